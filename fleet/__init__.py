@@ -1,0 +1,1 @@
+"""Which hosts there are, what they can run, and where a request goes."""

@@ -1,0 +1,1 @@
+"""Project configuration: settings, ASGI, Celery and the embedded start."""

@@ -1,0 +1,86 @@
+"""Everything an operator can set from the environment, parsed once and typed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY_DIR = Path(__file__).resolve().parent.parent
+TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
+FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
+
+
+class ConfigError(Exception):
+    """An environment variable holds something that its setting cannot be."""
+
+
+def _flag(name: str) -> bool:
+    word = os.environ.get(name, "").strip().lower()
+    if word in TRUE_WORDS:
+        return True
+    if word in FALSE_WORDS:
+        return False
+    raise ConfigError(f"{name}={word!r} is neither true nor false; use 1 or 0")
+
+
+def _integer(name: str, default: int, *, minimum: int) -> int:
+    word = os.environ.get(name, "").strip()
+    if not word:
+        return default
+    try:
+        value = int(word)
+    except ValueError:
+        raise ConfigError(f"{name}={word!r} is not a whole number") from None
+    if value < minimum:
+        raise ConfigError(f"{name}={value} is under its minimum of {minimum}")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    data_dir: Path
+    database_url: str
+    redis_url: str
+    secret_key: str
+    debug: bool
+    allowed_hosts: tuple[str, ...]
+    csrf_trusted_origins: tuple[str, ...]
+    max_body_bytes: int
+    request_timeout_s: int
+    """How long a request may wait for its first token, loads included."""
+    api_key: str | None
+    """One shared bearer for clients that are not on loopback."""
+    allow_anonymous: bool
+    """Serve anybody who can reach the port, whatever address it is bound to."""
+
+
+def read_config() -> Config:
+    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or REPOSITORY_DIR / "var").resolve()
+    return Config(
+        data_dir=data_dir,
+        database_url=os.environ.get("DATABASE_URL") or f"sqlite:///{data_dir / 'helexa.sqlite3'}",
+        redis_url=os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",
+        secret_key=_secret_key(data_dir),
+        debug=_flag("HELEXA_DEBUG"),
+        allowed_hosts=_words("HELEXA_ALLOWED_HOSTS") or ("*",),
+        csrf_trusted_origins=_words("HELEXA_CSRF_TRUSTED_ORIGINS"),
+        max_body_bytes=_integer("HELEXA_MAX_BODY_BYTES", 32 * 1024 * 1024, minimum=1024),
+        request_timeout_s=_integer("HELEXA_REQUEST_TIMEOUT_S", 600, minimum=1),
+        api_key=os.environ.get("HELEXA_API_KEY") or None,
+        allow_anonymous=_flag("HELEXA_ALLOW_ANONYMOUS"),
+    )
+
+
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(word for word in os.environ.get(name, "").replace(",", " ").split() if word)
+
+
+def _secret_key(data_dir: Path) -> str:
+    """HELEXA_SECRET_KEY, else the one that the first start wrote into the data directory; where
+    neither is there (checks, tests, a GPU host that signs nothing) one for this process alone."""
+    if key := os.environ.get("HELEXA_SECRET_KEY"):
+        return key
+    stored = data_dir / "secret_key"
+    return stored.read_text().strip() if stored.is_file() else secrets.token_urlsafe(48)

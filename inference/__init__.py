@@ -1,0 +1,1 @@
+"""From a client's bytes to a model's tokens and back."""

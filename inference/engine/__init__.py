@@ -1,0 +1,1 @@
+"""The token engine of one loaded model. Token ids in, typed events out."""

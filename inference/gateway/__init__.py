@@ -1,0 +1,1 @@
+"""Channels consumers, the event reader and dispatch to neurons."""

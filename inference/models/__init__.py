@@ -1,0 +1,1 @@
+"""Model families as torch modules over paged KV."""

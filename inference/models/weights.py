@@ -1,0 +1,65 @@
+"""The seam between weight files and models: what a model asks for, by Hugging Face names."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Linear(Protocol):
+    """A projection that may keep its weight quantised. Not a torch Parameter: inference only.
+
+    ``decode`` and ``prefill`` compute the same function and may use different kernels. Which one
+    runs is decided by the row's phase and never by how many rows are in the batch, so a request's
+    numbers do not depend on its batch mates.
+    """
+
+    in_features: int
+    out_features: int
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        """(num_rows, in_features) in the activation dtype -> (num_rows, out_features), same dtype.
+        For single-token rows: few rows, memory bound."""
+        ...
+
+    def prefill(self, x: torch.Tensor) -> torch.Tensor:
+        """(num_rows, in_features) -> (num_rows, out_features). For prompt rows: compute bound."""
+        ...
+
+
+class Embedding(Protocol):
+    def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(num_tokens,) int64 -> (num_tokens, hidden_size) in the activation dtype."""
+        ...
+
+    def as_linear(self) -> Linear:
+        """The output head that shares this table (``tie_embeddings``)."""
+        ...
+
+
+class WeightSource(Protocol):
+    """Opened weight files. Names are Hugging Face's (``model.layers.0.self_attn.q_proj.weight``),
+    GGUF names are translated and its rotary row order undone before they come out here."""
+
+    activation_dtype: torch.dtype
+    device: torch.device
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A dense tensor (norms, biases) in the activation dtype on the device.
+        Raises ``MissingTensorError``."""
+        ...
+
+    def has(self, name: str) -> bool: ...
+
+    def linear(self, *names: str) -> Linear:
+        """The named weights, each (out_features, in_features), stacked along out_features in the
+        order given: one fused projection. Biases (``<name>.bias`` beside ``<name>.weight``) come
+        along where the files have them. Names are given without ``.weight``."""
+        ...
+
+    def embedding(self, name: str) -> Embedding: ...
+
+    def report(self) -> str:
+        """For people: which weights stayed packed and with which kernel, which were dequantised."""
+        ...

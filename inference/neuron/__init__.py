@@ -1,0 +1,1 @@
+"""The Celery worker of one GPU host. No tensors, no ORM."""

@@ -1,0 +1,110 @@
+"""Commands down and messages up between a neuron and one engine process: token ids, no text.
+
+Each frame on the socket is a 4-byte little-endian length and then msgpack (see
+``inference.engine.channel``). The engine writes one ``StepOutputs`` per step at most.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
+from inference.protocol.sampling import SamplingParams, TokenLogprob
+
+
+class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """Run one sequence. Refused by a ``SequenceFailed`` when the queue is full or the prompt plus
+    one token does not fit the context."""
+
+    request_id: str
+    token_ids: list[int]
+    params: SamplingParams
+
+
+class CancelSequence(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
+    """Cancel everything and exit 0. Closing the socket means the same."""
+
+
+EngineCommand = SubmitSequence | CancelSequence | Shutdown
+
+
+class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
+    """Tokens that one sequence gained in one step, and its end when it ended.
+
+    ``num_cached_tokens`` (of the prompt, from the prefix cache) is sent with the first token.
+    A stop token that ended the sequence is not among ``token_ids``; it counts in
+    ``num_output_tokens``.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    num_cached_tokens: int | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    num_output_tokens: int = 0
+    """Output tokens so far, the stop token included; set when ``finish_reason`` is."""
+
+
+class SequenceFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
+    """Terminal. ``code``: queue_full, queue_timeout, context_length_exceeded, bad_token_id,
+    numerical_error, out_of_memory, engine_error."""
+
+    request_id: str
+    code: str
+    message: str
+
+
+class SequenceCancelled(msgspec.Struct, frozen=True, kw_only=True, tag="cancelled"):
+    request_id: str
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    in_flight: int
+    """Sequences that hold blocks (prefilling or decoding)."""
+    queue_depth: int
+    kv_blocks_used: int
+    """Blocks that a live sequence references; free cached blocks do not count."""
+    kv_blocks_total: int
+    decode_tokens_per_s: float
+    prefill_tokens_per_s: float
+    last_forward_unix_s: float | None
+    """When a forward pass last succeeded; ``None`` before the first."""
+    num_preemptions: int = 0
+    prefix_hit_tokens: int = 0
+    """Prompt tokens served from the prefix cache since the start."""
+
+
+class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
+    outputs: list[SequenceStep | SequenceFailed | SequenceCancelled]
+    stats: EngineStats
+
+
+class Idle(msgspec.Struct, frozen=True, kw_only=True, tag="idle"):
+    """Sent about once a second while there is nothing to do: the engine thread answers."""
+
+    stats: EngineStats
+
+
+class LoadProgressed(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    progress: LoadProgress
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
+    report: LoadReport
+
+
+class LoadFailedMessage(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
+    failure: LoadFailure
+
+
+EngineMessage = StepOutputs | Idle | LoadProgressed | Loaded | LoadFailedMessage
+
+encode_engine_frame = msgspec.msgpack.Encoder().encode
+decode_engine_command = msgspec.msgpack.Decoder(EngineCommand).decode
+decode_engine_message = msgspec.msgpack.Decoder(EngineMessage).decode

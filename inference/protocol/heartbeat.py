@@ -1,0 +1,89 @@
+"""What a neuron says of itself each second. The gateway places by it, the control records it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from inference.protocol.engine import EngineStats
+from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
+
+
+class ReplicaStatus(StrEnum):
+    """One table of legal moves; anything else is our bug.
+
+    LOADING ─▶ READY ─▶ RECOVERING ─▶ READY      engine died, watchdog reloads from its spec
+       │         │           │
+       ▼         ▼           ▼
+     FAILED   DRAINING ─▶ (gone)  FAILED          drained: unload waits for in-flight sequences
+    """
+
+    LOADING = "loading"
+    READY = "ready"
+    RECOVERING = "recovering"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+REPLICA_TRANSITIONS: dict[ReplicaStatus, frozenset[ReplicaStatus]] = {
+    ReplicaStatus.LOADING: frozenset(
+        {ReplicaStatus.READY, ReplicaStatus.FAILED, ReplicaStatus.DRAINING}
+    ),
+    ReplicaStatus.READY: frozenset({ReplicaStatus.RECOVERING, ReplicaStatus.DRAINING}),
+    ReplicaStatus.RECOVERING: frozenset(
+        {ReplicaStatus.READY, ReplicaStatus.FAILED, ReplicaStatus.DRAINING}
+    ),
+    ReplicaStatus.DRAINING: frozenset({ReplicaStatus.FAILED}),
+    ReplicaStatus.FAILED: frozenset({ReplicaStatus.LOADING, ReplicaStatus.DRAINING}),
+}
+
+
+class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    kind: Literal["cpu", "cuda"]
+    name: str
+    total_memory_bytes: int
+    free_memory_bytes: int
+    compute_capability: str | None = None
+    driver: str | None = None
+
+
+class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
+    hostname: str
+    os: str
+    num_cores: int
+    total_memory_bytes: int
+    free_memory_bytes: int
+    problems: list[str] = []
+    """Named faults found at start, for people: a driver/library mismatch, no permission …"""
+
+
+class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    job_id: str
+    status: ReplicaStatus
+    since_unix_s: float
+    progress: LoadProgress | None = None
+    report: LoadReport | None = None
+    failure: LoadFailure | None = None
+    stats: EngineStats | None = None
+    num_restarts: int = 0
+    last_used_unix_s: float | None = None
+
+
+class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    epoch: str
+    """New each time the neuron process starts."""
+    version: str
+    started_unix_s: float
+    time_unix_s: float
+    host: HostInfo
+    devices: list[DeviceInfo]
+    replicas: list[ReplicaState]
+
+
+encode_heartbeat = msgspec.json.Encoder().encode
+decode_heartbeat = msgspec.json.Decoder(NeuronHeartbeat).decode

@@ -1,0 +1,57 @@
+"""Names of everything helexa keeps in Redis, and of its Celery queues and tasks: one home.
+
+| key | type | writer → reader |
+|---|---|---|
+| helexa:neurons | zset name → last heartbeat (unix s) | neuron → gateway, control |
+| helexa:neuron:<name>:heartbeat | string, JSON, expires | neuron → gateway, control |
+| helexa:neuron:<name>:inbox | list of msgpack InboxFrame | gateway LPUSH → neuron RPOP |
+| helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its own next life |
+| helexa:gateway:<id>:events | stream of EventBatch | neuron → gateway |
+| helexa:gateway:<id>:alive | string, expires | gateway → neuron |
+"""
+
+NEURONS = "helexa:neurons"
+
+HEARTBEAT_INTERVAL_S = 1.0
+HEARTBEAT_EXPIRY_S = 4.0
+"""A neuron that has been silent this long is away."""
+
+GATEWAY_ALIVE_INTERVAL_S = 1.0
+GATEWAY_ALIVE_EXPIRY_S = 5.0
+"""A gateway that has been silent this long is dead: neurons cancel its requests."""
+
+EVENT_STREAM_MAX_ENTRIES = 20_000
+"""Approximate trim of a gateway's stream; it only ever grows this long when its reader is gone."""
+
+TASK_DRAIN_INBOX = "neuron.drain_inbox"
+TASK_LOAD_MODEL = "neuron.load_model"
+TASK_UNLOAD_MODEL = "neuron.unload_model"
+
+DRAIN_INBOX_EXPIRES_S = 10
+"""A ring that waited longer is pointless: the heartbeat has drained the inbox since."""
+
+CONTROL_QUEUE = "control"
+
+
+def neuron_queue(name: str) -> str:
+    return f"neuron.{name}"
+
+
+def heartbeat_key(name: str) -> str:
+    return f"helexa:neuron:{name}:heartbeat"
+
+
+def inbox_key(name: str) -> str:
+    return f"helexa:neuron:{name}:inbox"
+
+
+def specs_key(name: str) -> str:
+    return f"helexa:neuron:{name}:specs"
+
+
+def gateway_events_key(gateway_id: str) -> str:
+    return f"helexa:gateway:{gateway_id}:events"
+
+
+def gateway_alive_key(gateway_id: str) -> str:
+    return f"helexa:gateway:{gateway_id}:alive"

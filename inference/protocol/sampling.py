@@ -1,0 +1,62 @@
+"""How the next token is chosen: what a client asked for, and what the engine is told."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A client's choices. ``None`` means "the model's default" (its generation_config, else the
+    neutral value). Names are those of the OpenAI API, extensions those of vLLM. Ranges are checked
+    by the dialect's parser, which refuses what is out of range; nothing is clamped here.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    top_logprobs: int | None = None
+    """``None``: no logprobs. ``0``: only the sampled token's. ``n``: the n most likely as well."""
+    stop_token_ids: list[int] = []
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    max_tokens: int | None = None
+    """``None``: up to what is left of the context."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the engine is told for one sequence: every value decided.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1.0, ``min_p`` 0.0, ``repetition_penalty``
+    1.0 and the two other penalties 0.0 are off. ``stop_token_ids`` already holds the model's
+    end-of-sequence ids unless ``ignore_eos`` was asked for. ``max_tokens`` counts output tokens.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    top_logprobs: int | None = None
+    stop_token_ids: list[int] = []
+    min_tokens: int = 0
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """Natural-log probabilities of one output position, taken from the model's own distribution
+    (before temperature, penalties and filters), as OpenAI and vLLM report them."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = []
+    """The most likely (token id, logprob), best first; as many as ``top_logprobs`` asked for."""

@@ -1,0 +1,1 @@
+"""Chat templates, incremental detokenizer and stop strings. No torch, no Django."""

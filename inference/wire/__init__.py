@@ -1,0 +1,1 @@
+"""One pure file per dialect: bytes in, internal requests out; events in, frames out."""
