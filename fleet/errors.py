@@ -1,0 +1,72 @@
+"""Everything the fleet can refuse.
+
+    FleetError
+    ├── IllegalTransitionError        our bug: a lifecycle was moved against its table
+    ├── UnknownModelError             404 model_not_found
+    ├── ModelDisabledError            404 model_not_found
+    ├── UnknownNeuronError            503 no_neuron            retryable
+    ├── ReplicaNotFoundError          404 replica_not_found
+    ├── ModelPinnedError              409 model_pinned
+    ├── CatalogueValueError           400 invalid_catalogue_value
+    └── SnapshotUnavailableError      503 fleet_unavailable    retryable
+
+Messages are written for people. Imports nothing, so that pure code can raise these.
+"""
+
+from __future__ import annotations
+
+
+class FleetError(Exception):
+    """``http_status`` and ``code`` are what an API answers; ``retryable`` says whether the same
+    request may succeed later without anybody changing anything."""
+
+    http_status = 500
+    code = "fleet_error"
+    retryable = False
+
+
+class IllegalTransitionError(FleetError):
+    code = "illegal_transition"
+
+
+class UnknownModelError(FleetError):
+    http_status = 404
+    code = "model_not_found"
+
+
+class ModelDisabledError(FleetError):
+    http_status = 404
+    code = "model_not_found"
+
+
+class UnknownNeuronError(FleetError):
+    http_status = 503
+    code = "no_neuron"
+    retryable = True
+
+
+class ReplicaNotFoundError(FleetError):
+    http_status = 404
+    code = "replica_not_found"
+
+
+class ModelPinnedError(FleetError):
+    http_status = 409
+    code = "model_pinned"
+
+
+class CatalogueValueError(FleetError):
+    """``field`` names the field of a catalogue model or alias that cannot hold its value."""
+
+    http_status = 400
+    code = "invalid_catalogue_value"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class SnapshotUnavailableError(FleetError):
+    http_status = 503
+    code = "fleet_unavailable"
+    retryable = True

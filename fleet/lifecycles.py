@@ -1,0 +1,100 @@
+"""The states of what the database holds, and the one table of legal moves for each.
+
+    neuron     ONLINE ⇄ AWAY
+
+    load job   PENDING ─▶ RUNNING ─▶ SUCCEEDED
+                  │          ├────▶ FAILED
+                  └──────────┴────▶ CANCELLED        PENDING may also end at once: a load can finish
+                                                     or fail between two heartbeats
+
+    replica    moved by its neuron, by the table in ``inference.protocol.heartbeat``; what is stored
+               here is what the neuron last said, or AWAY while it says nothing
+
+Must not know the models that carry these fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from django.db.models import TextChoices
+
+from fleet.errors import IllegalTransitionError
+from inference.protocol.heartbeat import REPLICA_TRANSITIONS, ReplicaStatus
+
+
+class NeuronStatus(TextChoices):
+    ONLINE = "online"
+    AWAY = "away"
+
+
+NEURON_TRANSITIONS: dict[NeuronStatus, frozenset[NeuronStatus]] = {
+    NeuronStatus.ONLINE: frozenset({NeuronStatus.AWAY}),
+    NeuronStatus.AWAY: frozenset({NeuronStatus.ONLINE}),
+}
+
+
+class RecordedReplicaStatus(TextChoices):
+    """A neuron's word on its replica, plus ``AWAY``: the neuron is silent, so nobody knows."""
+
+    LOADING = ReplicaStatus.LOADING.value
+    READY = ReplicaStatus.READY.value
+    RECOVERING = ReplicaStatus.RECOVERING.value
+    DRAINING = ReplicaStatus.DRAINING.value
+    FAILED = ReplicaStatus.FAILED.value
+    AWAY = "away"
+
+
+RECORDED_REPLICA_TRANSITIONS: dict[RecordedReplicaStatus, frozenset[RecordedReplicaStatus]] = {
+    **{
+        RecordedReplicaStatus(status.value): frozenset(
+            {RecordedReplicaStatus(target.value) for target in targets}
+            | {RecordedReplicaStatus.AWAY}
+        )
+        for status, targets in REPLICA_TRANSITIONS.items()
+    },
+    RecordedReplicaStatus.AWAY: frozenset(RecordedReplicaStatus) - {RecordedReplicaStatus.AWAY},
+}
+"""Single steps. A heartbeat is a sample, once a second, so a recorder sees several steps as one
+and does not check them; the neuron, which makes the steps, does."""
+
+
+class LoadJobStatus(TextChoices):
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+LOAD_JOB_TRANSITIONS: dict[LoadJobStatus, frozenset[LoadJobStatus]] = {
+    LoadJobStatus.PENDING: frozenset(
+        {
+            LoadJobStatus.RUNNING,
+            LoadJobStatus.SUCCEEDED,
+            LoadJobStatus.FAILED,
+            LoadJobStatus.CANCELLED,
+        }
+    ),
+    LoadJobStatus.RUNNING: frozenset(
+        {LoadJobStatus.SUCCEEDED, LoadJobStatus.FAILED, LoadJobStatus.CANCELLED}
+    ),
+    LoadJobStatus.SUCCEEDED: frozenset(),
+    LoadJobStatus.FAILED: frozenset(),
+    LoadJobStatus.CANCELLED: frozenset(),
+}
+
+ACTIVE_LOAD_JOB_STATUSES = tuple(
+    status for status, targets in LOAD_JOB_TRANSITIONS.items() if targets
+)
+
+Status = TypeVar("Status", bound=TextChoices)
+
+
+def ensure_transition(
+    transitions: Mapping[Status, frozenset[Status]], current: Status, target: Status
+) -> None:
+    """Raises ``IllegalTransitionError`` unless the table has the step; staying put is no step."""
+    if target not in transitions[current]:
+        raise IllegalTransitionError(f"{type(current).__name__}: {current} cannot become {target}")

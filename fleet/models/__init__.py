@@ -1,0 +1,8 @@
+"""What the database holds of the fleet. Rows only: every write goes through ``fleet.services``."""
+
+from fleet.models.catalogue import Alias, CatalogueModel
+from fleet.models.load_job import LoadJob
+from fleet.models.neuron import Device, Neuron
+from fleet.models.replica import Replica
+
+__all__ = ["Alias", "CatalogueModel", "Device", "LoadJob", "Neuron", "Replica"]

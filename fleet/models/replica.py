@@ -1,0 +1,49 @@
+"""Replicas: models loaded on neurons, as the neurons last described them."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from fleet.lifecycles import RecordedReplicaStatus
+from fleet.models.catalogue import CatalogueModel
+from fleet.models.neuron import Neuron
+
+
+class Replica(models.Model):
+    """A row stands while its neuron reports the replica. ``model_name`` is the neuron's word;
+    ``model`` is empty when the catalogue does not (or no longer) have it."""
+
+    neuron = models.ForeignKey(Neuron, on_delete=models.CASCADE, related_name="replicas")
+    model_name = models.CharField(max_length=100)
+    model = models.ForeignKey(
+        CatalogueModel, null=True, blank=True, on_delete=models.SET_NULL, related_name="replicas"
+    )
+    job_id = models.CharField(max_length=64, help_text="The load job that loaded it.")
+    status = models.CharField(max_length=16, choices=RecordedReplicaStatus.choices)
+    status_since = models.DateTimeField()
+    num_restarts = models.PositiveIntegerField(default=0)
+    in_flight = models.PositiveIntegerField(default=0)
+    queue_depth = models.PositiveIntegerField(default=0)
+    kv_blocks_used = models.PositiveIntegerField(default=0)
+    kv_blocks_total = models.PositiveIntegerField(default=0)
+    decode_tokens_per_s = models.FloatField(default=0.0)
+    report = models.JSONField(
+        null=True, blank=True, help_text="The load report: what was loaded and what it took."
+    )
+    failure_code = models.CharField(max_length=64, blank=True)
+    failure_message = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["neuron__name", "model_name"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["neuron", "model_name"], name="replica_unique_on_neuron"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(status__in=RecordedReplicaStatus.values),
+                name="replica_status_known",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model_name} on {self.neuron.name}"

@@ -1,0 +1,107 @@
+"""Reads of the fleet's database. No writes, no Redis.
+
+The catalogue is read as a whole and kept for a second in the process: a gateway asks for every
+request. Services clear it at once in their own process; others see a change within that second.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from uuid import UUID
+
+from django.db.models import QuerySet
+
+from fleet.catalogue import CatalogueEntry
+from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobStatus
+from fleet.models import CatalogueModel, LoadJob
+
+CATALOGUE_CACHE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadJobView:
+    """How a load is going. ``progress_fraction`` and ``eta_s`` are of the present stage."""
+
+    id: UUID
+    model: str
+    neuron: str
+    status: LoadJobStatus
+    stage: str
+    progress_fraction: float | None
+    eta_s: float | None
+    failure_code: str
+    failure_message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Catalogue:
+    entries: tuple[CatalogueEntry, ...]
+    by_name: dict[str, CatalogueEntry]
+    read_at_s: float
+
+
+_cache: _Catalogue | None = None
+
+
+def catalogue_find(name: str) -> CatalogueEntry | None:
+    """The enabled model of that name or alias; ``None`` when there is none."""
+    return _catalogue().by_name.get(name)
+
+
+def catalogue_list() -> tuple[CatalogueEntry, ...]:
+    """Enabled models, sorted by name."""
+    return _catalogue().entries
+
+
+def catalogue_cache_clear() -> None:
+    global _cache
+    _cache = None
+
+
+def catalogue_pinned() -> tuple[CatalogueEntry, ...]:
+    return tuple(entry for entry in catalogue_list() if entry.pinned)
+
+
+def load_jobs_active() -> QuerySet[LoadJob]:
+    """Pending and running, newest first, with their model and neuron."""
+    return LoadJob.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).select_related(
+        "model", "neuron"
+    )
+
+
+def load_job_find(*, job_id: UUID) -> LoadJobView | None:
+    job = LoadJob.objects.select_related("model", "neuron").filter(pk=job_id).first()
+    return None if job is None else _load_job_view(job)
+
+
+def _catalogue() -> _Catalogue:
+    global _cache
+    now_s = time.monotonic()
+    current = _cache
+    if current is not None and now_s - current.read_at_s < CATALOGUE_CACHE_S:
+        return current
+    _cache = fresh = _read_catalogue(now_s)
+    return fresh
+
+
+def _read_catalogue(now_s: float) -> _Catalogue:
+    models = CatalogueModel.objects.filter(enabled=True).prefetch_related("aliases")
+    entries = tuple(model.entry() for model in models.order_by("name"))
+    by_name = {alias: entry for entry in entries for alias in entry.aliases}
+    by_name |= {entry.name: entry for entry in entries}
+    return _Catalogue(entries=entries, by_name=by_name, read_at_s=now_s)
+
+
+def _load_job_view(job: LoadJob) -> LoadJobView:
+    return LoadJobView(
+        id=job.pk,
+        model=job.model.name,
+        neuron=job.neuron.name,
+        status=LoadJobStatus(job.status),
+        stage=job.stage,
+        progress_fraction=job.progress_fraction,
+        eta_s=job.eta_s,
+        failure_code=job.failure_code,
+        failure_message=job.failure_message,
+    )

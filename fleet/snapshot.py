@@ -1,0 +1,145 @@
+"""The live fleet at one moment, frozen: what placement decides by and what /health shows.
+
+    NeuronHeartbeat* ──build_snapshot──▶ FleetSnapshot ▷ NeuronView* ▷ ReplicaView*
+
+Pure: no ORM, no Redis, no clock. A neuron that is not in here is away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from inference.protocol.heartbeat import DeviceInfo, NeuronHeartbeat, ReplicaState, ReplicaStatus
+from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaView:
+    """One model on one neuron. Counters are 0 until its engine has reported any."""
+
+    neuron: str
+    model: str
+    job_id: str
+    status: ReplicaStatus
+    status_age_s: float
+    """By the neuron's own clock, so hosts need not agree on the time."""
+    num_restarts: int = 0
+    in_flight: int = 0
+    queue_depth: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    decode_tokens_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    last_forward_age_s: float | None = None
+    """``None``: no forward pass yet."""
+    progress: LoadProgress | None = None
+    report: LoadReport | None = None
+    failure: LoadFailure | None = None
+
+    @property
+    def num_requests(self) -> int:
+        return self.in_flight + self.queue_depth
+
+    @property
+    def context_tokens(self) -> int | None:
+        """The limit its engine enforces on prompt plus output; ``None`` until it is loaded."""
+        return self.report.context_tokens if self.report else None
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until the present load stage is through; ``None`` when nothing tells."""
+        if self.progress is None:
+            return None
+        return remaining_s(self.status_age_s, self.progress.done, self.progress.total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeuronView:
+    name: str
+    epoch: str
+    version: str
+    devices: tuple[DeviceInfo, ...]
+    replicas: tuple[ReplicaView, ...]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def free_memory_bytes(self) -> int:
+        """Free on the one device that a model without a device list would be loaded on."""
+        accelerators = [device for device in self.devices if device.kind == "cuda"]
+        candidates = accelerators or self.devices
+        return max((device.free_memory_bytes for device in candidates), default=0)
+
+    def replica_of(self, model: str) -> ReplicaView | None:
+        return next((replica for replica in self.replicas if replica.model == model), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSnapshot:
+    """``neurons`` are sorted by name."""
+
+    neurons: tuple[NeuronView, ...]
+
+    def replicas(self) -> Iterator[ReplicaView]:
+        for neuron in self.neurons:
+            yield from neuron.replicas
+
+    def replicas_of(self, model: str) -> tuple[ReplicaView, ...]:
+        return tuple(replica for replica in self.replicas() if replica.model == model)
+
+    def neuron(self, name: str) -> NeuronView | None:
+        return next((neuron for neuron in self.neurons if neuron.name == name), None)
+
+
+def build_snapshot(heartbeats: Iterable[NeuronHeartbeat]) -> FleetSnapshot:
+    views = sorted((_neuron_view(heartbeat) for heartbeat in heartbeats), key=lambda v: v.name)
+    return FleetSnapshot(neurons=tuple(views))
+
+
+def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
+    """Straight-line estimate of what is left; ``None`` where there is no rate to go by."""
+    if done <= 0 or total <= 0:
+        return None
+    return max(0.0, elapsed_s * (total - done) / done)
+
+
+def _neuron_view(heartbeat: NeuronHeartbeat) -> NeuronView:
+    return NeuronView(
+        name=heartbeat.name,
+        epoch=heartbeat.epoch,
+        version=heartbeat.version,
+        devices=tuple(heartbeat.devices),
+        replicas=tuple(
+            _replica_view(heartbeat, state)
+            for state in sorted(heartbeat.replicas, key=lambda state: state.model)
+        ),
+        problems=tuple(heartbeat.host.problems),
+    )
+
+
+def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaView:
+    view = ReplicaView(
+        neuron=heartbeat.name,
+        model=state.model,
+        job_id=state.job_id,
+        status=state.status,
+        status_age_s=max(0.0, heartbeat.time_unix_s - state.since_unix_s),
+        num_restarts=state.num_restarts,
+        progress=state.progress,
+        report=state.report,
+        failure=state.failure,
+    )
+    if state.stats is None:
+        return view
+    stats = state.stats
+    forward = stats.last_forward_unix_s
+    return replace(
+        view,
+        in_flight=stats.in_flight,
+        queue_depth=stats.queue_depth,
+        kv_blocks_used=stats.kv_blocks_used,
+        kv_blocks_total=stats.kv_blocks_total,
+        decode_tokens_per_s=stats.decode_tokens_per_s,
+        prefill_tokens_per_s=stats.prefill_tokens_per_s,
+        last_forward_age_s=None if forward is None else max(0.0, heartbeat.time_unix_s - forward),
+    )

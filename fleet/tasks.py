@@ -1,0 +1,40 @@
+"""The control worker's periodic tasks: each reads the live fleet and calls services.
+
+Names and periods are in ``helexa_site.celery``. When Redis is away there is nothing to record and
+the next tick tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from fleet import live, services
+from fleet.errors import SnapshotUnavailableError
+from fleet.snapshot import build_snapshot
+from helexa_site.celery import TASK_RECONCILE, TASK_RECORD_HEARTBEATS, app
+
+logger = logging.getLogger(__name__)
+
+
+@app.task(name=TASK_RECORD_HEARTBEATS)  # type: ignore[untyped-decorator]
+def record_heartbeats() -> None:
+    """Expiry comes after recording, so that a control that was away does not fail live jobs."""
+    try:
+        heartbeats = live.read_heartbeats(live.redis_client())
+    except SnapshotUnavailableError as error:
+        logger.warning("heartbeats not recorded: %s", error)
+        return
+    for heartbeat in heartbeats:
+        services.heartbeat_record(heartbeat=heartbeat)
+    services.silent_neurons_mark_away(snapshot=build_snapshot(heartbeats))
+    services.load_jobs_expire()
+
+
+@app.task(name=TASK_RECONCILE)  # type: ignore[untyped-decorator]
+def reconcile() -> None:
+    try:
+        snapshot = live.read_snapshot_sync(live.redis_client())
+    except SnapshotUnavailableError as error:
+        logger.warning("pinned models not reconciled: %s", error)
+        return
+    services.pinned_models_reconcile(snapshot=snapshot)

@@ -1,0 +1,75 @@
+"""The control worker's Celery app: its settings, its beat and nothing else.
+
+Run ``celery -A helexa_site.celery worker -Q control --pool solo --without-gossip
+--without-mingle --without-heartbeat``. Beat is a thread of that worker, not ``-B``'s child
+process: it cannot outlive the worker, and with the schedule in memory there is no schedule file
+to corrupt. A tick expires after one period, so ticks never pile up behind a slow one.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Celery, bootsteps
+from celery.beat import EmbeddedService
+
+from helexa_site.config import read_config
+from inference.protocol.keys import CONTROL_QUEUE
+from inference.protocol.redis_url import celery_broker_url
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
+
+TASK_RECORD_HEARTBEATS = "control.record_heartbeats"
+TASK_RECONCILE = "control.reconcile"
+RECORD_HEARTBEATS_EVERY_S = 1.0
+RECONCILE_EVERY_S = 2.0
+
+
+class BeatThread(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Runs beat inside the worker, from start to stop."""
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        self.service: Any = None
+
+    def start(self, worker: Any) -> None:
+        self.service = EmbeddedService(
+            worker.app, thread=True, scheduler_cls="celery.beat:Scheduler"
+        )
+        self.service.start()
+
+    def stop(self, worker: Any) -> None:
+        if self.service is not None:
+            self.service.stop()
+
+
+def _tick(task: str, every_s: float) -> dict[str, Any]:
+    return {"task": task, "schedule": every_s, "options": {"expires": every_s}}
+
+
+app = Celery("control")
+app.conf.update(
+    broker_url=celery_broker_url(read_config().redis_url),
+    broker_connection_retry=True,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    broker_transport_options={"socket_connect_timeout": 5, "socket_timeout": 30},
+    task_serializer="json",
+    accept_content=["json"],
+    task_ignore_result=True,
+    task_default_queue=CONTROL_QUEUE,
+    task_publish_retry=False,
+    worker_enable_remote_control=False,
+    worker_send_task_events=False,
+    worker_prefetch_multiplier=1,
+    worker_hijack_root_logger=False,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    timezone="UTC",
+    beat_schedule={
+        "record heartbeats": _tick(TASK_RECORD_HEARTBEATS, RECORD_HEARTBEATS_EVERY_S),
+        "reconcile": _tick(TASK_RECONCILE, RECONCILE_EVERY_S),
+    },
+)
+app.steps["worker"].add(BeatThread)
+app.autodiscover_tasks(["fleet"])
