@@ -1,1 +1,12 @@
-"""The token engine of one loaded model. Token ids in, typed events out."""
+"""One loaded model: scheduling, paged KV, running, sampling. Token ids in, typed events out.
+
+    sequence ─ what one request is to the engine        (no torch)
+    kv_cache ─ which block holds which tokens           (no torch)
+    scheduler ─ what runs in this step, and for whom    (no torch)
+    model_runner ─ a schedule becomes tensors and logits
+    sampler ─ logits become tokens
+    engine ─ schedule → run → sample → commit → emit
+    process, channel ─ the engine as a process at the end of a socket
+
+Knows no text, no HTTP, no Django, no Celery.
+"""

@@ -1,0 +1,41 @@
+"""Puts an engine together from a built model and the memory it may use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from inference.engine.engine import Engine, EngineLimits
+from inference.engine.executor import TensorExecutor
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
+from inference.engine.model_runner import ModelRunner
+from inference.engine.sampler import Sampler
+from inference.engine.scheduler import Scheduler, SchedulerLimits
+from inference.models.registry import Model
+
+
+def build_engine(
+    model: Model,
+    *,
+    context_tokens: int,
+    num_kv_blocks: int,
+    kv_dtype: torch.dtype,
+    block_tokens: int = DEFAULT_BLOCK_TOKENS,
+    scheduler_limits: SchedulerLimits | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    check_when_idle: bool = False,
+) -> Engine:
+    """``num_kv_blocks`` must hold ``context_tokens``: then the oldest sequence can always run to
+    its end, whatever others wait for."""
+    assert num_kv_blocks * block_tokens >= context_tokens
+    kv_cache = KVCache(num_kv_blocks, block_tokens)
+    runner = ModelRunner(model, model.new_kv(num_kv_blocks, block_tokens, kv_dtype))
+    return Engine(
+        TensorExecutor(runner, Sampler(model.config.vocab_size)),
+        Scheduler(kv_cache, scheduler_limits or SchedulerLimits()),
+        EngineLimits(context_tokens=context_tokens, vocab_size=model.config.vocab_size),
+        clock=clock,
+        check_when_idle=check_when_idle,
+    )

@@ -1,0 +1,229 @@
+"""The engine of one loaded model: schedule → run → sample → commit → emit, one step at a time.
+
+Owned by one thread; everything here is called from it. Time and the tensor work come from outside
+(``clock``, ``Executor``), so that tests can drive it with neither a model nor a wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from inference.engine.rates import TokenRates
+from inference.engine.scheduler import Schedule, Scheduler
+from inference.engine.sequence import Sequence
+from inference.protocol.engine import (
+    CancelSequence,
+    EngineStats,
+    SequenceCancelled,
+    SequenceFailed,
+    SequenceStep,
+    StepOutputs,
+    SubmitSequence,
+)
+from inference.protocol.sampling import TokenLogprob
+
+Output = SequenceStep | SequenceFailed | SequenceCancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token per row of a step's logits. ``failed`` are rows whose logits were not numbers;
+    their token ids mean nothing. ``logprobs`` are those of rows that asked for them."""
+
+    token_ids: list[int]
+    failed: frozenset[int]
+    logprobs: dict[int, TokenLogprob]
+
+
+class Executor(Protocol):
+    """The tensor half of a step."""
+
+    def execute(self, schedule: Schedule) -> Sampled:
+        """Run the step's rows and sample one token per sequence of ``schedule.sampled``."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """``sequence`` ended: drop what is kept for it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    context_tokens: int
+    """Prompt plus output of one sequence."""
+    vocab_size: int
+
+
+class Engine:
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        limits: EngineLimits,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        check_when_idle: bool = False,
+    ) -> None:
+        self._executor = executor
+        self._scheduler = scheduler
+        self._limits = limits
+        self._clock = clock
+        self._check_when_idle = check_when_idle
+        self._sequences: dict[str, Sequence] = {}
+        self._outputs: list[Output] = []
+        """Refusals and cancellations since the last step."""
+        self._num_submitted = 0
+        self._rates = TokenRates()
+        self._last_forward_unix_s: float | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences or self._outputs)
+
+    def step(self) -> StepOutputs:
+        """Advance every sequence that can be. Raises what the executor raises; see ``fail_all``."""
+        started_s = self._clock()
+        self._fail_overdue(started_s)
+        schedule = self._scheduler.schedule()
+        if not schedule.is_empty:
+            sampled = self._executor.execute(schedule)
+            self._scheduler.commit(schedule, sampled.token_ids)
+            self._emit(schedule, sampled)
+            self._record(schedule, self._clock() - started_s)
+        if self._check_when_idle and not self._sequences:
+            self._scheduler.check_integrity()
+        outputs, self._outputs = self._outputs, []
+        return StepOutputs(outputs=outputs, stats=self.stats())
+
+    def submit(self, command: SubmitSequence) -> None:
+        """Queue a sequence, or refuse it by an event in the next step's outputs."""
+        if (refusal := self._refusal(command)) is not None:
+            self._outputs.append(refusal)
+            return
+        self._num_submitted += 1
+        sequence = Sequence(
+            command.request_id,
+            command.token_ids,
+            command.params,
+            context_tokens=self._limits.context_tokens,
+            arrival=self._num_submitted,
+            deadline_s=self._clock() + self._scheduler.limits.max_queue_wait_s,
+        )
+        self._sequences[command.request_id] = sequence
+        self._scheduler.add(sequence)
+
+    def cancel(self, command: CancelSequence) -> None:
+        """Free what the sequence holds, now. An unknown id has already ended: nothing to do."""
+        if (sequence := self._sequences.get(command.request_id)) is None:
+            return
+        self._scheduler.end(sequence)
+        self._forget(sequence)
+        self._outputs.append(SequenceCancelled(request_id=command.request_id))
+
+    def fail_all(self, code: str, message: str) -> StepOutputs:
+        """End every sequence after a step that raised; the engine can go on with new ones."""
+        for sequence in list(self._sequences.values()):
+            self._scheduler.end(sequence)
+            self._fail(sequence, code, message)
+        outputs, self._outputs = self._outputs, []
+        return StepOutputs(outputs=outputs, stats=self.stats())
+
+    def stats(self) -> EngineStats:
+        allocator = self._scheduler.kv_cache.allocator
+        now_s = self._clock()
+        return EngineStats(
+            in_flight=len(self._scheduler.running),
+            queue_depth=len(self._scheduler.waiting),
+            kv_blocks_used=allocator.num_used,
+            kv_blocks_total=allocator.num_blocks,
+            decode_tokens_per_s=self._rates.decode_tokens_per_s(now_s),
+            prefill_tokens_per_s=self._rates.prefill_tokens_per_s(now_s),
+            last_forward_unix_s=self._last_forward_unix_s,
+            num_preemptions=self._scheduler.num_preemptions,
+            prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        self._scheduler.check_integrity()
+
+    def _refusal(self, command: SubmitSequence) -> SequenceFailed | None:
+        num_tokens, context = len(command.token_ids), self._limits.context_tokens
+        bad = next((t for t in command.token_ids if not 0 <= t < self._limits.vocab_size), None)
+        if bad is not None or not command.token_ids:
+            code = "bad_token_id"
+            message = (
+                "the prompt has no tokens"
+                if bad is None
+                else f"token id {bad} is outside the vocabulary of {self._limits.vocab_size}"
+            )
+        elif num_tokens + 1 > context:
+            code = "context_length_exceeded"
+            message = (
+                f"the prompt has {num_tokens} tokens and at least one is to be generated, "
+                f"but the context holds {context} tokens"
+            )
+        elif self._scheduler.is_full:
+            code, message = "queue_full", f"{len(self._scheduler.waiting)} sequences are waiting"
+        elif command.request_id in self._sequences:
+            code, message = "engine_error", "a sequence with this request id is running"
+        else:
+            return None
+        return SequenceFailed(request_id=command.request_id, code=code, message=message)
+
+    def _emit(self, schedule: Schedule, sampled: Sampled) -> None:
+        """One ``SequenceStep`` per sequence that got a token; end those that are done."""
+        ended: list[Sequence] = []
+        for row, sequence in enumerate(schedule.sampled):
+            if row in sampled.failed:
+                ended.append(sequence)
+                self._fail(sequence, "numerical_error", "the model's output was not a number")
+                continue
+            token_id = sequence.token_ids[-1]
+            is_stop = token_id in sequence.stop_ids
+            is_end = is_stop or len(sequence.token_ids) >= sequence.max_length
+            num_output_tokens = sequence.num_output_tokens
+            logprob = sampled.logprobs.get(row)
+            self._outputs.append(
+                SequenceStep(
+                    request_id=sequence.request_id,
+                    token_ids=[] if is_stop else [token_id],
+                    logprobs=None if logprob is None or is_stop else [logprob],
+                    num_cached_tokens=sequence.num_cached_tokens
+                    if num_output_tokens == 1
+                    else None,
+                    finish_reason="stop" if is_stop else "length" if is_end else None,
+                    num_output_tokens=num_output_tokens if is_end else 0,
+                )
+            )
+            if is_end:
+                ended.append(sequence)
+                self._forget(sequence)
+        self._scheduler.end_many(ended)
+
+    def _fail_overdue(self, now_s: float) -> None:
+        for sequence in self._scheduler.overdue(now_s):
+            self._scheduler.end(sequence)
+            wait_s = self._scheduler.limits.max_queue_wait_s
+            self._fail(sequence, "queue_timeout", f"waited {wait_s:g} s without starting")
+
+    def _fail(self, sequence: Sequence, code: str, message: str) -> None:
+        self._forget(sequence)
+        self._outputs.append(
+            SequenceFailed(request_id=sequence.request_id, code=code, message=message)
+        )
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.request_id]
+        self._executor.forget(sequence)
+
+    def _record(self, schedule: Schedule, step_s: float) -> None:
+        self._last_forward_unix_s = time.time()
+        self._rates.record(
+            now_s=self._clock(),
+            step_s=step_s,
+            num_decode_tokens=len(schedule.decodes),
+            num_prefill_tokens=schedule.num_prefill_tokens,
+        )

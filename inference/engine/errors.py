@@ -1,0 +1,37 @@
+"""What can go wrong in the engine, as exceptions.
+
+    EngineError
+    ├── IntegrityError        our own accounting contradicts itself: a bug
+    ├── ChannelError
+    │   ├── ChannelClosed     the other end of the socket is gone
+    │   └── FrameTooLarge     a length prefix that cannot be a frame of ours
+    └── DoesNotFitError       not even one sequence fits the memory measured
+
+What happens to one sequence is not an exception but an event (``SequenceFailed``).
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of this package's errors."""
+
+
+class IntegrityError(EngineError):
+    """Block accounting or queues contradict each other."""
+
+
+class ChannelError(EngineError):
+    """Base of what a socket between a neuron and an engine process can do to us."""
+
+
+class ChannelClosed(ChannelError):
+    """End of file, or the connection was reset."""
+
+
+class FrameTooLarge(ChannelError):
+    """A frame announced more bytes than ``MAX_FRAME_BYTES``: the stream is out of step."""
+
+
+class DoesNotFitError(EngineError):
+    """The KV memory that was measured cannot hold a useful context."""

@@ -1,0 +1,195 @@
+"""Which block holds which tokens: reference counts, the prefix cache, reuse by age. Only integers;
+the tensors are elsewhere (``inference.models.paged_kv``) and this file must not know them.
+
+    unused ──allocate──▶ in use (references ≥ 1) ──last release──▶ reusable (if its content is known)
+      ▲                        ▲                                      │   │
+      │                        └───────────── prefix hit ─────────────┘   │ oldest first, when
+      └── last release of a block with no known content                   │ nothing is unused
+                               ▲                                          │
+                               └──────────────── allocate ────────────────┘
+
+The prefix cache is keyed by (content id of the parent block, the block's tokens). A dict hashes
+that key and then compares it, so two prompts can share a block only when every token from the
+start is equal: a hash collision costs time, never correctness. Content ids are never used twice.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence as Ordered
+from itertools import count
+
+from inference.engine.errors import IntegrityError
+from inference.engine.sequence import Sequence
+
+DEFAULT_BLOCK_TOKENS = 32
+NO_PARENT = 0
+
+ContentKey = tuple[int, tuple[int, ...]]
+
+
+class BlockAllocator:
+    """Hands out block ids 0 … num_blocks - 1."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._unused = list(range(num_blocks - 1, -1, -1))
+        self._reusable: OrderedDict[int, None] = OrderedDict()
+        self._references = [0] * num_blocks
+        self._content: dict[ContentKey, tuple[int, int]] = {}
+        """Key -> (block id, content id)."""
+        self._key_of: dict[int, ContentKey] = {}
+        self._content_ids = count(1)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._unused) + len(self._reusable)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_free
+
+    def allocate(self) -> int:
+        """A block with one reference and no known content. The caller has checked ``num_free``."""
+        if self._unused:
+            block_id = self._unused.pop()
+        else:
+            block_id, _ = self._reusable.popitem(last=False)
+            del self._content[self._key_of.pop(block_id)]
+        self._references[block_id] = 1
+        return block_id
+
+    def share(self, block_id: int) -> None:
+        """One more reference to a block that the prefix cache knows."""
+        if self._references[block_id] == 0:
+            del self._reusable[block_id]
+        self._references[block_id] += 1
+
+    def release(self, block_ids: Ordered[int]) -> None:
+        """Drop one reference each, last block first: a chain's tail is reused before its head, for
+        the head is what other prompts share."""
+        for block_id in reversed(block_ids):
+            self._references[block_id] -= 1
+            if self._references[block_id] > 0:
+                continue
+            if block_id in self._key_of:
+                self._reusable[block_id] = None
+            else:
+                self._unused.append(block_id)
+
+    def is_reusable(self, block_id: int) -> bool:
+        return block_id in self._reusable
+
+    def find(self, parent: int, tokens: tuple[int, ...]) -> tuple[int, int] | None:
+        """(block id, content id) of the block that holds ``tokens`` after ``parent``."""
+        return self._content.get((parent, tokens))
+
+    def register(self, block_id: int, parent: int, tokens: tuple[int, ...]) -> int:
+        """Make a full block's content known; returns its content id. Where another block already
+        holds the same content that one stays the known one."""
+        key = (parent, tokens)
+        if (known := self._content.get(key)) is not None:
+            return known[1]
+        content_id = next(self._content_ids)
+        self._content[key] = (block_id, content_id)
+        self._key_of[block_id] = key
+        return content_id
+
+    def check_integrity(self, holders: Ordered[Ordered[int]]) -> None:
+        """``holders`` are the block lists of every live sequence. Raises ``IntegrityError``."""
+        expected = [0] * self.num_blocks
+        for block_ids in holders:
+            for block_id in block_ids:
+                expected[block_id] += 1
+        if expected != self._references:
+            raise IntegrityError("reference counts differ from what sequences hold")
+        free = [*self._unused, *self._reusable]
+        if sorted(free) != [b for b in range(self.num_blocks) if expected[b] == 0]:
+            raise IntegrityError("free blocks are not exactly the unreferenced ones")
+        if any(b in self._key_of for b in self._unused):
+            raise IntegrityError("an unused block has known content")
+        if any(b not in self._key_of for b in self._reusable):
+            raise IntegrityError("a reusable block has no known content")
+        if {key: block for block, key in self._key_of.items()} != {
+            key: block for key, (block, _) in self._content.items()
+        }:
+            raise IntegrityError("the prefix cache's two directions differ")
+
+
+class KVCache:
+    """What sequences hold. Sets ``block_ids`` and the prefix fields of a ``Sequence``."""
+
+    def __init__(self, num_blocks: int, block_tokens: int = DEFAULT_BLOCK_TOKENS) -> None:
+        self.block_tokens = block_tokens
+        self.allocator = BlockAllocator(num_blocks)
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.allocator.num_blocks * self.block_tokens
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Give ``sequence`` blocks for all its tokens, shared ones where its prefix is known, and
+        say where computing starts. ``False``, and nothing changed, when there are too few.
+
+        The last token is never taken from the cache: its row has to run to give logits.
+        """
+        shared, contents = self._known_prefix(sequence)
+        num_blocks = -(-len(sequence.token_ids) // self.block_tokens)
+        num_free_after_sharing = self.allocator.num_free - sum(
+            self.allocator.is_reusable(block_id) for block_id in shared
+        )
+        if num_blocks - len(shared) > num_free_after_sharing:
+            return False
+        for block_id in shared:
+            self.allocator.share(block_id)
+        fresh = [self.allocator.allocate() for _ in range(num_blocks - len(shared))]
+        sequence.block_ids = shared + fresh
+        sequence.num_registered_blocks = len(shared)
+        sequence.parent_content = contents[-1] if contents else NO_PARENT
+        sequence.num_computed_tokens = len(shared) * self.block_tokens
+        return True
+
+    def _known_prefix(self, sequence: Sequence) -> tuple[list[int], list[int]]:
+        """Block ids and content ids of the longest known chain that leaves one token to run."""
+        tokens, size = sequence.token_ids, self.block_tokens
+        block_ids: list[int] = []
+        contents: list[int] = []
+        parent = NO_PARENT
+        for start in range(0, len(tokens) - size, size):
+            known = self.allocator.find(parent, tuple(tokens[start : start + size]))
+            if known is None:
+                break
+            block_id, parent = known
+            block_ids.append(block_id)
+            contents.append(parent)
+        return block_ids, contents
+
+    def grow(self, sequence: Sequence) -> bool:
+        """A slot for the sequence's last token. ``False`` when a block is needed and none is free."""
+        if len(sequence.token_ids) <= len(sequence.block_ids) * self.block_tokens:
+            return True
+        if self.allocator.num_free == 0:
+            return False
+        sequence.block_ids.append(self.allocator.allocate())
+        return True
+
+    def register_computed(self, sequence: Sequence) -> None:
+        """Tell the prefix cache of blocks that this step's tokens have filled."""
+        size = self.block_tokens
+        while (sequence.num_registered_blocks + 1) * size <= sequence.num_computed_tokens:
+            index = sequence.num_registered_blocks
+            tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
+            sequence.parent_content = self.allocator.register(
+                sequence.block_ids[index], sequence.parent_content, tokens
+            )
+            sequence.num_registered_blocks += 1
+
+    def release(self, sequence: Sequence) -> None:
+        self.allocator.release(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_registered_blocks = 0
+        sequence.parent_content = NO_PARENT
+        sequence.num_computed_tokens = 0
+
+    def check_integrity(self, live: Ordered[Sequence]) -> None:
+        self.allocator.check_integrity([sequence.block_ids for sequence in live])

@@ -1,0 +1,86 @@
+"""Turns a schedule into tensors and the tensors into logits: at most two forwards a step.
+
+Which of the model's two paths a row takes is its phase, prompt or decoding, and never how many rows
+there are, so that a sequence's numbers do not depend on its batch mates. Knows no sampling.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from inference.engine.block_tables import BlockTables
+from inference.engine.scheduler import PrefillChunk, Schedule
+from inference.engine.sequence import Sequence
+from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.paged_kv import PagedKV
+from inference.models.registry import Model
+
+
+class ModelRunner:
+    def __init__(self, model: Model, kv: PagedKV) -> None:
+        self._model = model
+        self._kv = kv
+        self._device = model.device
+        self._block_tables = BlockTables()
+
+    @torch.inference_mode()
+    def run(self, schedule: Schedule) -> torch.Tensor:
+        """Logits for ``schedule.sampled``, (num_sampled, vocab_size) float32."""
+        logits = []
+        if schedule.decodes:
+            logits.append(self._model.decode(self._decode_batch(schedule.decodes), self._kv))
+        if schedule.prefills:
+            logits.append(self._model.prefill(self._prefill_batch(schedule.prefills), self._kv))
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def forget(self, sequence: Sequence) -> None:
+        self._block_tables.forget(sequence.request_id)
+
+    def _decode_batch(self, sequences: list[Sequence]) -> DecodeBatch:
+        size = self._kv.block_tokens
+        positions = [len(s.token_ids) - 1 for s in sequences]
+        slots = [
+            s.block_ids[position // size] * size + position % size
+            for s, position in zip(sequences, positions, strict=True)
+        ]
+        return DecodeBatch(
+            token_ids=self._tensor([s.token_ids[-1] for s in sequences]),
+            positions=self._tensor(positions),
+            slots=self._tensor(slots),
+            block_ids=torch.from_numpy(self._block_tables.rows(sequences)).to(self._device),
+        )
+
+    def _prefill_batch(self, chunks: list[PrefillChunk]) -> PrefillBatch:
+        size = self._kv.block_tokens
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        spans: list[PrefillSpan] = []
+        logit_rows: list[int] = []
+        for chunk in chunks:
+            first_row, block_ids = len(token_ids), chunk.sequence.block_ids
+            token_ids.extend(chunk.sequence.token_ids[chunk.start : chunk.end])
+            positions.extend(range(chunk.start, chunk.end))
+            slots.extend(block_ids[p // size] * size + p % size for p in positions[first_row:])
+            num_blocks = -(-chunk.end // size)
+            spans.append(
+                PrefillSpan(
+                    first_row=first_row,
+                    last_row=len(token_ids),
+                    start=chunk.start,
+                    end=chunk.end,
+                    block_ids=self._tensor(block_ids[:num_blocks]),
+                )
+            )
+            if chunk.is_last:
+                logit_rows.append(len(token_ids) - 1)
+        return PrefillBatch(
+            token_ids=self._tensor(token_ids),
+            positions=self._tensor(positions),
+            slots=self._tensor(slots),
+            spans=tuple(spans),
+            logit_rows=self._tensor(logit_rows),
+        )
+
+    def _tensor(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)

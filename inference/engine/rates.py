@@ -1,0 +1,47 @@
+"""Tokens per second over the last few seconds. Times are arguments; knows nothing of sequences."""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW_S = 10.0
+
+
+class TokenRates:
+    """Tokens of the window divided by the time its steps took, so that an idle engine keeps showing
+    how fast it was until the window has passed, and then shows 0."""
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
+        self._steps: deque[tuple[float, float, int, int]] = deque()
+        self._decode_s = self._prefill_s = 0.0
+        self._num_decode = self._num_prefill = 0
+
+    def record(
+        self, *, now_s: float, step_s: float, num_decode_tokens: int, num_prefill_tokens: int
+    ) -> None:
+        self._add(step_s, num_decode_tokens, num_prefill_tokens)
+        self._steps.append((now_s, step_s, num_decode_tokens, num_prefill_tokens))
+        self._forget_before(now_s - self._window_s)
+
+    def decode_tokens_per_s(self, now_s: float) -> float:
+        self._forget_before(now_s - self._window_s)
+        return self._num_decode / self._decode_s if self._num_decode else 0.0
+
+    def prefill_tokens_per_s(self, now_s: float) -> float:
+        self._forget_before(now_s - self._window_s)
+        return self._num_prefill / self._prefill_s if self._num_prefill else 0.0
+
+    def _add(self, step_s: float, num_decode: int, num_prefill: int) -> None:
+        """A mixed step's time counts for both: neither had it to itself."""
+        if num_decode:
+            self._decode_s += step_s
+            self._num_decode += num_decode
+        if num_prefill:
+            self._prefill_s += step_s
+            self._num_prefill += num_prefill
+
+    def _forget_before(self, then_s: float) -> None:
+        while self._steps and self._steps[0][0] < then_s:
+            _, step_s, num_decode, num_prefill = self._steps.popleft()
+            self._add(-step_s, -num_decode, -num_prefill)

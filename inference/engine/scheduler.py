@@ -1,0 +1,200 @@
+"""Decides what runs in the next step, and for whom. Plain Python over ints: no tensors, no clock
+(times are arguments), no knowledge of models.
+
+One step's rows: every decoding sequence (one token each), then prompt chunks up to the token
+budget, oldest sequence first. New sequences are admitted in order of arrival while there are seats
+and blocks. When a decoding sequence needs a block and none is free, the newest running sequence
+gives its blocks up and goes back to the head of the queue, to be recomputed.
+
+    arrival order:  running (oldest … newest) | waiting (preempted … never started)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from inference.engine.errors import IntegrityError
+from inference.engine.kv_cache import KVCache
+from inference.engine.sequence import Sequence, SequenceState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    max_running: int = 256
+    max_queue_depth: int = 256
+    max_queue_wait_s: float = 60.0
+    step_token_budget: int = 512
+    """Rows of one step, decode rows included. Bounds how long a prompt can hold up the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Tokens ``[start, end)`` of a sequence; ``is_last`` when its logits are wanted."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    is_last: bool
+
+
+@dataclass(slots=True)
+class Schedule:
+    """One step's rows. Valid until the next call of ``schedule``."""
+
+    decodes: list[Sequence] = field(default_factory=list)
+    prefills: list[PrefillChunk] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.decodes and not self.prefills
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(chunk.end - chunk.start for chunk in self.prefills)
+
+    @property
+    def sampled(self) -> list[Sequence]:
+        """Sequences that get a token from this step, in the order of the logits' rows."""
+        return self.decodes + [chunk.sequence for chunk in self.prefills if chunk.is_last]
+
+
+class Scheduler:
+    def __init__(self, kv_cache: KVCache, limits: SchedulerLimits) -> None:
+        self.kv_cache = kv_cache
+        self.limits = limits
+        self.running: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()
+        self.num_preemptions = 0
+        self.prefix_hit_tokens = 0
+        self._short_of_blocks = False
+        """The head of the queue was refused blocks in the last step: free seats do not help."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more sequence would wait deeper than ``max_queue_depth``."""
+        seats = 0 if self._short_of_blocks else self.limits.max_running - len(self.running)
+        return len(self.waiting) - seats >= self.limits.max_queue_depth
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def schedule(self) -> Schedule:
+        """Choose the next step's rows. Moves sequences between queues; the KV blocks that the rows
+        write to are theirs when this returns."""
+        schedule = Schedule()
+        self._schedule_decodes(schedule)
+        budget = self.limits.step_token_budget - len(schedule.decodes)
+        for sequence in self.running:
+            if budget <= 0:
+                break
+            if sequence.state is SequenceState.PREFILLING:
+                budget -= self._schedule_chunk(schedule, sequence, budget)
+        self._short_of_blocks = False
+        while budget > 0 and self.waiting and len(self.running) < self.limits.max_running:
+            if not self._admit(self.waiting[0]):
+                self._short_of_blocks = True
+                break
+            budget -= self._schedule_chunk(schedule, self.running[-1], budget)
+        return schedule
+
+    def _schedule_decodes(self, schedule: Schedule) -> None:
+        decodes = schedule.decodes
+        grow = self.kv_cache.grow
+        block_tokens = self.kv_cache.block_tokens
+        index = 0
+        while index < len(self.running):
+            sequence = self.running[index]
+            index += 1
+            if sequence.state is not SequenceState.DECODING:
+                continue
+            # The common case, a slot in the last block, is decided here without a call.
+            if len(sequence.token_ids) > len(sequence.block_ids) * block_tokens:
+                while not grow(sequence):
+                    self._preempt(self.running[-1])
+                    if sequence.state is SequenceState.WAITING:
+                        return
+            decodes.append(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Only ever the newest running one, so that the oldest always gets to its end."""
+        self.running.remove(sequence)
+        self.kv_cache.release(sequence)
+        sequence.move_to(SequenceState.WAITING)
+        self.waiting.appendleft(sequence)
+        self.num_preemptions += 1
+
+    def _admit(self, sequence: Sequence) -> bool:
+        if not self.kv_cache.admit(sequence):
+            return False
+        self.waiting.popleft()
+        sequence.move_to(SequenceState.PREFILLING)
+        sequence.deadline_s = None
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            self.prefix_hit_tokens += sequence.num_computed_tokens
+        self.running.append(sequence)
+        return True
+
+    def _schedule_chunk(self, schedule: Schedule, sequence: Sequence, budget: int) -> int:
+        start = sequence.num_computed_tokens
+        end = min(len(sequence.token_ids), start + budget)
+        is_last = end == len(sequence.token_ids)
+        schedule.prefills.append(PrefillChunk(sequence, start, end, is_last))
+        return end - start
+
+    def commit(self, schedule: Schedule, token_ids: list[int]) -> None:
+        """Record that the step ran: ``token_ids`` are what was sampled, in ``schedule.sampled``'s
+        order. Filled blocks become known to the prefix cache."""
+        block_tokens = self.kv_cache.block_tokens
+        num_decodes = len(schedule.decodes)
+        for sequence, token_id in zip(schedule.decodes, token_ids, strict=False):
+            sequence.num_computed_tokens += 1
+            if sequence.num_computed_tokens % block_tokens == 0:
+                self.kv_cache.register_computed(sequence)
+            sequence.token_ids.append(token_id)
+        sampled = iter(token_ids[num_decodes:])
+        for chunk in schedule.prefills:
+            chunk.sequence.num_computed_tokens = chunk.end
+            self.kv_cache.register_computed(chunk.sequence)
+            if chunk.is_last:
+                chunk.sequence.move_to(SequenceState.DECODING)
+                chunk.sequence.token_ids.append(next(sampled))
+
+    def end(self, sequence: Sequence) -> None:
+        """Take a sequence out, in whatever state, and free what it holds."""
+        if sequence.state is SequenceState.WAITING:
+            self.waiting.remove(sequence)
+        else:
+            self.running.remove(sequence)
+            self.kv_cache.release(sequence)
+        sequence.move_to(SequenceState.ENDED)
+
+    def end_many(self, sequences: list[Sequence]) -> None:
+        """``end`` for running sequences, in one pass over the queue."""
+        if not sequences:
+            return
+        for sequence in sequences:
+            self.kv_cache.release(sequence)
+            sequence.move_to(SequenceState.ENDED)
+        self.running = [s for s in self.running if s.state is not SequenceState.ENDED]
+
+    def overdue(self, now_s: float) -> list[Sequence]:
+        """Sequences that have waited to start for longer than allowed, oldest first."""
+        late: list[Sequence] = []
+        for sequence in self.waiting:
+            if sequence.deadline_s is None:
+                continue
+            if sequence.deadline_s > now_s:
+                break
+            late.append(sequence)
+        return late
+
+    def check_integrity(self) -> None:
+        """Raises ``IntegrityError``."""
+        arrivals = [s.arrival for s in [*self.running, *self.waiting]]
+        if arrivals != sorted(arrivals):
+            raise IntegrityError("running, then waiting, are not in order of arrival")
+        if any(sequence.block_ids for sequence in self.waiting):
+            raise IntegrityError("a waiting sequence holds blocks")
+        self.kv_cache.check_integrity(self.running)

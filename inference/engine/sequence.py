@@ -1,0 +1,103 @@
+"""One request as the engine sees it: its tokens, how far they are computed, and which blocks hold
+them. Knows nothing of tensors or of other sequences.
+
+    WAITING ──admit──▶ PREFILLING ──last prompt row──▶ DECODING ──▶ ENDED
+       ▲                    │                             │
+       └────── preempt ─────┴─────────────────────────────┘       any state may go to ENDED
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from inference.engine.errors import IntegrityError
+from inference.protocol.sampling import SamplingParams
+
+
+class SequenceState(Enum):
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    ENDED = "ended"
+
+
+SEQUENCE_TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
+    SequenceState.WAITING: frozenset({SequenceState.PREFILLING, SequenceState.ENDED}),
+    SequenceState.PREFILLING: frozenset(
+        {SequenceState.DECODING, SequenceState.WAITING, SequenceState.ENDED}
+    ),
+    SequenceState.DECODING: frozenset({SequenceState.WAITING, SequenceState.ENDED}),
+    SequenceState.ENDED: frozenset(),
+}
+
+
+class Sequence:
+    """Mutated by the scheduler and the block accounting only, on the engine's thread.
+
+    token_ids   [ prompt ............ | output ....... ]
+                0          num_prompt_tokens          len
+    computed    [ KV is in blocks .......... )
+                0                num_computed_tokens
+    """
+
+    __slots__ = (
+        "arrival",
+        "block_ids",
+        "deadline_s",
+        "max_length",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "params",
+        "parent_content",
+        "request_id",
+        "state",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        context_tokens: int,
+        arrival: int,
+        deadline_s: float,
+    ) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.token_ids = list(prompt)
+        self.num_prompt_tokens = len(prompt)
+        self.max_length = min(len(prompt) + params.max_tokens, context_tokens)
+        """Prompt and output together never grow past this."""
+        self.stop_ids = frozenset(params.stop_token_ids)
+        self.arrival = arrival
+        """Counts submissions: the higher, the newer."""
+        self.deadline_s: float | None = deadline_s
+        """On the engine's clock: must have started by then. ``None`` once it has."""
+        self.state = SequenceState.WAITING
+        self.num_computed_tokens = 0
+        self.num_cached_tokens: int | None = None
+        """Prompt tokens that the prefix cache held at the first admission."""
+        self.block_ids: list[int] = []
+        self.num_registered_blocks = 0
+        """Leading blocks whose content the prefix cache knows."""
+        self.parent_content = 0
+        """Prefix cache's content id of the last registered block; 0 before the first."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def move_to(self, state: SequenceState) -> None:
+        """Raises ``IntegrityError`` on a move that the table does not have."""
+        if state not in SEQUENCE_TRANSITIONS[self.state]:
+            raise IntegrityError(f"{self.request_id}: {self.state.value} -> {state.value}")
+        self.state = state

@@ -1,0 +1,55 @@
+"""One step's rows as tensors: what a model's ``decode`` and ``prefill`` are given.
+
+Slots and block ids index ``PagedKV``; everything is int64 on the model's device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class DecodeBatch:
+    """One new token of each of ``num_rows`` sequences."""
+
+    token_ids: torch.Tensor
+    """(num_rows,)"""
+    positions: torch.Tensor
+    """(num_rows,)"""
+    slots: torch.Tensor
+    """(num_rows,) where each row's own keys and values go."""
+    block_ids: torch.Tensor
+    """(num_rows, num_context_blocks); rows with fewer blocks are filled up with any valid id."""
+
+
+@dataclass(frozen=True)
+class PrefillSpan:
+    """Rows ``[first_row, last_row)`` of the batch are positions ``[start, end)`` of one sequence.
+
+    positions   0 .......... start ....... end
+                [ in blocks ][ these rows  )
+    """
+
+    first_row: int
+    last_row: int
+    start: int
+    end: int
+    block_ids: torch.Tensor
+    """(ceil(end / block_tokens),)"""
+
+
+@dataclass(frozen=True)
+class PrefillBatch:
+    """Prompt tokens of one or more sequences, one after the other."""
+
+    token_ids: torch.Tensor
+    """(num_tokens,)"""
+    positions: torch.Tensor
+    """(num_tokens,)"""
+    slots: torch.Tensor
+    """(num_tokens,)"""
+    spans: tuple[PrefillSpan, ...]
+    logit_rows: torch.Tensor
+    """(num_logit_rows,) rows whose logits are wanted."""

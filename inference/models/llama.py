@@ -1,0 +1,176 @@
+"""The llama family over paged KV: llama 1-3.x, smollm, mistral, qwen2, qwen3.
+
+Pre-norm decoder with rotary embedding, grouped-query attention and a gated SiLU MLP; what differs
+between relatives is in ``ModelConfig``, not in copies of this file.
+
+    hidden ─▶ norm ─▶ qkv ─▶ (norm q, k) ─▶ rotate ─▶ write KV ─▶ attend ─▶ output ─▶ + ─▶
+           ─▶ norm ─▶ gate|up ─▶ silu(gate) * up ─▶ down ─▶ +
+
+``decode`` and ``prefill`` differ in the projections' kernels and in how they attend, nothing else.
+Knows nothing of sequences, scheduling or files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import rms_norm, silu
+
+from inference.models import attention
+from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.config import ModelConfig
+from inference.models.paged_kv import PagedKV
+from inference.models.rope import rope_table, rotate
+from inference.models.weights import Linear, WeightSource
+
+
+@dataclass(frozen=True)
+class LlamaLayer:
+    """One decoder layer's weights."""
+
+    input_norm: torch.Tensor
+    qkv: Linear
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    output: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+def _load_layer(config: ModelConfig, weights: WeightSource, index: int) -> LlamaLayer:
+    prefix = f"model.layers.{index}"
+    heads = f"{prefix}.self_attn"
+    return LlamaLayer(
+        input_norm=weights.tensor(f"{prefix}.input_layernorm.weight"),
+        qkv=weights.linear(f"{heads}.q_proj", f"{heads}.k_proj", f"{heads}.v_proj"),
+        query_norm=weights.tensor(f"{heads}.q_norm.weight") if config.qk_norm else None,
+        key_norm=weights.tensor(f"{heads}.k_norm.weight") if config.qk_norm else None,
+        output=weights.linear(f"{heads}.o_proj"),
+        mlp_norm=weights.tensor(f"{prefix}.post_attention_layernorm.weight"),
+        gate_up=weights.linear(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"),
+        down=weights.linear(f"{prefix}.mlp.down_proj"),
+    )
+
+
+class LlamaModel:
+    def __init__(self, config: ModelConfig, weights: WeightSource, context_tokens: int) -> None:
+        self.config = config
+        self.dtype = weights.activation_dtype
+        self.device = weights.device
+        self._embedding = weights.embedding("model.embed_tokens")
+        self._layers = [_load_layer(config, weights, i) for i in range(config.num_layers)]
+        self._final_norm = weights.tensor("model.norm.weight")
+        self._head = (
+            self._embedding.as_linear() if config.tie_embeddings else weights.linear("lm_head")
+        )
+        self._rope = rope_table(config, context_tokens, weights.device)
+
+    def new_kv(self, num_blocks: int, block_tokens: int, dtype: torch.dtype) -> PagedKV:
+        return PagedKV(self.config, num_blocks, block_tokens, dtype, self.device)
+
+    def decode(self, batch: DecodeBatch, kv: PagedKV) -> torch.Tensor:
+        """Write the rows' keys and values, return their logits: (num_rows, vocab_size) float32."""
+        angles = self._rope.at(batch.positions)
+        num_context = batch.block_ids.shape[1] * kv.block_tokens
+        mask = attention.decode_mask(
+            batch.positions, num_context, self.config.sliding_window, self.dtype
+        )
+        hidden = self._embedding.lookup(batch.token_ids)
+        for layer, layer_kv in zip(self._layers, kv.layers, strict=True):
+            hidden = decode_layer(
+                self.config, layer, hidden, angles, layer_kv, batch.slots, batch.block_ids, mask
+            )
+        hidden = self._norm(hidden, self._final_norm)
+        return self._head.decode(hidden).float()
+
+    def prefill(self, batch: PrefillBatch, kv: PagedKV) -> torch.Tensor:
+        """Write all rows' keys and values, return ``logit_rows``' logits:
+        (num_logit_rows, vocab_size) float32."""
+        angles = self._rope.at(batch.positions)
+        masks = [
+            attention.prefill_mask(span, self.config.sliding_window, self.dtype, self.device)
+            for span in batch.spans
+        ]
+        hidden = self._embedding.lookup(batch.token_ids)
+        for layer, layer_kv in zip(self._layers, kv.layers, strict=True):
+            queries, keys, values = _project(
+                self.config, layer, layer.qkv.prefill(self._norm(hidden, layer.input_norm)), angles
+            )
+            attention.write(layer_kv, batch.slots, keys, values)
+            attended = torch.cat(
+                [
+                    attention.attend_prefill(
+                        queries[span.first_row : span.last_row],
+                        keys[span.first_row : span.last_row],
+                        values[span.first_row : span.last_row],
+                        layer_kv,
+                        span,
+                        kv.block_tokens,
+                        mask,
+                    )
+                    for span, mask in zip(batch.spans, masks, strict=True)
+                ]
+            )
+            hidden = hidden + layer.output.prefill(attended)
+            gate_up = layer.gate_up.prefill(self._norm(hidden, layer.mlp_norm))
+            hidden = hidden + layer.down.prefill(_gated(gate_up))
+        hidden = self._norm(hidden.index_select(0, batch.logit_rows), self._final_norm)
+        return self._head.decode(hidden).float()
+
+    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden, weight.shape, weight, self.config.rms_norm_eps)
+
+
+def decode_layer(
+    config: ModelConfig,
+    layer: LlamaLayer,
+    hidden: torch.Tensor,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    layer_kv: torch.Tensor,
+    slots: torch.Tensor,
+    block_ids: torch.Tensor,
+    mask: torch.Tensor,
+) -> torch.Tensor:
+    """One layer over single-token rows. A function of its inputs alone, so that one compiled graph
+    serves every layer."""
+    eps = config.rms_norm_eps
+    normed = rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps)
+    queries, keys, values = _project(config, layer, layer.qkv.decode(normed), angles)
+    attention.write(layer_kv, slots, keys, values)
+    attended = attention.attend_decode(queries, layer_kv, block_ids, mask)
+    hidden = hidden + layer.output.decode(attended)
+    normed = rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
+    return hidden + layer.down.decode(_gated(layer.gate_up.decode(normed)))
+
+
+def _project(
+    config: ModelConfig,
+    layer: LlamaLayer,
+    qkv: torch.Tensor,
+    angles: tuple[torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rotated queries and keys, and values: each (num_tokens, heads, head_dim).
+
+    qkv heads   [ queries .......... | keys ........ | values ...... ]
+                0            num_heads       + num_kv_heads  + num_kv_heads
+    """
+    num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
+    heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, config.head_dim)
+    rotated, values = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+    if layer.query_norm is not None and layer.key_norm is not None:
+        shape, eps = layer.query_norm.shape, config.rms_norm_eps
+        queries, keys = rotated.split((num_heads, num_kv_heads), dim=1)
+        queries = rms_norm(queries, shape, layer.query_norm, eps)
+        keys = rms_norm(keys, shape, layer.key_norm, eps)
+        rotated = torch.cat((queries, keys), dim=1)
+    cosines, sines = angles
+    rotated = rotate(rotated, cosines, sines).to(qkv.dtype)
+    queries, keys = rotated.split((num_heads, num_kv_heads), dim=1)
+    return queries, keys, values
+
+
+def _gated(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return silu(gate) * up

@@ -1,0 +1,36 @@
+"""The keys and values of every token that is in a block, one tensor per layer.
+
+    layers[i]: (num_slots, 2, num_kv_heads, head_dim)      slot = block_id * block_tokens + offset
+                           keys, values
+
+The last block is scratch: padding rows write there. Which sequence owns which block is decided in
+``inference.engine.kv_cache``; this file must not know sequences.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from inference.models.config import ModelConfig
+
+
+class PagedKV:
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self.scratch_slot = num_blocks * block_tokens
+        shape = ((num_blocks + 1) * block_tokens, 2, config.num_kv_heads, config.head_dim)
+        self.layers = [
+            torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
+        ]
+
+
+def kv_bytes_per_block(config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> int:
+    return config.kv_elements_per_token * block_tokens * dtype.itemsize

@@ -1,0 +1,96 @@
+"""Rotary position embedding: the angle of each position, under the scalings that models use.
+
+Su et al. 2021, arXiv:2104.09864, in the half-split layout of Hugging Face: element ``i`` of a head
+is rotated together with element ``i + head_dim / 2``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from inference.models.config import ModelConfig, RopeScaling
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """``cosines`` and ``sines``: (num_positions, head_dim), float32. The first half of ``sines`` is
+    negated, so that ``rotate`` needs no negation of its own."""
+
+    cosines: torch.Tensor
+    sines: torch.Tensor
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(num_tokens,) int64 -> cosines and sines, each (num_tokens, 1, head_dim)."""
+        cosines = self.cosines.index_select(0, positions)
+        sines = self.sines.index_select(0, positions)
+        return cosines.unsqueeze(1), sines.unsqueeze(1)
+
+
+def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """(num_tokens, heads, head_dim), rotated by the angles that ``RopeTable.at`` gave."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.addcmul(x * cosines, torch.cat((second, first), dim=-1), sines)
+
+
+def rope_table(config: ModelConfig, num_positions: int, device: torch.device) -> RopeTable:
+    frequencies, magnitude = _frequencies(config)
+    positions = torch.arange(num_positions, dtype=torch.float32)
+    angles = torch.outer(positions, frequencies)
+    cosines, sines = angles.cos() * magnitude, angles.sin() * magnitude
+    return RopeTable(
+        torch.cat((cosines, cosines), dim=-1).to(device),
+        torch.cat((-sines, sines), dim=-1).to(device),
+    )
+
+
+def _frequencies(config: ModelConfig) -> tuple[torch.Tensor, float]:
+    """(head_dim / 2,) radians per position, and what cosines and sines are multiplied by."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    plain = 1.0 / config.rope_theta**exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return plain, 1.0
+    if scaling.kind == "linear":
+        return plain / scaling.factor, 1.0
+    if scaling.kind == "llama3":
+        return _llama3(plain, scaling), 1.0
+    return _yarn(plain, scaling, config)
+
+
+def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Llama 3.1: long wavelengths are stretched by ``factor``, short ones kept, those between
+    blended."""
+    wavelengths = 2 * math.pi / plain
+    longest_kept = scaling.original_max_positions / scaling.high_freq_factor
+    shortest_stretched = scaling.original_max_positions / scaling.low_freq_factor
+    blend = (scaling.original_max_positions / wavelengths - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    blended = (1 - blend) * plain / scaling.factor + blend * plain
+    stretched = torch.where(wavelengths > shortest_stretched, plain / scaling.factor, blended)
+    return torch.where(wavelengths < longest_kept, plain, stretched)
+
+
+def _yarn(
+    plain: torch.Tensor, scaling: RopeScaling, config: ModelConfig
+) -> tuple[torch.Tensor, float]:
+    """Peng et al. 2023, arXiv:2309.00071, section 3.2: dimensions that turn more than ``beta_fast``
+    times within the trained length are kept, those that turn less than ``beta_slow`` times are
+    interpolated, with a linear ramp between."""
+
+    def dimension_that_turns(num_turns: float) -> float:
+        ratio = scaling.original_max_positions / (num_turns * 2 * math.pi)
+        return config.head_dim * math.log(ratio) / (2 * math.log(config.rope_theta))
+
+    low = max(math.floor(dimension_that_turns(scaling.beta_fast)), 0)
+    high = min(math.ceil(dimension_that_turns(scaling.beta_slow)), config.head_dim - 1)
+    width = max(high - low, 0.001)
+    ramp = ((torch.arange(config.head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    frequencies = plain / scaling.factor * ramp + plain * (1 - ramp)
+    magnitude = scaling.attention_factor
+    if magnitude is None:
+        magnitude = 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+    return frequencies, magnitude
