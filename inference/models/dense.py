@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch.nn.functional import embedding, linear
 
+from inference.models.stored import DenseWeight
+
 
 class DenseLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -46,10 +48,15 @@ class DenseWeights:
         return name in self._tensors
 
     def linear(self, *names: str) -> DenseLinear:
+        stored = self.stored(*names)
+        return DenseLinear(stored.weight, stored.bias)
+
+    def stored(self, *names: str) -> DenseWeight:
         weight = torch.cat([self.tensor(f"{name}.weight") for name in names])
         if not any(self.has(f"{name}.bias") for name in names):
-            return DenseLinear(weight)
-        return DenseLinear(weight, torch.cat([self.tensor(f"{name}.bias") for name in names]))
+            return DenseWeight(weight=weight)
+        biases = [self.tensor(f"{name}.bias") for name in names]
+        return DenseWeight(weight=weight, bias=torch.cat(biases))
 
     def embedding(self, name: str) -> DenseEmbedding:
         return DenseEmbedding(self.tensor(f"{name}.weight"))

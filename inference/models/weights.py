@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from inference.models.stored import StoredWeight
+
 
 class Linear(Protocol):
     """A projection that may keep its weight quantised. Not a torch Parameter: inference only.
@@ -59,6 +61,11 @@ class WeightSource(Protocol):
         ...
 
     def embedding(self, name: str) -> Embedding: ...
+
+    def stored(self, *names: str) -> StoredWeight:
+        """The same weights as ``linear`` stacks, on the CPU and as their file holds them: for
+        kernels that pack them in their own way. Mixed formats come out dense."""
+        ...
 
     def report(self) -> str:
         """For people: which weights stayed packed and with which kernel, which were dequantised."""

@@ -1,0 +1,126 @@
+// Attention of a tile of queries over one sequence's blocks: the online softmax of Flash Attention
+// (Dao et al. 2022, arXiv:2205.14135), one KV block at a time.
+//
+// Keys lie transposed within their block, so that one vector holds one feature of sixteen tokens
+// and scores need no sum across lanes; values lie token by token:
+//
+//   keys   (num_blocks, num_kv_heads, head_dim, kBlockTokens)
+//   values (num_blocks, num_kv_heads, kBlockTokens, head_dim)
+//
+// Blocks are visited in order of position and a masked token weighs exactly zero, so a query's
+// result does not depend on which other queries share its tile.
+#pragma once
+
+#include "simd.h"
+
+namespace helexa {
+
+constexpr int kBlockTokens = 32;
+constexpr int kTileQueries = 24;
+constexpr int kStripe = 6;  // queries that share one pass over a block: 12 accumulators
+constexpr int kMaxHeadDim = 256;
+constexpr float kNoScore = -1e30f;  // a running maximum before the first score
+
+struct QueryTile {
+  int count;
+  float queries[kTileQueries][kMaxHeadDim];  // rotated and scaled by 1 / sqrt(head_dim)
+  float outputs[kTileQueries][kMaxHeadDim];
+  int positions[kTileQueries];
+  float maxima[kTileQueries];
+  float totals[kTileQueries];
+  float weights[kTileQueries][kBlockTokens];
+};
+
+template <typename KV, int Queries>
+inline void score_stripe(QueryTile& tile, int first, const KV* keys, int head_dim) {
+  f32x16 left[Queries], right[Queries];
+  for (int q = 0; q < Queries; q++) left[q] = right[q] = f32x16{};
+  for (int d = 0; d < head_dim; d++) {
+    const f32x16 key_left = load(keys + d * kBlockTokens);
+    const f32x16 key_right = load(keys + d * kBlockTokens + kLanes);
+    for (int q = 0; q < Queries; q++) {
+      left[q] += key_left * tile.queries[first + q][d];
+      right[q] += key_right * tile.queries[first + q][d];
+    }
+  }
+  for (int q = 0; q < Queries; q++) {
+    store(tile.weights[first + q], left[q]);
+    store(tile.weights[first + q] + kLanes, right[q]);
+  }
+}
+
+template <typename KV, int Queries>
+inline void gather_stripe(QueryTile& tile, int first, const KV* values, int head_dim) {
+  for (int d = 0; d < head_dim; d += 2 * kLanes) {
+    const bool pair = d + kLanes < head_dim;
+    f32x16 left[Queries], right[Queries];
+    for (int q = 0; q < Queries; q++) {
+      left[q] = load(tile.outputs[first + q] + d);
+      right[q] = pair ? load(tile.outputs[first + q] + d + kLanes) : f32x16{};
+    }
+    for (int t = 0; t < kBlockTokens; t++) {
+      const KV* value = values + t * head_dim + d;
+      const f32x16 value_left = load(value);
+      const f32x16 value_right = pair ? load(value + kLanes) : f32x16{};
+      for (int q = 0; q < Queries; q++) {
+        left[q] += value_left * tile.weights[first + q][t];
+        right[q] += value_right * tile.weights[first + q][t];
+      }
+    }
+    for (int q = 0; q < Queries; q++) {
+      store(tile.outputs[first + q] + d, left[q]);
+      if (pair) store(tile.outputs[first + q] + d + kLanes, right[q]);
+    }
+  }
+}
+
+inline i32x16 token_positions(int start) {
+  return i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + start;
+}
+
+// Turns one query's scores into weights relative to its running maximum, masking what it may not
+// see: tokens after it, and, with a window, tokens `window` or more before it.
+inline void softmax_step(QueryTile& tile, int q, int block_start, int window, int head_dim) {
+  const int position = tile.positions[q];
+  f32x16 scores[2];
+  for (int half = 0; half < 2; half++) {
+    const i32x16 tokens = token_positions(block_start + half * kLanes);
+    i32x16 visible = tokens <= position;
+    if (window > 0) visible &= tokens > position - window;
+    scores[half] =
+        select(visible, load(tile.weights[q] + half * kLanes), splat(-__builtin_inff()));
+  }
+  const float largest = max(vmax(scores[0], scores[1]));
+  const float maximum = largest > tile.maxima[q] ? largest : tile.maxima[q];
+  if (maximum != tile.maxima[q]) {
+    const float correction = exp(splat(tile.maxima[q] - maximum))[0];
+    tile.totals[q] *= correction;
+    for (int d = 0; d < head_dim; d += kLanes)
+      store(tile.outputs[q] + d, load(tile.outputs[q] + d) * correction);
+    tile.maxima[q] = maximum;
+  }
+  const f32x16 left = exp(scores[0] - maximum), right = exp(scores[1] - maximum);
+  store(tile.weights[q], left);
+  store(tile.weights[q] + kLanes, right);
+  tile.totals[q] += sum(left + right);
+}
+
+template <typename KV>
+inline void attend_block(QueryTile& tile, const KV* keys, const KV* values, int block_start,
+                         int window, int head_dim) {
+  int q = 0;
+  for (; q + kStripe <= tile.count; q += kStripe)
+    score_stripe<KV, kStripe>(tile, q, keys, head_dim);
+  for (; q + 3 <= tile.count; q += 3) score_stripe<KV, 3>(tile, q, keys, head_dim);
+  for (; q < tile.count; q++) score_stripe<KV, 1>(tile, q, keys, head_dim);
+
+  for (q = 0; q < tile.count; q++) softmax_step(tile, q, block_start, window, head_dim);
+
+  q = 0;
+  for (; q + kStripe <= tile.count; q += kStripe)
+    gather_stripe<KV, kStripe>(tile, q, values, head_dim);
+  for (; q + 3 <= tile.count; q += 3) gather_stripe<KV, 3>(tile, q, values, head_dim);
+  for (; q < tile.count; q++) gather_stripe<KV, 1>(tile, q, values, head_dim);
+}
+
+}  // namespace helexa

@@ -1,0 +1,232 @@
+"""One native decoder: mirrors the C structs of decoder.cpp and calls it once per forward pass.
+
+Owns the packed weights (kept alive for as long as the C side points at them). The KV cache and
+the batch are the caller's tensors; the call releases the interpreter lock while it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from inference.models.config import ModelConfig
+from inference.models.native.packing import GROUP, LANES, Format, PackedLinear
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [
+        ("format", ctypes.c_int32),
+        ("wide", ctypes.c_int32),
+        ("in_features", ctypes.c_int32),
+        ("out_features", ctypes.c_int32),
+        ("panels", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+    ]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        ("qkv", _Linear),
+        ("output", _Linear),
+        ("gate_up", _Linear),
+        ("down", _Linear),
+        ("attention_norm", ctypes.c_void_p),
+        ("mlp_norm", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
+    ]
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        ("hidden_size", ctypes.c_int32),
+        ("intermediate_size", ctypes.c_int32),
+        ("num_layers", ctypes.c_int32),
+        ("num_heads", ctypes.c_int32),
+        ("num_kv_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("window", ctypes.c_int32),
+        ("kv_bf16", ctypes.c_int32),
+        ("rms_norm_eps", ctypes.c_float),
+        ("layers", ctypes.POINTER(_Layer)),
+        ("final_norm", ctypes.c_void_p),
+        ("embedding", _Linear),
+        ("head", _Linear),
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
+    ]
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [
+        ("num_rows", ctypes.c_int32),
+        ("num_logit_rows", ctypes.c_int32),
+        ("table_stride", ctypes.c_int32),
+        ("token_ids", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("sequences", ctypes.c_void_p),
+        ("block_tables", ctypes.c_void_p),
+        ("logit_rows", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("num_blocks", ctypes.c_int64),
+        ("logits", ctypes.c_void_p),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeLayer:
+    """Norms are float32; ``query_norm`` and ``key_norm`` are (head_dim,) where the family has
+    them."""
+
+    qkv: PackedLinear
+    output: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
+    attention_norm: torch.Tensor
+    mlp_norm: torch.Tensor
+    query_norm: torch.Tensor | None = None
+    key_norm: torch.Tensor | None = None
+
+
+def unsupported_reason(config: ModelConfig, library: ctypes.CDLL) -> str | None:
+    """Why this model's shape cannot run natively, or ``None``."""
+    if config.head_dim % LANES or config.head_dim > library.helexa_max_head_dim():
+        return f"head_dim {config.head_dim} is not a multiple of {LANES} within the native limit"
+    if config.num_query_groups > 24:
+        return f"{config.num_query_groups} query heads per KV head are more than a native tile"
+    if config.intermediate_size % LANES:
+        return f"intermediate_size {config.intermediate_size} is not a multiple of {LANES}"
+    return None
+
+
+class NativeDecoder:
+    """Not thread-safe: one caller at a time, as the engine's one owner thread is."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        config: ModelConfig,
+        *,
+        layers: Sequence[NativeLayer],
+        final_norm: torch.Tensor,
+        embedding: PackedLinear,
+        head: PackedLinear,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        kv_dtype: torch.dtype,
+        num_threads: int,
+    ) -> None:
+        """``cosines`` and ``sines`` float32 (max_positions, head_dim / 2); ``kv_dtype`` float32
+        or bfloat16."""
+        assert kv_dtype in (torch.float32, torch.bfloat16)
+        self._library = _declare(library)
+        self.block_tokens: int = library.helexa_block_tokens()
+        self._vocab_size = head.out_features
+        self._alive: list[object] = [layers, final_norm, embedding, head, cosines, sines]
+        c_layers = (_Layer * len(layers))(*(self._layer(layer) for layer in layers))
+        model = _Model(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            window=config.sliding_window or 0,
+            kv_bf16=int(kv_dtype == torch.bfloat16),
+            rms_norm_eps=config.rms_norm_eps,
+            layers=c_layers,
+            final_norm=_pointer(final_norm, torch.float32),
+            embedding=_linear(embedding),
+            head=_linear(head),
+            cosines=_pointer(cosines, torch.float32),
+            sines=_pointer(sines, torch.float32),
+        )
+        self._decoder = library.helexa_decoder_new(ctypes.byref(model), num_threads)
+
+    def forward(
+        self,
+        *,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        sequences: torch.Tensor,
+        block_tables: torch.Tensor,
+        logit_rows: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        """Runs rows through the model, writes their keys and values, returns float32 logits
+        (num_logit_rows, vocab_size).
+
+        Indices are int64: ``token_ids``, ``positions`` and ``sequences`` (num_rows,), rows of a
+        sequence consecutive and in order of position; ``block_tables`` (num_sequences, n);
+        ``logit_rows`` (num_logit_rows,). ``keys`` (num_layers, num_blocks, num_kv_heads, head_dim,
+        32) and ``values`` (num_layers, num_blocks, num_kv_heads, 32, head_dim) are written to.
+        """
+        logits = torch.empty(logit_rows.shape[0], self._vocab_size)
+        batch = _Batch(
+            num_rows=token_ids.shape[0],
+            num_logit_rows=logit_rows.shape[0],
+            table_stride=block_tables.shape[1],
+            token_ids=_pointer(token_ids, torch.int64),
+            positions=_pointer(positions, torch.int64),
+            sequences=_pointer(sequences, torch.int64),
+            block_tables=_pointer(block_tables, torch.int64),
+            logit_rows=_pointer(logit_rows, torch.int64),
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            num_blocks=keys.shape[1],
+            logits=logits.data_ptr(),
+        )
+        self._library.helexa_decoder_forward(self._decoder, ctypes.byref(batch))
+        return logits
+
+    def close(self) -> None:
+        self._library.helexa_decoder_free(self._decoder)
+        self._alive.clear()
+
+    @staticmethod
+    def _layer(layer: NativeLayer) -> _Layer:
+        return _Layer(
+            qkv=_linear(layer.qkv),
+            output=_linear(layer.output),
+            gate_up=_linear(layer.gate_up),
+            down=_linear(layer.down),
+            attention_norm=_pointer(layer.attention_norm, torch.float32),
+            mlp_norm=_pointer(layer.mlp_norm, torch.float32),
+            query_norm=_pointer(layer.query_norm, torch.float32),
+            key_norm=_pointer(layer.key_norm, torch.float32),
+        )
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    library.helexa_decoder_new.restype = ctypes.c_void_p
+    library.helexa_decoder_new.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+    library.helexa_decoder_forward.restype = None
+    library.helexa_decoder_forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.helexa_decoder_free.restype = None
+    library.helexa_decoder_free.argtypes = [ctypes.c_void_p]
+    return library
+
+
+def _linear(packed: PackedLinear) -> _Linear:
+    assert packed.format is Format.F32 or packed.in_features % GROUP == 0
+    return _Linear(
+        format=packed.format,
+        wide=int(packed.wide),
+        in_features=packed.in_features,
+        out_features=packed.out_features,
+        panels=packed.panels.data_ptr(),
+        bias=_pointer(packed.bias, torch.float32),
+    )
+
+
+def _pointer(tensor: torch.Tensor | None, dtype: torch.dtype) -> int | None:
+    """The C side indexes blindly, so the dtype and the layout are checked here."""
+    if tensor is None:
+        return None
+    assert tensor.dtype == dtype and tensor.is_contiguous() and tensor.device.type == "cpu"
+    return tensor.data_ptr()

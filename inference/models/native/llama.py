@@ -1,0 +1,128 @@
+"""The llama family on the native decoder: the ``Model`` of ``registry`` over packed weights.
+
+The same function as ``inference.models.llama``, in one C++ call per forward instead of some hundred
+torch calls. Decode rows and prompt rows take one path, so phase never changes a row's numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.config import ModelConfig
+from inference.models.native.decoder import NativeDecoder, NativeLayer
+from inference.models.native.packing import PackedLinear, pack
+from inference.models.rope import rope_table
+from inference.models.weights import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class NativeKV:
+    """Keys (num_layers, num_blocks, num_kv_heads, head_dim, block_tokens), transposed within their
+    block; values (num_layers, num_blocks, num_kv_heads, block_tokens, head_dim)."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    block_tokens: int
+    scratch_slot: int
+
+
+class NativeLlama:
+    dtype = torch.float32
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        config: ModelConfig,
+        weights: WeightSource,
+        context_tokens: int,
+        kv_dtype: torch.dtype,
+    ) -> None:
+        """``kv_dtype`` float32 or bfloat16."""
+        self.config = config
+        self._kv_dtype = kv_dtype
+        angles, half = rope_table(config, context_tokens, self.device), config.head_dim // 2
+        embedding = pack(weights.stored("model.embed_tokens"), wide=False)
+        self._decoder = NativeDecoder(
+            library,
+            config,
+            layers=[_load_layer(config, weights, i) for i in range(config.num_layers)],
+            final_norm=_float(weights, "model.norm.weight"),
+            embedding=embedding,
+            head=embedding
+            if config.tie_embeddings
+            else pack(weights.stored("lm_head"), wide=False),
+            cosines=angles.cosines[:, :half].contiguous(),
+            sines=angles.sines[:, half:].contiguous(),
+            kv_dtype=kv_dtype,
+            num_threads=torch.get_num_threads(),
+        )
+
+    def new_kv(self, num_blocks: int, block_tokens: int, dtype: torch.dtype) -> NativeKV:
+        """One block more than asked for: the last is scratch, where padding rows write."""
+        assert dtype == self._kv_dtype and block_tokens == self._decoder.block_tokens
+        config = self.config
+        shape = (config.num_layers, num_blocks + 1, config.num_kv_heads)
+        return NativeKV(
+            keys=torch.zeros(*shape, config.head_dim, block_tokens, dtype=dtype),
+            values=torch.zeros(*shape, block_tokens, config.head_dim, dtype=dtype),
+            block_tokens=block_tokens,
+            scratch_slot=num_blocks * block_tokens,
+        )
+
+    def decode(self, batch: DecodeBatch, kv: NativeKV) -> torch.Tensor:
+        """Write the rows' keys and values, return their logits: (num_rows, vocab_size) float32."""
+        rows = torch.arange(batch.token_ids.shape[0])
+        return self._decoder.forward(
+            token_ids=batch.token_ids,
+            positions=batch.positions,
+            sequences=rows,
+            block_tables=batch.block_ids.contiguous(),
+            logit_rows=rows,
+            keys=kv.keys,
+            values=kv.values,
+        )
+
+    def prefill(self, batch: PrefillBatch, kv: NativeKV) -> torch.Tensor:
+        """Write all rows' keys and values, return ``logit_rows``' logits:
+        (num_logit_rows, vocab_size) float32."""
+        lengths = torch.tensor([span.last_row - span.first_row for span in batch.spans])
+        tables = torch.nn.utils.rnn.pad_sequence(
+            [span.block_ids for span in batch.spans], batch_first=True
+        )
+        return self._decoder.forward(
+            token_ids=batch.token_ids,
+            positions=batch.positions,
+            sequences=torch.arange(len(batch.spans)).repeat_interleave(lengths),
+            block_tables=tables,
+            logit_rows=batch.logit_rows,
+            keys=kv.keys,
+            values=kv.values,
+        )
+
+
+def _load_layer(config: ModelConfig, weights: WeightSource, index: int) -> NativeLayer:
+    prefix = f"model.layers.{index}"
+    heads = f"{prefix}.self_attn"
+
+    def projection(*names: str) -> PackedLinear:
+        return pack(weights.stored(*names), wide=True)
+
+    return NativeLayer(
+        qkv=projection(f"{heads}.q_proj", f"{heads}.k_proj", f"{heads}.v_proj"),
+        output=projection(f"{heads}.o_proj"),
+        gate_up=projection(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"),
+        down=projection(f"{prefix}.mlp.down_proj"),
+        attention_norm=_float(weights, f"{prefix}.input_layernorm.weight"),
+        mlp_norm=_float(weights, f"{prefix}.post_attention_layernorm.weight"),
+        query_norm=_float(weights, f"{heads}.q_norm.weight") if config.qk_norm else None,
+        key_norm=_float(weights, f"{heads}.k_norm.weight") if config.qk_norm else None,
+    )
+
+
+def _float(weights: WeightSource, name: str) -> torch.Tensor:
+    return weights.tensor(name).float().contiguous()

@@ -1,0 +1,118 @@
+// Vectors of sixteen floats and the few functions on them that the decoder needs.
+// GCC/Clang vector extensions: the same source is AVX-512, AVX2 or NEON code as the target has it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace helexa {
+
+constexpr int kLanes = 16;
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef _Float16 f16x16 __attribute__((vector_size(32)));
+
+inline f32x16 load(const float* from) {
+  f32x16 value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+inline void store(float* to, f32x16 value) { std::memcpy(to, &value, sizeof value); }
+
+inline f32x16 splat(float value) { return f32x16{} + value; }
+
+inline f32x16 to_float(i32x16 value) { return __builtin_convertvector(value, f32x16); }
+
+// Nearest whole number, ties to even, for |value| under 2**22.
+inline i32x16 round_to_int(f32x16 value) {
+  const f32x16 magic = splat(12582912.0f);  // 1.5 * 2**23: adding it leaves no fraction bits
+  return (i32x16)(value + magic) - (i32x16)magic;
+}
+
+// The low bytes of sixteen integers.
+inline void store_bytes(int8_t* to, i32x16 value) {
+  const i8x16 bytes = __builtin_convertvector(value, i8x16);
+  std::memcpy(to, &bytes, sizeof bytes);
+}
+
+// bfloat16 is the upper half of a float.
+inline f32x16 load(const uint16_t* from) {
+  u16x16 half;
+  std::memcpy(&half, from, sizeof half);
+  return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+}
+
+// Round to nearest, ties to even; a NaN stays a NaN because its top mantissa bit is set.
+inline uint16_t narrow_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16) | 0x40;
+  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline void store_element(float* to, float value) { *to = value; }
+inline void store_element(uint16_t* to, float value) { *to = narrow_bf16(value); }
+
+inline f32x16 load_f16(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
+  f16x16 half;
+  std::memcpy(&half, from, sizeof half);
+  return __builtin_convertvector(half, f32x16);
+#endif
+}
+
+inline f32x16 select(i32x16 condition, f32x16 yes, f32x16 no) {
+  return condition ? yes : no;
+}
+
+inline f32x16 vmax(f32x16 a, f32x16 b) { return select(a > b, a, b); }
+
+inline float sum(f32x16 value) {
+  float total = 0;
+  for (int i = 0; i < kLanes; i++) total += value[i];
+  return total;
+}
+
+inline int32_t sum(i32x16 value) {
+  int32_t total = 0;
+  for (int i = 0; i < kLanes; i++) total += value[i];
+  return total;
+}
+
+inline float max(f32x16 value) {
+  float best = value[0];
+  for (int i = 1; i < kLanes; i++) best = value[i] > best ? value[i] : best;
+  return best;
+}
+
+// e**x to about one ulp (range reduction by ln 2 and the Cephes polynomial, as expf uses);
+// zero under -87.3, so that exp(-infinity) is zero and a masked score weighs nothing.
+inline f32x16 exp(f32x16 x) {
+  const i32x16 vanishes = x < splat(-87.3f);
+  x = select(x > splat(88.0f), splat(88.0f), x);
+  x = select(vanishes, splat(0.0f), x);
+  const i32x16 powers = round_to_int(x * 1.44269504088896341f);
+  const f32x16 whole = to_float(powers);
+  const f32x16 r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  f32x16 p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return select(vanishes, splat(0.0f), (f32x16)((i32x16)p + (powers << 23)));
+}
+
+}  // namespace helexa
