@@ -1,0 +1,1 @@
+"""Speed measurements: what is measured, on whom, and how it is told. Run by scripts/bench."""

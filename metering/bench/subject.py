@@ -1,0 +1,79 @@
+"""What a subject can be asked, and the process that keeps it apart from the others.
+
+A subject runs in a child process and answers one JSON line per question, so that two subjects
+never share threads, allocators or an interpreter lock, and one that waits costs nothing:
+
+    bench ── {"measure": "decode", "concurrency": 8, "seed": 3} ──▶ child
+          ◀── {"tokens_per_s": 229.1} ──
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any, Protocol
+
+READY_LINE = "subject-ready"
+
+
+class Subject(Protocol):
+    """Rates are tokens per second of wall time, times are seconds."""
+
+    def describe(self) -> str:
+        """Name, version and the settings that matter, for the report."""
+        ...
+
+    def decode(self, concurrency: int, seed: int) -> float:
+        """Aggregate output tok/s of ``concurrency`` sequences decoding together, prompts done."""
+        ...
+
+    def prefill(self, num_tokens: int, seed: int) -> float:
+        """Prompt tok/s of one sequence with a prompt nobody has seen."""
+        ...
+
+    def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float] | None:
+        """(cold, warm) seconds to the first token of a new prompt, then of the same prompt again;
+        ``None`` where the subject keeps no prefix between requests."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SubjectError(Exception):
+    """A subject's process ended or answered with an error."""
+
+
+class SubjectProcess:
+    """Parent's side. ``kind`` names a module in ``metering.bench.subjects``."""
+
+    def __init__(self, kind: str, **options: str) -> None:
+        self.kind = kind
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "metering.bench.subject_main", kind, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.description = str(self._read()["description"])
+
+    def ask(self, **question: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._read()["answer"]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            # Libraries print to stdout as they like; ours is the line with the marker.
+            if line.startswith(READY_LINE):
+                answer: dict[str, Any] = json.loads(line.removeprefix(READY_LINE))
+                return answer
+        raise SubjectError(f"{self.kind} ended with exit code {self._process.wait()}")
