@@ -1,0 +1,127 @@
+"""Which bytes each token id stands for, read from the ``decoder`` of a tokenizer.json.
+
+Two families cover the decoders in use: byte-level BPE, where every character of a piece is one
+byte, and sentencepiece, where ``▁`` is a space and ``<0x0A>`` a byte. Both make decoding a plain
+concatenation, except that sentencepiece drops the space it put before the first word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from inference.text.errors import TokenizerFilesError
+
+BYTE_FALLBACK_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class LeadingSpace(Enum):
+    """What decoding does with spaces at the very start of a text."""
+
+    KEEP = "keep"
+    DROP_ONE = "drop one"
+    DROP_IN_FIRST_TOKEN = "drop in first token"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBytes:
+    by_id: list[bytes]
+    """Index is the token id; ids that the tokenizer does not know hold ``b""``."""
+    leading_space: LeadingSpace
+
+
+def token_bytes(decoder: Mapping[str, Any] | None, pieces: Mapping[str, int]) -> TokenBytes:
+    """``pieces`` is the whole vocabulary with added tokens. Raises ``TokenizerFilesError`` for a
+    decoder of a third family."""
+    steps = list(_flatten(decoder))
+    rule = _byte_level_piece if _is_byte_level(steps) else _sentencepiece_rule(steps)
+    by_id = [b""] * (max(pieces.values(), default=-1) + 1)
+    for piece, token_id in pieces.items():
+        by_id[token_id] = rule(piece)
+    return TokenBytes(by_id, _leading_space(steps))
+
+
+def _flatten(decoder: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    if decoder is None:
+        raise TokenizerFilesError("tokenizer.json has no decoder")
+    if decoder["type"] != "Sequence":
+        yield decoder
+        return
+    for step in decoder["decoders"]:
+        yield from _flatten(step)
+
+
+def _is_byte_level(steps: list[Mapping[str, Any]]) -> bool:
+    return [step["type"] for step in steps if step["type"] != "Fuse"] == ["ByteLevel"]
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 characters are their own byte, the other bytes follow in
+    order from U+0100."""
+    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
+    others = [byte for byte in range(256) if byte not in own]
+    shifted = {chr(256 + position): byte for position, byte in enumerate(others)}
+    return {chr(byte): byte for byte in own} | shifted
+
+
+BYTE_OF_CHARACTER = _byte_of_character()
+
+
+def _byte_level_piece(piece: str) -> bytes:
+    """An added token may hold characters outside the alphabet; it is then ordinary text."""
+    try:
+        return bytes([BYTE_OF_CHARACTER[character] for character in piece])
+    except KeyError:
+        return piece.encode()
+
+
+class _SentencePieceRule:
+    def __init__(self, replacements: list[tuple[str, str]], byte_fallback: bool) -> None:
+        self._replacements = replacements
+        self._byte_fallback = byte_fallback
+
+    def __call__(self, piece: str) -> bytes:
+        if self._byte_fallback and (match := BYTE_FALLBACK_PIECE.fullmatch(piece)):
+            return bytes([int(match.group(1), 16)])
+        for old, new in self._replacements:
+            piece = piece.replace(old, new)
+        return piece.encode()
+
+
+def _sentencepiece_rule(steps: list[Mapping[str, Any]]) -> _SentencePieceRule:
+    replacements = []
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+                replacements.append((old, new))
+            case {"type": "Metaspace", "replacement": str(old)}:
+                replacements.append((old, " "))
+            case {"type": "ByteFallback" | "Fuse"} | {"type": "Strip", "content": " ", "stop": 0}:
+                pass
+            case _:
+                raise TokenizerFilesError(
+                    f"tokenizer.json has a decoder step {dict(step)!r}; known are ByteLevel, "
+                    "Replace, Metaspace, ByteFallback, Fuse and Strip of leading spaces"
+                )
+    if not replacements:
+        raise TokenizerFilesError("tokenizer.json has a decoder that never writes a space")
+    return _SentencePieceRule(replacements, any(step["type"] == "ByteFallback" for step in steps))
+
+
+def _leading_space(steps: list[Mapping[str, Any]]) -> LeadingSpace:
+    for step in steps:
+        match step:
+            case {"type": "Strip", "start": 1}:
+                return LeadingSpace.DROP_ONE
+            case {"type": "Strip", "start": int(start)} if start > 1:
+                raise TokenizerFilesError(
+                    f"tokenizer.json strips {start} leading spaces; 1 is known"
+                )
+            case {"type": "Metaspace", "prepend_scheme": "never"}:
+                return LeadingSpace.KEEP
+            case {"type": "Metaspace"}:
+                return LeadingSpace.DROP_IN_FIRST_TOKEN
+    return LeadingSpace.KEEP

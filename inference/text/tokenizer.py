@@ -1,0 +1,128 @@
+"""Text to token ids and back to bytes, from the files that a load left in a tokenizer directory.
+
+Owns which special tokens surround a prompt. Knows nothing of chats, requests or torch.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from inference.text.errors import TokenizerFilesError
+from inference.text.token_bytes import LeadingSpace, token_bytes
+
+NAMED_SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+class Tokenizer:
+    """Immutable after construction; any thread may use it."""
+
+    def __init__(self, definition: str, config: dict[str, Any]) -> None:
+        """``definition`` is the text of tokenizer.json, ``config`` tokenizer_config.json.
+        Raises ``TokenizerFilesError``."""
+        try:
+            self._backend = tokenizers.Tokenizer.from_str(definition)
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+            raise TokenizerFilesError(f"tokenizer.json cannot be read: {error}") from None
+        # Limits belong to the request, never to the tokenizer: nothing is cut here.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.special_tokens = _special_tokens(config)
+        """Text of bos_token, eos_token …: what chat templates refer to."""
+        table = token_bytes(
+            json.loads(definition).get("decoder"), self._backend.get_vocab(with_added_tokens=True)
+        )
+        self._bytes_by_id = table.by_id
+        self.leading_space: LeadingSpace = table.leading_space
+        self.special_token_ids = frozenset(
+            token_id
+            for token_id, token in self._backend.get_added_tokens_decoder().items()
+            if token.special
+        )
+        self._prefix_ids, self._suffix_ids = self._surrounding_ids(config)
+
+    @classmethod
+    def load(cls, directory: Path) -> Tokenizer:
+        """Reads tokenizer.json and, where it is there, tokenizer_config.json (and the
+        special_tokens_map.json of older models). Raises ``TokenizerFilesError``."""
+        definition = directory / "tokenizer.json"
+        if not definition.is_file():
+            raise TokenizerFilesError(f"{definition} is missing")
+        special_tokens = read_json_object(directory / "special_tokens_map.json")
+        config = read_json_object(directory / "tokenizer_config.json")
+        return cls(definition.read_text(encoding="utf-8"), special_tokens | config)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._bytes_by_id)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Special tokens written in ``text`` become their ids. ``add_special_tokens`` puts the
+        model's bos before it (and eos after it, for the few models that say so)."""
+        token_ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        if add_special_tokens:
+            return [*self._prefix_ids, *token_ids, *self._suffix_ids]
+        return token_ids
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """May be part of a character. Empty for ids past the vocabulary (padding rows)."""
+        return self._bytes_by_id[token_id] if token_id < len(self._bytes_by_id) else b""
+
+    def _surrounding_ids(self, config: dict[str, Any]) -> tuple[list[int], list[int]]:
+        """What tokenizer.json puts around a text; add_bos_token and add_eos_token overrule it."""
+        prefix, suffix = self._post_processor_ids()
+        for side, flag, name in (
+            (prefix, "add_bos_token", "bos_token"),
+            (suffix, "add_eos_token", "eos_token"),
+        ):
+            if flag in config and config[flag] is not None:
+                side[:] = [self._special_id(name)] if config[flag] else []
+        return prefix, suffix
+
+    def _post_processor_ids(self) -> tuple[list[int], list[int]]:
+        plain = self._backend.encode("a", add_special_tokens=False).ids
+        surrounded = self._backend.encode("a", add_special_tokens=True).ids
+        for start in range(len(surrounded) - len(plain) + 1):
+            if surrounded[start : start + len(plain)] == plain:
+                return surrounded[:start], surrounded[start + len(plain) :]
+        raise TokenizerFilesError("tokenizer.json has a post-processor that rewrites the text")
+
+    def _special_id(self, name: str) -> int:
+        text = self.special_tokens.get(name)
+        token_id = None if text is None else self._backend.token_to_id(text)
+        if token_id is None:
+            raise TokenizerFilesError(f"tokenizer_config.json adds a {name} and names none")
+        return int(token_id)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """An absent file is an empty object. Raises ``TokenizerFilesError`` for a broken one."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerFilesError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise TokenizerFilesError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    texts = {}
+    for name in NAMED_SPECIAL_TOKENS:
+        match config.get(name):
+            case str(text) | {"content": str(text)}:
+                texts[name] = text
+    return texts
