@@ -1,0 +1,102 @@
+"""Why a neuron does not run a request, as the failure that its client is shown.
+
+NeuronError
+├── EngineGoneError              the engine process ended
+├── IllegalTransitionError       our bug: a replica moved against the table
+└── RequestRefusedError          carries a Failure: the request ends before it starts
+"""
+
+from __future__ import annotations
+
+from inference.protocol.events import Failure
+
+RETRY_AFTER_S = 5.0
+"""Told to clients while a model loads or recovers and no better estimate exists."""
+
+
+class NeuronError(Exception):
+    """Base of this package."""
+
+
+class EngineGoneError(NeuronError):
+    """A command could not reach an engine process; its reader reports the end itself."""
+
+
+class IllegalTransitionError(NeuronError):
+    """Raised by ``Replica`` for a move that REPLICA_TRANSITIONS does not list."""
+
+
+class RequestRefusedError(NeuronError):
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def model_not_loaded(model: str) -> Failure:
+    return Failure(
+        code="model_not_loaded",
+        message=f"model {model!r} is not loaded on this neuron",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def model_loading(model: str) -> Failure:
+    return Failure(
+        code="model_loading",
+        message=f"model {model!r} is still loading",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def model_recovering(model: str) -> Failure:
+    return Failure(
+        code="recovering",
+        message=f"model {model!r} is restarting after its engine process ended",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def model_load_failed(model: str, reason: str) -> Failure:
+    return Failure(
+        code="model_load_failed", message=f"model {model!r} could not be loaded: {reason}"
+    )
+
+
+def engine_crashed(model: str) -> Failure:
+    return Failure(
+        code="engine_crashed",
+        message=f"the engine process of model {model!r} ended while it worked on this request",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def neuron_stopping() -> Failure:
+    return Failure(
+        code="neuron_stopping",
+        message="the neuron that worked on this request is shutting down",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def deadline_passed() -> Failure:
+    return Failure(
+        code="queue_timeout",
+        message="the request reached its neuron after its deadline",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def context_length_exceeded(message: str, param: str) -> Failure:
+    return Failure(code="context_length_exceeded", message=message, param=param)
+
+
+def bad_token_id(token_id: int, vocab_size: int) -> Failure:
+    return Failure(
+        code="bad_token_id",
+        message=f"token id {token_id} is outside this model's vocabulary of {vocab_size}",
+        param="prompt",
+    )
+
+
+def internal_error() -> Failure:
+    return Failure(code="engine_error", message="the neuron could not handle this request")
