@@ -1,0 +1,117 @@
+"""Ends process groups when the process that started them is gone, however it went.
+
+    supervisor ──"+pgid" / "-pgid"──▶ guardian (stdin)
+        ✗ (even by SIGKILL)           end of file ─▶ SIGKILL to every group still on the list
+
+The guardian is this file run as a script by a bare interpreter. It inherits the data directory's
+lock, so the next start waits until the last process of the previous one is gone.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Guardian:
+    """The parent's side. One thread uses it. A guardian that died is replaced and told again."""
+
+    def __init__(self, *, inherit: Iterable[int] = ()) -> None:
+        """``inherit``: file descriptors that the guardian keeps open as long as it lives."""
+        self._inherit = tuple(inherit)
+        self._groups: set[int] = set()
+        self._process = self._start()
+
+    def watch(self, group_id: int) -> None:
+        """From now on the group dies with this process."""
+        self._groups.add(group_id)
+        self._tell(f"+{group_id}")
+
+    def release(self, group_id: int) -> None:
+        """The group is gone; its number may mean somebody else from now on."""
+        self._groups.discard(group_id)
+        self._tell(f"-{group_id}")
+
+    def close(self) -> None:
+        """Ends the guardian, and with it whatever it still watches."""
+        with contextlib.suppress(OSError):
+            self._pipe.close()
+        try:
+            self._process.wait(CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=self._inherit,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        self._pipe = process.stdin
+        return process
+
+    def _tell(self, line: str) -> None:
+        try:
+            self._write(line)
+        except OSError:
+            self._process.wait()
+            self._process = self._start()
+            for group_id in self._groups:
+                self._write(f"+{group_id}")
+
+    def _write(self, line: str) -> None:
+        self._pipe.write(f"{line}\n".encode())
+        self._pipe.flush()
+
+
+def kill_group(group_id: int, signal_number: int = signal.SIGKILL) -> bool:
+    """Signal a whole process group; false when nobody is in it any more."""
+    try:
+        os.killpg(group_id, signal_number)
+    except (ProcessLookupError, PermissionError):
+        # macOS says EPERM of a group in which only zombies are left.
+        return False
+    return True
+
+
+def guard(lines: Iterable[str]) -> None:
+    """The guardian's whole life."""
+    groups: set[int] = set()
+    for line in lines:
+        group_id = int(line[1:])
+        if line[0] == "+":
+            groups.add(group_id)
+        else:
+            groups.discard(group_id)
+    for group_id in groups:
+        kill_group(group_id)
+
+
+if __name__ == "__main__":
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    guard(sys.stdin)

