@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import struct
 
-from inference.engine.errors import ChannelClosed, FrameTooLarge
+from inference.engine.errors import ChannelClosedError, FrameTooLargeError
 
 HEADER = struct.Struct("<I")
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -23,19 +23,21 @@ class Channel:
         self._connection = connection
 
     def send(self, payload: bytes) -> None:
-        """Blocks until the kernel took it all. Raises ``ChannelClosed``."""
+        """Blocks until the kernel took it all. Raises ``ChannelClosedError``."""
         if len(payload) > MAX_FRAME_BYTES:
-            raise FrameTooLarge(f"{len(payload)} bytes; a frame holds {MAX_FRAME_BYTES} at most")
+            raise FrameTooLargeError(
+                f"{len(payload)} bytes; a frame holds {MAX_FRAME_BYTES} at most"
+            )
         try:
             self._connection.sendall(HEADER.pack(len(payload)) + payload)
         except OSError as error:
-            raise ChannelClosed("the other end is gone") from error
+            raise ChannelClosedError("the other end is gone") from error
 
     def receive(self) -> bytes:
-        """The next frame's payload. Blocks. Raises ``ChannelClosed``, ``FrameTooLarge``."""
+        """The next frame's payload. Blocks. Raises both channel errors."""
         (length,) = HEADER.unpack(self._read_exactly(HEADER.size))
         if length > MAX_FRAME_BYTES:
-            raise FrameTooLarge(f"{length} bytes announced; {MAX_FRAME_BYTES} at most")
+            raise FrameTooLargeError(f"{length} bytes announced; {MAX_FRAME_BYTES} at most")
         return self._read_exactly(length)
 
     def _read_exactly(self, num_bytes: int) -> bytes:
@@ -44,9 +46,9 @@ class Channel:
             try:
                 part = self._connection.recv(min(num_bytes - len(received), 1 << 20))
             except OSError as error:
-                raise ChannelClosed("the connection broke") from error
+                raise ChannelClosedError("the connection broke") from error
             if not part:
-                raise ChannelClosed("end of file")
+                raise ChannelClosedError("end of file")
             received += part
         return bytes(received)
 

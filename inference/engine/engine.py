@@ -95,8 +95,7 @@ class Engine:
             self._record(schedule, self._clock() - started_s)
         if self._check_when_idle and not self._sequences:
             self._scheduler.check_integrity()
-        outputs, self._outputs = self._outputs, []
-        return StepOutputs(outputs=outputs, stats=self.stats())
+        return self._take_outputs()
 
     def submit(self, command: SubmitSequence) -> None:
         """Queue a sequence, or refuse it by an event in the next step's outputs."""
@@ -123,13 +122,17 @@ class Engine:
         self._forget(sequence)
         self._outputs.append(SequenceCancelled(request_id=command.request_id))
 
+    def cancel_all(self) -> StepOutputs:
+        for request_id in list(self._sequences):
+            self.cancel(CancelSequence(request_id=request_id))
+        return self._take_outputs()
+
     def fail_all(self, code: str, message: str) -> StepOutputs:
         """End every sequence after a step that raised; the engine can go on with new ones."""
         for sequence in list(self._sequences.values()):
             self._scheduler.end(sequence)
             self._fail(sequence, code, message)
-        outputs, self._outputs = self._outputs, []
-        return StepOutputs(outputs=outputs, stats=self.stats())
+        return self._take_outputs()
 
     def stats(self) -> EngineStats:
         allocator = self._scheduler.kv_cache.allocator
@@ -148,6 +151,10 @@ class Engine:
 
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()
+
+    def _take_outputs(self) -> StepOutputs:
+        outputs, self._outputs = self._outputs, []
+        return StepOutputs(outputs=outputs, stats=self.stats())
 
     def _refusal(self, command: SubmitSequence) -> SequenceFailed | None:
         num_tokens, context = len(command.token_ids), self._limits.context_tokens

@@ -3,9 +3,10 @@
     EngineError
     ├── IntegrityError        our own accounting contradicts itself: a bug
     ├── ChannelError
-    │   ├── ChannelClosed     the other end of the socket is gone
-    │   └── FrameTooLarge     a length prefix that cannot be a frame of ours
-    └── DoesNotFitError       not even one sequence fits the memory measured
+    │   ├── ChannelClosedError   the other end of the socket is gone
+    │   └── FrameTooLargeError   a length prefix that cannot be a frame of ours
+    ├── DoesNotFitError       not even a short context fits the memory measured
+    └── WarmupError           a fresh model could not answer
 
 What happens to one sequence is not an exception but an event (``SequenceFailed``).
 """
@@ -25,13 +26,17 @@ class ChannelError(EngineError):
     """Base of what a socket between a neuron and an engine process can do to us."""
 
 
-class ChannelClosed(ChannelError):
+class ChannelClosedError(ChannelError):
     """End of file, or the connection was reset."""
 
 
-class FrameTooLarge(ChannelError):
+class FrameTooLargeError(ChannelError):
     """A frame announced more bytes than ``MAX_FRAME_BYTES``: the stream is out of step."""
 
 
 class DoesNotFitError(EngineError):
     """The KV memory that was measured cannot hold a useful context."""
+
+
+class WarmupError(EngineError):
+    """A warm-up sequence failed; the message has its code."""

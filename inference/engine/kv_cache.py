@@ -1,12 +1,11 @@
 """Which block holds which tokens: reference counts, the prefix cache, reuse by age. Only integers;
 the tensors are elsewhere (``inference.models.paged_kv``) and this file must not know them.
 
-    unused ──allocate──▶ in use (references ≥ 1) ──last release──▶ reusable (if its content is known)
-      ▲                        ▲                                      │   │
-      │                        └───────────── prefix hit ─────────────┘   │ oldest first, when
-      └── last release of a block with no known content                   │ nothing is unused
-                               ▲                                          │
-                               └──────────────── allocate ────────────────┘
+    unused ──allocate──▶ in use (references ≥ 1) ──last release──▶ reusable (content is known)
+      ▲                       ▲   │   ▲                                │   │
+      │  last release, content│   │   └────────── prefix hit ──────────┘   │
+      └───────── not known ───┼───┘                                        │ the oldest, when
+                              └────────────────── allocate ────────────────┘ nothing is unused
 
 The prefix cache is keyed by (content id of the parent block, the block's tokens). A dict hashes
 that key and then compares it, so two prompts can share a block only when every token from the
@@ -165,7 +164,7 @@ class KVCache:
         return block_ids, contents
 
     def grow(self, sequence: Sequence) -> bool:
-        """A slot for the sequence's last token. ``False`` when a block is needed and none is free."""
+        """A slot for the sequence's last token. ``False``: it needs a block and none is free."""
         if len(sequence.token_ids) <= len(sequence.block_ids) * self.block_tokens:
             return True
         if self.allocator.num_free == 0:

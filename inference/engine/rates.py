@@ -26,11 +26,11 @@ class TokenRates:
 
     def decode_tokens_per_s(self, now_s: float) -> float:
         self._forget_before(now_s - self._window_s)
-        return self._num_decode / self._decode_s if self._num_decode else 0.0
+        return self._num_decode / self._decode_s if self._decode_s > 0 else 0.0
 
     def prefill_tokens_per_s(self, now_s: float) -> float:
         self._forget_before(now_s - self._window_s)
-        return self._num_prefill / self._prefill_s if self._num_prefill else 0.0
+        return self._num_prefill / self._prefill_s if self._prefill_s > 0 else 0.0
 
     def _add(self, step_s: float, num_decode: int, num_prefill: int) -> None:
         """A mixed step's time counts for both: neither had it to itself."""
@@ -45,3 +45,6 @@ class TokenRates:
         while self._steps and self._steps[0][0] < then_s:
             _, step_s, num_decode, num_prefill = self._steps.popleft()
             self._add(-step_s, -num_decode, -num_prefill)
+        if not self._steps:
+            # Sums of floats taken off again need not come back to exactly nothing.
+            self._decode_s = self._prefill_s = 0.0

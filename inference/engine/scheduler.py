@@ -1,7 +1,7 @@
 """Decides what runs in the next step, and for whom. Plain Python over ints: no tensors, no clock
 (times are arguments), no knowledge of models.
 
-One step's rows: every decoding sequence (one token each), then prompt chunks up to the token
+One step's rows: every decoding sequence (one token each), and prompt chunks up to a token
 budget, oldest sequence first. New sequences are admitted in order of arrival while there are seats
 and blocks. When a decoding sequence needs a block and none is free, the newest running sequence
 gives its blocks up and goes back to the head of the queue, to be recomputed.
@@ -24,8 +24,9 @@ class SchedulerLimits:
     max_running: int = 256
     max_queue_depth: int = 256
     max_queue_wait_s: float = 60.0
-    step_token_budget: int = 512
-    """Rows of one step, decode rows included. Bounds how long a prompt can hold up the others."""
+    prefill_tokens_per_step: int = 512
+    """Prompt rows of one step, beside its decode rows. Bounds how long a prompt can hold up
+    sequences that are decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Scheduler:
         write to are theirs when this returns."""
         schedule = Schedule()
         self._schedule_decodes(schedule)
-        budget = self.limits.step_token_budget - len(schedule.decodes)
+        budget = self.limits.prefill_tokens_per_step
         for sequence in self.running:
             if budget <= 0:
                 break
@@ -99,30 +100,32 @@ class Scheduler:
         return schedule
 
     def _schedule_decodes(self, schedule: Schedule) -> None:
-        decodes = schedule.decodes
-        grow = self.kv_cache.grow
         block_tokens = self.kv_cache.block_tokens
-        index = 0
-        while index < len(self.running):
-            sequence = self.running[index]
-            index += 1
+        for sequence in list(self.running):
             if sequence.state is not SequenceState.DECODING:
                 continue
             # The common case, a slot in the last block, is decided here without a call.
-            if len(sequence.token_ids) > len(sequence.block_ids) * block_tokens:
-                while not grow(sequence):
-                    self._preempt(self.running[-1])
-                    if sequence.state is SequenceState.WAITING:
-                        return
-            decodes.append(sequence)
+            is_full = len(sequence.token_ids) > len(sequence.block_ids) * block_tokens
+            if is_full and not self._make_room(sequence):
+                break
+            schedule.decodes.append(sequence)
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Only ever the newest running one, so that the oldest always gets to its end."""
-        self.running.remove(sequence)
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Preempt newer sequences until ``sequence`` can grow. ``False`` when it was itself the
+        newest and has been preempted: then no running one is left behind it."""
+        while not self.kv_cache.grow(sequence):
+            if self._preempt_newest() is sequence:
+                return False
+        return True
+
+    def _preempt_newest(self) -> Sequence:
+        """Only ever the newest, so that the oldest always gets to its end."""
+        sequence = self.running.pop()
         self.kv_cache.release(sequence)
         sequence.move_to(SequenceState.WAITING)
         self.waiting.appendleft(sequence)
         self.num_preemptions += 1
+        return sequence
 
     def _admit(self, sequence: Sequence) -> bool:
         if not self.kv_cache.admit(sequence):

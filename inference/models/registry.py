@@ -19,6 +19,10 @@ class Model(Protocol):
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
+    kv_dtype: torch.dtype
+    """What keys and values are best stored as here."""
+    execution: str
+    """For people: how its layers are run."""
 
     def new_kv(self, num_blocks: int, block_tokens: int, dtype: torch.dtype) -> PagedKV:
         """Room for the keys and values of ``num_blocks`` blocks, zeroed."""

@@ -22,14 +22,16 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
 
 
-def engine_for(pair: Any, *, num_kv_blocks: int = 128, step_token_budget: int = 512) -> Engine:
+def engine_for(
+    pair: Any, *, num_kv_blocks: int = 128, prefill_tokens_per_step: int = 512
+) -> Engine:
     return build_engine(
         pair.model,
         context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * BLOCK_TOKENS),
         num_kv_blocks=num_kv_blocks,
         kv_dtype=torch.float32,
         block_tokens=BLOCK_TOKENS,
-        scheduler_limits=SchedulerLimits(step_token_budget=step_token_budget),
+        scheduler_limits=SchedulerLimits(prefill_tokens_per_step=prefill_tokens_per_step),
         check_when_idle=True,
     )
 
@@ -58,7 +60,7 @@ def test_batch_of_different_lengths(pair: Any) -> None:
 
 
 def test_chunked_prefill_among_decoding_sequences(pair: Any) -> None:
-    engine = engine_for(pair, step_token_budget=9)
+    engine = engine_for(pair, prefill_tokens_per_step=9)
     early, late = prompt_of(5, seed=1), prompt_of(60, seed=2)
     submit(engine, "early", early, 30)
     first = engine.step().outputs
@@ -71,7 +73,7 @@ def test_chunked_prefill_among_decoding_sequences(pair: Any) -> None:
 
 def test_preemption_recomputes(pair: Any) -> None:
     prompts = {f"r{n}": prompt_of(20, seed=n) for n in range(4)}
-    engine = engine_for(pair, num_kv_blocks=14, step_token_budget=32)
+    engine = engine_for(pair, num_kv_blocks=14, prefill_tokens_per_step=32)
     for request_id, prompt in prompts.items():
         submit(engine, request_id, prompt, 40)
     answers = run(engine)

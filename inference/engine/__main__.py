@@ -1,0 +1,7 @@
+"""``python -m inference.engine --fd N``: see ``inference.engine.process``."""
+
+import sys
+
+from inference.engine.process import main
+
+sys.exit(main())

@@ -1,0 +1,122 @@
+"""From a ``LoadSpec`` to an engine that answers, and the report of what was loaded.
+
+Opens the files with ``inference.loading``, builds the model, measures memory, sizes the KV blocks
+and runs a first step through both phases. Knows no sockets and no neurons.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from inference.engine.build import build_engine
+from inference.engine.engine import Engine
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.memory import (
+    KVPlan,
+    cpu_kv_share,
+    free_cpu_bytes,
+    free_cuda_bytes,
+    plan_kv,
+)
+from inference.engine.scheduler import SchedulerLimits
+from inference.engine.warmup import run_largest_steps, warm_up
+from inference.loading.loader import OpenedModel, open_model
+from inference.models.registry import Model, build_model
+from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStage
+
+PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
+
+ReportProgress = Callable[[LoadProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    engine: Engine
+    report: LoadReport
+    opened: OpenedModel
+    """Keeps memory-mapped files open for as long as the engine lives."""
+
+
+def load_engine(
+    spec: LoadSpec, cache_dir: Path, on_progress: ReportProgress, *, check_when_idle: bool = False
+) -> LoadedEngine:
+    """Blocks for as long as it takes, downloads included. Raises ``LoadError``, ``EngineError``,
+    ``ModelError``."""
+    started_s = time.monotonic()
+    opened = open_model(spec, cache_dir, on_progress)
+    limit = min(opened.config.max_positions, spec.max_context_tokens or opened.config.max_positions)
+    model = build_model(opened.config, opened.weights, limit)
+    scheduler_limits = SchedulerLimits(
+        max_running=spec.max_concurrent_sequences,
+        max_queue_depth=spec.max_queue_depth,
+        max_queue_wait_s=spec.max_queue_wait_s,
+        prefill_tokens_per_step=PREFILL_TOKENS_PER_STEP[model.device.type],
+    )
+    on_progress(LoadProgress(stage=LoadStage.WARMUP, unit="steps", detail="measuring memory"))
+    plan = _plan(spec, model, scheduler_limits)
+    engine = build_engine(
+        model,
+        context_tokens=plan.context_tokens,
+        num_kv_blocks=plan.num_blocks,
+        kv_dtype=model.kv_dtype,
+        scheduler_limits=scheduler_limits,
+        check_when_idle=check_when_idle,
+    )
+    warm_up(engine, opened.config.vocab_size, on_progress)
+    return LoadedEngine(engine, _report(opened, model, plan, time.monotonic() - started_s), opened)
+
+
+def configure_threads() -> int:
+    """torch's threads: HELEXA_ENGINE_THREADS, else one per physical core this process may use."""
+    word = os.environ.get("HELEXA_ENGINE_THREADS", "").strip()
+    physical = psutil.cpu_count(logical=False) or 1
+    num_threads = int(word) if word else min(physical, len(os.sched_getaffinity(0)))
+    torch.set_num_threads(num_threads)
+    return num_threads
+
+
+def _plan(spec: LoadSpec, model: Model, limits: SchedulerLimits) -> KVPlan:
+    if spec.kv_memory_bytes is not None:
+        budget_bytes = spec.kv_memory_bytes
+    elif model.device.type == "cuda":
+        peak_bytes = run_largest_steps(model, limits)
+        budget_bytes = free_cuda_bytes(model.device, peak_bytes)
+    else:
+        budget_bytes = int(free_cpu_bytes() * cpu_kv_share())
+    return plan_kv(
+        model.config,
+        budget_bytes=budget_bytes,
+        block_tokens=DEFAULT_BLOCK_TOKENS,
+        dtype=model.kv_dtype,
+        max_context_tokens=spec.max_context_tokens,
+        max_sequences=spec.max_concurrent_sequences,
+    )
+
+
+def _report(opened: OpenedModel, model: Model, plan: KVPlan, load_seconds: float) -> LoadReport:
+    config = opened.config
+    return LoadReport(
+        architecture=config.architecture,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        num_parameters=opened.num_parameters,
+        weight_bytes=opened.weight_bytes,
+        kv_bytes=plan.kv_bytes,
+        num_kv_blocks=plan.num_blocks,
+        kv_block_tokens=DEFAULT_BLOCK_TOKENS,
+        context_tokens=plan.context_tokens,
+        vocab_size=config.vocab_size,
+        quantization=opened.weights.report(),
+        compiled=model.execution,
+        load_seconds=load_seconds,
+        tokenizer_dir=str(opened.tokenizer_dir),
+        eos_token_ids=list(config.eos_token_ids),
+        generation_defaults=dict(config.generation_defaults),
+    )

@@ -1,0 +1,88 @@
+"""How much memory keys and values may take, from what was measured; never a guess.
+
+The arithmetic is pure; ``free_cpu_bytes`` and ``free_cuda_bytes`` measure.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from inference.engine.errors import DoesNotFitError
+from inference.models.config import ModelConfig
+from inference.models.paged_kv import kv_bytes_per_block
+
+DEFAULT_CPU_KV_SHARE = 0.15
+CUDA_MARGIN_BYTES = 512 * 1024**2
+"""Left free on a GPU for what the profiling forward did not see: fragmentation, workspaces."""
+SHORTEST_USEFUL_CONTEXT = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVPlan:
+    num_blocks: int
+    kv_bytes: int
+    context_tokens: int
+
+
+def plan_kv(
+    config: ModelConfig,
+    *,
+    budget_bytes: int,
+    block_tokens: int,
+    dtype: torch.dtype,
+    max_context_tokens: int | None,
+    max_sequences: int,
+) -> KVPlan:
+    """As many blocks as the budget holds and ``max_sequences`` full contexts can use. Raises
+    ``DoesNotFitError``."""
+    block_bytes = kv_bytes_per_block(config, block_tokens, dtype)
+    limit = min(config.max_positions, max_context_tokens or config.max_positions)
+    blocks_per_context = -(-limit // block_tokens)
+    num_blocks = min(budget_bytes // block_bytes, blocks_per_context * max_sequences)
+    context_tokens = min(limit, num_blocks * block_tokens)
+    if context_tokens < min(limit, SHORTEST_USEFUL_CONTEXT):
+        needed = -(-min(limit, SHORTEST_USEFUL_CONTEXT) // block_tokens) * block_bytes
+        raise DoesNotFitError(
+            f"{budget_bytes / 1e6:.1f} MB are free for keys and values, but a context of "
+            f"{min(limit, SHORTEST_USEFUL_CONTEXT)} tokens needs {needed / 1e6:.1f} MB"
+        )
+    return KVPlan(
+        num_blocks=num_blocks, kv_bytes=num_blocks * block_bytes, context_tokens=context_tokens
+    )
+
+
+def cpu_kv_share() -> float:
+    """HELEXA_CPU_KV_SHARE, of the memory that is free once the weights are loaded. Raises
+    ``ValueError``."""
+    word = os.environ.get("HELEXA_CPU_KV_SHARE", "").strip()
+    share = float(word) if word else DEFAULT_CPU_KV_SHARE
+    if not 0 < share <= 0.9:
+        raise ValueError(f"HELEXA_CPU_KV_SHARE={word} is not above 0 and at most 0.9")
+    return share
+
+
+def free_cpu_bytes() -> int:
+    """Free memory of the host, or of the control group (container) where that is less."""
+    free = int(psutil.virtual_memory().available)
+    limit = _number(Path("/sys/fs/cgroup/memory.max"))
+    used = _number(Path("/sys/fs/cgroup/memory.current"))
+    return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def free_cuda_bytes(device: torch.device, peak_activation_bytes: int) -> int:
+    """What is free on the device beside the weights and the largest step's activations."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(0, free - peak_activation_bytes - CUDA_MARGIN_BYTES)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no control groups, or "max"
+        return None

@@ -1,0 +1,241 @@
+"""The engine's decisions, with an executor that counts instead of computing."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.engine.bookkeeping_benchmark import bookkeeping_ms_per_step
+from inference.engine.engine import Engine, EngineLimits, Sampled
+from inference.engine.kv_cache import KVCache
+from inference.engine.scheduler import Schedule, Scheduler, SchedulerLimits
+from inference.engine.sequence import Sequence
+from inference.protocol.engine import (
+    CancelSequence,
+    SequenceCancelled,
+    SequenceFailed,
+    SequenceStep,
+    SubmitSequence,
+)
+from inference.protocol.sampling import SamplingParams
+
+STOP_ID = 99
+
+
+class CountingExecutor:
+    """A sequence's next token is its length; ``STOP_ID`` at ``stop_at``; row failures on demand."""
+
+    def __init__(self) -> None:
+        self.stop_at: int | None = None
+        self.failing: set[str] = set()
+        self.error: Exception | None = None
+        self.steps: list[tuple[list[str], list[tuple[str, int, int]]]] = []
+        self.forgotten: list[str] = []
+
+    def execute(self, schedule: Schedule) -> Sampled:
+        if self.error is not None:
+            raise self.error
+        self.steps.append(
+            (
+                [s.request_id for s in schedule.decodes],
+                [(c.sequence.request_id, c.start, c.end) for c in schedule.prefills],
+            )
+        )
+        rows = schedule.sampled
+        tokens = [STOP_ID if len(s.token_ids) == self.stop_at else len(s.token_ids) for s in rows]
+        failed = frozenset(i for i, s in enumerate(rows) if s.request_id in self.failing)
+        return Sampled(tokens, failed, {})
+
+    def forget(self, sequence: Sequence) -> None:
+        self.forgotten.append(sequence.request_id)
+
+
+class Harness:
+    def __init__(self, *, num_blocks: int = 64, context_tokens: int = 64, **limits: int) -> None:
+        self.now_s = 0.0
+        self.executor = CountingExecutor()
+        self.engine = Engine(
+            self.executor,
+            Scheduler(KVCache(num_blocks, 4), SchedulerLimits(**limits)),
+            EngineLimits(context_tokens=context_tokens, vocab_size=100),
+            clock=lambda: self.now_s,
+            check_when_idle=True,
+        )
+
+    def submit(self, request_id: str, num_tokens: int = 4, max_tokens: int = 8) -> None:
+        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=[STOP_ID])
+        # Prompts differ from the first token on, so that nothing is shared unless a test wants it.
+        prompt = [sum(request_id.encode()) % 90] * num_tokens
+        self.engine.submit(SubmitSequence(request_id=request_id, token_ids=prompt, params=params))
+
+    def cancel(self, request_id: str) -> None:
+        self.engine.cancel(CancelSequence(request_id=request_id))
+
+    def step(self) -> list[SequenceStep | SequenceFailed | SequenceCancelled]:
+        return self.engine.step().outputs
+
+    def drain(self) -> list[SequenceStep | SequenceFailed | SequenceCancelled]:
+        outputs = []
+        while self.engine.has_work:
+            outputs += self.step()
+        return outputs
+
+
+def test_one_sequence_to_max_tokens() -> None:
+    harness = Harness()
+    harness.submit("a", num_tokens=4, max_tokens=3)
+    outputs = harness.drain()
+    assert [o.token_ids for o in outputs if isinstance(o, SequenceStep)] == [[4], [5], [6]]
+    last = outputs[-1]
+    assert isinstance(last, SequenceStep)
+    assert (last.finish_reason, last.num_output_tokens) == ("length", 3)
+    assert harness.engine.stats().kv_blocks_used == 0
+    assert harness.executor.forgotten == ["a"]
+
+
+def test_stop_token_is_counted_and_not_emitted() -> None:
+    harness = Harness()
+    harness.executor.stop_at = 6
+    harness.submit("a", num_tokens=4)
+    last = harness.drain()[-1]
+    assert isinstance(last, SequenceStep)
+    assert (last.token_ids, last.finish_reason, last.num_output_tokens) == ([], "stop", 3)
+
+
+def test_context_ends_a_sequence() -> None:
+    harness = Harness(context_tokens=10)
+    harness.submit("a", num_tokens=9, max_tokens=50)
+    last = harness.drain()[-1]
+    assert isinstance(last, SequenceStep)
+    assert (last.finish_reason, last.num_output_tokens) == ("length", 1)
+
+
+def test_prompt_that_fills_the_context_is_refused_with_both_numbers() -> None:
+    harness = Harness(context_tokens=10)
+    harness.submit("a", num_tokens=10)
+    (refused,) = harness.step()
+    assert isinstance(refused, SequenceFailed)
+    assert refused.code == "context_length_exceeded"
+    assert "10 tokens" in refused.message and "holds 10" in refused.message
+
+
+@pytest.mark.parametrize("token_ids", [[], [3, 100], [-1]])
+def test_token_outside_the_vocabulary_is_refused(token_ids: list[int]) -> None:
+    harness = Harness()
+    params = SamplingParams(max_tokens=1)
+    harness.engine.submit(SubmitSequence(request_id="a", token_ids=token_ids, params=params))
+    (refused,) = harness.step()
+    assert isinstance(refused, SequenceFailed)
+    assert refused.code == "bad_token_id"
+
+
+def test_queue_full() -> None:
+    harness = Harness(max_running=1, max_queue_depth=1)
+    for request_id in ("runs", "waits", "refused"):
+        harness.submit(request_id)
+    failed = [o for o in harness.step() if isinstance(o, SequenceFailed)]
+    assert [(f.request_id, f.code) for f in failed] == [("refused", "queue_full")]
+
+
+def test_queue_full_when_blocks_and_not_seats_are_short() -> None:
+    harness = Harness(num_blocks=4, context_tokens=16, max_running=9, max_queue_depth=1)
+    harness.submit("runs", num_tokens=12)
+    harness.submit("waits", num_tokens=12)
+    harness.step()
+    harness.submit("refused", num_tokens=1)
+    failed = [o for o in harness.step() if isinstance(o, SequenceFailed)]
+    assert [(f.request_id, f.code) for f in failed] == [("refused", "queue_full")]
+
+
+def test_queue_timeout() -> None:
+    harness = Harness(max_running=1)
+    harness.submit("runs", max_tokens=40)
+    harness.submit("waits")
+    harness.step()
+    harness.now_s = 61.0
+    failed = [o for o in harness.step() if isinstance(o, SequenceFailed)]
+    assert [(f.request_id, f.code) for f in failed] == [("waits", "queue_timeout")]
+    assert harness.engine.stats().in_flight == 1
+
+
+def test_chunked_prefill_runs_beside_decodes() -> None:
+    harness = Harness(prefill_tokens_per_step=5)
+    harness.submit("short", num_tokens=2)
+    harness.step()
+    harness.submit("long", num_tokens=12)
+    for _ in range(3):
+        harness.step()
+    assert harness.executor.steps[1:] == [
+        (["short"], [("long", 0, 5)]),
+        (["short"], [("long", 5, 10)]),
+        (["short"], [("long", 10, 12)]),
+    ]
+
+
+def test_newest_is_preempted_and_everybody_finishes() -> None:
+    harness = Harness(num_blocks=6, context_tokens=24)
+    for request_id in ("a", "b", "c"):
+        harness.submit(request_id, num_tokens=4, max_tokens=14)
+    outputs = harness.drain()
+    assert harness.engine.stats().num_preemptions > 0
+    for request_id in ("a", "b", "c"):
+        mine = [o for o in outputs if isinstance(o, SequenceStep) and o.request_id == request_id]
+        assert [t for o in mine for t in o.token_ids] == list(range(4, 18))
+        assert [o.num_cached_tokens for o in mine] == [0] + [None] * 13
+    finished = [o.request_id for o in outputs if isinstance(o, SequenceStep) and o.finish_reason]
+    assert finished[0] == "a"
+
+
+@pytest.mark.parametrize("phase", ["queued", "prefilling", "decoding", "preempted"])
+def test_cancel_frees_blocks_in_the_next_step(phase: str) -> None:
+    harness = Harness(num_blocks=6, context_tokens=24, prefill_tokens_per_step=4, max_running=2)
+    harness.submit("other", num_tokens=4, max_tokens=20)
+    harness.submit("victim", num_tokens=8, max_tokens=16)
+    if phase == "queued":
+        harness.submit("third")
+    target = "third" if phase == "queued" else "victim"
+    num_steps = {"queued": 2, "prefilling": 2, "decoding": 4, "preempted": 0}[phase]
+    for _ in range(num_steps):
+        harness.step()
+    while phase == "preempted" and harness.engine.stats().num_preemptions == 0:
+        harness.step()
+    harness.cancel(target)
+    outputs = harness.step()
+    assert SequenceCancelled(request_id=target) in outputs
+    harness.engine.check_integrity()
+    assert all(o.request_id != target for o in harness.drain())
+    assert harness.engine.stats().kv_blocks_used == 0
+
+
+def test_cancel_of_an_unknown_id_is_nothing() -> None:
+    harness = Harness()
+    harness.cancel("nobody")
+    assert not harness.engine.has_work
+
+
+def test_row_that_is_not_a_number_fails_alone() -> None:
+    harness = Harness()
+    harness.submit("good", max_tokens=2)
+    harness.submit("bad", max_tokens=2)
+    harness.executor.failing = {"bad"}
+    outputs = harness.drain()
+    failed = [o for o in outputs if isinstance(o, SequenceFailed)]
+    assert [(f.request_id, f.code) for f in failed] == [("bad", "numerical_error")]
+    assert [o.finish_reason for o in outputs if isinstance(o, SequenceStep)] == [None, "length"]
+
+
+def test_engine_goes_on_after_a_step_that_raised() -> None:
+    harness = Harness()
+    harness.submit("a")
+    harness.executor.error = RuntimeError("device")
+    with pytest.raises(RuntimeError):
+        harness.step()
+    (failed,) = harness.engine.fail_all("engine_error", "sorry").outputs
+    assert isinstance(failed, SequenceFailed)
+    harness.executor.error = None
+    harness.submit("b", max_tokens=1)
+    assert len(harness.drain()) == 1
+    assert harness.engine.stats().kv_blocks_used == 0
+
+
+def test_bookkeeping_benchmark_measures_full_steps() -> None:
+    assert bookkeeping_ms_per_step(num_sequences=8, num_steps=3) > 0

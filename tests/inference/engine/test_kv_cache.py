@@ -1,0 +1,117 @@
+"""Block accounting under any order of admissions, growth, registration and release."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from inference.engine.kv_cache import KVCache
+from inference.engine.sequence import Sequence
+from inference.protocol.sampling import SamplingParams
+
+BLOCK_TOKENS = 4
+NUM_BLOCKS = 12
+
+
+def sequence_of(tokens: list[int]) -> Sequence:
+    params = SamplingParams(max_tokens=1000)
+    return Sequence("r", tokens, params, context_tokens=1000, arrival=1, deadline_s=0.0)
+
+
+class KVCacheMachine(RuleBasedStateMachine):
+    """``stored`` plays the tensors: what each block holds, as a sequence would have written it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = KVCache(NUM_BLOCKS, BLOCK_TOKENS)
+        self.live: list[Sequence] = []
+        self.stored: dict[int, list[tuple[int, ...]]] = {}
+
+    def write(self, sequence: Sequence, end: int) -> None:
+        """Compute up to ``end``: each slot records the whole prefix that its numbers depend on."""
+        for position in range(sequence.num_computed_tokens, end):
+            block_id = sequence.block_ids[position // BLOCK_TOKENS]
+            prefix = tuple(sequence.token_ids[: position + 1])
+            slots = self.stored.setdefault(block_id, [()] * BLOCK_TOKENS)
+            slots[position % BLOCK_TOKENS] = prefix
+        sequence.num_computed_tokens = end
+        self.cache.register_computed(sequence)
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=24))
+    def admit(self, tokens: list[int]) -> None:
+        sequence = sequence_of(tokens)
+        free_before = self.cache.allocator.num_free
+        if self.cache.admit(sequence):
+            assert sequence.num_computed_tokens < len(tokens)
+            self.live.append(sequence)
+        else:
+            assert self.cache.allocator.num_free == free_before
+            assert sequence.block_ids == []
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def compute(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.live))
+        end = data.draw(st.integers(sequence.num_computed_tokens, len(sequence.token_ids)))
+        self.write(sequence, end)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def append(self, data: st.DataObject, token: int) -> None:
+        sequence = data.draw(st.sampled_from(self.live))
+        self.write(sequence, len(sequence.token_ids))
+        sequence.token_ids.append(token)
+        if not self.cache.grow(sequence):
+            assert self.cache.allocator.num_free == 0
+            sequence.token_ids.pop()
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.live))
+        self.live.remove(sequence)
+        self.cache.release(sequence)
+
+    @invariant()
+    def accounts_balance(self) -> None:
+        self.cache.check_integrity(self.live)
+        held = {block for sequence in self.live for block in sequence.block_ids}
+        assert self.cache.allocator.num_used == len(held)
+
+    @invariant()
+    def every_sequence_reads_its_own_tokens(self) -> None:
+        for sequence in self.live:
+            for position in range(sequence.num_computed_tokens):
+                block_id = sequence.block_ids[position // BLOCK_TOKENS]
+                expected = tuple(sequence.token_ids[: position + 1])
+                assert self.stored[block_id][position % BLOCK_TOKENS] == expected
+
+
+TestKVCache = KVCacheMachine.TestCase
+TestKVCache.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def test_oldest_reusable_block_goes_first_and_tails_before_heads() -> None:
+    cache = KVCache(4, BLOCK_TOKENS)
+    first, second = sequence_of([1] * 8), sequence_of([2] * 8)
+    for sequence in (first, second):
+        assert cache.admit(sequence)
+        sequence.num_computed_tokens = 8
+        cache.register_computed(sequence)
+    head, tail = first.block_ids
+    cache.release(first)
+    cache.release(second)
+    assert cache.allocator.allocate() == tail
+    assert cache.allocator.allocate() == head
+
+
+def test_equal_block_after_another_prefix_is_not_shared() -> None:
+    cache = KVCache(8, BLOCK_TOKENS)
+    first = sequence_of([1] * 4 + [3] * 4)
+    assert cache.admit(first)
+    first.num_computed_tokens = 8
+    cache.register_computed(first)
+    other = sequence_of([2] * 4 + [3] * 4 + [9])
+    assert cache.admit(other)
+    assert other.num_computed_tokens == 0
