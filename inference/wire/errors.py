@@ -1,0 +1,246 @@
+"""Everything a client can be told went wrong, and how OpenAI's envelope says it.
+
+    ApiError
+    ├── InvalidRequestError             400 invalid_value
+    │   ├── InvalidJsonError            400 invalid_json
+    │   ├── InvalidTypeError            400 invalid_type
+    │   ├── MissingParameterError       400 missing_required_parameter
+    │   ├── UnsupportedParameterError   400 unsupported_parameter
+    │   └── VisionUnsupportedError      400 vision_unsupported
+    ├── InvalidApiKeyError              401 invalid_api_key
+    ├── ModelNotFoundError              404 model_not_found
+    ├── UnknownUrlError                 404 unknown_url
+    ├── MethodNotAllowedError           405 method_not_allowed
+    ├── RequestTooLargeError            413 request_too_large
+    ├── InternalError                   500 internal_error
+    ├── ServiceUnavailableError         503 redis_unavailable, database_unavailable, neuron_lost,
+    │                                       shutting_down, model_loading …          retryable
+    └── RequestFailedError              what a neuron or placement said, by FAILURES
+
+Messages are written for clients. Pure: knows no framework, no clock, no process.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from inference.protocol.events import Failure
+
+DEFAULT_RETRY_AFTER_S = 1.0
+
+
+class ApiError(Exception):
+    """``status`` is HTTP's, ``type`` and ``code`` are the envelope's. ``retry_after_s`` is set
+    where the same request may succeed later without anybody changing it."""
+
+    status = 500
+    type = "server_error"
+    code = "internal_error"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequestError(ApiError):
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class InvalidJsonError(InvalidRequestError):
+    code = "invalid_json"
+
+
+class InvalidTypeError(InvalidRequestError):
+    code = "invalid_type"
+
+
+class MissingParameterError(InvalidRequestError):
+    code = "missing_required_parameter"
+
+    def __init__(self, param: str) -> None:
+        super().__init__(f"Missing required parameter: '{param}'.", param=param)
+
+
+class UnsupportedParameterError(InvalidRequestError):
+    """A field, or a value of it, that this server cannot honour; ``reason`` says why or what is
+    accepted."""
+
+    code = "unsupported_parameter"
+
+    def __init__(self, param: str, reason: str) -> None:
+        super().__init__(f"Unsupported parameter: '{param}': {reason}.", param=param)
+
+
+class VisionUnsupportedError(InvalidRequestError):
+    code = "vision_unsupported"
+
+    def __init__(self, param: str) -> None:
+        super().__init__("This model reads text only; it was sent an image.", param=param)
+
+
+class InvalidApiKeyError(ApiError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class ModelNotFoundError(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model '{name}' does not exist here.", param="model")
+
+
+class UnknownUrlError(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    code = "unknown_url"
+
+
+class MethodNotAllowedError(ApiError):
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+    def __init__(self, method: str, allowed: str) -> None:
+        super().__init__(f"{method} is not allowed here; use {allowed}.")
+        self.allowed = allowed
+
+
+class RequestTooLargeError(ApiError):
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+    def __init__(self, max_body_bytes: int) -> None:
+        super().__init__(f"The request body is over the limit of {max_body_bytes:,} bytes.")
+
+
+class InternalError(ApiError):
+    def __init__(self) -> None:
+        super().__init__("The server failed on this request; its log has the details.")
+
+
+class ServiceUnavailableError(ApiError):
+    status = 503
+
+    def __init__(
+        self, code: str, message: str, *, retry_after_s: float = DEFAULT_RETRY_AFTER_S
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.code = code
+
+
+class RequestFailedError(ApiError):
+    """A request that was refused or broke behind the gateway."""
+
+    def __init__(self, failure: Failure) -> None:
+        kind = FAILURES.get(failure.code, _BROKEN)
+        retry_after_s = failure.retry_after_s
+        if retry_after_s is None:
+            retry_after_s = kind.retry_after_s
+        super().__init__(failure.message, param=failure.param, retry_after_s=retry_after_s)
+        self.status = kind.status
+        self.type = kind.type
+        self.code = failure.code
+
+
+@dataclass(frozen=True, slots=True)
+class FailureKind:
+    """How failures of one code are answered; ``retry_after_s`` where the failure names none."""
+
+    status: int
+    type: str
+    retry_after_s: float | None = None
+
+
+_BAD_REQUEST = FailureKind(400, "invalid_request_error")
+_BROKEN = FailureKind(500, "server_error")
+_BUSY = FailureKind(503, "server_error", 1.0)
+_COMING_BACK = FailureKind(503, "server_error", 5.0)
+_NOT_LOADABLE = FailureKind(503, "server_error", 30.0)
+
+FAILURES: dict[str, FailureKind] = {
+    # the request itself
+    "context_length_exceeded": _BAD_REQUEST,
+    "bad_token_id": _BAD_REQUEST,
+    "invalid_value": _BAD_REQUEST,
+    "unsupported_parameter": _BAD_REQUEST,
+    "vision_unsupported": _BAD_REQUEST,
+    "model_not_found": FailureKind(404, "invalid_request_error"),
+    "template_render_failed": FailureKind(422, "invalid_request_error"),
+    # too much at once
+    "queue_full": _BUSY,
+    "queue_timeout": _BUSY,
+    "deadline_exceeded": _BUSY,
+    "out_of_memory": _BUSY,
+    "cancelled": _BUSY,
+    # something went away and is being brought back
+    "engine_crashed": _COMING_BACK,
+    "recovering": _COMING_BACK,
+    "neuron_lost": _COMING_BACK,
+    "no_neuron": _COMING_BACK,
+    "model_not_loaded": _COMING_BACK,
+    "model_loading": _COMING_BACK,
+    "draining": _COMING_BACK,
+    "shutting_down": _COMING_BACK,
+    "fleet_unavailable": _COMING_BACK,
+    # the model cannot be had until somebody acts
+    "not_enough_memory": _NOT_LOADABLE,
+    "does_not_fit": _NOT_LOADABLE,
+    "load_failed": _NOT_LOADABLE,
+    "unknown_architecture": _NOT_LOADABLE,
+    "missing_file": _NOT_LOADABLE,
+    "quantization_not_found": _NOT_LOADABLE,
+    "hash_mismatch": _NOT_LOADABLE,
+    "download_failed": _NOT_LOADABLE,
+    "bad_source": _NOT_LOADABLE,
+    "bad_file": _NOT_LOADABLE,
+    # our own fault
+    "numerical_error": _BROKEN,
+    "engine_error": _BROKEN,
+}
+"""Codes that are not here are answered as 500: nobody has said what a client could do."""
+
+
+def openai_error(error: ApiError) -> dict[str, Any]:
+    """OpenAI's error envelope, which is also what a stream's error event carries."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def openai_error_body(error: ApiError) -> bytes:
+    return orjson.dumps(openai_error(error))
+
+
+def openai_error_frame(error: ApiError) -> bytes:
+    """The last event of a stream that broke: SDKs raise on it and read no further."""
+    return b"data: " + openai_error_body(error) + b"\n\n"
+
+
+def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
+    """``Retry-After`` in whole seconds, at least 1, where a retry makes sense."""
+    headers = []
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    if isinstance(error, MethodNotAllowedError):
+        headers.append((b"allow", error.allowed.encode()))
+    return headers

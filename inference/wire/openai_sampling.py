@@ -1,0 +1,164 @@
+"""The fields that OpenAI's chat and completions dialects share, and what they become inside.
+
+vLLM's extensions keep vLLM's names. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inference.protocol.sampling import SamplingOptions
+from inference.wire.errors import InvalidRequestError
+from inference.wire.fields import (
+    MAX_TOKEN_ID,
+    Field,
+    array,
+    flag,
+    honoured,
+    integer,
+    neutral,
+    number,
+    only,
+    read_fields,
+    table,
+    text,
+    wrong_type,
+)
+
+MAX_TOKENS = 2**31 - 1
+MAX_STOP_STRINGS = 4
+MAX_STOP_TOKEN_IDS = 1024
+MAX_REPETITION_PENALTY = 10.0
+MAX_MODEL_NAME_CHARS = 256
+
+token_id = integer(0, MAX_TOKEN_ID)
+_bias = number(-100, 100)
+_stop_string = text(min_chars=1)
+_stop_strings = array(_stop_string, MAX_STOP_STRINGS)
+
+
+def stop(value: Any, path: str) -> list[str]:
+    """One string or up to four."""
+    if isinstance(value, str):
+        return [_stop_string(value, path)]
+    if not isinstance(value, list):
+        raise wrong_type(path, "a string or an array of strings", value)
+    checked: list[str] = _stop_strings(value, path)
+    return checked
+
+
+def logit_bias(value: Any, path: str) -> dict[int, float]:
+    """JSON keys are strings: token ids in decimal."""
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    biases = {}
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
+            raise InvalidRequestError(f"'{path}' must have token ids as its keys.", param=path)
+        biases[int(key)] = _bias(bias, f"{path}.{key}")
+    return biases
+
+
+def top_k(value: Any, path: str) -> int:
+    """-1 and 0 both mean off; inside, 0 does."""
+    checked: int = integer(-1, MAX_TOKEN_ID)(value, path)
+    return max(checked, 0)
+
+
+def metadata(value: Any, path: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    if len(value) > 16:
+        raise InvalidRequestError(f"'{path}' may have 16 pairs.", param=path)
+    check_key, check_value = text(64), text(512)
+    return {check_key(key, path): check_value(item, path) for key, item in value.items()}
+
+
+STREAM_OPTIONS = table(
+    honoured("include_usage", flag, "A usage chunk before [DONE]."),
+    neutral(
+        "include_obfuscation",
+        only(False, reason="chunks are never padded; only false is accepted"),
+        "false",
+    ),
+)
+
+
+def stream_options(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    return read_fields(value, STREAM_OPTIONS, path=f"{path}.")
+
+
+SHARED_FIELDS: tuple[Field, ...] = (
+    honoured(
+        "model",
+        text(MAX_MODEL_NAME_CHARS, min_chars=1),
+        "A catalogue model's name or an alias; echoed as given.",
+    ),
+    honoured("stream", flag, "Server-sent events instead of one body."),
+    honoured("stream_options", stream_options, "include_usage; only with stream."),
+    honoured("stop", stop, "One string or up to 4."),
+    honoured("temperature", number(0, 2), "0 to 2; 0 is greedy."),
+    honoured("top_p", number(0, 1), "0 to 1."),
+    honoured("presence_penalty", number(-2, 2), "-2 to 2."),
+    honoured("frequency_penalty", number(-2, 2), "-2 to 2."),
+    honoured("logit_bias", logit_bias, "Token ids to -100 … 100."),
+    honoured("seed", integer(-(2**63), 2**63 - 1), "A 64-bit integer."),
+    honoured("max_tokens", integer(1, MAX_TOKENS), "At least 1."),
+    honoured("top_k", top_k, "Extension; -1 or 0 is off."),
+    honoured("min_p", number(0, 1), "Extension; 0 to 1."),
+    honoured(
+        "repetition_penalty",
+        number(0, MAX_REPETITION_PENALTY, above=True),
+        "Extension; over 0, up to 10; 1 is off.",
+    ),
+    honoured("min_tokens", integer(0, MAX_TOKENS), "Extension; stops are ignored until then."),
+    honoured("ignore_eos", flag, "Extension; go on after the model's end token."),
+    honoured(
+        "stop_token_ids", array(token_id, MAX_STOP_TOKEN_IDS), "Extension; tokens that end it."
+    ),
+    neutral("n", only(1, reason="only 1 choice is generated"), "1"),
+    neutral("user", text(512), "A label; kept nowhere."),
+)
+
+SAMPLING_NAMES = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+def sampling_options(
+    read: dict[str, Any], *, max_tokens: int | None, top_logprobs: int | None
+) -> SamplingOptions:
+    """``read`` is what ``read_fields`` kept of a dialect that has ``SHARED_FIELDS``."""
+    min_tokens = read.get("min_tokens", 0)
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"'min_tokens' ({min_tokens}) is over the maximum of {max_tokens} tokens.",
+            param="min_tokens",
+        )
+    given = {name: read[name] for name in SAMPLING_NAMES if name in read}
+    return SamplingOptions(max_tokens=max_tokens, top_logprobs=top_logprobs, **given)
+
+
+def includes_usage(read: dict[str, Any]) -> bool:
+    """Whether a usage chunk was asked for. Stream options without a stream are refused."""
+    options = read.get("stream_options")
+    if options is None:
+        return False
+    if not read.get("stream", False):
+        raise InvalidRequestError(
+            "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
+        )
+    return bool(options.get("include_usage", False))
