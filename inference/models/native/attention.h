@@ -2,10 +2,15 @@
 // (Dao et al. 2022, arXiv:2205.14135), one KV block at a time.
 //
 // Keys lie transposed within their block, so that one vector holds one feature of sixteen tokens
-// and scores need no sum across lanes; values lie token by token:
+// and scores need no sum across lanes; values lie token by token. As bfloat16 both come in pairs,
+// neighbouring features of a key, neighbouring tokens of a value, because that is what the CPU's
+// bfloat16 dot product multiplies:
 //
-//   keys   (num_blocks, num_kv_heads, head_dim, kBlockTokens)
-//   values (num_blocks, num_kv_heads, kBlockTokens, head_dim)
+//             float                         bfloat16
+//   keys      (head_dim, kBlockTokens)      (head_dim / 2, kBlockTokens, 2)
+//   values    (kBlockTokens, head_dim)      (kBlockTokens / 2, head_dim, 2)
+//
+// each for every (block, kv head).
 //
 // Blocks are visited in order of position and a masked token weighs exactly zero, so a query's
 // result does not depend on which other queries share its tile.
@@ -29,18 +34,59 @@ struct QueryTile {
   float maxima[kTileQueries];
   float totals[kTileQueries];
   float weights[kTileQueries][kBlockTokens];
+  uint32_t query_pairs[kTileQueries][kMaxHeadDim / 2];  // bfloat16 keys only
+  uint32_t weight_pairs[kTileQueries][kBlockTokens / 2];
 };
+
+// Where one element of a key or value lies within its (block, kv head).
+template <typename KV>
+inline int key_index(int feature, int token) {
+  if (sizeof(KV) == sizeof(float)) return feature * kBlockTokens + token;
+  return (feature / 2 * kBlockTokens + token) * 2 + feature % 2;
+}
+
+template <typename KV>
+inline int value_index(int token, int feature, int head_dim) {
+  if (sizeof(KV) == sizeof(float)) return token * head_dim + feature;
+  return (token / 2 * head_dim + feature) * 2 + token % 2;
+}
+
+// One step along the summed dimension, for sixteen sums: a float each, or a pair of bfloat16.
+inline f32x16 multiply_add(f32x16 total, const float* from, float factor) {
+  return total + load(from) * factor;
+}
+
+inline f32x16 multiply_add(f32x16 total, const uint16_t* from, uint32_t factors) {
+  return add_pair_products(total, load_words(from), factors);
+}
+
+inline const float* score_factors(const QueryTile& tile, int q, const float*) {
+  return tile.queries[q];
+}
+inline const uint32_t* score_factors(const QueryTile& tile, int q, const uint16_t*) {
+  return tile.query_pairs[q];
+}
+inline const float* gather_factors(const QueryTile& tile, int q, const float*) {
+  return tile.weights[q];
+}
+inline const uint32_t* gather_factors(const QueryTile& tile, int q, const uint16_t*) {
+  return tile.weight_pairs[q];
+}
+
+// Elements of KV that one summed step takes per lane.
+template <typename KV>
+constexpr int kPerStep = sizeof(float) / sizeof(KV);
 
 template <typename KV, int Queries>
 inline void score_stripe(QueryTile& tile, int first, const KV* keys, int head_dim) {
   f32x16 left[Queries], right[Queries];
   for (int q = 0; q < Queries; q++) left[q] = right[q] = f32x16{};
-  for (int d = 0; d < head_dim; d++) {
-    const f32x16 key_left = load(keys + d * kBlockTokens);
-    const f32x16 key_right = load(keys + d * kBlockTokens + kLanes);
+  for (int step = 0; step < head_dim / kPerStep<KV>; step++) {
+    const KV* key = keys + step * kBlockTokens * kPerStep<KV>;
     for (int q = 0; q < Queries; q++) {
-      left[q] += key_left * tile.queries[first + q][d];
-      right[q] += key_right * tile.queries[first + q][d];
+      const auto factor = score_factors(tile, first + q, keys)[step];
+      left[q] = multiply_add(left[q], key, factor);
+      right[q] = multiply_add(right[q], key + kLanes * kPerStep<KV>, factor);
     }
   }
   for (int q = 0; q < Queries; q++) {
@@ -58,13 +104,14 @@ inline void gather_stripe(QueryTile& tile, int first, const KV* values, int head
       left[q] = load(tile.outputs[first + q] + d);
       right[q] = pair ? load(tile.outputs[first + q] + d + kLanes) : f32x16{};
     }
-    for (int t = 0; t < kBlockTokens; t++) {
-      const KV* value = values + t * head_dim + d;
-      const f32x16 value_left = load(value);
-      const f32x16 value_right = pair ? load(value + kLanes) : f32x16{};
+    // A lone last vector is summed twice rather than branched on; the copy is dropped.
+    const int other = pair ? kLanes : 0;
+    for (int step = 0; step < kBlockTokens / kPerStep<KV>; step++) {
+      const KV* value = values + (step * head_dim + d) * kPerStep<KV>;
       for (int q = 0; q < Queries; q++) {
-        left[q] += value_left * tile.weights[first + q][t];
-        right[q] += value_right * tile.weights[first + q][t];
+        const auto factor = gather_factors(tile, first + q, values)[step];
+        left[q] = multiply_add(left[q], value, factor);
+        right[q] = multiply_add(right[q], value + other * kPerStep<KV>, factor);
       }
     }
     for (int q = 0; q < Queries; q++) {
@@ -105,6 +152,11 @@ inline void softmax_step(QueryTile& tile, int q, int block_start, int window, in
   tile.totals[q] += sum(left + right);
 }
 
+inline void pair_up(const float* from, uint32_t* pairs, int count) {
+  for (int i = 0; i < count / 2; i++)
+    pairs[i] = narrow_bf16(from[2 * i]) | uint32_t(narrow_bf16(from[2 * i + 1])) << 16;
+}
+
 template <typename KV>
 inline void attend_block(QueryTile& tile, const KV* keys, const KV* values, int block_start,
                          int window, int head_dim) {
@@ -114,7 +166,10 @@ inline void attend_block(QueryTile& tile, const KV* keys, const KV* values, int 
   for (; q + 3 <= tile.count; q += 3) score_stripe<KV, 3>(tile, q, keys, head_dim);
   for (; q < tile.count; q++) score_stripe<KV, 1>(tile, q, keys, head_dim);
 
-  for (q = 0; q < tile.count; q++) softmax_step(tile, q, block_start, window, head_dim);
+  for (q = 0; q < tile.count; q++) {
+    softmax_step(tile, q, block_start, window, head_dim);
+    if (sizeof(KV) != sizeof(float)) pair_up(tile.weights[q], tile.weight_pairs[q], kBlockTokens);
+  }
 
   q = 0;
   for (; q + kStripe <= tile.count; q += kStripe)

@@ -49,8 +49,8 @@ struct Batch {
   const int64_t* sequences;    // (num_rows,) row of block_tables
   const int64_t* block_tables; // (num_sequences, table_stride)
   const int64_t* logit_rows;   // (num_logit_rows,) rows whose next token is wanted
-  void* keys;                  // (num_layers, num_blocks, num_kv_heads, head_dim, kBlockTokens)
-  void* values;                // (num_layers, num_blocks, num_kv_heads, kBlockTokens, head_dim)
+  void* keys;                  // (num_layers, num_blocks, num_kv_heads, head_dim * kBlockTokens)
+  void* values;                // the same; the order within is attention.h's
   int64_t num_blocks;
   float* logits;               // (num_logit_rows, vocab_size)
 };
@@ -288,8 +288,8 @@ class Decoder {
       rotate(layer.key_norm, position, key);
       const int64_t at = (block * m_.num_kv_heads + h) * m_.head_dim * kBlockTokens;
       for (int d = 0; d < m_.head_dim; d++) {
-        store_element(keys + at + d * kBlockTokens + offset, key[d]);
-        store_element(values + at + offset * m_.head_dim + d, value[d]);
+        store_element(keys + at + key_index<KV>(d, offset), key[d]);
+        store_element(values + at + value_index<KV>(offset, d, m_.head_dim), value[d]);
       }
     }
   }
@@ -327,6 +327,7 @@ class Decoder {
         tile.queries[q][d] = query[d] * scale;
         tile.outputs[q][d] = 0;
       }
+      if (m_.kv_bf16) pair_up(tile.queries[q], tile.query_pairs[q], m_.head_dim);
       tile.positions[q] = int(batch.positions[row]);
       tile.maxima[q] = kNoScore;
       tile.totals[q] = 0;

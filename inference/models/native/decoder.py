@@ -163,8 +163,8 @@ class NativeDecoder:
 
         Indices are int64: ``token_ids``, ``positions`` and ``sequences`` (num_rows,), rows of a
         sequence consecutive and in order of position; ``block_tables`` (num_sequences, n);
-        ``logit_rows`` (num_logit_rows,). ``keys`` (num_layers, num_blocks, num_kv_heads, head_dim,
-        32) and ``values`` (num_layers, num_blocks, num_kv_heads, 32, head_dim) are written to.
+        ``logit_rows`` (num_logit_rows,). ``keys`` and ``values`` (num_layers, num_blocks,
+        num_kv_heads, head_dim * block_tokens), in attention.h's order, are written to.
         """
         logits = torch.empty(logit_rows.shape[0], self._vocab_size)
         batch = _Batch(

@@ -90,12 +90,6 @@ inline i32x16 dot4(i32x16 total, i32x16 packed, int32_t codes) {
 #endif
 }
 
-inline i32x16 load_bytes(const uint8_t* from) {
-  i32x16 value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
 inline int32_t load_codes(const int8_t* from) {
   int32_t value;
   std::memcpy(&value, from, sizeof value);
@@ -126,7 +120,7 @@ inline void panel_q4(const Linear& w, int panel, const Activations& x, int row, 
   for (int g = 0; g < num_groups; g++, block += kQ4Block, at += kGroup) {
     i32x16 weights[8];
     for (int j = 0; j < 4; j++) {
-      const i32x16 bytes = load_bytes(block + 64 + 64 * j);
+      const i32x16 bytes = load_words(block + 64 + 64 * j);
       weights[2 * j] = bytes & 0x0f0f0f0f;
       weights[2 * j + 1] = (i32x16)((u32x16)bytes >> 4) & 0x0f0f0f0f;
     }
@@ -150,7 +144,7 @@ inline void panel_q8(const Linear& w, int panel, const Activations& x, int row, 
   for (int r = 0; r < Rows; r++) result[r] = f32x16{};
   for (int g = 0; g < num_groups; g++, block += kQ8Block, at += kGroup) {
     i32x16 weights[8];
-    for (int j = 0; j < 8; j++) weights[j] = load_bytes(block + 32 + 64 * j);
+    for (int j = 0; j < 8; j++) weights[j] = load_words(block + 32 + 64 * j);
     const f32x16 scale = load_f16(block);
     for (int r = 0; r < Rows; r++) {
       const int64_t row_at = at + r * x.width;

@@ -21,8 +21,8 @@ from inference.models.weights import WeightSource
 
 @dataclass(frozen=True, slots=True)
 class NativeKV:
-    """Keys (num_layers, num_blocks, num_kv_heads, head_dim, block_tokens), transposed within their
-    block; values (num_layers, num_blocks, num_kv_heads, block_tokens, head_dim)."""
+    """``keys`` and ``values`` (num_layers, num_blocks, num_kv_heads, head_dim * block_tokens), in
+    the order that attention.h documents."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -66,10 +66,11 @@ class NativeLlama:
         """One block more than asked for: the last is scratch, where padding rows write."""
         assert dtype == self._kv_dtype and block_tokens == self._decoder.block_tokens
         config = self.config
-        shape = (config.num_layers, num_blocks + 1, config.num_kv_heads)
+        per_head = config.head_dim * block_tokens
+        shape = (config.num_layers, num_blocks + 1, config.num_kv_heads, per_head)
         return NativeKV(
-            keys=torch.zeros(*shape, config.head_dim, block_tokens, dtype=dtype),
-            values=torch.zeros(*shape, block_tokens, config.head_dim, dtype=dtype),
+            keys=torch.zeros(shape, dtype=dtype),
+            values=torch.zeros(shape, dtype=dtype),
             block_tokens=block_tokens,
             scratch_slot=num_blocks * block_tokens,
         )

@@ -17,7 +17,6 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
-typedef uint16_t u16x16 __attribute__((vector_size(32)));
 typedef _Float16 f16x16 __attribute__((vector_size(32)));
 
 inline f32x16 load(const float* from) {
@@ -44,11 +43,22 @@ inline void store_bytes(int8_t* to, i32x16 value) {
   std::memcpy(to, &bytes, sizeof bytes);
 }
 
-// bfloat16 is the upper half of a float.
-inline f32x16 load(const uint16_t* from) {
-  u16x16 half;
-  std::memcpy(&half, from, sizeof half);
-  return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+inline i32x16 load_words(const void* from) {
+  i32x16 value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+// total + low * low + high * high, the halves of each word being bfloat16 (a float's upper half).
+inline f32x16 add_pair_products(f32x16 total, i32x16 words, uint32_t factors) {
+#if defined(__AVX512BF16__)
+  return (f32x16)_mm512_dpbf16_ps((__m512)total, (__m512bh)words,
+                                  (__m512bh)_mm512_set1_epi32(int32_t(factors)));
+#else
+  const i32x16 factor = i32x16{} + int32_t(factors);
+  total += (f32x16)(words << 16) * (f32x16)(factor << 16);
+  return total + (f32x16)(words & int32_t(0xffff0000)) * (f32x16)(factor & int32_t(0xffff0000));
+#endif
 }
 
 // Round to nearest, ties to even; a NaN stays a NaN because its top mantissa bit is set.

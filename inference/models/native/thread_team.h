@@ -1,6 +1,7 @@
 // A team of threads that runs one function together, and the barrier they meet at.
-// A forward pass is one run with a few hundred barriers, so waiting spins first (a partner is
-// microseconds away) and yields after that (the machine has other work); between runs it sleeps.
+// A forward pass is one run with a few hundred barriers. A waiter spins for a few microseconds, as
+// long as a partner that is running takes, and then sleeps: where another process holds the
+// partner's core, spinning on would only keep the partner from being scheduled.
 #pragma once
 
 #include <atomic>
@@ -50,16 +51,18 @@ class ThreadTeam {
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
       arrived_.store(0, std::memory_order_relaxed);
       phase_.store(phase + 1, std::memory_order_release);
+      phase_.notify_all();
       return;
     }
-    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; spins++) {
-      if (spins < kSpins) relax();
-      else std::this_thread::yield();
+    for (int spins = 0; spins < kSpins; spins++) {
+      if (phase_.load(std::memory_order_acquire) != phase) return;
+      relax();
     }
+    phase_.wait(phase, std::memory_order_acquire);
   }
 
  private:
-  static constexpr int kSpins = 4000;
+  static constexpr int kSpins = 300;
 
   void work(int member) {
     unsigned seen = 0;
