@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
@@ -23,23 +24,26 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class Guardian:
-    """The parent's side. One thread uses it. A guardian that died is replaced and told again."""
+    """The parent's side; any thread may use it. A guardian that died is replaced and told again."""
 
     def __init__(self, *, inherit: Iterable[int] = ()) -> None:
         """``inherit``: file descriptors that the guardian keeps open as long as it lives."""
         self._inherit = tuple(inherit)
         self._groups: set[int] = set()
+        self._lock = threading.Lock()
         self._process = self._start()
 
     def watch(self, group_id: int) -> None:
         """From now on the group dies with this process."""
-        self._groups.add(group_id)
-        self._tell(f"+{group_id}")
+        with self._lock:
+            self._groups.add(group_id)
+            self._tell(f"+{group_id}")
 
     def release(self, group_id: int) -> None:
         """The group is gone; its number may mean somebody else from now on."""
-        self._groups.discard(group_id)
-        self._tell(f"-{group_id}")
+        with self._lock:
+            self._groups.discard(group_id)
+            self._tell(f"-{group_id}")
 
     def close(self) -> None:
         """Ends the guardian, and with it whatever it still watches."""

@@ -1,0 +1,147 @@
+"""One supervised process: start, log, restart with back-off, stop.
+
+    keeper thread   spawn ─▶ wait ─▶ kill what its group left ─▶ back off ─▶ spawn …
+    pump thread     one per life: its output ─▶ log file, and the console where it matters
+
+The process leads a session of its own: killing its group reaches its children too, and Ctrl-C in
+the terminal reaches none of them. Knows nothing of what the process does.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from signal import SIGTERM, Signals
+from typing import IO
+
+from helexa_site.bootstrap.console import say
+from helexa_site.bootstrap.guardian import Guardian, kill_group
+from helexa_site.bootstrap.log_file import LogFile
+
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
+STABLE_AFTER_S = 60.0
+"""A process that lived this long starts its back-off anew."""
+PUMP_DRAIN_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    stop_grace_s: float
+    """From SIGTERM to SIGKILL."""
+    shown: re.Pattern[str] | None = None
+    """Lines of its output that the console shows as well; ``None``: none."""
+
+
+def backoff_s(num_failures: int) -> float:
+    """How long to wait after the ``num_failures``-th failure in a row (≥ 1)."""
+    return float(min(FIRST_BACKOFF_S * 2 ** (num_failures - 1), MAX_BACKOFF_S))
+
+
+def ending_in_words(return_code: int) -> str:
+    """``subprocess`` writes a signal as a negative code."""
+    if return_code >= 0:
+        return f"exit code {return_code}"
+    return f"killed by {Signals(-return_code).name}"
+
+
+class Child:
+    """The process and its successors. Any thread may call; the keeper acts."""
+
+    def __init__(self, spec: ChildSpec, *, log: LogFile, guardian: Guardian) -> None:
+        self.spec = spec
+        self._log = log
+        self._guardian = guardian
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._keeper = threading.Thread(target=self._keep, name=f"keep-{spec.name}", daemon=True)
+
+    def start(self) -> None:
+        self._keeper.start()
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self._keeper.is_alive()
+
+    def stop(self) -> None:
+        """SIGTERM, no restart from now on, and SIGKILL to its whole group when the grace is over.
+        Returns when it is gone."""
+        with self._lock:
+            self._stopping.set()
+            if self._process is not None:
+                self._process.send_signal(SIGTERM)
+        self._keeper.join(self.spec.stop_grace_s)
+        if self._keeper.is_alive():
+            say(self.spec.name, f"did not stop within {self.spec.stop_grace_s:g} s; killing it")
+            with self._lock:
+                if self._process is not None:
+                    kill_group(self._process.pid)
+            self._keeper.join()
+        self._log.close()
+
+    def _keep(self) -> None:
+        num_failures = 0
+        while not self._stopping.is_set():
+            started_s = time.monotonic()
+            ending = self._live()
+            if self._stopping.is_set():
+                return
+            lived_s = time.monotonic() - started_s
+            num_failures = 1 if lived_s > STABLE_AFTER_S else num_failures + 1
+            delay_s = backoff_s(num_failures)
+            say(
+                self.spec.name,
+                f"ended ({ending}); restarting in {delay_s:g} s; its log: {self._log.path}",
+            )
+            self._stopping.wait(delay_s)
+
+    def _live(self) -> str:
+        """One life of the process, from start to end; returns its end in words."""
+        try:
+            process = self._spawn()
+        except OSError as error:
+            return f"cannot start {self.spec.command[0]}: {error.strerror}"
+        if process is None:
+            return "not started"
+        assert process.stdout is not None
+        pump = threading.Thread(target=self._pump, args=(process.stdout,), daemon=True)
+        pump.start()
+        return_code = process.wait()
+        with self._lock:
+            self._process = None
+        kill_group(process.pid)
+        self._guardian.release(process.pid)
+        pump.join(PUMP_DRAIN_TIMEOUT_S)
+        return ending_in_words(return_code)
+
+    def _spawn(self) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            self._process = subprocess.Popen(
+                self.spec.command,
+                env=dict(self.spec.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self._guardian.watch(self._process.pid)
+            return self._process
+
+    def _pump(self, output: IO[bytes]) -> None:
+        with output:
+            for line in output:
+                self._log.write(line)
+                if self.spec.shown is not None:
+                    text = line.decode(errors="replace").rstrip()
+                    if self.spec.shown.search(text):
+                        say(self.spec.name, text)

@@ -1,0 +1,103 @@
+"""The data directory: everything that serve writes, and one serve at a time on it.
+
+serve.lock    held (flock) by serve and its guardian; says who in plain text
+secret_key    signs sessions; mode 0600
+redis/        the private Redis's configuration and socket
+logs/         one file per child
+models/       downloaded and converted model files (the neuron's)
+helexa.sqlite3
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from helexa_site.bootstrap.errors import DataDirectoryError
+
+LOCK_FILE = "serve.lock"
+SECRET_KEY_FILE = "secret_key"
+ORPHANED_LOCK_WAIT_S = 5.0
+"""A serve that was killed is survived for an instant by its guardian, which holds the lock."""
+POLL_INTERVAL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataDirectory:
+    path: Path
+    lock_fd: int
+    """Whoever inherits this descriptor keeps the directory claimed."""
+
+    @property
+    def redis_dir(self) -> Path:
+        return self.path / "redis"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.path / "logs"
+
+
+@contextlib.contextmanager
+def claimed_data_directory(path: Path) -> Iterator[DataDirectory]:
+    """Make the directory where it is missing and hold its lock for the length of a ``with``.
+
+    Raises ``DataDirectoryError`` when it cannot be written or another serve holds it.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (path / "logs").mkdir(exist_ok=True)
+        lock_fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DataDirectoryError(
+            f"cannot write to the data directory {path}: {error.strerror}; "
+            "choose another with --data-dir"
+        ) from error
+    try:
+        _take_lock(path, lock_fd)
+        yield DataDirectory(path=path, lock_fd=lock_fd)
+    finally:
+        os.close(lock_fd)
+
+
+def _take_lock(path: Path, lock_fd: int) -> None:
+    deadline_s = time.monotonic() + ORPHANED_LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            holder = os.pread(lock_fd, 32, 0).decode(errors="replace").strip()
+            if _is_alive(holder) or time.monotonic() > deadline_s:
+                raise DataDirectoryError(
+                    f"another copy (process {holder or 'unknown'}) runs on the data directory "
+                    f"{path}; stop it, or choose another directory with --data-dir"
+                ) from None
+            time.sleep(POLL_INTERVAL_S)
+    os.ftruncate(lock_fd, 0)
+    os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+
+
+def _is_alive(process_id: str) -> bool:
+    try:
+        os.kill(int(process_id), 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, ValueError):
+        return False
+    return True
+
+
+def ensure_secret_key(data_dir: Path) -> None:
+    """Write the key that signs sessions, once; ``helexa_site.config`` reads it."""
+    with contextlib.suppress(FileExistsError):
+        descriptor = os.open(
+            data_dir / SECRET_KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600
+        )
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_urlsafe(48))

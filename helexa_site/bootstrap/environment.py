@@ -1,0 +1,176 @@
+"""Makes sure that the requirements are installed, in ``.venv`` where the running Python lacks them.
+
+    running Python satisfies the pins ──▶ go on, install nothing
+    else, outside .venv ──▶ make .venv (or mend it) ──▶ re-exec inside
+    else, inside .venv  ──▶ pip install              ──▶ re-exec inside
+
+Standard library only: this runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from helexa_site.bootstrap.console import say
+from helexa_site.bootstrap.errors import SetUpError
+from helexa_site.bootstrap.requirements import Requirement, unmet_requirements
+
+REPOSITORY_DIR = Path(__file__).resolve().parent.parent.parent
+VENV_VARIABLE = "HELEXA_VENV"
+ATTEMPT_VARIABLE = "HELEXA_ENVIRONMENT_ATTEMPT"
+"""How often this start has re-executed itself: a guard against doing so for ever."""
+MAX_ATTEMPTS = 3
+NAMES_SHOWN = 4
+NETWORK_TROUBLE = re.compile(
+    r"NewConnectionError|ConnectTimeout|name resolution|Network is unreachable|Max retries"
+    r"|Connection (refused|reset)|ProxyError|timed out|getaddrinfo",
+    re.IGNORECASE,
+)
+
+
+def ensure_environment(requirements_name: str) -> None:
+    """Return in an interpreter that satisfies the requirements file; re-exec to get there.
+
+    Raises ``SetUpError`` with one line that says what to do.
+    """
+    requirements = REPOSITORY_DIR / requirements_name
+    unmet = unmet_requirements(requirements)
+    if not unmet:
+        os.environ.pop(ATTEMPT_VARIABLE, None)
+        return
+    attempt = int(os.environ.get(ATTEMPT_VARIABLE, "0")) + 1
+    if attempt > MAX_ATTEMPTS:
+        raise SetUpError(
+            f"{venv_dir()} does not hold what {requirements_name} asks for "
+            f"({_names(unmet)}); remove that directory and start again"
+        )
+    os.environ[ATTEMPT_VARIABLE] = str(attempt)
+    with _locked(venv_dir()):
+        if not _is_inside(venv_dir()):
+            _make_venv(venv_dir())
+        elif unmet := unmet_requirements(requirements):
+            _install(requirements, unmet)
+    _reexec(venv_dir())
+
+
+def venv_dir() -> Path:
+    return Path(os.environ.get(VENV_VARIABLE) or REPOSITORY_DIR / ".venv").absolute()
+
+
+def _is_inside(venv: Path) -> bool:
+    return Path(sys.prefix).resolve() == venv.resolve()
+
+
+def _python(venv: Path) -> Path:
+    return venv / "bin" / "python"
+
+
+@contextlib.contextmanager
+def _locked(venv: Path) -> Iterator[None]:
+    """One start at a time makes or fills the environment; the others wait and find it done."""
+    try:
+        venv.mkdir(parents=True, exist_ok=True)
+        directory = os.open(venv, os.O_RDONLY)
+    except OSError as error:
+        raise SetUpError(f"cannot make {venv}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("environment", f"another start is at work in {venv}; waiting for it")
+            fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _make_venv(venv: Path) -> None:
+    """Make the environment, or remake one that was left half made; a whole one is left alone."""
+    if (venv / "pyvenv.cfg").is_file() and _runs(_python(venv)):
+        return
+    say("environment", f"making {venv}")
+    # Without pip, which comes after: ensurepip is the part that Debian packages separately.
+    made = subprocess.run(
+        [sys.executable, "-m", "venv", "--clear", "--without-pip", str(venv)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if made.returncode != 0:
+        raise SetUpError(f"cannot make {venv}: {_last_line(made.stderr or made.stdout)}")
+
+
+def _runs(python: Path) -> bool:
+    try:
+        return subprocess.run([python, "-I", "-S", "-c", ""], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def _install(requirements: Path, unmet: list[Requirement]) -> None:
+    _ensure_pip()
+    say("environment", f"installing {requirements.name}: {_names(unmet)}")
+    # pip's progress is its standard output; its warnings are kept for the case that it fails.
+    pip = subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--disable-pip-version-check"),
+            *("--no-input", "--retries", "2", "-r", str(requirements)),
+        ],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if pip.returncode != 0:
+        raise SetUpError(_install_failure(requirements, pip.stderr))
+
+
+def _install_failure(requirements: Path, pip_errors: str) -> str:
+    if NETWORK_TROUBLE.search(pip_errors):
+        return (
+            f"cannot install {requirements.name}: no package index can be reached; "
+            "check the network (or PIP_INDEX_URL) and start again"
+        )
+    return f"cannot install {requirements.name}: {_last_line(pip_errors)}"
+
+
+def _ensure_pip() -> None:
+    if importlib.util.find_spec("pip") is not None:
+        return
+    made = subprocess.run(
+        [sys.executable, "-m", "ensurepip", "--upgrade"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if made.returncode != 0:
+        raise SetUpError(
+            "this Python comes without pip (ensurepip); install it (on Debian and Ubuntu: "
+            "apt install python3-venv) and start again"
+        )
+
+
+def _reexec(venv: Path) -> NoReturn:
+    python = _python(venv)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(python, [str(python), *sys.argv])
+
+
+def _names(unmet: list[Requirement]) -> str:
+    names = ", ".join(str(wanted) for wanted in unmet[:NAMES_SHOWN])
+    rest = len(unmet) - NAMES_SHOWN
+    return names if rest <= 0 else f"{names} and {rest} more"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason given"

@@ -1,0 +1,44 @@
+"""The children of one serve, in order: started first, stopped last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from helexa_site.bootstrap.child import Child, ChildSpec
+from helexa_site.bootstrap.guardian import Guardian
+from helexa_site.bootstrap.log_file import LogFile
+
+
+class Supervisor:
+    """A ``with`` block whose end stops every child; the guardian does so when this process is
+    killed. Used by one thread."""
+
+    def __init__(self, *, logs_dir: Path, guardian: Guardian) -> None:
+        self._logs_dir = logs_dir
+        self._guardian = guardian
+        self._children: list[Child] = []
+
+    def start(self, spec: ChildSpec) -> Child:
+        log = LogFile(self._logs_dir / f"{spec.name}.log")
+        child = Child(spec, log=log, guardian=self._guardian)
+        self._children.append(child)
+        child.start()
+        return child
+
+    def stop(self) -> None:
+        """Takes at most the sum of the children's graces."""
+        while self._children:
+            self._children.pop().stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
