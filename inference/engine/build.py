@@ -13,11 +13,11 @@ from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.model_runner import ModelRunner
 from inference.engine.sampler import Sampler
 from inference.engine.scheduler import Scheduler, SchedulerLimits
-from inference.models.registry import Model
+from inference.models.registry import AnyModel
 
 
 def build_engine(
-    model: Model,
+    model: AnyModel,
     *,
     context_tokens: int,
     num_kv_blocks: int,

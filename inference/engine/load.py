@@ -28,7 +28,7 @@ from inference.engine.memory import (
 from inference.engine.scheduler import SchedulerLimits
 from inference.engine.warmup import run_largest_steps, warm_up
 from inference.loading.loader import OpenedModel, open_model
-from inference.models.registry import Model, build_model
+from inference.models.registry import AnyModel, build_fastest_model
 from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStage
 
 PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
@@ -45,14 +45,20 @@ class LoadedEngine:
 
 
 def load_engine(
-    spec: LoadSpec, cache_dir: Path, on_progress: ReportProgress, *, check_when_idle: bool = False
+    spec: LoadSpec,
+    data_dir: Path,
+    on_progress: ReportProgress,
+    *,
+    check_when_idle: bool = False,
 ) -> LoadedEngine:
     """Blocks for as long as it takes, downloads included. Raises ``LoadError``, ``EngineError``,
     ``ModelError``."""
     started_s = time.monotonic()
-    opened = open_model(spec, cache_dir, on_progress)
+    opened = open_model(spec, data_dir / "models", on_progress)
     limit = min(opened.config.max_positions, spec.max_context_tokens or opened.config.max_positions)
-    model = build_model(opened.config, opened.weights, limit)
+    model, execution = build_fastest_model(
+        opened.config, opened.weights, limit, data_dir / "cache" / "native"
+    )
     scheduler_limits = SchedulerLimits(
         max_running=spec.max_concurrent_sequences,
         max_queue_depth=spec.max_queue_depth,
@@ -70,7 +76,8 @@ def load_engine(
         check_when_idle=check_when_idle,
     )
     warm_up(engine, opened.config.vocab_size, on_progress)
-    return LoadedEngine(engine, _report(opened, model, plan, time.monotonic() - started_s), opened)
+    report = _report(opened, model, plan, execution, time.monotonic() - started_s)
+    return LoadedEngine(engine, report, opened)
 
 
 def configure_threads() -> int:
@@ -82,7 +89,7 @@ def configure_threads() -> int:
     return num_threads
 
 
-def _plan(spec: LoadSpec, model: Model, limits: SchedulerLimits) -> KVPlan:
+def _plan(spec: LoadSpec, model: AnyModel, limits: SchedulerLimits) -> KVPlan:
     if spec.kv_memory_bytes is not None:
         budget_bytes = spec.kv_memory_bytes
     elif model.device.type == "cuda":
@@ -100,7 +107,9 @@ def _plan(spec: LoadSpec, model: Model, limits: SchedulerLimits) -> KVPlan:
     )
 
 
-def _report(opened: OpenedModel, model: Model, plan: KVPlan, load_seconds: float) -> LoadReport:
+def _report(
+    opened: OpenedModel, model: AnyModel, plan: KVPlan, execution: str, load_seconds: float
+) -> LoadReport:
     config = opened.config
     return LoadReport(
         architecture=config.architecture,
@@ -114,7 +123,7 @@ def _report(opened: OpenedModel, model: Model, plan: KVPlan, load_seconds: float
         context_tokens=plan.context_tokens,
         vocab_size=config.vocab_size,
         quantization=opened.weights.report(),
-        compiled=model.execution,
+        compiled=execution,
         load_seconds=load_seconds,
         tokenizer_dir=str(opened.tokenizer_dir),
         eos_token_ids=list(config.eos_token_ids),

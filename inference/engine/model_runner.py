@@ -12,12 +12,11 @@ from inference.engine.block_tables import BlockTables
 from inference.engine.scheduler import PrefillChunk, Schedule
 from inference.engine.sequence import Sequence
 from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
-from inference.models.paged_kv import PagedKV
-from inference.models.registry import Model
+from inference.models.registry import AnyModel, KVStorage
 
 
 class ModelRunner:
-    def __init__(self, model: Model, kv: PagedKV) -> None:
+    def __init__(self, model: AnyModel, kv: KVStorage) -> None:
         self._model = model
         self._kv = kv
         self._device = model.device

@@ -121,7 +121,7 @@ def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
         configure_threads()
         return load_engine(
             spec,
-            data_dir / "models",
+            data_dir,
             lambda progress: messenger.send(LoadProgressed(progress=progress)),
             check_when_idle=os.environ.get("HELEXA_ENGINE_CHECKS") == "1",
         )

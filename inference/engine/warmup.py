@@ -12,7 +12,7 @@ from inference.engine.errors import WarmupError
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.scheduler import SchedulerLimits
 from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
-from inference.models.registry import Model
+from inference.models.registry import AnyModel
 from inference.protocol.engine import SequenceFailed, SubmitSequence
 from inference.protocol.load import LoadProgress, LoadStage
 from inference.protocol.sampling import SamplingParams
@@ -48,7 +48,7 @@ def warm_up(engine: Engine, vocab_size: int, on_progress: Callable[[LoadProgress
 
 
 @torch.inference_mode()
-def run_largest_steps(model: Model, limits: SchedulerLimits) -> int:
+def run_largest_steps(model: AnyModel, limits: SchedulerLimits) -> int:
     """Peak bytes that the largest prompt chunk and the widest decode step take beside weights and
     KV, on a CUDA device."""
     device = model.device

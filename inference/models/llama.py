@@ -60,7 +60,6 @@ class LlamaModel:
         self.dtype = weights.activation_dtype
         self.device = weights.device
         self.kv_dtype = weights.activation_dtype
-        self.execution = "eager torch"
         self._embedding = weights.embedding("model.embed_tokens")
         self._layers = [_load_layer(config, weights, i) for i in range(config.num_layers)]
         self._final_norm = weights.tensor("model.norm.weight")
@@ -160,16 +159,16 @@ def _project(
     """
     num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, config.head_dim)
-    rotated, values = torch.split(heads, (num_heads + num_kv_heads, num_kv_heads), dim=1)
+    rotated, values = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
     if layer.query_norm is not None and layer.key_norm is not None:
         shape, eps = layer.query_norm.shape, config.rms_norm_eps
-        queries, keys = torch.split(rotated, (num_heads, num_kv_heads), dim=1)
+        queries, keys = torch.split(rotated, [num_heads, num_kv_heads], dim=1)
         queries = rms_norm(queries, shape, layer.query_norm, eps)
         keys = rms_norm(keys, shape, layer.key_norm, eps)
         rotated = torch.cat((queries, keys), dim=1)
     cosines, sines = angles
     rotated = rotate(rotated, cosines, sines).to(qkv.dtype)
-    queries, keys = torch.split(rotated, (num_heads, num_kv_heads), dim=1)
+    queries, keys = torch.split(rotated, [num_heads, num_kv_heads], dim=1)
     return queries, keys, values
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.dense import DenseWeights
-from inference.models.registry import Model, build_model
+from inference.models.native.build import NativeUnavailableError, load_library
+from inference.models.native.llama import NativeLlama
+from inference.models.registry import AnyModel, build_model
 
 VOCAB_SIZE = 128
 CONTEXT_TOKENS = 256
@@ -62,11 +67,12 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
 
 
 class Pair:
-    """The same weights twice."""
+    """The same weights twice. ``block_tokens`` is what the model of ours wants."""
 
-    def __init__(self, reference: PreTrainedModel, model: Model) -> None:
+    def __init__(self, reference: PreTrainedModel, model: AnyModel, block_tokens: int) -> None:
         self.reference = reference
         self.model = model
+        self.block_tokens = block_tokens
 
     @torch.no_grad()
     def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
@@ -110,30 +116,52 @@ def our_config(reference: PreTrainedModel) -> ModelConfig:
     )
 
 
-def build_pair(name: str) -> Pair:
+def build_reference(name: str) -> PreTrainedModel:
     model_type, overrides = FAMILIES[name]
     torch.manual_seed(7)
-    hf_config = AutoConfig.for_model(
-        model_type,
-        **(
-            {"tie_word_embeddings": False, "eos_token_id": None, "pad_token_id": 0}
-            | SIZES
-            | overrides
-        ),
-    )
+    neutral = {"tie_word_embeddings": False, "eos_token_id": None, "pad_token_id": 0}
+    hf_config = AutoConfig.for_model(model_type, **(neutral | SIZES | overrides))
     reference = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32).eval()
     for parameter_name, parameter in reference.named_parameters():
         if "norm" in parameter_name or parameter_name.endswith("bias"):
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return reference
+
+
+def build_pair(name: str, path: str, cache_dir: Path) -> Pair:
+    reference = build_reference(name)
+    config = our_config(reference)
     weights = DenseWeights(reference.state_dict(), torch.float32, torch.device("cpu"))
-    return Pair(reference, build_model(our_config(reference), weights, CONTEXT_TOKENS))
+    if path == "torch":
+        return Pair(reference, build_model(config, weights, CONTEXT_TOKENS), block_tokens=8)
+    try:
+        library = load_library(cache_dir)
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+    model = NativeLlama(library, config, weights, CONTEXT_TOKENS, torch.float32)
+    return Pair(reference, model, block_tokens=32)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from more, and lose much where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
-def llama_pair() -> Pair:
-    return build_pair("llama")
+def native_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled once per session."""
+    return tmp_path_factory.mktemp("native")
 
 
-@pytest.fixture(scope="session", params=sorted(FAMILIES))
-def pair(request: pytest.FixtureRequest) -> Pair:
-    return build_pair(request.param)
+@pytest.fixture(
+    scope="session",
+    params=[(name, path) for name in sorted(FAMILIES) for path in ("torch", "native")],
+    ids="-".join,
+)
+def pair(request: pytest.FixtureRequest, native_cache_dir: Path) -> Pair:
+    name, path = request.param
+    return build_pair(name, path, native_cache_dir)

@@ -13,7 +13,6 @@ from inference.engine.scheduler import SchedulerLimits
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
 
-BLOCK_TOKENS = 8
 CONTEXT_TOKENS = 256
 VOCAB_SIZE = 128
 
@@ -27,10 +26,10 @@ def engine_for(
 ) -> Engine:
     return build_engine(
         pair.model,
-        context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * BLOCK_TOKENS),
+        context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * pair.block_tokens),
         num_kv_blocks=num_kv_blocks,
         kv_dtype=torch.float32,
-        block_tokens=BLOCK_TOKENS,
+        block_tokens=pair.block_tokens,
         scheduler_limits=SchedulerLimits(prefill_tokens_per_step=prefill_tokens_per_step),
         check_when_idle=True,
     )
@@ -73,7 +72,7 @@ def test_chunked_prefill_among_decoding_sequences(pair: Any) -> None:
 
 def test_preemption_recomputes(pair: Any) -> None:
     prompts = {f"r{n}": prompt_of(20, seed=n) for n in range(4)}
-    engine = engine_for(pair, num_kv_blocks=14, prefill_tokens_per_step=32)
+    engine = engine_for(pair, num_kv_blocks=128 // pair.block_tokens, prefill_tokens_per_step=32)
     for request_id, prompt in prompts.items():
         submit(engine, request_id, prompt, 40)
     answers = run(engine)
@@ -82,12 +81,13 @@ def test_preemption_recomputes(pair: Any) -> None:
 
 
 def test_prefix_hits(pair: Any) -> None:
-    shared = prompt_of(40, seed=3)
+    size = pair.block_tokens
+    shared = prompt_of(5 * size, seed=3)
     prompts = {
         "first": shared,
         "same": shared,
         "longer": shared + prompt_of(13, seed=4),
-        "forked": shared[:20] + prompt_of(20, seed=5),
+        "forked": shared[: 2 * size + 4] + prompt_of(20, seed=5),
     }
     engine = engine_for(pair)
     cached: dict[str, int | None] = {}
@@ -102,4 +102,4 @@ def test_prefix_hits(pair: Any) -> None:
                 answer += output.token_ids
         assert answer == pair.greedy(prompt, 12), request_id
     # The last token of a prompt is always run, so "same" shares four blocks of five.
-    assert cached == {"first": 0, "same": 32, "longer": 40, "forked": 16}
+    assert cached == {"first": 0, "same": 4 * size, "longer": 5 * size, "forked": 2 * size}
