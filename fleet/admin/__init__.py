@@ -1,0 +1,15 @@
+"""The operator's console: one file per noun. Lists and forms; every write calls a service."""
+
+from fleet.admin.catalogue import AliasAdmin, CatalogueModelAdmin
+from fleet.admin.load_job import LoadJobAdmin
+from fleet.admin.neuron import DeviceAdmin, NeuronAdmin
+from fleet.admin.replica import ReplicaAdmin
+
+__all__ = [
+    "AliasAdmin",
+    "CatalogueModelAdmin",
+    "DeviceAdmin",
+    "LoadJobAdmin",
+    "NeuronAdmin",
+    "ReplicaAdmin",
+]

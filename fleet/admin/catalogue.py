@@ -1,0 +1,191 @@
+"""Catalogue models and aliases: the forms, and the Load and Unload actions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.defaultfilters import filesizeformat
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from unfold.widgets import UnfoldAdminSelectWidget
+
+from fleet import services
+from fleet.admin.loading import load_on, load_placed, tell, unload_everywhere
+from fleet.admin.unfold_types import UnfoldAdmin, action, display
+from fleet.errors import CatalogueValueError
+from fleet.lifecycles import NeuronStatus
+from fleet.models import Alias, CatalogueModel, Neuron
+
+if TYPE_CHECKING:
+    CatalogueForm = forms.ModelForm[CatalogueModel]
+    AliasBaseForm = forms.ModelForm[Alias]
+    AnyForm = forms.ModelForm[Any]
+else:
+    CatalogueForm = AliasBaseForm = AnyForm = forms.ModelForm
+
+
+class CatalogueModelForm(CatalogueForm):
+    class Meta:
+        model = CatalogueModel
+        fields = "__all__"
+
+    def _post_clean(self) -> None:
+        """Once Django has filled the row: the rules of the services, each error at its field."""
+        super()._post_clean()  # type: ignore[misc]
+        if self.errors:
+            return
+        try:
+            services.catalogue_model_check(model=self.instance)
+        except CatalogueValueError as error:
+            self.add_error(error.field, str(error))
+
+
+class AliasForm(AliasBaseForm):
+    class Meta:
+        model = Alias
+        fields = "__all__"
+
+    def _post_clean(self) -> None:
+        super()._post_clean()  # type: ignore[misc]
+        if self.errors:
+            return
+        try:
+            services.alias_check(alias=self.instance)
+        except CatalogueValueError as error:
+            self.add_error(error.field, str(error))
+
+
+class LoadOnNeuronForm(forms.Form):
+    neuron = forms.ModelChoiceField(
+        queryset=Neuron.objects.filter(status=NeuronStatus.ONLINE),
+        widget=UnfoldAdminSelectWidget,
+        help_text="Neurons that are online.",
+    )
+
+
+@admin.register(CatalogueModel)
+class CatalogueModelAdmin(UnfoldAdmin):
+    form = CatalogueModelForm
+    list_display = (
+        "name",
+        "source",
+        "file",
+        "enabled",
+        "pinned",
+        "loaded_on",
+        "weight_size",
+        "alias_names",
+    )
+    list_filter = ("enabled", "pinned")
+    search_fields = ("name", "source", "description")
+    actions = ("load_selected", "load_selected_on_neuron", "unload_selected")
+    fieldsets = (
+        (None, {"fields": ("name", "description", "enabled", "pinned")}),
+        ("Files", {"fields": ("source", "file", "revision", "sha256")}),
+        ("Limits", {"fields": ("dtype", "max_context_tokens", "kv_memory_bytes")}),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).prefetch_related("aliases", "replicas__neuron")
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        """Clients, neurons and jobs know a model by its name, so it stays."""
+        return ("name",) if obj is not None else ()
+
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("fleet.change_cataloguemodel")
+
+    def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
+        if change:
+            services.catalogue_model_update(model=obj, changed_fields=form.changed_data)
+            return
+        created = services.catalogue_model_create(**form.cleaned_data)
+        obj.pk = created.pk
+        obj.created_at = created.created_at
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        services.catalogue_model_delete(model=obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        for model in queryset:
+            services.catalogue_model_delete(model=model)
+
+    @display(description="Loaded on")
+    def loaded_on(self, model: CatalogueModel) -> str:
+        return ", ".join(
+            f"{replica.neuron.name} ({replica.status})" for replica in model.replicas.all()
+        )
+
+    @display(description="Weights", ordering="weight_bytes")
+    def weight_size(self, model: CatalogueModel) -> str:
+        return "" if model.weight_bytes is None else filesizeformat(model.weight_bytes)
+
+    @display(description="Aliases")
+    def alias_names(self, model: CatalogueModel) -> str:
+        return ", ".join(alias.name for alias in model.aliases.all())
+
+    @action(description="Load where it fits", permissions=["operate"])
+    def load_selected(
+        self, request: HttpRequest, queryset: QuerySet[CatalogueModel]
+    ) -> HttpResponse:
+        for model in queryset:
+            tell(request, load_placed(model=model, requested_by=request.user.get_username()))
+        return HttpResponseRedirect(reverse("admin:fleet_loadjob_changelist"))
+
+    @action(description="Load on a neuron of your choice", permissions=["operate"])
+    def load_selected_on_neuron(
+        self, request: HttpRequest, queryset: QuerySet[CatalogueModel]
+    ) -> HttpResponse:
+        """The first POST asks for the neuron, the second one (``chosen``) loads."""
+        form = LoadOnNeuronForm(request.POST if "chosen" in request.POST else None)
+        if not form.is_valid():
+            return self._ask_for_neuron(request, queryset, form)
+        neuron_name = form.cleaned_data["neuron"].name
+        requested_by = request.user.get_username()
+        for model in queryset:
+            outcome = load_on(model=model, neuron_name=neuron_name, requested_by=requested_by)
+            tell(request, outcome)
+        return HttpResponseRedirect(reverse("admin:fleet_loadjob_changelist"))
+
+    @action(description="Unload", permissions=["operate"])
+    def unload_selected(self, request: HttpRequest, queryset: QuerySet[CatalogueModel]) -> None:
+        for model in queryset:
+            for outcome in unload_everywhere(model=model):
+                tell(request, outcome)
+
+    def _ask_for_neuron(
+        self, request: HttpRequest, queryset: QuerySet[CatalogueModel], form: LoadOnNeuronForm
+    ) -> HttpResponse:
+        context = self.admin_site.each_context(request) | {
+            "title": "Load on a neuron",
+            "opts": self.model._meta,
+            "models": queryset,
+            "form": form,
+            "action": "load_selected_on_neuron",
+        }
+        return TemplateResponse(request, "fleet/load_on_neuron.html", context)
+
+
+@admin.register(Alias)
+class AliasAdmin(UnfoldAdmin):
+    form = AliasForm
+    list_display = ("name", "model")
+    list_select_related = ("model",)
+    search_fields = ("name", "model__name")
+
+    def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
+        if change:
+            services.alias_update(alias=obj, changed_fields=form.changed_data)
+            return
+        obj.pk = services.alias_create(**form.cleaned_data).pk
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        services.alias_delete(alias=obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        for alias in queryset:
+            services.alias_delete(alias=alias)

@@ -1,0 +1,87 @@
+"""Load jobs: how each load is going, refreshed while one looks."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.template.defaultfilters import filesizeformat
+from django.template.loader import render_to_string
+
+from fleet.admin.loading import tell, unload
+from fleet.admin.reported import ReportedAdmin
+from fleet.admin.unfold_types import action, display
+from fleet.lifecycles import LoadJobStatus
+from fleet.models import LoadJob
+
+LOAD_JOB_LABELS = {
+    LoadJobStatus.PENDING.label: "warning",
+    LoadJobStatus.RUNNING.label: "info",
+    LoadJobStatus.SUCCEEDED.label: "success",
+    LoadJobStatus.FAILED.label: "danger",
+    LoadJobStatus.CANCELLED.label: "default",
+}
+
+
+@admin.register(LoadJob)
+class LoadJobAdmin(ReportedAdmin):
+    list_display = (
+        "__str__",
+        "status_label",
+        "progress_bar",
+        "created_at",
+        "finished_at",
+        "requested_by",
+        "failure_message",
+    )
+    list_select_related = ("model", "neuron")
+    list_filter = ("status", "neuron", "model")
+    actions = ("cancel_selected",)
+    fields = (
+        "id",
+        "model",
+        "neuron",
+        "status_label",
+        "progress_bar",
+        "progress_detail",
+        "requested_by",
+        "created_at",
+        "started_at",
+        "reported_at",
+        "finished_at",
+        "failure_code",
+        "failure_message",
+    )
+
+    @display(description="Status", ordering="status", label=LOAD_JOB_LABELS)
+    def status_label(self, job: LoadJob) -> str:
+        return job.get_status_display()
+
+    @display(description="Progress")
+    def progress_bar(self, job: LoadJob) -> str:
+        """Of the present stage; a job that has ended shows where it ended."""
+        fraction = job.progress_fraction
+        return render_to_string(
+            "fleet/load_progress.html",
+            {
+                "stage": job.stage or "waiting for the neuron",
+                "percent": None if fraction is None else round(100 * fraction),
+                "amount": _amount(job),
+                "eta_s": job.eta_s,
+                "is_active": job.is_active,
+            },
+        )
+
+    @action(description="Cancel", permissions=["operate"])
+    def cancel_selected(self, request: HttpRequest, queryset: QuerySet[LoadJob]) -> None:
+        for job in queryset.select_related("model", "neuron"):
+            tell(request, unload(model_name=job.model.name, neuron_name=job.neuron.name))
+
+
+def _amount(job: LoadJob) -> str:
+    """Done of total in the stage's unit, or "" while the total is not known."""
+    if not job.progress_total:
+        return ""
+    if job.progress_unit == "bytes":
+        return f"{filesizeformat(job.progress_done)} of {filesizeformat(job.progress_total)}"
+    return f"{job.progress_done} of {job.progress_total} {job.progress_unit}"

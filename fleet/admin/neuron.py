@@ -1,0 +1,121 @@
+"""Neurons and their devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.template.defaultfilters import filesizeformat
+from django.utils.timesince import timesince
+
+from fleet.admin.reported import ReportedAdmin
+from fleet.admin.unfold_types import display
+from fleet.lifecycles import NeuronStatus
+from fleet.models import Device, Neuron
+
+NEURON_LABELS = {NeuronStatus.ONLINE.label: "success", NeuronStatus.AWAY.label: "danger"}
+
+
+@admin.register(Neuron)
+class NeuronAdmin(ReportedAdmin):
+    list_display = (
+        "name",
+        "status_label",
+        "last_seen",
+        "device_names",
+        "free_memory",
+        "replica_names",
+        "problem_list",
+    )
+    list_filter = ("status",)
+    search_fields = ("name", "hostname")
+    fields = (
+        "name",
+        "status_label",
+        "status_since",
+        "last_seen_at",
+        "started_at",
+        "version",
+        "hostname",
+        "operating_system",
+        "num_cores",
+        "total_memory",
+        "free_memory",
+        "device_names",
+        "replica_names",
+        "problem_list",
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).prefetch_related("devices", "replicas")
+
+    @display(description="Status", ordering="status", label=NEURON_LABELS)
+    def status_label(self, neuron: Neuron) -> str:
+        return neuron.get_status_display()
+
+    @display(description="Last seen", ordering="last_seen_at")
+    def last_seen(self, neuron: Neuron) -> str:
+        if neuron.status == NeuronStatus.ONLINE:
+            return "now"
+        return f"{timesince(neuron.last_seen_at)} ago"
+
+    @display(description="Devices")
+    def device_names(self, neuron: Neuron) -> str:
+        return ", ".join(
+            f"{device.kind}:{device.index} {device.name} "
+            f"({filesizeformat(device.free_memory_bytes)} of "
+            f"{filesizeformat(device.total_memory_bytes)} free)"
+            for device in neuron.devices.all()
+        )
+
+    @display(description="Free memory", ordering="free_memory_bytes")
+    def free_memory(self, neuron: Neuron) -> str:
+        return filesizeformat(neuron.free_memory_bytes)
+
+    @display(description="Total memory")
+    def total_memory(self, neuron: Neuron) -> str:
+        return filesizeformat(neuron.total_memory_bytes)
+
+    @display(description="Replicas")
+    def replica_names(self, neuron: Neuron) -> str:
+        return ", ".join(
+            f"{replica.model_name} ({replica.status})" for replica in neuron.replicas.all()
+        )
+
+    @display(description="Problems")
+    def problem_list(self, neuron: Neuron) -> str:
+        return "; ".join(neuron.problems)
+
+
+@admin.register(Device)
+class DeviceAdmin(ReportedAdmin):
+    list_display = (
+        "__str__",
+        "name",
+        "free_memory",
+        "total_memory",
+        "compute_capability",
+        "driver",
+    )
+    list_select_related = ("neuron",)
+    list_filter = ("kind", "neuron")
+    fields = (
+        "neuron",
+        "kind",
+        "index",
+        "name",
+        "total_memory",
+        "free_memory",
+        "compute_capability",
+        "driver",
+    )
+
+    @display(description="Free memory", ordering="free_memory_bytes")
+    def free_memory(self, device: Device) -> str:
+        return filesizeformat(device.free_memory_bytes)
+
+    @display(description="Total memory", ordering="total_memory_bytes")
+    def total_memory(self, device: Device) -> str:
+        return filesizeformat(device.total_memory_bytes)

@@ -1,0 +1,81 @@
+"""Replicas: what is loaded where, and unloading it."""
+
+from __future__ import annotations
+
+import json
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from fleet.admin.loading import tell, unload
+from fleet.admin.reported import ReportedAdmin
+from fleet.admin.unfold_types import action, display
+from fleet.lifecycles import RecordedReplicaStatus
+from fleet.models import Replica
+
+REPLICA_LABELS = {
+    RecordedReplicaStatus.READY.label: "success",
+    RecordedReplicaStatus.LOADING.label: "info",
+    RecordedReplicaStatus.RECOVERING.label: "warning",
+    RecordedReplicaStatus.DRAINING.label: "warning",
+    RecordedReplicaStatus.FAILED.label: "danger",
+    RecordedReplicaStatus.AWAY.label: "danger",
+}
+
+
+@admin.register(Replica)
+class ReplicaAdmin(ReportedAdmin):
+    list_display = (
+        "model_name",
+        "neuron",
+        "status_label",
+        "status_since",
+        "in_flight",
+        "queue_depth",
+        "kv_use",
+        "decode_tokens_per_s",
+        "num_restarts",
+        "failure_message",
+    )
+    list_select_related = ("neuron",)
+    list_filter = ("status", "neuron")
+    search_fields = ("model_name",)
+    actions = ("unload_selected",)
+    fields = (
+        "model_name",
+        "neuron",
+        "status_label",
+        "status_since",
+        "job_id",
+        "in_flight",
+        "queue_depth",
+        "kv_use",
+        "decode_tokens_per_s",
+        "num_restarts",
+        "failure_code",
+        "failure_message",
+        "load_report",
+    )
+
+    @display(description="Status", ordering="status", label=REPLICA_LABELS)
+    def status_label(self, replica: Replica) -> str:
+        return replica.get_status_display()
+
+    @display(description="KV blocks")
+    def kv_use(self, replica: Replica) -> str:
+        return f"{replica.kv_blocks_used} of {replica.kv_blocks_total}"
+
+    @display(description="Load report")
+    def load_report(self, replica: Replica) -> SafeString | str:
+        if replica.report is None:
+            return "Not loaded yet"
+        return format_html("<pre>{}</pre>", json.dumps(replica.report, indent=2))
+
+    @action(description="Unload", permissions=["operate"])
+    def unload_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
+        for replica in queryset.select_related("neuron"):
+            outcome = unload(model_name=replica.model_name, neuron_name=replica.neuron.name)
+            tell(request, outcome)

@@ -1,0 +1,17 @@
+"""``manage.py ensure_default_model``: put the small default model into the catalogue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from fleet import services
+
+
+class Command(BaseCommand):
+    help = "Put the small default model into the catalogue, unless it is there."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        model = services.default_model_ensure()
+        self.stdout.write(f"{model.name}: {model.source}")
