@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dj_database_url
+from django.urls import reverse_lazy
 
 from helexa_site.config import REPOSITORY_DIR, read_config
 
@@ -79,4 +80,37 @@ STATIC_URL = "static/"
 STATIC_ROOT = CONFIG.data_dir / "static"
 WHITENOISE_USE_FINDERS = True
 
-UNFOLD = {"SITE_TITLE": "helexa", "SITE_HEADER": "helexa", "SITE_SYMBOL": "hub"}
+
+def _admin_link(title: str, icon: str, model: str) -> dict[str, object]:
+    return {"title": title, "icon": icon, "link": reverse_lazy(f"admin:{model}_changelist")}
+
+
+UNFOLD = {
+    "SITE_TITLE": "helexa",
+    "SITE_HEADER": "helexa",
+    "SITE_SYMBOL": "hub",
+    "SIDEBAR": {
+        "navigation": [
+            {
+                "title": "Models",
+                "items": [
+                    _admin_link("Catalogue", "menu_book", "fleet_cataloguemodel"),
+                    _admin_link("Aliases", "label", "fleet_alias"),
+                    _admin_link("Load jobs", "downloading", "fleet_loadjob"),
+                    _admin_link("Replicas", "deployed_code", "fleet_replica"),
+                ],
+            },
+            {
+                "title": "Fleet",
+                "items": [
+                    _admin_link("Neurons", "dns", "fleet_neuron"),
+                    _admin_link("Devices", "memory", "fleet_device"),
+                ],
+            },
+            {
+                "title": "People",
+                "items": [_admin_link("Users", "person", "auth_user")],
+            },
+        ],
+    },
+}
