@@ -59,6 +59,8 @@ class Child:
         self.spec = spec
         self._log = log
         self._guardian = guardian
+        self.num_failures = 0
+        """In a row: unexpected ends since the last stable life."""
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -66,10 +68,6 @@ class Child:
 
     def start(self) -> None:
         self._keeper.start()
-
-    @property
-    def is_stopped(self) -> bool:
-        return not self._keeper.is_alive()
 
     def stop(self) -> None:
         """SIGTERM, no restart from now on, and SIGKILL to its whole group when the grace is over.
@@ -88,15 +86,14 @@ class Child:
         self._log.close()
 
     def _keep(self) -> None:
-        num_failures = 0
         while not self._stopping.is_set():
             started_s = time.monotonic()
             ending = self._live()
             if self._stopping.is_set():
                 return
             lived_s = time.monotonic() - started_s
-            num_failures = 1 if lived_s > STABLE_AFTER_S else num_failures + 1
-            delay_s = backoff_s(num_failures)
+            self.num_failures = 1 if lived_s > STABLE_AFTER_S else self.num_failures + 1
+            delay_s = backoff_s(self.num_failures)
             say(
                 self.spec.name,
                 f"ended ({ending}); restarting in {delay_s:g} s; its log: {self._log.path}",

@@ -4,8 +4,7 @@ BootstrapError
 ├── SetUpError             the requirements could not be installed
 ├── DataDirectoryError     not writable, or another copy runs on it
 ├── PortInUseError
-├── RedisStartError        no server found, or it does not answer
-└── ModelUnavailableError  everything runs, but the model cannot be had
+└── RedisStartError        no server found, or it does not answer
 """
 
 from __future__ import annotations
@@ -29,7 +28,3 @@ class PortInUseError(BootstrapError):
 
 class RedisStartError(BootstrapError):
     """No Redis server was found, or the one that was started does not answer."""
-
-
-class ModelUnavailableError(BootstrapError):
-    """Everything runs, but the model could not be loaded."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +20,7 @@ class Supervisor:
         self._logs_dir = logs_dir
         self._guardian = guardian
         self._children: list[Child] = []
+        self._on_stopped: list[Callable[[], None]] = []
 
     def start(self, spec: ChildSpec) -> Child:
         log = LogFile(self._logs_dir / f"{spec.name}.log")
@@ -31,6 +33,12 @@ class Supervisor:
         """Takes at most the sum of the children's graces."""
         while self._children:
             self._children.pop().stop()
+        while self._on_stopped:
+            self._on_stopped.pop()()
+
+    def on_stopped(self, clean_up: Callable[[], None]) -> None:
+        """Called when every child is gone."""
+        self._on_stopped.append(clean_up)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,58 @@
+"""The database at start: migrated, with somebody who can log in and something to offer."""
+
+from __future__ import annotations
+
+import secrets
+
+import django
+from django.core.management import call_command
+from django.db import DatabaseError, connection, connections
+from django.db.migrations.executor import MigrationExecutor
+
+from helexa_site.bootstrap.console import say
+from helexa_site.bootstrap.errors import BootstrapError
+
+ADMIN_NAME = "admin"
+PASSWORD_BYTES = 12
+
+
+def prepare_database(*, with_model: bool) -> str | None:
+    """Migrate where that is needed, make the first admin, put the default model into the catalogue.
+
+    Returns the first admin's password when it was made just now. Raises ``BootstrapError``.
+    """
+    django.setup()
+    try:
+        if _has_unapplied_migrations():
+            say("database", "migrating")
+            call_command("migrate", verbosity=0, interactive=False)
+        password = _ensure_admin()
+        if with_model:
+            _ensure_default_model()
+    except DatabaseError as error:
+        raise BootstrapError(f"the database cannot be used: {str(error).strip()}") from error
+    finally:
+        connections.close_all()
+    say("database", f"ready ({connection.vendor})")
+    return password
+
+
+def _has_unapplied_migrations() -> bool:
+    executor = MigrationExecutor(connection)
+    return bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))
+
+
+def _ensure_admin() -> str | None:
+    from django.contrib.auth.models import User  # models import only after django.setup()
+
+    if User.objects.filter(is_superuser=True).exists():
+        return None
+    password = secrets.token_urlsafe(PASSWORD_BYTES)
+    User.objects.create_superuser(username=ADMIN_NAME, email="", password=password)
+    return password
+
+
+def _ensure_default_model() -> None:
+    from fleet import services
+
+    services.default_model_ensure()

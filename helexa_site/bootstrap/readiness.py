@@ -1,0 +1,134 @@
+"""When is it ready? When it answers, over HTTP, as a client would see it.
+
+Reads heartbeats only to show how the load is going.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any, cast
+
+import redis
+
+from helexa_site.bootstrap.console import say
+from helexa_site.bootstrap.load_progress import LoadProgressView
+from inference.protocol.heartbeat import ReplicaState, decode_heartbeat
+from inference.protocol.keys import NEURONS, heartbeat_key
+
+POLL_INTERVAL_S = 0.1
+HTTP_TIMEOUT_S = 120.0
+COMPLAIN_EVERY_S = 30.0
+DEFAULT_MODEL = "smollm2-135m-instruct"
+QUESTION = "What is the capital of France?"
+NOT_YET = (OSError, ValueError, KeyError)
+"""What an endpoint that is not there yet may make of a request."""
+
+
+def wait_for_gateway(url: str) -> None:
+    """Return once the gateway says that Redis, the database and a neuron are there."""
+
+    def is_up() -> bool:
+        health = _get_json(f"{url}/health")
+        return bool(health["neurons"]) and not any(
+            reason["code"] != "model_away" for reason in health["reasons"]
+        )
+
+    _poll(is_up, "gateway", "not answering yet; its log is in the data directory's logs")
+
+
+def wait_for_answer(url: str, redis_url: str) -> None:
+    """Return once the default model answers a question; show how its load goes meanwhile.
+
+    A load that fails is said; the wait goes on, because the operator can mend and retry it.
+    """
+    view = LoadProgressView(DEFAULT_MODEL)
+    with redis.Redis.from_url(redis_url, socket_timeout=5.0) as client:
+
+        def answers() -> bool:
+            view.update(replica_states(client, DEFAULT_MODEL))
+            return view.is_ready and bool(_ask(url))
+
+        _poll(answers, "model", "no answer yet")
+    say("model", f"{DEFAULT_MODEL} answers")
+
+
+def replica_states(client: redis.Redis, model: str) -> list[ReplicaState]:
+    """Every neuron's replica of ``model``, as its last heartbeat has it."""
+    names = [name.decode() for name in cast(list[bytes], client.zrange(NEURONS, 0, -1))]
+    payloads = client.mget([heartbeat_key(name) for name in names]) if names else []
+    return [
+        replica
+        for payload in payloads
+        if payload is not None
+        for replica in decode_heartbeat(payload).replicas
+        if replica.model == model
+    ]
+
+
+def curl_line(url: str) -> str:
+    key = '-H "Authorization: Bearer $HELEXA_API_KEY" ' if os.environ.get("HELEXA_API_KEY") else ""
+    return (
+        f"curl {url}/v1/chat/completions {key}"
+        f"-H 'Content-Type: application/json' -d '{json.dumps(_question())}'"
+    )
+
+
+def _question() -> dict[str, Any]:
+    return {
+        "model": DEFAULT_MODEL,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+    }
+
+
+def _ask(url: str) -> str:
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions",
+        data=json.dumps(_question() | {"max_tokens": 16}).encode(),
+        headers={"Content-Type": "application/json"} | _key_header(),
+    )
+    answer = json.loads(_open(request))
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def _get_json(url: str) -> dict[str, Any]:
+    """The body, also of a 503: /health says in it what is missing."""
+    try:
+        body = _open(urllib.request.Request(url, headers=_key_header()))
+    except urllib.error.HTTPError as error:
+        body = error.read()
+    found: dict[str, Any] = json.loads(body)
+    return found
+
+
+def _open(request: urllib.request.Request) -> bytes:
+    # Straight to this machine, whatever proxy the environment names.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=HTTP_TIMEOUT_S) as response:
+        return bytes(response.read())
+
+
+def _key_header() -> dict[str, str]:
+    key = os.environ.get("HELEXA_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _poll(is_done: Callable[[], bool], step: str, complaint: str) -> None:
+    """Until ``is_done``; what it raises of ``NOT_YET`` means not yet, and is said now and then."""
+    complain_at_s = time.monotonic() + COMPLAIN_EVERY_S
+    while True:
+        reason = ""
+        try:
+            if is_done():
+                return
+        except (*NOT_YET, redis.RedisError) as error:
+            reason = str(error)
+        if reason and time.monotonic() > complain_at_s:
+            say(step, f"{complaint} ({reason})")
+            complain_at_s = time.monotonic() + COMPLAIN_EVERY_S
+        time.sleep(POLL_INTERVAL_S)
