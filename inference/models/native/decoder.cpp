@@ -60,7 +60,7 @@ struct Batch {
 struct Buffers {
   std::vector<float> hidden, qkv, gate_up;
   std::vector<float> values, scales, sums;
-  std::vector<int8_t> codes, low;
+  std::vector<int8_t> high, low;
 
   // Room for `rows` rows; grows and never shrinks.
   void reserve(const Model& m, int rows) {
@@ -73,14 +73,14 @@ struct Buffers {
     grow(qkv, n * qkv_width);
     grow(gate_up, n * 2 * m.intermediate_size);
     grow(values, n * widest);
-    grow(codes, n * widest);
+    grow(high, n * widest);
     grow(low, n * widest);
     grow(scales, n * (widest / kGroup + 1));
     grow(sums, n * (widest / kGroup + 1));
   }
 
   Activations activations(int width) {
-    return {values.data(), codes.data(), low.data(), scales.data(), sums.data(), width};
+    return {values.data(), high.data(), low.data(), scales.data(), sums.data(), width};
   }
 
  private:
@@ -183,7 +183,7 @@ class Decoder {
     for (int i = rows.begin; i < rows.end; i++) {
       const float* row = buffers_.hidden.data() + batch.logit_rows[i] * m_.hidden_size;
       normalize_row(row, m_.final_norm, m_.hidden_size, x.values + int64_t(i) * m_.hidden_size);
-      if (m_.head.format != kF32) quantize_groups(x, i, 0, m_.hidden_size / kGroup, m_.head.wide);
+      if (m_.head.format != kF32) quantize_groups(x, i, 0, m_.hidden_size / kGroup);
     }
     team_.barrier();
     const Share panels = share(m_.head.num_panels(), member);
@@ -241,7 +241,7 @@ class Decoder {
     for (int row = rows.begin; row < rows.end; row++) {
       const int64_t at = int64_t(row) * m_.hidden_size;
       normalize_row(buffers_.hidden.data() + at, weight, m_.hidden_size, x.values + at);
-      if (next.format != kF32) quantize_groups(x, row, 0, m_.hidden_size / kGroup, next.wide);
+      if (next.format != kF32) quantize_groups(x, row, 0, m_.hidden_size / kGroup);
     }
   }
 
@@ -252,7 +252,7 @@ class Decoder {
     const Activations x = buffers_.activations(width);
     const Share groups = share(num_rows * num_groups, member);
     for (int i = groups.begin; i < groups.end; i++)
-      quantize_groups(x, i / num_groups, i % num_groups, i % num_groups + 1, next.wide);
+      quantize_groups(x, i / num_groups, i % num_groups, i % num_groups + 1);
     team_.barrier();
   }
 

@@ -19,7 +19,6 @@ from inference.models.native.packing import GROUP, LANES, Format, PackedLinear
 class _Linear(ctypes.Structure):
     _fields_ = [
         ("format", ctypes.c_int32),
-        ("wide", ctypes.c_int32),
         ("in_features", ctypes.c_int32),
         ("out_features", ctypes.c_int32),
         ("panels", ctypes.c_void_p),
@@ -216,7 +215,6 @@ def _linear(packed: PackedLinear) -> _Linear:
     assert packed.format is Format.F32 or packed.in_features % GROUP == 0
     return _Linear(
         format=packed.format,
-        wide=int(packed.wide),
         in_features=packed.in_features,
         out_features=packed.out_features,
         panels=packed.panels.data_ptr(),

@@ -11,9 +11,9 @@
 //   f32 [in_features x 16 floats]
 //
 // Quantised weights meet activations quantised in the same groups of 32, each row by itself, so a
-// row's result does not depend on the other rows of its batch. A narrow Linear takes 8-bit codes
-// (as llama.cpp's Q8_1); a wide one takes 14-bit codes as two bytes, code = 128 * high + low, for
-// twice the multiplications and an error a hundred times smaller.
+// row's result does not depend on the other rows of its batch. Codes have 14 bits, in two bytes,
+// code = 128 * high + low: twice the multiplications of 8-bit codes, and an error a hundred times
+// smaller (docs/decisions says what that is worth).
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,6 @@ enum Format : int32_t { kF32 = 0, kQ4 = 1, kQ8 = 2 };
 
 struct Linear {
   int32_t format;
-  int32_t wide;
   int32_t in_features;
   int32_t out_features;
   const uint8_t* panels;
@@ -44,37 +43,31 @@ struct Linear {
 // Rows of activations ready for a Linear: as they are, and quantised where a format wants it.
 struct Activations {
   float* values;  // (rows, width)
-  int8_t* codes;  // (rows, width): the high bytes where the Linear is wide
-  int8_t* low;    // (rows, width): the low bytes, in -64..63
+  int8_t* high;   // (rows, width)
+  int8_t* low;    // (rows, width), in -64..63
   float* scales;  // (rows, width / 32)
   float* sums;    // (rows, width / 32): scale * sum of the group's codes
   int width;
 };
 
-constexpr float kNarrowLimit = 127.0f;
-constexpr float kWideLimit = 127.0f * 64.0f;
+constexpr float kLargestCode = 127.0f * 64.0f;
 
 // Quantises groups [first, last) of one row.
-inline void quantize_groups(const Activations& x, int row, int first, int last, bool wide) {
+inline void quantize_groups(const Activations& x, int row, int first, int last) {
   const int num_groups = x.width / kGroup;
-  const float limit = wide ? kWideLimit : kNarrowLimit;
   for (int g = first; g < last; g++) {
     const int64_t at = int64_t(row) * x.width + g * kGroup;
     const f32x16 left = load(x.values + at), right = load(x.values + at + kLanes);
     const float largest = max(vmax(vmax(left, -left), vmax(right, -right)));
-    const float scale = largest / limit;
-    const float inverse = largest > 0 ? limit / largest : 0.0f;
-    i32x16 codes[2] = {round_to_int(left * inverse), round_to_int(right * inverse)};
+    const float scale = largest / kLargestCode;
+    const float inverse = largest > 0 ? kLargestCode / largest : 0.0f;
+    const i32x16 codes[2] = {round_to_int(left * inverse), round_to_int(right * inverse)};
     x.scales[int64_t(row) * num_groups + g] = scale;
     x.sums[int64_t(row) * num_groups + g] = scale * float(sum(codes[0] + codes[1]));
     for (int half = 0; half < 2; half++) {
-      i32x16& code = codes[half];
-      if (wide) {
-        const i32x16 high = (code + 64) >> 7;
-        store_bytes(x.low + at + half * kLanes, code - (high << 7));
-        code = high;
-      }
-      store_bytes(x.codes + at + half * kLanes, code);
+      const i32x16 high = (codes[half] + 64) >> 7;
+      store_bytes(x.high + at + half * kLanes, high);
+      store_bytes(x.low + at + half * kLanes, codes[half] - (high << 7));
     }
   }
 }
@@ -97,19 +90,21 @@ inline int32_t load_codes(const int8_t* from) {
 }
 
 // Dot products of one group's 32 features: `weights` as eight vectors of four features each.
-template <bool Wide>
-inline i32x16 dot_group(const i32x16* weights, const int8_t* codes, const int8_t* low) {
+inline i32x16 dot_bytes(const i32x16* weights, const int8_t* codes) {
   i32x16 even{}, odd{};
   for (int j = 0; j < 8; j += 2) {
     even = dot4(even, weights[j], load_codes(codes + 4 * j));
     odd = dot4(odd, weights[j + 1], load_codes(codes + 4 * j + 4));
   }
-  if (!Wide) return even + odd;
-  return ((even + odd) << 7) + dot_group<false>(weights, low, nullptr);
+  return even + odd;
+}
+
+inline f32x16 dot_group(const i32x16* weights, const Activations& x, int64_t at) {
+  return to_float((dot_bytes(weights, x.high + at) << 7) + dot_bytes(weights, x.low + at));
 }
 
 // Outputs of one panel for `Rows` rows: result[r] = sum over groups, in group order.
-template <int Rows, bool Wide>
+template <int Rows>
 inline void panel_q4(const Linear& w, int panel, const Activations& x, int row, f32x16* result) {
   const int num_groups = w.num_groups();
   const uint8_t* block = w.panels + int64_t(panel) * num_groups * kQ4Block;
@@ -126,15 +121,14 @@ inline void panel_q4(const Linear& w, int panel, const Activations& x, int row, 
     }
     const f32x16 scale = load_f16(block), minimum = load_f16(block + 32);
     for (int r = 0; r < Rows; r++) {
-      const int64_t row_at = at + r * x.width;
-      const i32x16 dots = dot_group<Wide>(weights, x.codes + row_at, x.low + row_at);
-      result[r] += scale * (to_float(dots) * scales[r * num_groups + g]);
+      const f32x16 dots = dot_group(weights, x, at + r * x.width);
+      result[r] += scale * (dots * scales[r * num_groups + g]);
       result[r] += minimum * sums[r * num_groups + g];
     }
   }
 }
 
-template <int Rows, bool Wide>
+template <int Rows>
 inline void panel_q8(const Linear& w, int panel, const Activations& x, int row, f32x16* result) {
   const int num_groups = w.num_groups();
   const uint8_t* block = w.panels + int64_t(panel) * num_groups * kQ8Block;
@@ -147,11 +141,10 @@ inline void panel_q8(const Linear& w, int panel, const Activations& x, int row, 
     for (int j = 0; j < 8; j++) weights[j] = load_words(block + 32 + 64 * j);
     const f32x16 scale = load_f16(block);
     for (int r = 0; r < Rows; r++) {
-      const int64_t row_at = at + r * x.width;
-      const i32x16 dots = dot_group<Wide>(weights, x.codes + row_at, x.low + row_at);
+      const f32x16 dots = dot_group(weights, x, at + r * x.width);
       // The bytes are offset by 128 to be unsigned; the sum of the codes takes it out again.
-      result[r] += scale * (to_float(dots) * scales[r * num_groups + g] -
-                            128.0f * sums[r * num_groups + g]);
+      result[r] +=
+          scale * (dots * scales[r * num_groups + g] - 128.0f * sums[r * num_groups + g]);
     }
   }
 }
@@ -190,14 +183,8 @@ inline void tile(const Linear& w, int panel, const Activations& x, int row, floa
                  int64_t out_stride, bool add) {
   f32x16 result[Rows];
   switch (w.format) {
-    case kQ4:
-      if (w.wide) panel_q4<Rows, true>(w, panel, x, row, result);
-      else panel_q4<Rows, false>(w, panel, x, row, result);
-      break;
-    case kQ8:
-      if (w.wide) panel_q8<Rows, true>(w, panel, x, row, result);
-      else panel_q8<Rows, false>(w, panel, x, row, result);
-      break;
+    case kQ4: panel_q4<Rows>(w, panel, x, row, result); break;
+    case kQ8: panel_q8<Rows>(w, panel, x, row, result); break;
     default: panel_f32<Rows>(w, panel, x, row, result);
   }
   for (int r = 0; r < Rows; r++)

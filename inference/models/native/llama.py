@@ -44,18 +44,16 @@ class NativeLlama:
     ) -> None:
         """``kv_dtype`` float32 or bfloat16."""
         self.config = config
-        self._kv_dtype = kv_dtype
+        self.kv_dtype = kv_dtype
         angles, half = rope_table(config, context_tokens, self.device), config.head_dim // 2
-        embedding = pack(weights.stored("model.embed_tokens"), wide=False)
+        embedding = pack(weights.stored("model.embed_tokens"))
         self._decoder = NativeDecoder(
             library,
             config,
             layers=[_load_layer(config, weights, i) for i in range(config.num_layers)],
             final_norm=_float(weights, "model.norm.weight"),
             embedding=embedding,
-            head=embedding
-            if config.tie_embeddings
-            else pack(weights.stored("lm_head"), wide=False),
+            head=embedding if config.tie_embeddings else pack(weights.stored("lm_head")),
             cosines=angles.cosines[:, :half].contiguous(),
             sines=angles.sines[:, half:].contiguous(),
             kv_dtype=kv_dtype,
@@ -64,7 +62,7 @@ class NativeLlama:
 
     def new_kv(self, num_blocks: int, block_tokens: int, dtype: torch.dtype) -> NativeKV:
         """One block more than asked for: the last is scratch, where padding rows write."""
-        assert dtype == self._kv_dtype and block_tokens == self._decoder.block_tokens
+        assert dtype == self.kv_dtype and block_tokens == self._decoder.block_tokens
         config = self.config
         per_head = config.head_dim * block_tokens
         shape = (config.num_layers, num_blocks + 1, config.num_kv_heads, per_head)
@@ -111,7 +109,7 @@ def _load_layer(config: ModelConfig, weights: WeightSource, index: int) -> Nativ
     heads = f"{prefix}.self_attn"
 
     def projection(*names: str) -> PackedLinear:
-        return pack(weights.stored(*names), wide=True)
+        return pack(weights.stored(*names))
 
     return NativeLayer(
         qkv=projection(f"{heads}.q_proj", f"{heads}.k_proj", f"{heads}.v_proj"),

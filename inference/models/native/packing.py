@@ -31,15 +31,13 @@ class PackedLinear:
     out_features: int
     panels: torch.Tensor
     bias: torch.Tensor | None = None
-    wide: bool = True
-    """Quantised formats: 14-bit activations; ``False``: 8-bit."""
 
     @property
     def num_bytes(self) -> int:
         return self.panels.numel() * self.panels.element_size()
 
 
-def pack(stored: StoredWeight, *, wide: bool) -> PackedLinear:
+def pack(stored: StoredWeight) -> PackedLinear:
     """Quantised weights keep their codes, dense ones become float32."""
     out_features, in_features = stored.shape
     format, panels = _panels(stored)
@@ -49,7 +47,6 @@ def pack(stored: StoredWeight, *, wide: bool) -> PackedLinear:
         out_features=out_features,
         panels=panels,
         bias=None if stored.bias is None else stored.bias.float().contiguous(),
-        wide=wide,
     )
 
 
