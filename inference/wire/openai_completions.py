@@ -18,7 +18,7 @@ import orjson
 from inference.protocol.events import Delta, Event, Finished, TextLogprob, Usage
 from inference.protocol.generation import GenerationRequest, TextInput, TokensInput
 from inference.wire import openai_sampling
-from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
+from inference.wire.errors import UnsupportedParameterError
 from inference.wire.fields import (
     array,
     flag,

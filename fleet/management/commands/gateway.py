@@ -1,0 +1,24 @@
+"""``manage.py gateway``: the API and the admin on one port, under Daphne."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 31313
+
+
+class Command(BaseCommand):
+    help = "Serve the API and the admin until SIGTERM or Ctrl-C."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--host", default=DEFAULT_HOST, help="address to listen on")
+        parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port to listen on")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        from inference.gateway.server import run
+
+        run(options["host"], options["port"])

@@ -1,0 +1,20 @@
+"""The ASGI application: importing it starts nothing. Serve it with ``manage.py gateway`` or any
+ASGI server."""
+
+from __future__ import annotations
+
+import os
+
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
+django_application = get_asgi_application()
+
+# Django must be set up before what follows is imported.
+from helexa_site.routing import build_application  # noqa: E402
+from helexa_site.settings import CONFIG  # noqa: E402
+from inference.gateway.catalogue import DatabaseCatalogue  # noqa: E402
+from inference.gateway.gateway import Gateway  # noqa: E402
+
+gateway = Gateway(CONFIG, DatabaseCatalogue())
+application = build_application(gateway, django_app=django_application)

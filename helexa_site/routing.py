@@ -1,0 +1,34 @@
+"""Which path is answered by whom: the API by our consumers, everything else by Django."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from channels.routing import ProtocolTypeRouter, URLRouter
+from django.urls import re_path
+
+from inference.gateway.consumers import UnknownUrlConsumer
+from inference.gateway.gateway import Gateway
+from inference.gateway.generation import GenerationConsumer
+from inference.gateway.health import HealthConsumer
+from inference.gateway.lifespan import LifespanConsumer
+from inference.gateway.models import ModelConsumer, ModelListConsumer
+from inference.wire import openai_chat, openai_completions
+
+
+def build_application(gateway: Gateway, *, django_app: Any) -> ProtocolTypeRouter:
+    """An ASGI application that serves ``gateway`` under any ASGI server."""
+    chat = GenerationConsumer.as_asgi(gateway=gateway, parse=openai_chat.parse)
+    completions = GenerationConsumer.as_asgi(gateway=gateway, parse=openai_completions.parse)
+    http = URLRouter(
+        [
+            re_path(r"^v1/chat/completions/?$", chat),
+            re_path(r"^v1/completions/?$", completions),
+            re_path(r"^v1/models/?$", ModelListConsumer.as_asgi(gateway=gateway)),
+            re_path(r"^v1/models/(?P<name>.+)$", ModelConsumer.as_asgi(gateway=gateway)),
+            re_path(r"^v1(?:/.*)?$", UnknownUrlConsumer.as_asgi(gateway=gateway)),
+            re_path(r"^health/?$", HealthConsumer.as_asgi(gateway=gateway)),
+            re_path(r"", django_app),
+        ]
+    )
+    return ProtocolTypeRouter({"http": http, "lifespan": LifespanConsumer(gateway)})

@@ -1,0 +1,42 @@
+"""Who may ask: anybody on this machine, others with the key.
+
+The peer's address decides. A forwarding header is never believed, but one that is there says that
+a proxy on this machine speaks for somebody else, so such a request needs the key too.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Iterable
+
+from helexa_site.config import Config
+from inference.wire.errors import InvalidApiKeyError
+
+FORWARDING_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip"})
+BEARER = b"bearer "
+
+
+def authorize(
+    config: Config, client: tuple[str, int] | None, headers: Iterable[tuple[bytes, bytes]]
+) -> None:
+    """``client`` and ``headers`` as in an ASGI scope, header names in lower case. Raises
+    ``InvalidApiKeyError``."""
+    named = dict(headers)
+    if config.allow_anonymous or (_is_loopback(client) and not FORWARDING_HEADERS & named.keys()):
+        return
+    given = named.get(b"authorization", b"")
+    if not given[: len(BEARER)].lower() == BEARER:
+        raise InvalidApiKeyError("Send your API key as 'Authorization: Bearer KEY'.")
+    key = given[len(BEARER) :].strip()
+    if config.api_key is None or not hmac.compare_digest(key, config.api_key.encode()):
+        raise InvalidApiKeyError("The API key is not valid.")
+
+
+def _is_loopback(client: tuple[str, int] | None) -> bool:
+    try:
+        address = ipaddress.ip_address(client[0] if client else "")
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

@@ -1,0 +1,160 @@
+"""The HTTP side of every API request: body in, one response out, whoever leaves is noticed.
+
+    http.request* ─▶ body ─▶ handler task ─▶ answer() ─▶ respond | send frames
+    http.disconnect ─────────▶ cancels it
+
+Channels' stock HTTP consumer waits for its handler before it looks at the next message, so it never
+sees a disconnect. Here the handler is a task of its own and messages go on being received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from typing import Any, ClassVar
+
+from channels.consumer import AsyncConsumer
+from channels.exceptions import StopConsumer
+
+from inference.gateway.authorization import authorize
+from inference.gateway.gateway import Gateway
+from inference.wire.errors import (
+    ApiError,
+    InternalError,
+    MethodNotAllowedError,
+    RequestTooLargeError,
+    ServiceUnavailableError,
+    UnknownUrlError,
+    error_headers,
+    openai_error_body,
+    openai_error_frame,
+)
+
+logger = logging.getLogger(__name__)
+
+Headers = list[tuple[bytes, bytes]]
+
+JSON_TYPE = (b"content-type", b"application/json")
+
+
+class ApiConsumer(AsyncConsumer):  # type: ignore[misc]
+    """One request. Subclasses implement ``answer`` and raise ``ApiError`` for what they refuse."""
+
+    method: ClassVar[str] = "GET"
+    needs_key: ClassVar[bool] = True
+
+    scope: dict[str, Any]
+
+    def __init__(self, *, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.request_id = uuid.uuid4().hex
+        self._body = bytearray()
+        self._handler: asyncio.Task[None] | None = None
+        self._client_left = False
+        self._response_started = False
+        self._response_ended = False
+
+    async def answer(self, body: bytes) -> None:
+        raise NotImplementedError
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if self._handler is not None and not self._handler.done():
+                self._handler.cancel()
+
+    async def dispatch(self, message: dict[str, Any]) -> None:
+        """Without Channels' thread hop to close database connections: there are none here."""
+        if message["type"] == "http.request":
+            await self.http_request(message)
+        elif message["type"] == "http.disconnect":
+            await self.http_disconnect()
+
+    async def http_request(self, message: dict[str, Any]) -> None:
+        if self._handler is not None:
+            return
+        try:
+            self._check_before_body()
+            self._body += message.get("body", b"")
+            if len(self._body) > self.gateway.config.max_body_bytes:
+                raise RequestTooLargeError(self.gateway.config.max_body_bytes)
+        except ApiError as error:
+            self._handler = self.gateway.spawn(self.refuse(error))
+            return
+        if not message.get("more_body", False):
+            self._handler = self.gateway.spawn(self._handle(bytes(self._body)))
+
+    async def http_disconnect(self) -> None:
+        """Servers send this after a finished response too."""
+        self._client_left = not self._response_ended
+        if self._handler is not None and not self._handler.done():
+            if self._client_left:
+                self._handler.cancel()
+            await asyncio.wait([self._handler])
+        raise StopConsumer
+
+    async def respond(
+        self, status: int, body: bytes, headers: Headers | None = None, *, type_: bytes = b""
+    ) -> None:
+        content_type = (b"content-type", type_) if type_ else JSON_TYPE
+        length = (b"content-length", str(len(body)).encode())
+        await self.start_response(status, [content_type, length, *(headers or [])])
+        await self.send_body(body, last=True)
+
+    async def start_response(self, status: int, headers: Headers) -> None:
+        self._response_started = True
+        request_id = (b"x-request-id", self.request_id.encode())
+        await self.send(
+            {"type": "http.response.start", "status": status, "headers": [*headers, request_id]}
+        )
+
+    async def send_body(self, body: bytes, *, last: bool = False) -> None:
+        self._response_ended = self._response_ended or last
+        await self.send({"type": "http.response.body", "body": body, "more_body": not last})
+
+    async def refuse(self, error: ApiError) -> None:
+        """As a status where nothing has been sent yet, else as the stream's last event."""
+        if self._response_ended:
+            return
+        if self._response_started:
+            await self.send_body(openai_error_frame(error), last=True)
+        else:
+            await self.respond(error.status, openai_error_body(error), error_headers(error))
+
+    def _check_before_body(self) -> None:
+        if self._body:
+            return
+        if self.needs_key:
+            authorize(self.gateway.config, self.scope.get("client"), self.scope["headers"])
+        if self.scope["method"] != self.method:
+            raise MethodNotAllowedError(self.scope["method"], self.method)
+        if self.gateway.draining:
+            raise ServiceUnavailableError("shutting_down", "This server is shutting down.")
+        declared = dict(self.scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self.gateway.config.max_body_bytes:
+            raise RequestTooLargeError(self.gateway.config.max_body_bytes)
+
+    async def _handle(self, body: bytes) -> None:
+        try:
+            self.gateway.ensure_started()
+            await self.answer(body)
+        except ApiError as error:
+            await self.refuse(error)
+        except asyncio.CancelledError:
+            if self._client_left:
+                raise
+            await self.refuse(
+                ServiceUnavailableError("shutting_down", "This server is shutting down.")
+            )
+        except Exception:
+            logger.exception("request %s failed", self.request_id)
+            await self.refuse(InternalError())
+
+
+class UnknownUrlConsumer(ApiConsumer):
+    """What is under /v1 and nowhere else."""
+
+    def _check_before_body(self) -> None:
+        raise UnknownUrlError(f"There is no {self.scope['method']} {self.scope['path']} here.")

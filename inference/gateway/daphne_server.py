@@ -1,0 +1,154 @@
+"""Daphne with what a gateway of long streams needs: back-pressure, a body limit, an orderly stop.
+
+Daphne's own server buffers whatever an application sends and reads a body of any size before it
+calls one. Here a send waits while the socket's buffer is full, and a body over the limit is refused
+while it comes in. Must not know what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from daphne.endpoints import build_endpoint_description_strings
+from daphne.http_protocol import HTTPFactory, WebRequest
+from daphne.server import Server
+from daphne.ws_protocol import WebSocketFactory
+from twisted.internet import reactor
+from twisted.internet.endpoints import serverFromString
+from twisted.logger import globalLogBeginner
+
+from inference.wire.errors import RequestTooLargeError, openai_error_body
+
+logger = logging.getLogger(__name__)
+
+READ_BUFFER_BYTES = 256 * 1024
+LINGER_S = 5.0
+"""How long a client that sends too much may take to read why."""
+
+
+class StreamRequest(WebRequest):  # type: ignore[misc]
+    """One HTTP request. Twisted calls it as the producer of its own response: paused while the
+    socket's buffer is full."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self._num_body_bytes = 0
+        self._refused = False
+
+    def gotLength(self, length: int | None) -> None:  # noqa: N802
+        super().gotLength(length)
+        if length is not None and length > self.server.max_body_bytes:
+            self._refuse_body()
+
+    def handleContentChunk(self, data: bytes) -> None:  # noqa: N802
+        """What comes in after a refusal is dropped, so that the client gets to read the answer."""
+        self._num_body_bytes += len(data)
+        if not self._refused and self._num_body_bytes > self.server.max_body_bytes:
+            self._refuse_body()
+        if not self._refused:
+            super().handleContentChunk(data)
+
+    def process(self) -> Any:
+        if self._refused:
+            self.channel.loseConnection()
+            return None
+        self.registerProducer(self, True)
+        return super().process()
+
+    def pauseProducing(self) -> None:  # noqa: N802
+        self.writable.clear()
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        """The channel stops reading while it cannot write; without this it would go on so and
+        never see the client leave."""
+        self.writable.set()
+        self.channel._networkProducer.resumeProducing()
+
+    def stopProducing(self) -> None:  # noqa: N802
+        self.writable.set()
+
+    def finish(self) -> None:
+        if self.producer is not None:
+            self.unregisterProducer()
+        super().finish()
+
+    def connectionLost(self, reason: Any) -> None:  # noqa: N802
+        self.writable.set()
+        super().connectionLost(reason)
+
+    def _refuse_body(self) -> None:
+        self._refused = True
+        body = openai_error_body(RequestTooLargeError(self.server.max_body_bytes))
+        self.channel.transport.write(
+            b"HTTP/1.1 413 Content Too Large\r\nContent-Type: application/json\r\n"
+            b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        reactor.callLater(LINGER_S, self.channel.forceAbortClient)
+
+
+class StreamFactory(HTTPFactory):  # type: ignore[misc]
+    def buildProtocol(self, addr: Any) -> Any:  # noqa: N802
+        protocol = super().buildProtocol(addr)
+        protocol.requestFactory = StreamRequest
+        return protocol
+
+
+class DaphneServer(Server):  # type: ignore[misc]
+    """``serve`` returns when ``close`` was called, or at once with ``False`` when it cannot
+    listen."""
+
+    def __init__(self, application: Any, *, host: str, port: int, max_body_bytes: int) -> None:
+        super().__init__(
+            application,
+            endpoints=build_endpoint_description_strings(host=host, port=port),
+            signal_handlers=False,
+            request_buffer_size=READ_BUFFER_BYTES,
+            server_name="helexa",
+        )
+        self.max_body_bytes = max_body_bytes
+        self._ports: list[Any] = []
+        self._listen_failure = ""
+
+    @property
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        loop: asyncio.AbstractEventLoop = reactor._asyncioEventloop
+        return loop
+
+    def serve(self) -> str | None:
+        """Runs until ``close``. Returns why it cannot listen, or ``None`` after a run."""
+        self.connections: dict[Any, Any] = {}
+        self.http_factory = StreamFactory(self)
+        self.ws_factory = WebSocketFactory(self, server=self.server_name)
+        globalLogBeginner.beginLoggingTo(
+            [lambda _: None], redirectStandardIO=False, discardBuffer=True
+        )
+        asyncio.set_event_loop(self.event_loop)
+        for description in self.endpoints:
+            listening = serverFromString(reactor, description).listen(self.http_factory)
+            listening.addCallbacks(self._ports.append, self._cannot_listen)
+        if self._listen_failure:
+            return self._listen_failure
+        reactor.callLater(1, self.application_checker)
+        reactor.addSystemEventTrigger("before", "shutdown", self.kill_all_applications)
+        reactor.run(installSignalHandlers=False)
+        return None
+
+    def stop_listening(self) -> None:
+        for port in self._ports:
+            port.stopListening()
+        self._ports.clear()
+
+    def close(self) -> None:
+        reactor.stop()
+
+    async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
+        """Waits while what was sent before is still in the socket's buffer."""
+        await protocol.writable.wait()
+        await super().handle_reply(protocol, message)
+
+    def _cannot_listen(self, failure: Any) -> None:
+        self._listen_failure = failure.getErrorMessage()

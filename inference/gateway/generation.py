@@ -1,0 +1,148 @@
+"""Answering a request for text: parse, place, submit, and encode what comes back.
+
+    parse ─▶ catalogue ─▶ placer ─▶ Submit ─▶ events ─▶ encoder ─▶ frames
+
+The same for every dialect and for both kinds of answer: a dialect gives a parser and two encoders.
+A stream that has to wait is started after ``STREAM_GRACE_S``, so that early refusals keep their
+status and later ones become the stream's last event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from inference.gateway.consumers import ApiConsumer, Headers
+from inference.gateway.gateway import Gateway
+from inference.gateway.keep_alive import QuietTimer
+from inference.gateway.placing import Place
+from inference.protocol.events import Event, Finished, Usage
+from inference.protocol.generation import GenerationRequest, Submit
+from inference.wire.errors import ApiError
+
+logger = logging.getLogger("helexa.requests")
+
+STREAM_GRACE_S = 2.0
+KEEP_ALIVE_S = 10.0
+KEEP_ALIVE_FRAME = b": waiting\n\n"
+STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Encoder(Protocol):
+    def encode(self, event: Event) -> bytes: ...
+
+
+class ParsedRequest(Protocol):
+    @property
+    def generation(self) -> GenerationRequest: ...
+    @property
+    def stream(self) -> bool: ...
+    def stream_encoder(self, *, request_id: str, created_unix_s: int) -> Encoder: ...
+    def body_encoder(self, *, request_id: str, created_unix_s: int) -> Encoder: ...
+
+
+class GenerationConsumer(ApiConsumer):
+    """``parse`` is a dialect's parser."""
+
+    method = "POST"
+
+    def __init__(self, *, gateway: Gateway, parse: Callable[[bytes], ParsedRequest]) -> None:
+        super().__init__(gateway=gateway)
+        self._parse = parse
+        self._usage: Usage | None = None
+        self._quiet: QuietTimer | None = None
+
+    async def answer(self, body: bytes) -> None:
+        started_s = time.perf_counter()
+        outcome, model = "cancelled", "-"
+        try:
+            request = self._parse(body)
+            model = request.generation.model
+            await self._generate(request)
+            outcome = "finished"
+        except ApiError as error:
+            outcome = error.code
+            raise
+        finally:
+            self._log(model, outcome, time.perf_counter() - started_s)
+
+    async def _generate(self, request: ParsedRequest) -> None:
+        if request.stream:
+            self._quiet = QuietTimer(self._keep_alive, first_s=STREAM_GRACE_S, then_s=KEEP_ALIVE_S)
+        try:
+            deadline_s = asyncio.get_running_loop().time() + self.gateway.config.request_timeout_s
+            entry = await self.gateway.catalogue.find(request.generation.model)
+            place = await self.gateway.placer.find_place(entry, deadline_s=deadline_s)
+            await self._run_at(place, request, deadline_s)
+        finally:
+            if self._quiet is not None:
+                self._quiet.stop()
+
+    async def _run_at(self, place: Place, request: ParsedRequest, deadline_s: float) -> None:
+        timeout_s = deadline_s - asyncio.get_running_loop().time()
+        await self.gateway.liveness.ensure_announced()
+        stream = self.gateway.open_stream(self.request_id, place, timeout_s=timeout_s)
+        try:
+            await self.gateway.dispatcher.push(
+                place.neuron,
+                Submit(
+                    request_id=self.request_id,
+                    gateway_id=self.gateway.gateway_id,
+                    model=place.model,
+                    request=request.generation,
+                    deadline_unix_s=time.time() + timeout_s,
+                ),
+            )
+            encoder = self._encoder(request)
+            while self._usage is None:
+                await self._forward(await stream.next_events(), encoder, request)
+        finally:
+            self.gateway.close_stream(stream, finished=self._usage is not None)
+
+    def _encoder(self, request: ParsedRequest) -> Encoder:
+        make = request.stream_encoder if request.stream else request.body_encoder
+        return make(request_id=self.request_id, created_unix_s=int(time.time()))
+
+    async def _forward(self, events: list[Event], encoder: Encoder, request: ParsedRequest) -> None:
+        """Everything that is there goes out as one send."""
+        frames = b"".join([encoder.encode(event) for event in events])
+        last = events[-1]
+        if isinstance(last, Finished):
+            self._usage = last.usage
+        if not frames:
+            return
+        if request.stream:
+            await self._send_frames(frames, last=self._usage is not None)
+        else:
+            await self.respond(200, frames)
+
+    async def _send_frames(self, frames: bytes, *, last: bool) -> None:
+        if self._quiet is not None:
+            self._quiet.touch()
+        if not self._response_started:
+            await self.start_response(200, STREAM_HEADERS)
+        await self.send_body(frames, last=last)
+
+    async def _keep_alive(self) -> None:
+        if not self._response_ended:
+            await self._send_frames(KEEP_ALIVE_FRAME, last=False)
+
+    def _log(self, model: str, outcome: str, seconds: float) -> None:
+        usage = self._usage or Usage(prompt_tokens=0, completion_tokens=0)
+        logger.info(
+            "%s model=%s %s prompt=%d cached=%d completion=%d ms=%.0f",
+            self.request_id,
+            model,
+            outcome,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            seconds * 1000,
+        )

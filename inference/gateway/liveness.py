@@ -1,0 +1,116 @@
+"""Who is alive: tells the neurons that this gateway is, and watches that they are.
+
+    every second     SET helexa:gateway:<id>:alive, drop what the reader has read
+    every 250 ms     heartbeats ─▶ FleetSnapshot ─▶ requests on a neuron that is gone fail
+
+The snapshot is kept for a moment, so that the hot path does not read Redis for each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import redis
+import redis.asyncio
+
+from fleet.errors import SnapshotUnavailableError
+from fleet.live import read_snapshot
+from fleet.snapshot import FleetSnapshot
+from inference.gateway.dispatch import redis_unavailable
+from inference.gateway.event_reader import EventReader
+from inference.gateway.streams import RequestStreams, neuron_lost
+from inference.protocol import keys
+from inference.wire.errors import ServiceUnavailableError
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_AGE_S = 0.2
+WATCH_INTERVAL_S = 0.25
+EVENTS_EXPIRY_S = 60
+"""A dead gateway's stream goes away by itself."""
+
+
+class Liveness:
+    """Belongs to one event loop. ``run_alive`` and ``run_watch`` run until cancelled."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        gateway_id: str,
+        streams: RequestStreams,
+        reader: EventReader,
+    ) -> None:
+        self._redis = client
+        self._alive_key = keys.gateway_alive_key(gateway_id)
+        self._events_key = keys.gateway_events_key(gateway_id)
+        self._streams = streams
+        self._reader = reader
+        self._announced = False
+        self._snapshot: FleetSnapshot | None = None
+        self._snapshot_read_s = 0.0
+        self._reading = asyncio.Lock()
+
+    async def ensure_announced(self) -> None:
+        """Neurons drop the requests of a gateway that is not alive, so it must be before it sends
+        one. Raises ``ServiceUnavailableError``."""
+        if not self._announced:
+            await self.announce()
+
+    async def announce(self) -> None:
+        """Raises ``ServiceUnavailableError`` when Redis does not answer."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.set(self._alive_key, b"1", ex=int(keys.GATEWAY_ALIVE_EXPIRY_S))
+        pipeline.xtrim(self._events_key, minid=self._reader.last_entry_id, approximate=True)
+        pipeline.expire(self._events_key, EVENTS_EXPIRY_S)
+        try:
+            await pipeline.execute()
+        except (redis.RedisError, OSError) as error:
+            self._announced = False
+            raise redis_unavailable() from error
+        self._announced = True
+
+    async def withdraw(self) -> None:
+        """On the way out: neurons need not wait for the key to expire."""
+        try:
+            await self._redis.delete(self._alive_key, self._events_key)
+        except (redis.RedisError, OSError) as error:
+            logger.info("could not say goodbye to Redis: %s", error)
+
+    async def snapshot(self) -> FleetSnapshot:
+        """At most ``SNAPSHOT_AGE_S`` old. Raises ``ServiceUnavailableError``."""
+        now_s = asyncio.get_running_loop().time
+        async with self._reading:
+            if self._snapshot is None or now_s() - self._snapshot_read_s > SNAPSHOT_AGE_S:
+                try:
+                    self._snapshot = await read_snapshot(self._redis)
+                except SnapshotUnavailableError as error:
+                    self._snapshot = None
+                    raise redis_unavailable() from error
+                self._snapshot_read_s = now_s()
+                self._fail_the_lost(self._snapshot)
+            return self._snapshot
+
+    async def run_alive(self) -> None:
+        await _repeat(self.announce, keys.GATEWAY_ALIVE_INTERVAL_S)
+
+    async def run_watch(self) -> None:
+        await _repeat(self.snapshot, WATCH_INTERVAL_S)
+
+    def _fail_the_lost(self, snapshot: FleetSnapshot) -> None:
+        epochs = {neuron.name: neuron.epoch for neuron in snapshot.neurons}
+        for stream in self._streams:
+            if epochs.get(stream.neuron) != stream.epoch:
+                stream.fail(neuron_lost(stream.neuron))
+
+
+async def _repeat(work: Callable[[], Awaitable[object]], interval_s: float) -> None:
+    while True:
+        try:
+            await work()
+        except ServiceUnavailableError as error:
+            logger.debug("%s", error.message)
+        except Exception:
+            logger.exception("a round of %s failed", work)
+        await asyncio.sleep(interval_s)

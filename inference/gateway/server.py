@@ -1,0 +1,57 @@
+"""Running the gateway under Daphne in this process, and stopping it without breaking answers.
+
+    SIGTERM, SIGINT ─▶ stop listening ─▶ drain ≤ 8 s ─▶ cut the rest short ─▶ stop
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+
+from inference.gateway.daphne_server import DaphneServer
+from inference.gateway.gateway import Gateway
+
+logger = logging.getLogger(__name__)
+
+DRAIN_GRACE_S = 8.0
+
+
+def run(host: str, port: int) -> None:
+    """Serves until a signal asks it to stop. Raises ``SystemExit`` with one line when it cannot
+    listen. Call in the main thread."""
+    from helexa_site.asgi import application, gateway
+
+    server = DaphneServer(
+        application, host=host, port=port, max_body_bytes=gateway.config.max_body_bytes
+    )
+    server.event_loop.call_soon(_begin, server, gateway)
+    if failure := server.serve():
+        raise SystemExit(f"gateway: cannot listen on {host}:{port}: {failure}")
+
+
+def _begin(server: DaphneServer, gateway: Gateway) -> None:
+    gateway.ensure_started()
+    stopper = _Stopper(server, gateway)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        server.event_loop.add_signal_handler(number, stopper.stop)
+
+
+class _Stopper:
+    """A second signal changes nothing: the drain has its own limit."""
+
+    def __init__(self, server: DaphneServer, gateway: Gateway) -> None:
+        self._server = server
+        self._gateway = gateway
+        self._task: asyncio.Task[None] | None = None
+
+    def stop(self) -> None:
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        self._server.stop_listening()
+        try:
+            await self._gateway.drain(DRAIN_GRACE_S)
+        finally:
+            self._server.close()

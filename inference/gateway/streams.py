@@ -1,0 +1,176 @@
+"""What has arrived for each request in flight and its consumer has not yet taken.
+
+    reader ──put──▶ RequestStream (bounded) ──next_events──▶ consumer
+    liveness, deadline, drain ──fail──▶
+
+A stream ends once: by ``Finished``, or by an ``ApiError`` that ``next_events`` raises after the
+events before it. Belongs to one event loop; must not know Redis or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from inference.protocol.events import (
+    Accepted,
+    Cancelled,
+    Delta,
+    Event,
+    Failed,
+    Failure,
+    Finished,
+)
+from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
+
+MAX_QUEUED_EVENTS = 4096
+"""Events that a client may be behind before its request is failed."""
+
+
+class RequestStream:
+    """``epoch`` is the life of the neuron that serves it: what the snapshot said at dispatch, then
+    what its events say."""
+
+    __slots__ = (
+        "_deadline",
+        "_error",
+        "_events",
+        "_waiter",
+        "accepted",
+        "ended",
+        "epoch",
+        "model",
+        "neuron",
+        "request_id",
+        "started_s",
+    )
+
+    def __init__(
+        self, *, request_id: str, neuron: str, epoch: str, model: str, first_token_timeout_s: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.request_id = request_id
+        self.neuron = neuron
+        self.epoch = epoch
+        self.model = model
+        self.started_s = loop.time()
+        self.accepted = False
+        self.ended = False
+        self._events: list[Event] = []
+        self._error: ApiError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._deadline: asyncio.TimerHandle | None = loop.call_later(
+            max(0.0, first_token_timeout_s), self._give_up
+        )
+
+    def put(self, event: Event) -> None:
+        """Ignored once the stream has ended."""
+        if self.ended:
+            return
+        match event:
+            case Failed():
+                self.fail(RequestFailedError(event.failure))
+            case Cancelled():
+                self.fail(RequestFailedError(_cancelled_elsewhere()))
+            case Delta() | Finished() if not self.accepted:
+                self.fail(events_lost())
+            case _ if len(self._events) >= MAX_QUEUED_EVENTS:
+                self.fail(_client_too_slow())
+            case _:
+                self._take(event)
+
+    def fail(self, error: ApiError) -> None:
+        """Ends the stream. Ignored once it has ended."""
+        if self.ended:
+            return
+        self._error = error
+        self.end()
+        self._wake()
+
+    def end(self) -> None:
+        self.ended = True
+        self._stop_deadline()
+
+    async def next_events(self) -> list[Event]:
+        """Everything that is there, at least one event. Raises the ``ApiError`` it failed with."""
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        events, self._events = self._events, []
+        return events
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Accepted):
+            self.accepted = True
+        else:
+            self._stop_deadline()
+        if isinstance(event, Finished):
+            self.end()
+        self._events.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self.fail(
+            ServiceUnavailableError(
+                "deadline_exceeded", f"{self.model} gave no token within the time allowed."
+            )
+        )
+
+
+class RequestStreams:
+    """Every request that this gateway has in flight, by id."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, RequestStream] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[RequestStream]:
+        return iter(list(self._by_id.values()))
+
+    def add(self, stream: RequestStream) -> None:
+        self._by_id[stream.request_id] = stream
+
+    def get(self, request_id: str) -> RequestStream | None:
+        return self._by_id.get(request_id)
+
+    def remove(self, stream: RequestStream) -> None:
+        self._by_id.pop(stream.request_id, None)
+
+    def fail_where(self, affected: Callable[[RequestStream], bool], error: ApiError) -> None:
+        for stream in self:
+            if affected(stream):
+                stream.fail(error)
+
+
+def neuron_lost(neuron: str) -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "neuron_lost", f"The neuron {neuron} went away while it worked on this.", retry_after_s=5.0
+    )
+
+
+def events_lost() -> ServiceUnavailableError:
+    return ServiceUnavailableError("events_lost", "Part of the answer was lost on its way.")
+
+
+def _client_too_slow() -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "client_too_slow", "The answer was not read as fast as it was generated."
+    )
+
+
+def _cancelled_elsewhere() -> Failure:
+    return Failure(code="cancelled", message="The request was cancelled by the neuron.")

@@ -1,0 +1,109 @@
+"""Driving an ASGI application by hand: what HTTP clients hide (streams, leaving) is the point."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+
+class Exchange:
+    """One request to the application, running until it is left or the application returns."""
+
+    def __init__(self, application: Any, scope: dict[str, Any], body_parts: list[bytes]) -> None:
+        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        for index, part in enumerate(body_parts):
+            more = index < len(body_parts) - 1
+            self._messages.put_nowait({"type": "http.request", "body": part, "more_body": more})
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self.ended = asyncio.Event()
+        self._grew = asyncio.Event()
+        self.running = asyncio.create_task(application(scope, self._messages.get, self._take))
+
+    async def _take(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            assert not self.status, "the response was started twice"
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            return
+        assert self.status, "a body came before its response"
+        assert not self.ended.is_set(), "a body came after the end"
+        self.body += message["body"]
+        if not message["more_body"]:
+            self.ended.set()
+            self._messages.put_nowait({"type": "http.disconnect"})
+        self._grew.set()
+
+    def leave(self) -> None:
+        self._messages.put_nowait({"type": "http.disconnect"})
+
+    async def until(self, fragment: bytes) -> None:
+        async with asyncio.timeout(10):
+            while fragment not in self.body:
+                self._grew.clear()
+                await self._grew.wait()
+
+    async def finish(self) -> Exchange:
+        async with asyncio.timeout(15):
+            await self.running
+        return self
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = self.json["error"]
+        return error
+
+    @property
+    def chunks(self) -> list[Any]:
+        """The data of each event; ``[DONE]`` as that string."""
+        frames = self.body.decode().split("\n\n")
+        assert frames[-1] == ""
+        data = [frame.removeprefix("data: ") for frame in frames[:-1] if frame[0] != ":"]
+        return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+class AsgiClient:
+    def __init__(self, application: Any) -> None:
+        self._application = application
+
+    def open(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        parts: list[bytes] | None = None,
+        headers: dict[str, str] | None = None,
+        peer: str = "127.0.0.1",
+    ) -> Exchange:
+        if parts is None:
+            parts = [b"" if body is None else json.dumps(body).encode()]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": [
+                (name.lower().encode(), value.encode()) for name, value in (headers or {}).items()
+            ],
+            "client": (peer, 40000),
+            "server": ("127.0.0.1", 31313),
+        }
+        return Exchange(self._application, scope, parts)
+
+    async def get(self, path: str, **options: Any) -> Exchange:
+        return await self.open("GET", path, **options).finish()
+
+    async def post(self, path: str, body: Any = None, **options: Any) -> Exchange:
+        return await self.open("POST", path, body, **options).finish()

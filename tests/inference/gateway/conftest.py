@@ -1,0 +1,111 @@
+"""A gateway over a real Redis, with a fake neuron and a fake catalogue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import redis.asyncio
+
+from fleet.catalogue import CatalogueEntry
+from helexa_site.config import Config
+from helexa_site.routing import build_application
+from inference.gateway.gateway import Gateway
+from inference.wire.errors import ApiError, ModelNotFoundError
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.fake_neuron import FakeNeuron
+
+ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny", aliases=("gpt-4o",), pinned=True)
+
+
+class FakeCatalogue:
+    """``failure`` is raised instead of every answer while it is set."""
+
+    def __init__(self) -> None:
+        self.listed = [ENTRY]
+        self.loads: list[tuple[str, str]] = []
+        self.failure: ApiError | None = None
+
+    async def find(self, name: str) -> CatalogueEntry:
+        self._fail()
+        for entry in self.listed:
+            if name in (entry.name, *entry.aliases):
+                return entry
+        raise ModelNotFoundError(name)
+
+    async def entries(self) -> tuple[CatalogueEntry, ...]:
+        self._fail()
+        return tuple(self.listed)
+
+    async def start_load(self, *, model: str, neuron: str) -> None:
+        self._fail()
+        self.loads.append((model, neuron))
+
+    def _fail(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def unpin(self) -> None:
+        self.listed = [replace(ENTRY, pinned=False)]
+
+
+@pytest.fixture
+def config(redis_url: str, tmp_path: Path) -> Config:
+    return Config(
+        data_dir=tmp_path,
+        database_url="sqlite://",
+        redis_url=redis_url,
+        secret_key="secret",
+        debug=False,
+        allowed_hosts=("*",),
+        csrf_trusted_origins=(),
+        max_body_bytes=100_000,
+        request_timeout_s=20,
+        api_key="sesame",
+        allow_anonymous=False,
+    )
+
+
+@pytest.fixture
+def catalogue() -> FakeCatalogue:
+    return FakeCatalogue()
+
+
+@pytest_asyncio.fixture
+async def redis_client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    client = redis.asyncio.Redis.from_url(redis_url, protocol=2)
+    yield client
+    await client.aclose()
+
+
+@pytest_asyncio.fixture
+async def neuron(redis_client: redis.asyncio.Redis) -> AsyncIterator[FakeNeuron]:
+    fake = FakeNeuron(redis_client)
+    await fake.beat()
+    serving = asyncio.create_task(fake.serve())
+    yield fake
+    serving.cancel()
+    fake.stop()
+    await asyncio.gather(serving, return_exceptions=True)
+
+
+@pytest_asyncio.fixture
+async def gateway(config: Config, catalogue: FakeCatalogue) -> AsyncIterator[Gateway]:
+    made = Gateway(config, catalogue)
+    yield made
+    await made.drain(0)
+
+
+async def not_django(_scope: Any, _receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 418, "headers": []})
+    await send({"type": "http.response.body", "body": b"django", "more_body": False})
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> AsgiClient:
+    return AsgiClient(build_application(gateway, django_app=not_django))

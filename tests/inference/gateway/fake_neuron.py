@@ -1,0 +1,161 @@
+"""A neuron without a model: says a heartbeat, takes the inbox, writes what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+
+import redis.asyncio
+
+from inference.protocol import keys
+from inference.protocol.engine import EngineStats
+from inference.protocol.events import (
+    EVENT_BATCH_FIELD,
+    Accepted,
+    Delta,
+    Event,
+    EventBatch,
+    Finished,
+    Usage,
+    encode_event_batch,
+)
+from inference.protocol.generation import Cancel, InboxFrame, Submit, decode_inbox_frame
+from inference.protocol.heartbeat import (
+    DeviceInfo,
+    HostInfo,
+    NeuronHeartbeat,
+    ReplicaState,
+    ReplicaStatus,
+    encode_heartbeat,
+)
+
+Script = Callable[[Submit], AsyncIterator[list[Event]]]
+
+
+async def paris(submit: Submit) -> AsyncIterator[list[Event]]:
+    request_id = submit.request_id
+    yield [Accepted(request_id=request_id, prompt_tokens=7)]
+    for text in ("The capital", " is", " Pari", "s."):
+        yield [Delta(request_id=request_id, text=text)]
+    usage = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=2)
+    yield [Finished(request_id=request_id, reason="stop", usage=usage)]
+
+
+async def endless(submit: Submit) -> AsyncIterator[list[Event]]:
+    yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
+    while True:
+        yield [Delta(request_id=submit.request_id, text="on and ")]
+        await asyncio.sleep(0.01)
+
+
+async def silent(submit: Submit) -> AsyncIterator[list[Event]]:
+    if submit.request_id:
+        await asyncio.Event().wait()
+    yield []
+
+
+class FakeNeuron:
+    def __init__(
+        self, client: redis.asyncio.Redis, *, name: str = "beast", model: str = "tiny"
+    ) -> None:
+        self.client = client
+        self.name = name
+        self.model = model
+        self.status: ReplicaStatus | None = ReplicaStatus.READY
+        self.epoch = uuid.uuid4().hex
+        self.script: Script = paris
+        self.frames: list[InboxFrame] = []
+        self.cancelled: asyncio.Queue[str] = asyncio.Queue()
+        self.submitted: asyncio.Queue[Submit] = asyncio.Queue()
+        self.sequence_numbers: dict[str, int] = {}
+        self._answers: dict[str, asyncio.Task[None]] = {}
+        self._sending = asyncio.Lock()
+
+    async def beat(self) -> None:
+        heartbeat = encode_heartbeat(self._heartbeat())
+        await self.client.set(keys.heartbeat_key(self.name), heartbeat, ex=60)
+        await self.client.zadd(keys.NEURONS, {self.name: time.time()})
+
+    async def die(self) -> None:
+        """Its heartbeat lapses and its answers stop."""
+        await self.client.delete(keys.heartbeat_key(self.name))
+        self.stop()
+
+    def stop(self) -> None:
+        for task in self._answers.values():
+            task.cancel()
+
+    async def serve(self) -> None:
+        while True:
+            popped = await self.client.brpop([keys.inbox_key(self.name)], timeout=1)
+            if popped is None:
+                continue
+            frame = decode_inbox_frame(popped[1])
+            self.frames.append(frame)
+            if isinstance(frame, Cancel):
+                if task := self._answers.get(frame.request_id):
+                    task.cancel()
+                self.cancelled.put_nowait(frame.request_id)
+            else:
+                self.submitted.put_nowait(frame)
+                self._answers[frame.request_id] = asyncio.create_task(self._answer(frame))
+
+    async def _answer(self, submit: Submit) -> None:
+        async for events in self.script(submit):
+            await self.send(submit.gateway_id, events)
+
+    async def send(self, gateway_id: str, events: list[Event]) -> None:
+        async with self._sending:
+            number = self.sequence_numbers.get(gateway_id, 0)
+            self.sequence_numbers[gateway_id] = number + 1
+            batch = EventBatch(
+                neuron=self.name, epoch=self.epoch, sequence_number=number, events=events
+            )
+            await self.client.xadd(
+                keys.gateway_events_key(gateway_id), {EVENT_BATCH_FIELD: encode_event_batch(batch)}
+            )
+
+    def _heartbeat(self) -> NeuronHeartbeat:
+        now_s = time.time()
+        stats = EngineStats(
+            in_flight=1,
+            queue_depth=2,
+            kv_blocks_used=3,
+            kv_blocks_total=400,
+            decode_tokens_per_s=50.0,
+            prefill_tokens_per_s=500.0,
+            last_forward_unix_s=now_s,
+        )
+        device = DeviceInfo(
+            index=0, kind="cpu", name="CPU", total_memory_bytes=8 << 30, free_memory_bytes=4 << 30
+        )
+        host = HostInfo(
+            hostname=self.name,
+            os="linux",
+            num_cores=2,
+            total_memory_bytes=8 << 30,
+            free_memory_bytes=4 << 30,
+        )
+        replicas = []
+        if self.status is not None:
+            replicas = [
+                ReplicaState(
+                    model=self.model,
+                    job_id="job",
+                    status=self.status,
+                    since_unix_s=now_s,
+                    stats=stats if self.status is ReplicaStatus.READY else None,
+                )
+            ]
+        return NeuronHeartbeat(
+            name=self.name,
+            epoch=self.epoch,
+            version="0",
+            started_unix_s=now_s,
+            time_unix_s=now_s,
+            host=host,
+            devices=[device],
+            replicas=replicas,
+        )

@@ -1,0 +1,353 @@
+"""Answers through the whole gateway: a real Redis between it and a fake neuron."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from inference.gateway import generation, placing
+from inference.gateway.gateway import Gateway
+from inference.protocol import keys
+from inference.protocol.events import (
+    Accepted,
+    Cancelled,
+    Delta,
+    Event,
+    Failed,
+    Failure,
+    Finished,
+    Usage,
+)
+from inference.protocol.generation import ChatInput, Submit, TokensInput
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.wire.errors import ServiceUnavailableError
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.conftest import FakeCatalogue
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, silent
+
+CHAT = "/v1/chat/completions"
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    return {"model": "tiny", "messages": messages, **more}
+
+
+async def test_answers_in_one_body(client: AsgiClient, neuron: FakeNeuron) -> None:
+    answer = await client.post(CHAT, ask(temperature=0))
+    assert answer.status == 200
+    choice = answer.json["choices"][0]
+    assert choice["message"]["content"] == "The capital is Paris."
+    assert choice["finish_reason"] == "stop"
+    assert answer.json["usage"]["total_tokens"] == 12
+    assert answer.json["id"] == f"chatcmpl-{answer.headers['x-request-id']}"
+    (submit,) = neuron.frames
+    assert isinstance(submit, Submit) and isinstance(submit.request.input, ChatInput)
+    assert submit.request.sampling.temperature == 0
+
+
+async def test_streams(client: AsgiClient, neuron: FakeNeuron) -> None:
+    answer = await client.post(CHAT, ask(stream=True, stream_options={"include_usage": True}))
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["cache-control"] == "no-cache"
+    *chunks, usage, done = answer.chunks
+    assert done == "[DONE]"
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 5
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(texts) == "The capital is Paris."
+    assert len(chunks) == 6
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_completions_take_token_ids(client: AsgiClient, neuron: FakeNeuron) -> None:
+    body = {"model": "tiny", "prompt": [1, 2, 3], "stream": True}
+    answer = await client.post("/v1/completions", body)
+    assert "".join(chunk["choices"][0]["text"] for chunk in answer.chunks[:-1]) == (
+        "The capital is Paris."
+    )
+    (submit,) = neuron.frames
+    assert isinstance(submit, Submit) and submit.request.input == TokensInput(token_ids=[1, 2, 3])
+
+
+async def test_an_alias_is_resolved_and_echoed(client: AsgiClient, neuron: FakeNeuron) -> None:
+    answer = await client.post(CHAT, ask(model="gpt-4o"))
+    assert answer.json["model"] == "gpt-4o"
+    (submit,) = neuron.frames
+    assert isinstance(submit, Submit) and submit.model == "tiny"
+
+
+async def test_unknown_model(client: AsgiClient, neuron: FakeNeuron) -> None:
+    answer = await client.post(CHAT, ask(model="huge"))
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+    assert answer.error["param"] == "model"
+
+
+async def test_many_at_once_are_all_answered(client: AsgiClient, neuron: FakeNeuron) -> None:
+    answers = await asyncio.gather(
+        *(client.post(CHAT, ask(stream=index % 2 == 0)) for index in range(60))
+    )
+    assert {answer.status for answer in answers} == {200}
+    assert len({answer.headers["x-request-id"] for answer in answers}) == 60
+    assert len(neuron.frames) == 60
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("script", [endless, silent])
+async def test_leaving_cancels(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, stream: bool, script: Any
+) -> None:
+    neuron.script = script
+    exchange = client.open("POST", CHAT, ask(stream=stream))
+    async with asyncio.timeout(10):
+        submit = await neuron.submitted.get()
+        if stream and script is endless:
+            await exchange.until(b"on and")
+        exchange.leave()
+        assert await neuron.cancelled.get() == submit.request_id
+    await exchange.finish()
+    assert len(gateway.streams) == 0
+
+
+async def test_a_finished_request_is_not_cancelled(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    await client.post(CHAT, ask())
+    await gateway.dispatcher.flush()
+    assert neuron.cancelled.empty() and len(gateway.streams) == 0
+
+
+async def failing(submit: Submit) -> AsyncIterator[list[Event]]:
+    failure = Failure(
+        code="context_length_exceeded", message="9000 tokens; 8192 fit.", param="messages"
+    )
+    yield [Failed(request_id=submit.request_id, failure=failure)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_failure_before_the_first_byte_keeps_its_status(
+    client: AsgiClient, neuron: FakeNeuron, stream: bool
+) -> None:
+    neuron.script = failing
+    answer = await client.post(CHAT, ask(stream=stream))
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    assert answer.error["param"] == "messages"
+    assert "retry-after" not in answer.headers
+
+
+async def crashing(submit: Submit) -> AsyncIterator[list[Event]]:
+    yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
+    yield [Delta(request_id=submit.request_id, text="The")]
+    failure = Failure(code="engine_crashed", message="The engine died.")
+    yield [Failed(request_id=submit.request_id, failure=failure)]
+
+
+async def test_a_failure_within_a_stream_is_its_last_event(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    neuron.script = crashing
+    answer = await client.post(CHAT, ask(stream=True))
+    assert answer.status == 200
+    assert answer.chunks[-1]["error"]["code"] == "engine_crashed"
+    assert "[DONE]" not in answer.chunks
+
+
+async def test_a_failure_before_a_body_is_a_503(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.script = crashing
+    answer = await client.post(CHAT, ask())
+    assert (answer.status, answer.error["code"]) == (503, "engine_crashed")
+    assert answer.headers["retry-after"] == "5"
+
+
+async def cancelled_by_neuron(submit: Submit) -> AsyncIterator[list[Event]]:
+    yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
+    yield [Cancelled(request_id=submit.request_id)]
+
+
+async def test_a_cancel_nobody_here_asked_for_is_a_503(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    neuron.script = cancelled_by_neuron
+    answer = await client.post(CHAT, ask())
+    assert (answer.status, answer.error["code"]) == (503, "cancelled")
+
+
+async def test_a_lost_batch_fails_the_request(client: AsgiClient, neuron: FakeNeuron) -> None:
+    async def gap(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
+        neuron.sequence_numbers[submit.gateway_id] += 1
+        yield [Delta(request_id=submit.request_id, text="after the hole")]
+
+    neuron.script = gap
+    answer = await client.post(CHAT, ask())
+    assert (answer.status, answer.error["code"]) == (503, "events_lost")
+    assert await asyncio.wait_for(neuron.cancelled.get(), 10) == answer.headers["x-request-id"]
+
+
+async def test_events_without_an_acceptance_are_a_loss(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    async def headless(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Delta(request_id=submit.request_id, text="tail")]
+
+    neuron.script = headless
+    answer = await client.post(CHAT, ask())
+    assert (answer.status, answer.error["code"]) == (503, "events_lost")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_neuron_that_falls_silent_fails_its_requests_once(
+    client: AsgiClient, neuron: FakeNeuron, stream: bool
+) -> None:
+    neuron.script = endless
+    exchange = client.open("POST", CHAT, ask(stream=stream))
+    await asyncio.wait_for(neuron.submitted.get(), 10)
+    if stream:
+        await exchange.until(b"on and")
+    await neuron.die()
+    await exchange.finish()
+    error = exchange.chunks[-1]["error"] if stream else exchange.error
+    assert error["code"] == "neuron_lost"
+    assert exchange.status == (200 if stream else 503)
+
+
+async def test_a_neuron_in_its_next_life_has_lost_the_request(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    neuron.script = silent
+    exchange = client.open("POST", CHAT, ask())
+    await asyncio.wait_for(neuron.submitted.get(), 10)
+    neuron.epoch = "next life"
+    await neuron.beat()
+    await exchange.finish()
+    assert (exchange.status, exchange.error["code"]) == (503, "neuron_lost")
+
+
+async def test_no_neuron(client: AsgiClient, neuron: FakeNeuron) -> None:
+    await neuron.die()
+    answer = await client.post(CHAT, ask())
+    assert (answer.status, answer.error["code"]) == (503, "no_neuron")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_database_away(
+    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
+) -> None:
+    catalogue.failure = ServiceUnavailableError("database_unavailable", "away")
+    answer = await client.post(CHAT, ask())
+    assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
+
+
+async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    catalogue: FakeCatalogue,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
+    monkeypatch.setattr(generation, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(placing, "POLL_INTERVAL_S", 0.02)
+    neuron.status = None
+    await neuron.beat()
+    exchange = client.open("POST", CHAT, ask(stream=True))
+    await exchange.until(b": waiting\n\n: waiting\n\n")
+    assert exchange.status == 200
+    assert catalogue.loads == [("tiny", "beast")]
+    neuron.status = ReplicaStatus.LOADING
+    await neuron.beat()
+    await asyncio.sleep(0.3)
+    neuron.status = ReplicaStatus.READY
+    await neuron.beat()
+    await exchange.finish()
+    assert exchange.chunks[-1] == "[DONE]"
+    assert catalogue.loads == [("tiny", "beast")]
+
+
+async def test_leaving_while_it_loads_stops_the_wait(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    neuron.status = ReplicaStatus.LOADING
+    await neuron.beat()
+    exchange = client.open("POST", CHAT, ask(stream=True))
+    await asyncio.sleep(0.1)
+    exchange.leave()
+    await exchange.finish()
+    assert exchange.status == 0 and not neuron.frames
+
+
+async def test_a_load_past_the_deadline_is_refused_with_a_time_to_come_back(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    neuron.status = ReplicaStatus.LOADING
+    await neuron.beat()
+    gateway.config = _with(gateway.config, request_timeout_s=0)
+    answer = await client.post(CHAT, ask())
+    assert (answer.status, answer.error["code"]) == (503, "model_loading")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_no_token_by_the_deadline(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    neuron.script = silent
+    gateway.config = _with(gateway.config, request_timeout_s=1)
+    answer = await client.post(CHAT, ask())
+    assert (answer.status, answer.error["code"]) == (503, "deadline_exceeded")
+    assert await asyncio.wait_for(neuron.cancelled.get(), 10)
+
+
+async def test_the_deadline_is_for_the_first_token_only(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    async def slow(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
+        yield [Delta(request_id=submit.request_id, text="slow")]
+        await asyncio.sleep(1.2)
+        usage = Usage(prompt_tokens=1, completion_tokens=1)
+        yield [Finished(request_id=submit.request_id, reason="length", usage=usage)]
+
+    neuron.script = slow
+    gateway.config = _with(gateway.config, request_timeout_s=1)
+    answer = await client.post(CHAT, ask())
+    assert answer.json["choices"][0]["finish_reason"] == "length"
+
+
+async def test_the_gateway_is_alive_before_its_first_submit(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, redis_client: redis.asyncio.Redis
+) -> None:
+    alive = []
+
+    async def look(submit: Submit) -> AsyncIterator[list[Event]]:
+        alive.append(await redis_client.exists(keys.gateway_alive_key(submit.gateway_id)))
+        async for events in failing(submit):
+            yield events
+
+    neuron.script = look
+    await client.post(CHAT, ask())
+    assert alive == [1]
+
+
+async def test_an_empty_inbox_is_rung(
+    client: AsgiClient, redis_client: redis.asyncio.Redis
+) -> None:
+    quiet = FakeNeuron(redis_client)
+    await quiet.beat()
+    exchanges = [client.open("POST", CHAT, ask()) for _ in range(3)]
+    async with asyncio.timeout(10):
+        while await redis_client.llen(keys.inbox_key("beast")) < 3:
+            await asyncio.sleep(0.01)
+    assert await redis_client.llen(keys.neuron_queue("beast")) == 1
+    for exchange in exchanges:
+        exchange.leave()
+        await exchange.finish()
+
+
+def _with(config: Any, **changes: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(config, **changes)
