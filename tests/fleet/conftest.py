@@ -1,0 +1,145 @@
+"""Builders of heartbeats and snapshots, and a Celery that only writes down what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from kombu.exceptions import OperationalError
+
+from fleet import neuron_client, selectors
+from inference.protocol.engine import EngineStats
+from inference.protocol.heartbeat import (
+    DeviceInfo,
+    HostInfo,
+    NeuronHeartbeat,
+    ReplicaState,
+    ReplicaStatus,
+)
+from inference.protocol.load import LoadReport
+
+GIB = 1024**3
+NOW_UNIX_S = 1_700_000_000.0
+
+
+def device(**changes: Any) -> DeviceInfo:
+    values: dict[str, Any] = {
+        "index": 0,
+        "kind": "cpu",
+        "name": "a processor",
+        "total_memory_bytes": 16 * GIB,
+        "free_memory_bytes": 8 * GIB,
+    }
+    return DeviceInfo(**values | changes)
+
+
+def report(**changes: Any) -> LoadReport:
+    values: dict[str, Any] = {
+        "architecture": "llama",
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "num_parameters": 1000,
+        "weight_bytes": 2 * GIB,
+        "kv_bytes": GIB,
+        "num_kv_blocks": 64,
+        "kv_block_tokens": 16,
+        "context_tokens": 1024,
+        "vocab_size": 100,
+        "quantization": "none",
+        "compiled": "eager",
+        "load_seconds": 1.5,
+        "tokenizer_dir": "/tmp/tokenizer",
+        "eos_token_ids": [2],
+        "generation_defaults": {"temperature": 0.6, "top_k": 20},
+    }
+    return LoadReport(**values | changes)
+
+
+def stats(**changes: Any) -> EngineStats:
+    values: dict[str, Any] = {
+        "in_flight": 0,
+        "queue_depth": 0,
+        "kv_blocks_used": 0,
+        "kv_blocks_total": 64,
+        "decode_tokens_per_s": 0.0,
+        "prefill_tokens_per_s": 0.0,
+        "last_forward_unix_s": None,
+    }
+    return EngineStats(**values | changes)
+
+
+def replica(**changes: Any) -> ReplicaState:
+    """READY unless told otherwise, and in that state for a minute."""
+    values: dict[str, Any] = {
+        "model": "tiny",
+        "job_id": "some-job",
+        "status": ReplicaStatus.READY,
+        "since_unix_s": NOW_UNIX_S - 60,
+    }
+    return ReplicaState(**values | changes)
+
+
+def heartbeat(name: str = "beast", **changes: Any) -> NeuronHeartbeat:
+    values: dict[str, Any] = {
+        "name": name,
+        "epoch": "epoch-1",
+        "version": "0.1.0",
+        "started_unix_s": NOW_UNIX_S - 600,
+        "time_unix_s": NOW_UNIX_S,
+        "host": HostInfo(
+            hostname="beast.local",
+            os="Linux",
+            num_cores=8,
+            total_memory_bytes=16 * GIB,
+            free_memory_bytes=8 * GIB,
+        ),
+        "devices": [device()],
+        "replicas": [],
+    }
+    return NeuronHeartbeat(**values | changes)
+
+
+@dataclass
+class Build:
+    """The builders, for tests to ask for by one fixture."""
+
+    device: Callable[..., DeviceInfo] = field(default=device)
+    report: Callable[..., LoadReport] = field(default=report)
+    stats: Callable[..., EngineStats] = field(default=stats)
+    replica: Callable[..., ReplicaState] = field(default=replica)
+    heartbeat: Callable[..., NeuronHeartbeat] = field(default=heartbeat)
+
+
+@dataclass
+class SentTasks:
+    """Stands where Celery's ``send_task`` is. ``broker_is_away`` makes it fail as kombu does."""
+
+    tasks: list[tuple[str, list[Any], dict[str, Any]]] = field(default_factory=list)
+    broker_is_away: bool = False
+
+    def send_task(self, name: str, args: list[Any], **options: Any) -> None:
+        if self.broker_is_away:
+            raise OperationalError("connection refused")
+        self.tasks.append((name, args, options))
+
+
+@pytest.fixture
+def build() -> Build:
+    return Build()
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> SentTasks:
+    tasks = SentTasks()
+    monkeypatch.setattr(neuron_client, "app", tasks)
+    return tasks
+
+
+@pytest.fixture(autouse=True)
+def _fresh_catalogue_cache() -> Iterator[None]:
+    """Each test has its own database; the cache must not carry one into the next."""
+    selectors.catalogue_cache_clear()
+    yield
+    selectors.catalogue_cache_clear()

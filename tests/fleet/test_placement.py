@@ -1,0 +1,291 @@
+"""Placement's order of preference, case by case, and what holds for every fleet."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet import catalogue, placement, snapshot
+from fleet.catalogue import CatalogueEntry
+from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Route, Wait, place
+from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
+from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
+
+GIB = 1024**3
+TINY = CatalogueEntry(name="tiny", source="pypi:tiny")
+MEASURED = replace(TINY, weight_bytes=4 * GIB)
+READY, LOADING = ReplicaStatus.READY, ReplicaStatus.LOADING
+RECOVERING, DRAINING = ReplicaStatus.RECOVERING, ReplicaStatus.DRAINING
+FAILED = ReplicaStatus.FAILED
+
+
+def replica(neuron: str, status: ReplicaStatus, **changes) -> ReplicaView:
+    values = {"model": "tiny", "job_id": "job", "status_age_s": 5.0}
+    return ReplicaView(neuron=neuron, status=status, **values | changes)
+
+
+def neuron(name: str, *replicas: ReplicaView, free_gib: int = 8, devices: int = 1) -> NeuronView:
+    return NeuronView(
+        name=name,
+        epoch="epoch",
+        version="0",
+        devices=tuple(
+            DeviceInfo(
+                index=index,
+                kind="cpu",
+                name="a processor",
+                total_memory_bytes=64 * GIB,
+                free_memory_bytes=free_gib * GIB,
+            )
+            for index in range(devices)
+        ),
+        replicas=replicas,
+    )
+
+
+def decide(*neurons: NeuronView, entry: CatalogueEntry = TINY) -> Decision:
+    return place(entry, FleetSnapshot(neurons=neurons))
+
+
+TABLE = {
+    "a ready replica": (
+        [neuron("a", replica("a", READY))],
+        Route(neuron="a", model="tiny"),
+    ),
+    "the least busy, queue included": (
+        [
+            neuron("a", replica("a", READY, in_flight=1, queue_depth=3)),
+            neuron("b", replica("b", READY, in_flight=3)),
+        ],
+        Route(neuron="b", model="tiny"),
+    ),
+    "equally busy: by name": (
+        [
+            neuron("b", replica("b", READY, in_flight=1)),
+            neuron("a", replica("a", READY, queue_depth=1)),
+        ],
+        Route(neuron="a", model="tiny"),
+    ),
+    "ready before loading": (
+        [neuron("a", replica("a", LOADING)), neuron("b", replica("b", READY, in_flight=99))],
+        Route(neuron="b", model="tiny"),
+    ),
+    "a load under way before another load": (
+        [neuron("a", replica("a", LOADING)), neuron("b", free_gib=60)],
+        Wait(neuron="a", model="tiny", reason="tiny is loading on a"),
+    ),
+    "recovering is waited for": (
+        [neuron("a", replica("a", RECOVERING))],
+        Wait(neuron="a", model="tiny", reason="tiny is recovering on a"),
+    ),
+    "the load that is ready soonest": (
+        [
+            neuron("a", replica("a", LOADING)),
+            neuron(
+                "b",
+                replica(
+                    "b",
+                    LOADING,
+                    status_age_s=10.0,
+                    progress=LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=2),
+                ),
+            ),
+        ],
+        Wait(neuron="b", model="tiny", reason="tiny is loading on b (weights)", eta_s=10.0),
+    ),
+    "load where most memory is free": (
+        [neuron("a", free_gib=4), neuron("b", free_gib=5)],
+        Load(neuron="b", model="tiny"),
+    ),
+    "equal memory: by name": (
+        [neuron("b"), neuron("a")],
+        Load(neuron="a", model="tiny"),
+    ),
+    "another model's replica is no obstacle": (
+        [neuron("a", replica("a", READY, model="other"))],
+        Load(neuron="a", model="tiny"),
+    ),
+    "elsewhere after a recent failure": (
+        [neuron("a", replica("a", FAILED), free_gib=60), neuron("b")],
+        Load(neuron="b", model="tiny"),
+    ),
+    "an old failure is tried again": (
+        [neuron("a", replica("a", FAILED, status_age_s=FAILED_LOAD_BACKOFF_S))],
+        Load(neuron="a", model="tiny"),
+    ),
+    "a recent failure is told": (
+        [
+            neuron(
+                "a",
+                replica("a", FAILED, failure=LoadFailure(code="does_not_fit", message="too big")),
+            )
+        ],
+        Reject(
+            code="load_failed",
+            message="Loading tiny failed on a: too big",
+            retry_after_s=FAILED_LOAD_BACKOFF_S - 5.0,
+        ),
+    ),
+    "draining is left alone when another neuron can": (
+        [neuron("a", replica("a", DRAINING), free_gib=60), neuron("b")],
+        Load(neuron="b", model="tiny"),
+    ),
+    "draining is waited for when no other can": (
+        [neuron("a", replica("a", DRAINING))],
+        Wait(neuron="a", model="tiny", reason="tiny is draining on a"),
+    ),
+    "an empty fleet": (
+        [],
+        Reject(
+            code="no_neuron",
+            message="No neuron that could run tiny is online",
+            retry_after_s=placement.NO_NEURON_RETRY_AFTER_S,
+        ),
+    ),
+    "a neuron without devices": (
+        [neuron("a", devices=0)],
+        Reject(
+            code="no_neuron",
+            message="No neuron that could run tiny is online",
+            retry_after_s=placement.NO_NEURON_RETRY_AFTER_S,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("neurons", "expected"), TABLE.values(), ids=TABLE.keys())
+def test_order_of_preference(neurons: list[NeuronView], expected: Decision) -> None:
+    assert decide(*neurons) == expected
+
+
+def test_a_measured_model_goes_only_where_it_fits() -> None:
+    assert decide(neuron("a", free_gib=3), neuron("b", free_gib=4), entry=MEASURED) == Load(
+        neuron="b", model="tiny"
+    )
+
+
+def test_configured_kv_memory_counts() -> None:
+    entry = replace(MEASURED, kv_memory_bytes=2 * GIB)
+    assert isinstance(decide(neuron("a", free_gib=5), entry=entry), Reject)
+    assert isinstance(decide(neuron("a", free_gib=6), entry=entry), Load)
+
+
+def test_not_enough_memory_says_both_numbers() -> None:
+    decision = decide(neuron("a", free_gib=1), neuron("b", free_gib=3), entry=MEASURED)
+    assert isinstance(decision, Reject)
+    assert decision.code == "not_enough_memory"
+    assert f"{4 * GIB:,}" in decision.message
+    assert f"{3 * GIB:,}" in decision.message
+
+
+def test_an_aged_failure_does_not_hide_that_memory_is_short() -> None:
+    aged = replica("a", FAILED, status_age_s=999.0)
+    decision = decide(neuron("a", aged, free_gib=1), entry=MEASURED)
+    assert isinstance(decision, Reject)
+    assert decision.code == "not_enough_memory"
+
+
+def test_a_ready_replica_needs_no_free_memory() -> None:
+    full = neuron("a", replica("a", READY), free_gib=0)
+    assert decide(full, entry=MEASURED) == Route(neuron="a", model="tiny")
+
+
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> FleetSnapshot:
+    names = draw(st.lists(NAMES, unique=True))
+    return FleetSnapshot(neurons=tuple(draw(neurons(name)) for name in sorted(names)))
+
+
+@st.composite
+def neurons(draw: st.DrawFn, name: str) -> NeuronView:
+    models = draw(st.lists(st.sampled_from(["tiny", "other"]), unique=True))
+    replicas = [
+        replica(
+            name,
+            draw(st.sampled_from(ReplicaStatus)),
+            model=model,
+            status_age_s=draw(st.floats(0, 100)),
+            in_flight=draw(st.integers(0, 5)),
+            queue_depth=draw(st.integers(0, 5)),
+        )
+        for model in models
+    ]
+    return neuron(
+        name, *replicas, free_gib=draw(st.integers(0, 8)), devices=draw(st.integers(0, 2))
+    )
+
+
+ENTRIES = st.sampled_from([TINY, MEASURED])
+
+
+@given(ENTRIES, fleets())
+def test_decisions_are_about_what_is_there(entry: CatalogueEntry, fleet: FleetSnapshot) -> None:
+    decision = place(entry, fleet)
+    if isinstance(decision, Reject):
+        assert decision.retry_after_s > 0
+        assert decision.code in {"no_neuron", "not_enough_memory", "load_failed"}
+        return
+    view = fleet.neuron(decision.neuron)
+    assert view is not None
+    assert decision.model == entry.name
+    held = view.replica_of(entry.name)
+    if isinstance(decision, Route):
+        assert held is not None
+        assert held.status is ReplicaStatus.READY
+    elif isinstance(decision, Wait):
+        assert held is not None
+        assert held.status in {LOADING, RECOVERING, DRAINING}
+    else:
+        assert held is None or held.status is FAILED
+        assert (entry.required_memory_bytes or 0) <= view.free_memory_bytes
+        assert view.devices
+
+
+@given(ENTRIES, fleets())
+def test_a_ready_replica_is_always_used(entry: CatalogueEntry, fleet: FleetSnapshot) -> None:
+    ready = [view for view in fleet.replicas_of(entry.name) if view.status is READY]
+    decision = place(entry, fleet)
+    assert isinstance(decision, Route) == bool(ready)
+    if isinstance(decision, Route):
+        chosen = next(view for view in ready if view.neuron == decision.neuron)
+        assert chosen.num_requests == min(view.num_requests for view in ready)
+
+
+@given(ENTRIES, fleets(), st.randoms())
+def test_the_order_of_neurons_changes_nothing(entry, fleet: FleetSnapshot, random) -> None:
+    shuffled = list(fleet.neurons)
+    random.shuffle(shuffled)
+    assert place(entry, FleetSnapshot(neurons=tuple(shuffled))) == place(entry, fleet)
+
+
+@given(fleets())
+def test_other_models_do_not_matter(fleet: FleetSnapshot) -> None:
+    without = tuple(
+        replace(view, replicas=tuple(r for r in view.replicas if r.model == "tiny"))
+        for view in fleet.neurons
+    )
+    assert place(TINY, FleetSnapshot(neurons=without)) == place(TINY, fleet)
+
+
+@pytest.mark.parametrize("module", [placement, snapshot, catalogue])
+def test_deciding_knows_neither_django_nor_redis_nor_torch(module) -> None:
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+        )
+    }
+    assert not imported & {"django", "redis", "torch", "celery", "time"}

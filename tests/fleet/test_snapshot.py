@@ -1,0 +1,77 @@
+"""From heartbeats to the frozen fleet."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.snapshot import build_snapshot, remaining_s
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load import LoadProgress, LoadStage
+
+GIB = 1024**3
+
+
+def test_neurons_and_replicas_come_sorted(build) -> None:
+    beats = [
+        build.heartbeat("b", replicas=[build.replica(model="y"), build.replica(model="x")]),
+        build.heartbeat("a"),
+    ]
+    snapshot = build_snapshot(beats)
+    assert [neuron.name for neuron in snapshot.neurons] == ["a", "b"]
+    assert [replica.model for replica in snapshot.replicas()] == ["x", "y"]
+    assert snapshot == build_snapshot(reversed(beats))
+
+
+def test_counters_come_from_the_engine(build) -> None:
+    engine = build.stats(
+        in_flight=3, queue_depth=2, kv_blocks_used=5, last_forward_unix_s=1_699_999_990.0
+    )
+    beat = build.heartbeat(replicas=[build.replica(stats=engine, report=build.report())])
+    (view,) = build_snapshot([beat]).replicas_of("tiny")
+    assert (view.in_flight, view.queue_depth, view.num_requests) == (3, 2, 5)
+    assert (view.kv_blocks_used, view.kv_blocks_total) == (5, 64)
+    assert view.last_forward_age_s == 10.0
+    assert view.status_age_s == 60.0
+    assert view.context_tokens == 1024
+
+
+def test_without_stats_counters_are_zero(build) -> None:
+    beat = build.heartbeat(replicas=[build.replica(status=ReplicaStatus.LOADING)])
+    (view,) = build_snapshot([beat]).replicas()
+    assert (view.num_requests, view.last_forward_age_s, view.context_tokens) == (0, None, None)
+
+
+def test_free_memory_is_that_of_the_device_a_load_would_use(build) -> None:
+    cuda = [
+        build.device(kind="cuda", index=0, free_memory_bytes=2 * GIB),
+        build.device(kind="cuda", index=1, free_memory_bytes=5 * GIB),
+    ]
+    processor = build.device(free_memory_bytes=100 * GIB)
+    with_cuda, without, bare = (
+        build_snapshot([build.heartbeat(devices=devices)]).neurons[0]
+        for devices in ([processor, *cuda], [processor], [])
+    )
+    assert with_cuda.free_memory_bytes == 5 * GIB
+    assert without.free_memory_bytes == 100 * GIB
+    assert bare.free_memory_bytes == 0
+
+
+def test_eta_is_a_straight_line(build) -> None:
+    progress = LoadProgress(stage=LoadStage.DOWNLOADING, done=75, total=100)
+    loading = build.replica(status=ReplicaStatus.LOADING, progress=progress)
+    (view,) = build_snapshot([build.heartbeat(replicas=[loading])]).replicas()
+    assert view.eta_s == 20.0  # three quarters took 60 s
+
+
+@pytest.mark.parametrize(("done", "total"), [(0, 100), (5, 0), (0, 0)])
+def test_without_a_rate_there_is_no_eta(done: int, total: int) -> None:
+    assert remaining_s(10.0, done, total) is None
+
+
+def test_lookups(build) -> None:
+    snapshot = build_snapshot([build.heartbeat(replicas=[build.replica()])])
+    neuron = snapshot.neuron("beast")
+    assert neuron is not None
+    assert neuron.replica_of("tiny") is not None
+    assert neuron.replica_of("other") is None
+    assert snapshot.neuron("other") is None
