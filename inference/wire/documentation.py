@@ -1,0 +1,54 @@
+"""The field tables of docs/api.md, written from the parsers' own declarations.
+
+``python -m inference.wire.documentation`` rewrites the part of the page between the markers; a test
+fails while the page says anything else. Pure but for ``main``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from inference.wire import openai_chat, openai_completions
+from inference.wire.fields import Field, Support
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "api.md"
+BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"
+
+DIALECTS: dict[str, Mapping[str, Field]] = {
+    "POST /v1/chat/completions": openai_chat.FIELDS,
+    "POST /v1/completions": openai_completions.FIELDS,
+}
+
+VERDICTS = {
+    Support.HONOURED: "honoured",
+    Support.NEUTRAL: "only a value that changes nothing",
+    Support.REFUSED: "refused",
+}
+
+
+def field_tables() -> str:
+    return "\n".join(_table(title, fields) for title, fields in DIALECTS.items())
+
+
+def page_with_tables(page: str) -> str:
+    """``page`` with what stands between the markers replaced. Raises ``ValueError`` without them."""
+    before, rest = page.split(BEGIN, 1)
+    _, after = rest.split(END, 1)
+    return f"{before}{BEGIN}\n\n{field_tables()}\n{END}{after}"
+
+
+def _table(title: str, fields: Mapping[str, Field]) -> str:
+    order = list(Support)
+    rows = sorted(fields.values(), key=lambda field: (order.index(field.support), field.name))
+    lines = [f"### {title}", "", "| field | | accepted, or why not |", "|---|---|---|"]
+    lines += [f"| `{row.name}` | {VERDICTS[row.support]} | {row.note} |" for row in rows]
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    PAGE.write_text(page_with_tables(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
