@@ -1,4 +1,4 @@
-"""Fixtures that several parts share: a private Redis, the default model's files."""
+"""Fixtures that several parts share, and the check that no process outlives the run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,27 @@ import pytest
 import redis
 
 from helexa_site.bootstrap.redis_server import running_redis
+from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
+from tests.leftovers import leftovers, mark_this_run
+
+mark_this_run()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run that leaves a process behind has failed, whatever its tests say."""
+    for process in leftovers():
+        print(f"\nleft behind: {process.pid} {' '.join(process.cmdline())}")
+        process.kill()
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session")
 def redis_server_url() -> Iterator[str]:
     """A Redis of this test run's own, on its own unix socket."""
-    with (
-        tempfile.TemporaryDirectory(prefix="helexa-test-") as run_dir,
-        running_redis(Path(run_dir)) as url,
-    ):
-        yield url
+    with tempfile.TemporaryDirectory(prefix="helexa-test-") as run_dir:
+        with running_redis(Path(run_dir)) as url:
+            yield url
 
 
 @pytest.fixture
@@ -35,3 +46,21 @@ def redis_db(redis_url: str) -> Iterator[redis.Redis]:
     """A client of an empty Redis; replies are bytes."""
     with redis.Redis.from_url(redis_url) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def model_cache_dir() -> Path:
+    """Where the default model is kept between runs; holds it once ``default_gguf`` was asked."""
+    MODEL_CACHE_DIR.mkdir(parents=True, exist_ok=True)
+    return MODEL_CACHE_DIR
+
+
+@pytest.fixture(scope="session")
+def default_gguf(model_cache_dir: Path) -> Path:
+    """SmolLM2-135M-Instruct Q4_1, whole and checked."""
+    return fetch_default_model()
+
+
+@pytest.fixture(scope="session")
+def default_model_dir(default_gguf: Path) -> Path:
+    return default_gguf.parent

@@ -1,0 +1,61 @@
+"""``manage.py test``: what the tests need, then pytest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from helexa_site.bootstrap.console import say
+from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from inference.loading.errors import LoadError
+from inference.loading.sources import fetch_files
+from inference.protocol.load import LoadProgress, LoadSpec
+
+MODEL_CACHE_DIR = REPOSITORY_DIR / "var" / "test-cache" / "models"
+"""Shared by every run, and by the servers that tests start."""
+
+
+def run_suite(arguments: list[str]) -> int:
+    """pytest's exit code."""
+    try:
+        say("model", f"the default model is at {fetch_default_model()}")
+    except LoadError as error:
+        # Not the end: tests that need no model can run, and those that do will say the same.
+        say("model", f"not available: {error}")
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest", *arguments], cwd=REPOSITORY_DIR
+    ) as pytest:
+        # Ctrl-C reaches pytest as well, which then says how far it came.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: pytest.terminate())
+        return pytest.wait()
+
+
+def fetch_default_model() -> Path:
+    """The default model's GGUF, from the cache or downloaded into it. Raises ``LoadError``."""
+    files = fetch_files(default_model_spec(), MODEL_CACHE_DIR, sys.maxsize, _ignore_progress)
+    return files.weights[0]
+
+
+def default_model_spec() -> LoadSpec:
+    """As the catalogue of a fresh start has it."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
+    import django
+
+    django.setup()
+    from fleet.services import catalogue  # models import only after django.setup()
+
+    return LoadSpec(
+        job_id="test",
+        model=catalogue.DEFAULT_MODEL_NAME,
+        source=catalogue.DEFAULT_MODEL_SOURCE,
+        revision=catalogue.DEFAULT_MODEL_REVISION,
+        sha256=catalogue.DEFAULT_MODEL_SHA256,
+    )
+
+
+def _ignore_progress(progress: LoadProgress) -> None:
+    pass

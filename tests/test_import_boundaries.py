@@ -1,0 +1,154 @@
+"""Who may import what: the table in the architecture, enforced.
+
+Two ways of looking: the import statements of every file, and, because an innocent import can drag
+in the forbidden one, an interpreter in which the forbidden packages seem not to be installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY_DIR = Path(__file__).resolve().parent.parent
+PACKAGES = ("helexa_site", "fleet", "inference", "metering")
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    part: str
+    """A package directory or one file."""
+    forbidden: tuple[str, ...]
+
+
+DJANGO = ("django", "channels", "daphne", "rest_framework", "fleet", "helexa_site")
+BOUNDARIES = (
+    Boundary("inference/engine", (*DJANGO, "celery", "redis", "transformers")),
+    Boundary("inference/models", (*DJANGO, "celery", "redis", "transformers")),
+    Boundary("inference/loading", (*DJANGO, "celery", "redis")),
+    Boundary("inference/wire", (*DJANGO, "torch", "transformers", "celery", "redis", "asyncio")),
+    Boundary("inference/text", (*DJANGO, "torch", "celery", "redis")),
+    Boundary("inference/protocol", (*DJANGO, "torch", "transformers", "celery", "redis")),
+    Boundary("inference/neuron", (*DJANGO, "torch", "inference.models", "inference.gateway")),
+    Boundary(
+        "inference/gateway", ("torch", "transformers", "inference.neuron", "inference.models")
+    ),
+    Boundary("fleet", ("torch", "transformers", "inference.neuron", "inference.engine")),
+    Boundary("helexa_site", ("torch", "transformers", "inference.neuron", "inference.engine")),
+    Boundary("inference/engine/scheduler.py", ("torch", "numpy")),
+    Boundary("inference/engine/kv_cache.py", ("torch", "numpy")),
+)
+CELERY_FILES = {
+    "fleet/tasks.py",
+    "helexa_site/celery.py",
+    "inference/neuron/tasks.py",
+    "inference/neuron/celery_app.py",
+    "inference/neuron/__main__.py",
+}
+"""The only files that know Celery."""
+
+BARE_IMPORTS = {
+    "neuron": ("inference.neuron.__main__", ("django", "channels", "torch", "fleet")),
+    "gateway": ("helexa_site.asgi", ("torch", "transformers", "inference.engine")),
+    "gateway server": ("inference.gateway.server", ("torch", "transformers", "inference.engine")),
+    "control": ("helexa_site.celery", ("torch", "transformers", "inference.engine")),
+    "control tasks": ("fleet.tasks", ("torch", "transformers", "inference.engine")),
+    "engine": ("inference.engine.process", ("django", "channels", "celery", "redis", "fleet")),
+    "bootstrap": (
+        "helexa_site.bootstrap.commands",
+        ("django", "redis", "msgspec", "celery", "torch", "psutil", "inference"),
+    ),
+}
+BARE_IMPORT = """
+import importlib, sys
+part, *forbidden = sys.argv[1:]
+sys.modules.update(dict.fromkeys(forbidden))
+if part in {"helexa_site.celery", "fleet.tasks", "inference.gateway.server"}:
+    import django
+    django.setup()
+importlib.import_module(part)
+"""
+"""``None`` in ``sys.modules`` makes a package look as if it were not installed."""
+
+
+def python_files(part: str) -> Iterator[Path]:
+    path = REPOSITORY_DIR / part
+    if path.is_file():
+        yield path
+    else:
+        found = sorted(path.rglob("*.py"))
+        assert found, f"{part} holds no Python: the table is out of date"
+        yield from found
+
+
+def imported_names(file: Path) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of each import, wherever in the file it stands."""
+    for node in ast.walk(ast.parse(file.read_text(), str(file))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: a relative import hides its package"
+            yield node.lineno, node.module or ""
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def violations(boundary: Boundary) -> Iterator[str]:
+    for file in python_files(boundary.part):
+        for line, name in imported_names(file):
+            if any(is_within(name, forbidden) for forbidden in boundary.forbidden):
+                yield f"{file.relative_to(REPOSITORY_DIR)}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda boundary: boundary.part)
+def test_boundary(boundary: Boundary) -> None:
+    assert not list(violations(boundary))
+
+
+def test_only_tasks_know_celery() -> None:
+    knowing = {
+        str(file.relative_to(REPOSITORY_DIR))
+        for package in PACKAGES
+        for file in python_files(package)
+        for _, name in imported_names(file)
+        if is_within(name, "celery") or is_within(name, "kombu")
+    }
+    assert knowing <= CELERY_FILES
+
+
+@pytest.mark.parametrize("part", BARE_IMPORTS)
+def test_bare_import(part: str) -> None:
+    module, forbidden = BARE_IMPORTS[part]
+    outcome = subprocess.run(
+        [sys.executable, "-c", BARE_IMPORT, module, *forbidden],
+        cwd=REPOSITORY_DIR,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+
+
+def test_the_statement_check_sees_what_it_should(tmp_path: Path) -> None:
+    file = tmp_path / "sample.py"
+    file.write_text("def f():\n    import torch.nn\n    from fleet import models\n")
+    assert set(imported_names(file)) == {(2, "torch.nn"), (3, "fleet"), (3, "fleet.models")}
+
+
+def test_the_bare_import_check_can_fail() -> None:
+    outcome = subprocess.run(
+        [sys.executable, "-c", BARE_IMPORT, "helexa_site.bootstrap.commands", "argparse"],
+        cwd=REPOSITORY_DIR,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "import of argparse halted" in outcome.stderr
