@@ -32,7 +32,7 @@ def field_tables() -> str:
 
 
 def page_with_tables(page: str) -> str:
-    """``page`` with what stands between the markers replaced. Raises ``ValueError`` without them."""
+    """``page`` with the part between the markers replaced. Raises ``ValueError`` without any."""
     before, rest = page.split(BEGIN, 1)
     _, after = rest.split(END, 1)
     return f"{before}{BEGIN}\n\n{field_tables()}\n{END}{after}"
