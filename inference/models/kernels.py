@@ -1,0 +1,115 @@
+"""The torch kernels behind quantised projections, as functions of tensors alone.
+
+Plain tensors in and out, so that torch.compile can trace one decoder layer and feed it every
+layer's weights. Nothing here chooses: which kernel runs is ``linear``'s decision, by phase.
+
+One group-wise 4-bit kernel serves 4- and 8-bit weights. An 8-bit code is two 4-bit digits, and the
+activations meet both in a row twice as long, accumulated in one float32 sum:
+
+    q = 16 h + l     x . q  =  [x | x] . [16 h | l]      h = q // 16 in -8..7,  l in 0..15
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from inference.models.stored import GROUP_FEATURES, GroupedWeight
+
+INT4_ZERO_CODE = 8
+"""The kernels compute scale * (code - 8) + zero."""
+
+CPU_OUT_FEATURES_MULTIPLE = 16
+CUDA_OUT_FEATURES_MULTIPLE = 8
+CUDA_INNER_K_TILES = 2
+CUDA_IN_FEATURES_MULTIPLE = CUDA_INNER_K_TILES * 16
+
+
+def int4_matmul(
+    x: torch.Tensor, packed: torch.Tensor, scales_and_zeros: torch.Tensor
+) -> torch.Tensor:
+    """x (rows, in) of any float dtype -> (rows, out) in x's dtype; the product itself reads
+    bfloat16 and sums in float32. ``packed`` and ``scales_and_zeros`` are ``pack_int4``'s."""
+    narrow = x.to(torch.bfloat16)
+    if packed.device.type == "cuda":
+        product: torch.Tensor = torch.ops.aten._weight_int4pack_mm(
+            narrow, packed, GROUP_FEATURES, scales_and_zeros
+        )
+    else:
+        product = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            narrow, packed, GROUP_FEATURES, scales_and_zeros
+        )
+    return product.to(x.dtype)
+
+
+def int8_matmul(
+    x: torch.Tensor, packed: torch.Tensor, scales_and_zeros: torch.Tensor
+) -> torch.Tensor:
+    """``int4_matmul`` for 8-bit weights, packed as two digits by ``pack_int4``."""
+    narrow = x.to(torch.bfloat16)
+    return int4_matmul(torch.cat([narrow, narrow], dim=-1), packed, scales_and_zeros).to(x.dtype)
+
+
+def dense_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """In the weight's dtype, which may be narrower than x's; returns x's dtype."""
+    return linear(x.to(weight.dtype), weight, bias).to(x.dtype)
+
+
+def int4_kernel_reason(weight: GroupedWeight, device: torch.device) -> str | None:
+    """Why the 4-bit kernel cannot take this weight on this device, or ``None``."""
+    out_features, in_features = weight.shape
+    if device.type == "cuda":
+        if torch.cuda.get_device_capability(device) < (8, 0):
+            return "the 4-bit CUDA kernel needs compute capability 8.0"
+        multiple = CUDA_OUT_FEATURES_MULTIPLE
+        in_multiple = CUDA_IN_FEATURES_MULTIPLE
+    elif device.type == "cpu":
+        if not torch.cpu._is_avx2_supported():
+            return "the 4-bit CPU kernel needs AVX2"
+        multiple, in_multiple = CPU_OUT_FEATURES_MULTIPLE, GROUP_FEATURES
+    else:
+        return f"there is no 4-bit kernel for {device.type}"
+    if out_features % multiple or in_features % in_multiple:
+        return f"{out_features} x {in_features} is not a multiple of {multiple} x {in_multiple}"
+    return None
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether bfloat16 products run in hardware there."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+
+
+def pack_int4(weight: GroupedWeight, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two weight arguments of ``int4_matmul`` (4 bits) or ``int8_matmul`` (8 bits): codes in
+    the device kernel's own order, and bfloat16 (in / 32, out, 2) of scale and zero."""
+    codes, scales, zeros = _digits(weight) if weight.bits == 8 else _offset(weight)
+    scales_and_zeros = torch.stack([scales, zeros], dim=-1).transpose(0, 1).contiguous()
+    return _pack_codes(codes.to(device)), scales_and_zeros.to(device, torch.bfloat16)
+
+
+def _offset(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    assert weight.minimums is not None
+    scales = weight.scales.float()
+    return weight.codes, scales, weight.minimums.float() + INT4_ZERO_CODE * scales
+
+
+def _digits(weight: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, in) codes -> (out, 2 in): high digits, offset to be unsigned, then low digits."""
+    assert weight.minimums is None
+    scales = weight.scales.float()
+    high = (weight.codes >> 4) + INT4_ZERO_CODE
+    codes = torch.cat([high, weight.codes & 0x0F], dim=1).to(torch.uint8)
+    zeros = torch.cat([torch.zeros_like(scales), INT4_ZERO_CODE * scales], dim=1)
+    return codes, torch.cat([16 * scales, scales], dim=1), zeros
+
+
+def _pack_codes(codes: torch.Tensor) -> Any:
+    if codes.device.type == "cuda":
+        pairs = codes[:, ::2] << 4 | codes[:, 1::2]
+        return torch.ops.aten._convert_weight_to_int4pack(pairs, CUDA_INNER_K_TILES)
+    inner_k_tiles = 1  # unused on the CPU
+    return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), inner_k_tiles)

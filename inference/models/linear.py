@@ -1,0 +1,183 @@
+"""Projections and embeddings over stored weights: which kernel each phase runs.
+
+    stored             decode rows                prefill rows
+    4 bits, groups     int4_matmul                bfloat16 copy, where the hardware multiplies it
+    8 bits, groups     int8_matmul                and the memory is there; else as decode rows
+    dense              dense_matmul               dense_matmul
+
+The choice is made once, when the weight is packed, from the device and the memory; never by batch
+size. Weights are plain tensor attributes and the arithmetic is in ``kernels``, so a compiled
+decoder layer can take them as inputs. Knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from inference.models.kernels import (
+    dense_matmul,
+    has_fast_bfloat16,
+    int4_kernel_reason,
+    int4_matmul,
+    int8_matmul,
+    pack_int4,
+)
+from inference.models.stored import DenseWeight, GroupedWeight, StoredWeight
+from inference.models.weights import Linear
+
+
+class DenseLinear:
+    """The weight's dtype may be narrower than the activations': products then read the narrow one
+    and the result is widened again."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """``weight`` (out_features, in_features); ``bias`` (out_features,) of the same dtype."""
+        self.out_features, self.in_features = weight.shape
+        self.weight = weight
+        self.bias = bias
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return dense_matmul(x, self.weight, self.bias)
+
+    prefill = decode
+
+
+class QuantizedLinear:
+    """4- or 8-bit groups of 32. ``prefill_weight`` is the bfloat16 copy for prompt rows, (out, in),
+    or ``None``; ``bias`` is in the activation dtype."""
+
+    def __init__(
+        self, weight: GroupedWeight, device: torch.device, dtype: torch.dtype, *, prefill_copy: bool
+    ) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.bits = weight.bits
+        self.packed, self.scales_and_zeros = pack_int4(weight, device)
+        self.bias = None if weight.bias is None else weight.bias.to(device, dtype)
+        self.prefill_weight = (
+            weight.dequantize().to(device, torch.bfloat16) if prefill_copy else None
+        )
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        matmul = int4_matmul if self.bits == 4 else int8_matmul
+        product = matmul(x, self.packed, self.scales_and_zeros)
+        return product if self.bias is None else product + self.bias
+
+    def prefill(self, x: torch.Tensor) -> torch.Tensor:
+        if self.prefill_weight is None:
+            return self.decode(x)
+        product = dense_matmul(x, self.prefill_weight, None)
+        return product if self.bias is None else product + self.bias
+
+
+class StackedLinear:
+    """Projections of one input whose weights are stored in different formats, side by side."""
+
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        self.parts = list(parts)
+        self.in_features = parts[0].in_features
+        self.out_features = sum(part.out_features for part in parts)
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.decode(x) for part in self.parts], dim=-1)
+
+    def prefill(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.prefill(x) for part in self.parts], dim=-1)
+
+
+class LinearFactory:
+    """Packs stored weights for one device, and remembers in words what became of them."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        prefill_copies: bool = True,
+        exact: bool = False,
+    ) -> None:
+        """``dtype`` is the activations'. ``prefill_copies=False`` spends no memory on bfloat16
+        copies of quantised weights, at the price of slower prompts. ``exact`` computes everything
+        in ``dtype``, with dequantised weights."""
+        self.device = device
+        self.dtype = dtype
+        self._exact = exact
+        self._prefill_copies = prefill_copies and has_fast_bfloat16(device)
+
+    def linear(self, stored: StoredWeight, *, prefills: bool = True) -> tuple[Linear, str]:
+        """The projection, and what it runs on. ``prefills=False`` for an output head, which only
+        ever sees the rows whose logits are wanted."""
+        if isinstance(stored, DenseWeight):
+            return self._dense(stored), f"{_word(self._matmul_dtype(stored))} products"
+        if reason := self._dense_reason(stored):
+            dense = DenseWeight(weight=stored.dequantize(), bias=stored.bias)
+            return self._dense(dense), f"dequantised: {reason}"
+        copies = self._prefill_copies and prefills
+        linear = QuantizedLinear(stored, self.device, self.dtype, prefill_copy=copies)
+        phases = ", prompts on a bfloat16 copy" if copies else ""
+        return linear, f"{stored.bits}-bit kernel{phases}"
+
+    def embedding(self, stored: StoredWeight) -> DenseEmbedding | QuantizedEmbedding:
+        if isinstance(stored, GroupedWeight):
+            return QuantizedEmbedding(stored, self)
+        return DenseEmbedding(stored, self)
+
+    def _dense(self, stored: DenseWeight) -> DenseLinear:
+        dtype = self._matmul_dtype(stored)
+        weight = stored.weight.to(self.device, dtype)
+        bias = None if stored.bias is None else stored.bias.to(self.device, dtype)
+        return DenseLinear(weight, bias)
+
+    def _dense_reason(self, stored: GroupedWeight) -> str | None:
+        """Why this weight cannot stay quantised, or ``None``."""
+        if self._exact:
+            return f"{_word(self.dtype)} products were asked for"
+        return int4_kernel_reason(stored, self.device)
+
+    def _matmul_dtype(self, stored: DenseWeight) -> torch.dtype:
+        """bfloat16 weights stay so under float32 activations where the hardware multiplies them."""
+        narrow = stored.weight.dtype == torch.bfloat16 and has_fast_bfloat16(self.device)
+        return torch.bfloat16 if narrow and not self._exact else self.dtype
+
+
+class DenseEmbedding:
+    def __init__(self, stored: DenseWeight, factory: LinearFactory) -> None:
+        self._factory = factory
+        self.table = stored.weight.to(factory.device)
+
+    def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self.table[token_ids].to(self._factory.dtype)
+
+    def as_linear(self) -> Linear:
+        linear, _ = self._factory.linear(DenseWeight(weight=self.table), prefills=False)
+        return linear
+
+
+class QuantizedEmbedding:
+    """Rows are dequantised as they are looked up: float32 codes times scales, exactly."""
+
+    def __init__(self, stored: GroupedWeight, factory: LinearFactory) -> None:
+        self._factory = factory
+        self._stored = stored
+        device = factory.device
+        self.codes = stored.codes.to(device)
+        self.scales = stored.scales.to(device)
+        self.minimums = None if stored.minimums is None else stored.minimums.to(device)
+
+    def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
+        rows = GroupedWeight(
+            bits=self._stored.bits,
+            codes=self.codes[token_ids],
+            scales=self.scales[token_ids],
+            minimums=None if self.minimums is None else self.minimums[token_ids],
+        )
+        return rows.dequantize().to(self._factory.dtype)
+
+    def as_linear(self) -> Linear:
+        linear, _ = self._factory.linear(self._stored, prefills=False)
+        return linear
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
