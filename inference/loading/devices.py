@@ -1,0 +1,59 @@
+"""Which device and dtype a load spec means on this host, and how much memory is free there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from inference.loading.errors import BadSourceError
+from inference.protocol.load import LoadSpec
+
+
+def choose_device(spec: LoadSpec) -> torch.device:
+    """Raises ``BadSourceError`` for a device that is not here, or for more than one."""
+    if len(spec.devices) > 1:
+        raise BadSourceError(f"one device runs a model; {', '.join(spec.devices)} are too many")
+    if not spec.devices:
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(spec.devices[0])
+    except RuntimeError:
+        raise BadSourceError(f"{spec.devices[0]!r} is not a device; write cpu or cuda:0") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadSourceError(f"{device} is not here; there are {torch.cuda.device_count()}")
+    if device.type not in ("cpu", "cuda"):
+        raise BadSourceError(f"{device} is not supported; use cpu or cuda:0")
+    return device
+
+
+def choose_dtype(spec: LoadSpec, device: torch.device) -> torch.dtype:
+    """The activations'. Automatic: float32 on a CPU, on CUDA bfloat16 where it is in hardware."""
+    if spec.dtype != "auto":
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        return dtype
+    if device.type == "cpu":
+        return torch.float32
+    bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.bfloat16 if bfloat16 else torch.float16
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Measured now. On a CPU: of the host, or of the control group where that is less."""
+    if device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        return int(free_bytes)
+    host_bytes = int(psutil.virtual_memory().available)
+    limit = _number(Path("/sys/fs/cgroup/memory.max"))
+    used = _number(Path("/sys/fs/cgroup/memory.current"))
+    if limit is None or used is None:
+        return host_bytes
+    return max(0, min(host_bytes, limit - used))
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no control groups, or "max"
+        return None

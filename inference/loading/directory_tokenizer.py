@@ -1,0 +1,48 @@
+"""The tokenizer of a Hugging Face directory: its own files, or a slow tokenizer converted once."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+from inference.loading.errors import BadFileError, MissingFileError
+
+SLOW_TOKENIZER_FILES = ("tokenizer.model", "vocab.json")
+CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json", "merges.txt")
+
+
+def directory_tokenizer(directory: Path, cache_dir: Path) -> Path:
+    """Raises ``MissingFileError``, ``BadFileError``."""
+    if (directory / "tokenizer.json").is_file():
+        return directory
+    sources = [directory / name for name in SLOW_TOKENIZER_FILES if (directory / name).is_file()]
+    if not sources:
+        raise MissingFileError(f"tokenizer.json is not in {directory}")
+    configs = [directory / name for name in CONFIG_FILES if (directory / name).is_file()]
+    converted = cache_dir / "tokenizers" / _fingerprint([*sources, *configs])
+    if not converted.is_dir():
+        converted.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=converted.parent) as partial:
+            _convert(directory, Path(partial) / "tokenizer")
+            (Path(partial) / "tokenizer").replace(converted)
+    return converted
+
+
+def _convert(directory: Path, written: Path) -> None:
+    from transformers import AutoTokenizer  # takes seconds, and few directories need it
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, use_fast=True, local_files_only=True)
+        tokenizer.save_pretrained(written)
+    except (ValueError, OSError, ImportError) as error:
+        raise BadFileError(f"{directory}: its tokenizer cannot be converted: {error}") from error
+    if not (written / "tokenizer.json").is_file():
+        raise BadFileError(f"{directory}: its tokenizer has no fast form (tokenizer.json)")
+
+
+def _fingerprint(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:24]

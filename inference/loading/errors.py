@@ -1,0 +1,66 @@
+"""What can go wrong between a load spec and opened weights.
+
+LoadError
+├── BadSourceError              the source is misspelt or names nothing we can open
+├── DownloadFailedError         the hub or the package index did not deliver
+├── HashMismatchError           what was delivered is not what the spec pinned
+├── MissingFileError            a file that the model needs is not there
+├── QuantizationNotFoundError   the source has no such GGUF quant or file
+├── UnknownArchitectureError    no family here can run it
+├── BadFileError                a file is there and cannot be used
+│   └── MissingTensorError      the weight files lack a tensor
+└── DoesNotFitError             not enough free memory
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from inference.protocol.load import LoadFailure
+
+
+class LoadError(Exception):
+    """Base of this package's errors. The message is written for operators: what failed, the nearest
+    valid value, the fix."""
+
+    code: ClassVar[str] = "bad_source"
+
+    @property
+    def failure(self) -> LoadFailure:
+        return LoadFailure(code=self.code, message=str(self))
+
+
+class BadSourceError(LoadError):
+    code = "bad_source"
+
+
+class DownloadFailedError(LoadError):
+    code = "download_failed"
+
+
+class HashMismatchError(LoadError):
+    code = "hash_mismatch"
+
+
+class MissingFileError(LoadError):
+    code = "missing_file"
+
+
+class QuantizationNotFoundError(LoadError):
+    code = "quantization_not_found"
+
+
+class UnknownArchitectureError(LoadError):
+    code = "unknown_architecture"
+
+
+class BadFileError(LoadError):
+    code = "bad_file"
+
+
+class MissingTensorError(BadFileError):
+    """Raised while a model is built, by the tensor's Hugging Face name."""
+
+
+class DoesNotFitError(LoadError):
+    code = "does_not_fit"

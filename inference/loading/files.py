@@ -1,0 +1,129 @@
+"""Which files of a source make up one model. Pure: names and sizes in, names out."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from inference.loading.errors import MissingFileError, QuantizationNotFoundError
+
+TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+SAFETENSORS_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
+_QUANT = re.compile(r"(?:^|[.\-_/])((?:I?Q\d[A-Z0-9_]*)|BF16|F16|FP16|F32)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """Files on this disk, complete. ``weights`` are all .gguf or all .safetensors, in order."""
+
+    directory: Path
+    """Where config.json and the tokenizer lie, when the source has them."""
+    weights: tuple[Path, ...]
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.weights[0].suffix == ".gguf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GGUFVariant:
+    """One GGUF model of a source: a file, or its shards in order."""
+
+    stem: str
+    names: tuple[str, ...]
+    num_bytes: int
+
+    @property
+    def quant(self) -> str | None:
+        """``Q4_K_M`` as the name ends with it; ``None`` for a name that does not tell."""
+        match = _QUANT.search(self.stem.upper())
+        return match and match[1]
+
+
+def choose_weights(
+    sizes: Mapping[str, int], wanted: str | None, free_bytes: int
+) -> tuple[str, ...]:
+    """The weight files to open, of those that a source holds (name -> bytes).
+
+    ``wanted`` is a file name or a GGUF quant. Without one: the safetensors, else the only GGUF,
+    else the largest GGUF that fits ``free_bytes`` with a tenth to spare. Raises
+    ``QuantizationNotFoundError``, ``MissingFileError``.
+    """
+    dense = tuple(sorted(n for n in sizes if SAFETENSORS_NAME.fullmatch(n)))
+    variants = gguf_variants(sizes)
+    if wanted is not None:
+        return _named(wanted, dense, variants)
+    if dense:
+        return dense
+    if not variants:
+        raise MissingFileError("the source holds neither model.safetensors nor a .gguf file")
+    fitting = [v for v in variants if v.num_bytes * 1.1 <= free_bytes]
+    smallest_first = sorted(variants, key=lambda v: v.num_bytes)
+    return max(fitting, key=lambda v: v.num_bytes, default=smallest_first[0]).names
+
+
+def gguf_variants(sizes: Mapping[str, int]) -> list[GGUFVariant]:
+    """Projectors of vision models (mmproj) are no models."""
+    shards: dict[str, list[str]] = {}
+    for name in sorted(sizes):
+        path = PurePosixPath(name)
+        if path.suffix == ".gguf" and "mmproj" not in path.name:
+            shards.setdefault(_SHARD.sub("", name.removesuffix(".gguf")), []).append(name)
+    return [
+        GGUFVariant(stem=stem, names=tuple(names), num_bytes=sum(sizes[name] for name in names))
+        for stem, names in shards.items()
+    ]
+
+
+def check_shards(names: Sequence[str]) -> None:
+    """Raises ``MissingFileError``, naming a shard that its siblings count on."""
+    for name in names:
+        stem, dot, suffix = name.rpartition(".")
+        if match := _SHARD.search(stem):
+            prefix, total = stem[: match.start()], int(match[2])
+            expected = [f"{prefix}-{i:05d}-of-{match[2]}{dot}{suffix}" for i in range(1, total + 1)]
+            if missing := [shard for shard in expected if shard not in names]:
+                raise MissingFileError(f"{missing[0]} is not there, one of {total} parts")
+
+
+def _named(wanted: str, dense: tuple[str, ...], variants: Sequence[GGUFVariant]) -> tuple[str, ...]:
+    if wanted in dense:
+        return dense
+    for variant in variants:
+        if wanted in variant.names or wanted == variant.stem:
+            return variant.names
+    matches = [v for v in variants if v.quant is not None and v.quant == wanted.upper()]
+    if len(matches) == 1:
+        return matches[0].names
+    if matches:
+        names = ", ".join(match.names[0] for match in matches)
+        raise QuantizationNotFoundError(f"{wanted!r} is ambiguous; name one of {names}")
+    raise QuantizationNotFoundError(_not_found(wanted, dense, variants))
+
+
+def _not_found(wanted: str, dense: tuple[str, ...], variants: Sequence[GGUFVariant]) -> str:
+    choices = [v.quant or v.names[0] for v in variants] + list(dense)
+    by_upper = {choice.upper(): choice for choice in choices}
+    names = {name.upper(): name for v in variants for name in v.names}
+    pool = names if wanted.lower().endswith((".gguf", ".safetensors")) else by_upper
+    nearest = difflib.get_close_matches(wanted.upper(), list(pool), n=1, cutoff=0.0)
+    there = ", ".join(choices) or "no weight files at all"
+    hint = f"; the nearest is {pool[nearest[0]]}" if nearest else ""
+    return f"{wanted!r} is not in the source{hint}; it holds {there}"

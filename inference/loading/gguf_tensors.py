@@ -1,0 +1,93 @@
+"""Tensors of a GGUF model, memory-mapped, under Hugging Face names and in natural row order.
+
+A model may be split over several files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import torch
+
+from inference.loading import gguf_quants
+from inference.loading.errors import BadFileError, MissingTensorError
+from inference.loading.gguf_config import ROPE_FREQUENCIES, hugging_face_name, rotary_heads
+from inference.loading.gguf_header import GGUFHeader, TensorInfo
+from inference.loading.gguf_quants import Blocks
+from inference.models.config import ModelConfig
+from inference.models.stored import StoredWeight
+
+
+class GGUFTensorFiles:
+    def __init__(self, header: GGUFHeader, config: ModelConfig) -> None:
+        """Raises ``BadFileError`` for a tensor that cannot be read or would not be used."""
+        self._config = config
+        infos = [info for info in header.tensors.values() if info.name != ROPE_FREQUENCIES]
+        self._tensors = {self._name(info): info for info in infos}
+        self._maps = {path: np.memmap(path, mode="r") for path in {info.path for info in infos}}
+
+    def _name(self, info: TensorInfo) -> str:
+        name = hugging_face_name(info.name)
+        if name is None:
+            raise BadFileError(
+                f"{info.path.name} holds the tensor {info.name}, which no "
+                f"{self._config.architecture} model here computes with"
+            )
+        if info.type not in gguf_quants.READABLE_TYPES:
+            known = ", ".join(sorted(type.name for type in gguf_quants.READABLE_TYPES))
+            raise BadFileError(
+                f"{info.name} is stored as {info.type.name}, which is not read here; known: {known}"
+            )
+        return name
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def dense(self, name: str) -> torch.Tensor:
+        info = self._find(name)
+        return gguf_quants.dense(self._rows(name), info.type).view(info.shape)
+
+    def stored(self, name: str) -> StoredWeight:
+        info = self._find(name)
+        return gguf_quants.stored(self._rows(name), info.type)
+
+    def format_of(self, name: str) -> str:
+        return str(self._find(name).type.name)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self._find(name).shape
+
+    def bytes_of(self, name: str) -> int:
+        return self._find(name).num_bytes
+
+    def close(self) -> None:
+        self._maps.clear()
+
+    def _find(self, name: str) -> TensorInfo:
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise MissingTensorError(f"the GGUF file has no tensor for {name}") from None
+
+    def _rows(self, name: str) -> Blocks:
+        """The tensor's bytes, one row per output feature (a vector is one row)."""
+        info = self._find(name)
+        raw = self._maps[info.path][info.offset : info.offset + info.num_bytes]
+        num_heads = rotary_heads(name, self._config)
+        num_rows = info.shape[0] if len(info.shape) == 2 or num_heads else 1
+        rows = np.asarray(raw).reshape(num_rows, -1)
+        return rows if num_heads is None else natural_rotary_order(rows, num_heads)
+
+
+def natural_rotary_order(rows: Blocks, num_heads: int) -> Blocks:
+    """Undoes the row order of llama's q and k in GGUF, on whole rows and so on quantised ones.
+
+    GGUF puts the two halves of a rotated pair beside each other; Hugging Face keeps each head's
+    first halves before its second halves:
+
+        GGUF          0  d/2  1  d/2+1 ...   ->   0  1 ... d/2-1  d/2 ... d-1
+    """
+    paired = rows.reshape(num_heads, -1, 2, rows.shape[1])
+    return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(rows.shape)

@@ -1,0 +1,118 @@
+"""From a load spec to opened weights: fetch, preflight, tokenizer, weights. The one way in.
+
+    spec ─▶ files (sources) ─▶ config, tensors, memory (preflight) ─▶ tokenizer directory ─▶ weights
+
+Nothing is allocated for weights before the model is known to be complete and to fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from inference.loading.config import read_directory_config
+from inference.loading.devices import choose_device, choose_dtype, free_memory_bytes
+from inference.loading.directory_tokenizer import directory_tokenizer
+from inference.loading.files import ModelFiles
+from inference.loading.gguf_config import read_gguf_config
+from inference.loading.gguf_header import read_headers
+from inference.loading.gguf_tensors import GGUFTensorFiles
+from inference.loading.gguf_tokenizer import tokenizer_directory
+from inference.loading.opened_weights import OpenedWeights
+from inference.loading.preflight import check_fits, check_tensors, memory_need
+from inference.loading.safetensors_tensors import SafetensorsFiles
+from inference.loading.sources import fetch_files
+from inference.loading.tensor_files import TensorFiles
+from inference.models.config import ModelConfig
+from inference.models.linear import LinearFactory
+from inference.models.weights import WeightSource
+from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
+
+COPY_MARGIN = 2
+"""Copies that only make prompts faster are kept where they leave this many times their own size."""
+
+OnProgress = Callable[[LoadProgress], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedModel:
+    config: ModelConfig
+    weights: WeightSource
+    tokenizer_dir: Path
+    weight_bytes: int
+    """Of all tensors, as their files hold them."""
+    num_parameters: int
+    files: TensorFiles
+
+    def close(self) -> None:
+        """Unmaps the files. Call it when the model has been built, or given up."""
+        self.files.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """What headers alone tell."""
+
+    config: ModelConfig
+    files: TensorFiles
+    tokenizer_dir: Path
+
+
+def open_model(spec: LoadSpec, cache_dir: Path, on_progress: OnProgress) -> OpenedModel:
+    """Blocks while it downloads. ``on_progress`` is called from this thread only. Raises
+    ``LoadError``."""
+    on_progress(LoadProgress(stage=LoadStage.STARTING, detail=spec.source))
+    device = choose_device(spec)
+    free_bytes = free_memory_bytes(device)
+    files = fetch_files(spec, cache_dir, free_bytes, on_progress)
+    on_progress(LoadProgress(stage=LoadStage.PREFLIGHT, detail=files.weights[0].name))
+    described = _describe(files, cache_dir)
+    check_tensors(described.config, described.files.names)
+    factory = _factory(spec, described, device, free_bytes)
+    names = described.files.names
+    return OpenedModel(
+        config=described.config,
+        weights=OpenedWeights(described.files, factory, on_progress),
+        tokenizer_dir=described.tokenizer_dir,
+        weight_bytes=sum(described.files.bytes_of(name) for name in names),
+        num_parameters=sum(math.prod(described.files.shape_of(name)) for name in names),
+        files=described.files,
+    )
+
+
+def _describe(files: ModelFiles, cache_dir: Path) -> _Described:
+    """The architecture is checked before anything else about the model."""
+    if not files.is_gguf:
+        config = read_directory_config(files.directory)
+        tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
+        return _Described(config, SafetensorsFiles(files.weights), tokenizer_dir)
+    header = read_headers(files.weights)
+    config = read_gguf_config(header)
+    beside = files.directory / "tokenizer.json"
+    tokenizer_dir = files.directory if beside.is_file() else tokenizer_directory(header, cache_dir)
+    return _Described(config, GGUFTensorFiles(header, config), tokenizer_dir)
+
+
+def _factory(
+    spec: LoadSpec, described: _Described, device: torch.device, free_bytes: int
+) -> LinearFactory:
+    """Raises ``DoesNotFitError``."""
+    dtype = choose_dtype(spec, device)
+    files = described.files
+    need = memory_need(
+        described.config,
+        [(files.format_of(name), math.prod(files.shape_of(name))) for name in files.names],
+        dtype.itemsize,
+    )
+    check_fits(need, free_bytes, str(device))
+    spare_bytes = free_bytes - need.required_bytes
+    return LinearFactory(
+        device,
+        dtype,
+        prefill_copies=spare_bytes > COPY_MARGIN * need.copy_bytes,
+        exact=spec.dtype == "float32",
+    )

@@ -1,0 +1,108 @@
+"""Answers before a byte is allocated: is everything there, and does it fit?
+
+Imports no torch: sizes come from file headers, free memory from psutil and NVML's caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from inference.loading.errors import DoesNotFitError, MissingTensorError
+from inference.models.config import ModelConfig
+
+SHORTEST_CONTEXT_TOKENS = 256
+"""What must fit beside the weights for the model to be of any use."""
+
+GROUPED_4_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K"})
+GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0"})
+BYTES_PER_4_BIT_WEIGHT = 0.5 + 4 / 32
+"""Code, and two 2-byte numbers per group of 32."""
+BYTES_PER_8_BIT_WEIGHT = 1 + 4 / 32
+COPY_BYTES = 2
+"""Of the bfloat16 copy that prompt rows are multiplied with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    weight_bytes: int
+    kv_bytes: int
+    """Of the shortest context that is worth serving."""
+    copy_bytes: int
+    """On top, for a second copy of quantised weights that makes prompts faster."""
+
+    @property
+    def required_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes
+
+
+def memory_need(
+    config: ModelConfig, tensors: Iterable[tuple[str, int]], dense_bytes_per_weight: int
+) -> MemoryNeed:
+    """``tensors``: format and number of elements of each."""
+    weight_bytes = 0.0
+    num_quantized = 0
+    for format, num_elements in tensors:
+        weight_bytes += num_elements * _bytes_per_weight(format, dense_bytes_per_weight)
+        num_quantized += num_elements if format in GROUPED_4_BIT | GROUPED_8_BIT else 0
+    kv_bytes = config.kv_elements_per_token * SHORTEST_CONTEXT_TOKENS * dense_bytes_per_weight
+    return MemoryNeed(
+        weight_bytes=int(weight_bytes), kv_bytes=kv_bytes, copy_bytes=num_quantized * COPY_BYTES
+    )
+
+
+def _bytes_per_weight(format: str, dense_bytes: int) -> float:
+    if format in GROUPED_4_BIT:
+        return BYTES_PER_4_BIT_WEIGHT
+    return BYTES_PER_8_BIT_WEIGHT if format in GROUPED_8_BIT else dense_bytes
+
+
+def check_fits(need: MemoryNeed, free_bytes: int, device: str) -> None:
+    """Raises ``DoesNotFitError`` with both numbers."""
+    if need.required_bytes > free_bytes:
+        raise DoesNotFitError(
+            f"the model needs {_gigabytes(need.required_bytes)} on {device} (weights and a context "
+            f"of {SHORTEST_CONTEXT_TOKENS} tokens), and {_gigabytes(free_bytes)} are free; "
+            "unload another model, or load a smaller quant"
+        )
+
+
+def check_tensors(config: ModelConfig, names: Collection[str]) -> None:
+    """Raises ``MissingTensorError``, naming the first of those that are not there."""
+    missing = [name for name in expected_tensors(config) if name not in names]
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise MissingTensorError(f"the weight files lack {missing[0]}{others}")
+
+
+def expected_tensors(config: ModelConfig) -> Iterable[str]:
+    """Every weight that a model of this config computes with, by Hugging Face name."""
+    yield "model.embed_tokens.weight"
+    for index in range(config.num_layers):
+        yield from (f"model.layers.{index}.{name}" for name in _layer_tensors(config))
+    yield "model.norm.weight"
+    if not config.tie_embeddings:
+        yield "lm_head.weight"
+
+
+def _layer_tensors(config: ModelConfig) -> Iterable[str]:
+    yield "input_layernorm.weight"
+    yield "post_attention_layernorm.weight"
+    for name in ("q_proj", "k_proj", "v_proj"):
+        yield from _projection(f"self_attn.{name}", config.qkv_bias)
+    yield from _projection("self_attn.o_proj", config.output_bias)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        yield from _projection(f"mlp.{name}", config.mlp_bias)
+    if config.qk_norm:
+        yield "self_attn.q_norm.weight"
+        yield "self_attn.k_norm.weight"
+
+
+def _projection(name: str, has_bias: bool) -> Iterable[str]:
+    yield f"{name}.weight"
+    if has_bias:
+        yield f"{name}.bias"
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

@@ -1,0 +1,67 @@
+"""Dense tensors of a safetensors model (one file or shards), memory-mapped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+
+from inference.loading.errors import BadFileError, MissingTensorError
+from inference.models.stored import DenseWeight, StoredWeight
+
+DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+class SafetensorsFiles:
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Raises ``BadFileError``."""
+        self._files: dict[str, Any] = {}
+        for path in paths:
+            self._open(path)
+
+    def _open(self, path: Path) -> None:
+        try:
+            file: Any = safetensors.safe_open(path, framework="pt")
+        except (safetensors.SafetensorError, OSError) as error:
+            raise BadFileError(f"{path} is not a readable safetensors file: {error}") from None
+        for name in file.keys():  # noqa: SIM118 -- the handle is not iterable
+            dtype = file.get_slice(name).get_dtype()
+            if dtype not in DTYPE_BYTES:
+                raise BadFileError(
+                    f"{path.name}: {name} is stored as {dtype}; BF16, F16 and F32 are read"
+                )
+            self._files[name] = file
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._files.keys()
+
+    def dense(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._find(name).get_tensor(name)
+        return tensor
+
+    def stored(self, name: str) -> StoredWeight:
+        return DenseWeight(weight=self.dense(name))
+
+    def format_of(self, name: str) -> str:
+        dtype: str = self._find(name).get_slice(name).get_dtype()
+        return dtype
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return tuple(self._find(name).get_slice(name).get_shape())
+
+    def bytes_of(self, name: str) -> int:
+        return math.prod(self.shape_of(name)) * DTYPE_BYTES[self.format_of(name)]
+
+    def close(self) -> None:
+        self._files.clear()
+
+    def _find(self, name: str) -> Any:
+        try:
+            return self._files[name]
+        except KeyError:
+            raise MissingTensorError(f"the safetensors files have no tensor {name}") from None

@@ -1,0 +1,38 @@
+"""Runs a slow job aside while its caller tells how it goes, from the caller's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TypeVar
+
+INTERVAL_S = 0.5
+
+Result = TypeVar("Result")
+
+
+def run_watched(
+    job: Callable[[], Result], tell: Callable[[], None], interval_s: float = INTERVAL_S
+) -> Result:
+    """``tell`` is called at intervals while ``job`` runs in a thread, and once when it is done.
+    Raises what ``job`` raises."""
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        future = executor.submit(job)
+        while not wait([future], timeout=interval_s).done:
+            tell()
+        result = future.result()
+    tell()
+    return result
+
+
+def bytes_under(directory: Path) -> int:
+    """Of all files there now; files come and go while a download runs."""
+    total = 0
+    for path in directory.rglob("*"):
+        try:
+            if path.is_file() and not path.is_symlink():
+                total += path.stat().st_size
+        except FileNotFoundError:
+            continue
+    return total
