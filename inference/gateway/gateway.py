@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 COMMAND_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 5.0
 """Longer than the reader blocks, so that a Redis that hangs is noticed."""
+CANCEL_AGAIN_S = 0.1
 FAREWELL_S = 1.0
 """What requests that were cut short get to tell their clients."""
 
@@ -111,9 +112,7 @@ class Gateway:
         if not self._loops:
             return
         await self.dispatcher.flush()
-        for task in self._loops:
-            task.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
+        await _cancel_all(self._loops)
         self._loops = []
         await self.liveness.withdraw()
         await self._redis.aclose()
@@ -129,6 +128,16 @@ def _client(url: str, timeout_s: float) -> redis.asyncio.Redis:
         retry=Retry(NoBackoff(), 0),
         protocol=2,
     )
+
+
+async def _cancel_all(tasks: list[asyncio.Task[None]]) -> None:
+    """A Redis reply that arrives in the same moment as a cancellation swallows it (asyncio's
+    timeouts before Python 3.12), so it is repeated until it holds."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
 
 
 def _log_crash(task: asyncio.Task[None]) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 import redis
 import redis.asyncio
@@ -25,6 +26,8 @@ from inference.protocol import keys
 from inference.wire.errors import ServiceUnavailableError
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 SNAPSHOT_AGE_S = 0.2
 WATCH_INTERVAL_S = 0.25
@@ -50,13 +53,15 @@ class Liveness:
         self._announced = False
         self._snapshot: FleetSnapshot | None = None
         self._snapshot_read_s = 0.0
-        self._reading = asyncio.Lock()
+        self._epochs: dict[str, str] = {}
+        self._refreshing = SharedWork(self._refresh)
+        self._announcing = SharedWork(self.announce)
 
     async def ensure_announced(self) -> None:
         """Neurons drop the requests of a gateway that is not alive, so it must be before it sends
         one. Raises ``ServiceUnavailableError``."""
         if not self._announced:
-            await self.announce()
+            await self._announcing.join()
 
     async def announce(self) -> None:
         """Raises ``ServiceUnavailableError`` when Redis does not answer."""
@@ -80,17 +85,10 @@ class Liveness:
 
     async def snapshot(self) -> FleetSnapshot:
         """At most ``SNAPSHOT_AGE_S`` old. Raises ``ServiceUnavailableError``."""
-        now_s = asyncio.get_running_loop().time
-        async with self._reading:
-            if self._snapshot is None or now_s() - self._snapshot_read_s > SNAPSHOT_AGE_S:
-                try:
-                    self._snapshot = await read_snapshot(self._redis)
-                except SnapshotUnavailableError as error:
-                    self._snapshot = None
-                    raise redis_unavailable() from error
-                self._snapshot_read_s = now_s()
-                self._fail_the_lost(self._snapshot)
+        age_s = asyncio.get_running_loop().time() - self._snapshot_read_s
+        if self._snapshot is not None and age_s <= SNAPSHOT_AGE_S:
             return self._snapshot
+        return await self._refreshing.join()
 
     async def run_alive(self) -> None:
         await _repeat(self.announce, keys.GATEWAY_ALIVE_INTERVAL_S)
@@ -98,11 +96,45 @@ class Liveness:
     async def run_watch(self) -> None:
         await _repeat(self.snapshot, WATCH_INTERVAL_S)
 
+    async def _refresh(self) -> FleetSnapshot:
+        try:
+            self._snapshot = snapshot = await read_snapshot(self._redis)
+        except SnapshotUnavailableError as error:
+            self._snapshot = None
+            raise redis_unavailable() from error
+        self._snapshot_read_s = asyncio.get_running_loop().time()
+        self._fail_the_lost(snapshot)
+        return snapshot
+
     def _fail_the_lost(self, snapshot: FleetSnapshot) -> None:
-        epochs = {neuron.name: neuron.epoch for neuron in snapshot.neurons}
+        """A life has ended when its heartbeat lapsed or the next one's is there. Events of a new
+        life may be here before its heartbeat, so an epoch not seen yet is no reason to fail."""
+        ended, self._epochs = self._epochs, {view.name: view.epoch for view in snapshot.neurons}
         for stream in self._streams:
-            if epochs.get(stream.neuron) != stream.epoch:
+            current = self._epochs.get(stream.neuron)
+            if current is None or ended.get(stream.neuron) == stream.epoch != current:
                 stream.fail(neuron_lost(stream.neuron))
+
+
+class SharedWork(Generic[Result]):
+    """Work that many may wait for and one does. It is a task of its own: a request whose client
+    leaves stops waiting at once and does not cut a Redis reply in two."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> None:
+        self._work = work
+        self._task: asyncio.Task[Result] | None = None
+
+    async def join(self) -> Result:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+            self._task.add_done_callback(_retrieve)
+        return await asyncio.shield(self._task)
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Everybody may have stopped waiting; whoever has not gets the exception all the same."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _repeat(work: Callable[[], Awaitable[object]], interval_s: float) -> None:

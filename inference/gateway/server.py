@@ -1,6 +1,6 @@
 """Running the gateway under Daphne in this process, and stopping it without breaking answers.
 
-    SIGTERM, SIGINT ─▶ stop listening ─▶ drain ≤ 8 s ─▶ cut the rest short ─▶ stop
+SIGTERM, SIGINT ─▶ stop listening ─▶ drain ≤ 8 s ─▶ cut the rest short ─▶ stop
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from inference.gateway.gateway import Gateway
 logger = logging.getLogger(__name__)
 
 DRAIN_GRACE_S = 8.0
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def run(host: str, port: int) -> None:
@@ -22,6 +23,7 @@ def run(host: str, port: int) -> None:
     listen. Call in the main thread."""
     from helexa_site.asgi import application, gateway
 
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     server = DaphneServer(
         application, host=host, port=port, max_body_bytes=gateway.config.max_body_bytes
     )

@@ -89,9 +89,9 @@ async def neuron(redis_client: redis.asyncio.Redis) -> AsyncIterator[FakeNeuron]
     await fake.beat()
     serving = asyncio.create_task(fake.serve())
     yield fake
-    serving.cancel()
     fake.stop()
-    await asyncio.gather(serving, return_exceptions=True)
+    fake.closing = True
+    await serving
 
 
 @pytest_asyncio.fixture

@@ -72,6 +72,7 @@ class FakeNeuron:
         self.sequence_numbers: dict[str, int] = {}
         self._answers: dict[str, asyncio.Task[None]] = {}
         self._sending = asyncio.Lock()
+        self.closing = False
 
     async def beat(self) -> None:
         heartbeat = encode_heartbeat(self._heartbeat())
@@ -88,8 +89,8 @@ class FakeNeuron:
             task.cancel()
 
     async def serve(self) -> None:
-        while True:
-            popped = await self.client.brpop([keys.inbox_key(self.name)], timeout=1)
+        while not self.closing:
+            popped = await self.client.brpop([keys.inbox_key(self.name)], timeout=0.1)
             if popped is None:
                 continue
             frame = decode_inbox_frame(popped[1])

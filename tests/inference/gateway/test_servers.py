@@ -1,0 +1,287 @@
+"""The same application under Daphne and uvicorn, as processes, with real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import redis
+
+from helexa_site.config import REPOSITORY_DIR
+from inference.protocol.events import Accepted, Delta, Event
+from inference.protocol.generation import Submit
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
+
+MODEL = "smollm2-135m-instruct"
+MAX_BODY_BYTES = 50_000
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+CHAT = "/v1/chat/completions"
+
+
+@dataclass
+class RunningServer:
+    process: subprocess.Popen[bytes]
+    port: int
+    env: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def environment(redis_server_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A database of its own that holds the default model."""
+    data_dir = tmp_path_factory.mktemp("gateway")
+    env = os.environ | {
+        "HELEXA_DATA_DIR": str(data_dir),
+        "REDIS_URL": redis_server_url,
+        "HELEXA_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
+        "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
+    }
+    env.pop("DATABASE_URL", None)
+    prepare = (
+        "import django; django.setup();"
+        "from django.core.management import call_command;"
+        "call_command('migrate', verbosity=0);"
+        "from fleet.services import default_model_ensure; default_model_ensure()"
+    )
+    subprocess.run([sys.executable, "-c", prepare], cwd=REPOSITORY_DIR, env=env, check=True)
+    return env
+
+
+def command(kind: str, port: int) -> list[str]:
+    if kind == "uvicorn":
+        return [
+            *(sys.executable, "-m", "uvicorn", "helexa_site.asgi:application"),
+            *("--port", str(port), "--timeout-graceful-shutdown", "1"),
+        ]
+    code = (
+        "import django; django.setup();"
+        "from django.core.management import call_command;"
+        f"call_command('gateway', '--port', '{port}')"
+    )
+    return [sys.executable, "-c", code]
+
+
+def start(kind: str, env: dict[str, str], log: Path) -> RunningServer:
+    port = free_port()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command(kind, port), cwd=REPOSITORY_DIR, env=env, stdout=output, stderr=output
+        )
+    give_up_s = time.monotonic() + 30
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return RunningServer(process, port, env)
+        except OSError:
+            assert process.poll() is None and time.monotonic() < give_up_s, log.read_text()
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module", params=["daphne", "uvicorn"])
+def server(
+    request: pytest.FixtureRequest, environment: dict[str, str], tmp_path_factory: Any
+) -> Iterator[RunningServer]:
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    running = start(request.param, environment, log)
+    yield running
+    running.process.terminate()
+    running.process.wait(15)
+
+
+@pytest.fixture
+def redis_url(redis_server_url: str) -> str:
+    """Only neurons' keys go: a running gateway keeps its own."""
+    with redis.Redis.from_url(redis_server_url) as client:
+        for key in client.keys("helexa:neuron*"):
+            client.delete(key)
+    return redis_server_url
+
+
+@pytest.fixture
+def ready(neuron: FakeNeuron) -> FakeNeuron:
+    neuron.model = MODEL
+    return neuron
+
+
+async def _settle(neuron: FakeNeuron) -> None:
+    """Until the gateway has a snapshot with this neuron in it."""
+    await neuron.beat()
+    await asyncio.sleep(0.5)
+
+
+async def test_the_openai_sdk_streams_and_does_not(
+    server: RunningServer, ready: FakeNeuron
+) -> None:
+    await _settle(ready)
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+        answer = await client.chat.completions.create(model=MODEL, messages=QUESTION)
+        assert answer.choices[0].message.content == "The capital is Paris."
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=QUESTION, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert text == "The capital is Paris."
+        assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == 12
+        listed = await client.models.list()
+        assert [model.id for model in listed.data] == [MODEL]
+        assert (await client.models.retrieve(MODEL)).id == MODEL
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await client.chat.completions.create(model="huge", messages=QUESTION)
+        assert unknown.value.code == "model_not_found"
+
+
+async def test_the_sdk_raises_on_an_error_within_a_stream(
+    server: RunningServer, ready: FakeNeuron
+) -> None:
+    async def breaks(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
+        yield [Delta(request_id=submit.request_id, text="The")]
+        ready.sequence_numbers[submit.gateway_id] += 1
+        yield [Delta(request_id=submit.request_id, text="lost")]
+
+    ready.script = breaks
+    await _settle(ready)
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+        stream = await client.chat.completions.create(model=MODEL, messages=QUESTION, stream=True)
+        with pytest.raises(openai.APIError, match="lost"):
+            _ = [chunk async for chunk in stream]
+
+
+async def test_closing_the_connection_cancels(server: RunningServer, ready: FakeNeuron) -> None:
+    ready.script = endless
+    await _settle(ready)
+    body = {"model": MODEL, "messages": QUESTION, "stream": True}
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        async with client.stream("POST", CHAT, json=body) as response:
+            async for _ in response.aiter_bytes():
+                break
+    request_id = await asyncio.wait_for(ready.cancelled.get(), 10)
+    assert request_id == response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_body_over_the_limit(server: RunningServer, declared: bool) -> None:
+    body = b"x" * (4 * MAX_BODY_BYTES)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for offset in range(0, len(body), 10_000):
+            yield body[offset : offset + 10_000]
+
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        response = await client.post(CHAT, content=body if declared else pieces())
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "request_too_large"
+
+
+async def test_a_reader_that_stalls_is_cut_off_and_nobody_else(
+    server: RunningServer, ready: FakeNeuron
+) -> None:
+    """What a client does not take is bounded: the request fails once that is full."""
+
+    async def flood(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
+        while True:
+            yield [Delta(request_id=submit.request_id, text="x" * 2000) for _ in range(200)]
+
+    ready.script = flood
+    await _settle(ready)
+    body = json.dumps({"model": MODEL, "messages": QUESTION, "stream": True}).encode()
+    request = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode() + body
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+    writer.write(request)
+    await reader.readline()
+    await asyncio.wait_for(ready.cancelled.get(), 20)
+    writer.close()
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_health_and_unknown_paths(server: RunningServer, ready: FakeNeuron) -> None:
+    await _settle(ready)
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        health = await client.get("/health")
+        assert health.status_code == 200 and health.json()["status"] == "ok"
+        assert (await client.get("/v1/nothing")).json()["error"]["code"] == "unknown_url"
+        home = await client.get("/")
+        assert (home.status_code, home.headers["location"]) == (302, "/admin/")
+
+
+async def test_daphne_drains(
+    environment: dict[str, str], ready: FakeNeuron, tmp_path: Path
+) -> None:
+    """SIGTERM: what is open finishes, what is new is refused, and the process ends with 0."""
+    go_on = asyncio.Event()
+
+    async def waits(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
+        await go_on.wait()
+        async for events in paris(submit):
+            if not isinstance(events[0], Accepted):
+                yield events
+
+    ready.script = waits
+    await _settle(ready)
+    running = await asyncio.to_thread(start, "daphne", environment, tmp_path / "log")
+    body = {"model": MODEL, "messages": QUESTION, "stream": True}
+    try:
+        async with httpx.AsyncClient(base_url=running.url) as client:
+            async with client.stream("POST", CHAT, json=body) as response:
+                running.process.send_signal(signal.SIGTERM)
+                while _accepts_connections(running.port):
+                    await asyncio.sleep(0.02)
+                go_on.set()
+                answer = await response.aread()
+        assert answer.endswith(b"data: [DONE]\n\n") and b" Pari" in answer
+        assert await asyncio.to_thread(running.process.wait, 10) == 0
+    finally:
+        running.process.kill()
+
+
+def _accepts_connections(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_1(environment: dict[str, str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        run = subprocess.run(
+            command("daphne", taken.getsockname()[1]),
+            cwd=REPOSITORY_DIR,
+            env=environment,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+    assert run.returncode == 1
+    assert b"cannot listen" in run.stderr and b"Traceback" not in run.stderr
