@@ -9,6 +9,9 @@ The last block is scratch: padding rows write there. Which sequence owns which b
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 from inference.models.config import ModelConfig
@@ -27,9 +30,18 @@ class PagedKV:
         self.block_tokens = block_tokens
         self.scratch_slot = num_blocks * block_tokens
         shape = ((num_blocks + 1) * block_tokens, 2, config.num_kv_heads, config.head_dim)
-        self.layers = [
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
-        ]
+        self.layers = [untouched_zeros(shape, dtype, device) for _ in range(config.num_layers)]
+
+
+def untouched_zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Like ``torch.zeros``, which writes every page of CPU memory at once: seconds for gigabytes.
+    numpy leaves it to the kernel to hand out zeroed pages as blocks come into use."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def kv_bytes_per_block(config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> int:

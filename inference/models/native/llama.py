@@ -15,6 +15,7 @@ from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.native.decoder import NativeDecoder, NativeLayer
 from inference.models.native.packing import PackedLinear, pack
+from inference.models.paged_kv import untouched_zeros
 from inference.models.rope import rope_table
 from inference.models.weights import WeightSource
 
@@ -67,8 +68,8 @@ class NativeLlama:
         per_head = config.head_dim * block_tokens
         shape = (config.num_layers, num_blocks + 1, config.num_kv_heads, per_head)
         return NativeKV(
-            keys=torch.zeros(shape, dtype=dtype),
-            values=torch.zeros(shape, dtype=dtype),
+            keys=untouched_zeros(shape, dtype, self.device),
+            values=untouched_zeros(shape, dtype, self.device),
             block_tokens=block_tokens,
             scratch_slot=num_blocks * block_tokens,
         )
