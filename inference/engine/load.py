@@ -40,8 +40,6 @@ ReportProgress = Callable[[LoadProgress], None]
 class LoadedEngine:
     engine: Engine
     report: LoadReport
-    opened: OpenedModel
-    """Keeps memory-mapped files open for as long as the engine lives."""
 
 
 def load_engine(
@@ -56,9 +54,12 @@ def load_engine(
     started_s = time.monotonic()
     opened = open_model(spec, data_dir / "models", on_progress)
     limit = min(opened.config.max_positions, spec.max_context_tokens or opened.config.max_positions)
-    model, execution = build_fastest_model(
-        opened.config, opened.weights, limit, data_dir / "cache" / "native"
-    )
+    try:
+        model, execution = build_fastest_model(
+            opened.config, opened.weights, limit, data_dir / "cache" / "native"
+        )
+    finally:
+        opened.close()
     scheduler_limits = SchedulerLimits(
         max_running=spec.max_concurrent_sequences,
         max_queue_depth=spec.max_queue_depth,
@@ -77,7 +78,7 @@ def load_engine(
     )
     warm_up(engine, opened.config.vocab_size, on_progress)
     report = _report(opened, model, plan, execution, time.monotonic() - started_s)
-    return LoadedEngine(engine, report, opened)
+    return LoadedEngine(engine, report)
 
 
 def configure_threads() -> int:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.models.config import ModelConfig, RopeScaling
@@ -152,9 +154,24 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def native_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled once per session."""
-    return tmp_path_factory.mktemp("native")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all engines of this directory, so that the native decoder is compiled once."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="session")
+def native_cache_dir(data_dir: Path) -> Path:
+    return data_dir / "cache" / "native"
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama as files: config.json, model.safetensors, tokenizer.json."""
+    directory = tmp_path_factory.mktemp("tiny-llama")
+    build_reference("llama").save_pretrained(directory)
+    words = {f"word{index}": index for index in range(VOCAB_SIZE)}
+    Tokenizer(WordLevel(words, unk_token="word0")).save(str(directory / "tokenizer.json"))
+    return directory
 
 
 @pytest.fixture(
