@@ -34,6 +34,8 @@ class ChildSpec:
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
+    tier: int
+    """Of two children, the one with the lower tier outlives the other."""
     stop_grace_s: float
     """From SIGTERM to SIGKILL."""
     shown: re.Pattern[str] | None = None
@@ -69,13 +71,16 @@ class Child:
     def start(self) -> None:
         self._keeper.start()
 
-    def stop(self) -> None:
-        """SIGTERM, no restart from now on, and SIGKILL to its whole group when the grace is over.
-        Returns when it is gone."""
+    def ask_to_stop(self) -> None:
+        """SIGTERM, and no restart from now on."""
         with self._lock:
             self._stopping.set()
             if self._process is not None:
                 self._process.send_signal(SIGTERM)
+
+    def stop(self) -> None:
+        """Return when it is gone; SIGKILL to its whole group when the grace is over."""
+        self.ask_to_stop()
         self._keeper.join(self.spec.stop_grace_s)
         if self._keeper.is_alive():
             say(self.spec.name, f"did not stop within {self.spec.stop_grace_s:g} s; killing it")

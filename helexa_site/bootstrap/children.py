@@ -1,6 +1,10 @@
 """The processes of one serve, as specs: what each runs, how long its end may take.
 
-Stopped in the reverse of the order in which they start; the graces add up to less than 10 s.
+Tier by tier the graces add up to less than the 10 s that a stop may take:
+
+    2  gateway, control   drain: answers are finished, with the neuron still there
+    1  neuron             ends its engines
+    0  redis
 """
 
 from __future__ import annotations
@@ -15,9 +19,9 @@ from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.redis_server import PrivateRedis
 
 WARNINGS = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
-GATEWAY_GRACE_S = 3.5
-CONTROL_GRACE_S = 1.0
-NEURON_GRACE_S = 4.6
+FRONT_TIER, NEURON_TIER, REDIS_TIER = 2, 1, 0
+FRONT_GRACE_S = 5.4
+NEURON_GRACE_S = 3.8
 REDIS_GRACE_S = 0.5
 
 
@@ -35,6 +39,7 @@ def redis_spec(server: PrivateRedis) -> ChildSpec:
         name="redis",
         command=server.command,
         environment=dict(os.environ),
+        tier=REDIS_TIER,
         stop_grace_s=REDIS_GRACE_S,
     )
 
@@ -43,6 +48,7 @@ def neuron_spec() -> ChildSpec:
     return _python_spec(
         "neuron",
         ("-m", "inference.neuron", "--name", default_neuron_name()),
+        tier=NEURON_TIER,
         stop_grace_s=NEURON_GRACE_S,
     )
 
@@ -55,7 +61,8 @@ def control_spec() -> ChildSpec:
             *("--pool", "solo", "--hostname", "control@%h", "--loglevel", "INFO"),
             *("--without-gossip", "--without-mingle", "--without-heartbeat"),
         ),
-        stop_grace_s=CONTROL_GRACE_S,
+        tier=FRONT_TIER,
+        stop_grace_s=FRONT_GRACE_S,
     )
 
 
@@ -63,15 +70,19 @@ def gateway_spec(host: str, port: int) -> ChildSpec:
     return _python_spec(
         "gateway",
         (str(REPOSITORY_DIR / "manage.py"), "gateway", "--host", host, "--port", str(port)),
-        stop_grace_s=GATEWAY_GRACE_S,
+        tier=FRONT_TIER,
+        stop_grace_s=FRONT_GRACE_S,
     )
 
 
-def _python_spec(name: str, arguments: tuple[str, ...], *, stop_grace_s: float) -> ChildSpec:
+def _python_spec(
+    name: str, arguments: tuple[str, ...], *, tier: int, stop_grace_s: float
+) -> ChildSpec:
     return ChildSpec(
         name=name,
         command=(sys.executable, *arguments),
         environment=child_environment(),
+        tier=tier,
         stop_grace_s=stop_grace_s,
         shown=WARNINGS,
     )

@@ -33,7 +33,7 @@ def replica_line(replica: ReplicaState) -> str:
     if replica.status is ReplicaStatus.FAILED and replica.failure is not None:
         return (
             f"cannot be loaded: {replica.failure.message} "
-            "(the admin stays up; once that is mended, choose Load there)"
+            "(everything else stays up; it is tried again, and the admin has a Load action)"
         )
     if replica.status is ReplicaStatus.READY and replica.report is not None:
         return f"loaded in {replica.report.load_seconds:.1f} s; {replica.report.quantization}"

@@ -1,4 +1,4 @@
-"""The children of one serve, in order: started first, stopped last."""
+"""The children of one serve, as a whole: those that others need are stopped last."""
 
 from __future__ import annotations
 
@@ -30,9 +30,15 @@ class Supervisor:
         return child
 
     def stop(self) -> None:
-        """Takes at most the sum of the children's graces."""
+        """One tier after the other, each at once. Takes at most the sum of the tiers' graces."""
         while self._children:
-            self._children.pop().stop()
+            highest = max(child.spec.tier for child in self._children)
+            tier = [child for child in self._children if child.spec.tier == highest]
+            for child in tier:
+                child.ask_to_stop()
+            for child in tier:
+                child.stop()
+                self._children.remove(child)
         while self._on_stopped:
             self._on_stopped.pop()()
 
