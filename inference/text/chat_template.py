@@ -130,14 +130,15 @@ class ChatTemplate:
         raise refusal
 
     def _render_source(self, source: str, turns: list[Turn], chat: ChatInput) -> str:
-        rendered, _ = render_jinja_template(
+        rendered: Any = render_jinja_template(
             conversations=[turns],
             tools=chat.tools,
             chat_template=source,
             add_generation_prompt=True,
             **{**self._special_tokens, **chat.template_kwargs},
         )
-        return str(rendered[0])
+        prompts, _ = rendered
+        return str(prompts[0])
 
 
 def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
