@@ -71,7 +71,7 @@ class Prompt:
 def prepare(request: GenerationRequest, text: ModelText) -> Prompt:
     """Raises ``RequestRefusedError`` with the failure to tell the client."""
     token_ids = _token_ids(request, text)
-    max_tokens = _max_tokens(len(token_ids), request.sampling.max_tokens, text.report)
+    max_tokens = _max_tokens(len(token_ids), request, text.report.context_tokens)
     return Prompt(
         token_ids=token_ids,
         params=resolve_sampling(request.sampling, max_tokens, text.report),
@@ -121,19 +121,21 @@ def _not_empty(token_ids: list[int]) -> list[int]:
     return token_ids
 
 
-def _max_tokens(num_prompt_tokens: int, asked: int | None, report: LoadReport) -> int:
+def _max_tokens(num_prompt_tokens: int, request: GenerationRequest, limit: int) -> int:
     """The rules of OpenAI and vLLM: what does not fit is refused with both numbers, not cut."""
-    limit = report.context_tokens
+    asked = request.sampling.max_tokens
     if num_prompt_tokens + 1 > limit:
         message = (
             f"this model's maximum context length is {limit} tokens and the prompt has "
             f"{num_prompt_tokens}, which leaves no room for an answer"
         )
-        raise RequestRefusedError(context_length_exceeded(message, "messages"))
+        param = "messages" if isinstance(request.input, ChatInput) else "prompt"
+        raise RequestRefusedError(context_length_exceeded(message, param))
     if asked is not None and num_prompt_tokens + asked > limit:
         message = (
-            f"this model's maximum context length is {limit} tokens; you asked for "
-            f"{num_prompt_tokens + asked} ({num_prompt_tokens} in the prompt, {asked} for the answer)"
+            f"this model's maximum context length is {limit} tokens and you asked for "
+            f"{num_prompt_tokens + asked}: {num_prompt_tokens} in the prompt and {asked} for the "
+            "answer"
         )
         raise RequestRefusedError(context_length_exceeded(message, "max_tokens"))
     return limit - num_prompt_tokens if asked is None else asked

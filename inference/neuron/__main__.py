@@ -1,0 +1,95 @@
+"""``python -m inference.neuron --name beast``: the neuron of this host, until SIGTERM.
+
+Needs REDIS_URL, and HELEXA_DATA_DIR for the model cache. Imports no Django and no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from celery.signals import worker_shutting_down
+
+from inference.neuron.celery_app import create_app, create_worker
+from inference.neuron.discovery import Discovery
+from inference.neuron.engine_process import engine_command
+from inference.neuron.redis_client import connect
+from inference.neuron.service import NeuronService
+from inference.neuron.tasks import register_tasks
+
+log = logging.getLogger("inference.neuron")
+
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+EXIT_TIMEOUT_S = 4.5
+"""After the signal. A worker that is waiting for an absent Redis is not waited for."""
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def main(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or "var").resolve()
+    os.environ["HELEXA_DATA_DIR"] = str(data_dir)  # engines inherit it
+    service = NeuronService(
+        name=options.name,
+        client=connect(options.redis_url),
+        engine_command=engine_command(os.environ),
+        discovery=Discovery.run(),
+    )
+    app = create_app(name=options.name, redis_url=options.redis_url)
+    register_tasks(app, service)
+    worker = create_worker(app, name=options.name)
+    stopper = _stop_on_signal(service)
+    service.start()
+    log.info("neuron %s is up (epoch %s)", options.name, service.epoch)
+    worker.start()
+    stopper.set()
+    service.stop()
+    return int(worker.exitcode or 0)
+
+
+def _stop_on_signal(service: NeuronService) -> threading.Event:
+    """Engines end as soon as the signal comes; the process ends in time whatever Celery does."""
+    finished = threading.Event()
+
+    def stop_and_leave() -> None:
+        service.stop()
+        if not finished.wait(EXIT_TIMEOUT_S):
+            log.warning("the worker did not end in time; leaving it")
+            os._exit(0)
+
+    def on_shutdown(**_: Any) -> None:
+        threading.Thread(target=stop_and_leave, name="stop", daemon=True).start()
+
+    worker_shutting_down.connect(on_shutdown, weak=False)
+    return finished
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m inference.neuron", description=__doc__)
+    parser.add_argument("--name", type=_name, default=socket.gethostname())
+    parser.add_argument("--redis-url", default=os.environ.get("REDIS_URL") or DEFAULT_REDIS_URL)
+    return parser.parse_args(arguments)
+
+
+def _name(word: str) -> str:
+    if not NAME_PATTERN.fullmatch(word):
+        raise argparse.ArgumentTypeError(
+            f"{word!r}: a neuron's name is letters, digits, '.', '_' and '-', 63 at most"
+        )
+    return word
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

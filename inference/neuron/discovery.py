@@ -1,0 +1,227 @@
+"""What this host is: cores, memory, CUDA devices, and in words what is wrong with them.
+
+Asks the operating system through psutil and the NVIDIA driver through NVML. No torch, so it works
+where the driver is broken, which is when it matters.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+
+from inference.protocol.heartbeat import DeviceInfo, HostInfo
+
+log = logging.getLogger(__name__)
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+NVIDIA_VENDOR_ID = "0x10de"
+DISPLAY_CLASS_PREFIX = "0x03"
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(slots=True)
+class _CudaDevice:
+    handle: Any
+    info: DeviceInfo
+
+
+@dataclass(slots=True)
+class Discovery:
+    """Looked up once; ``host`` and ``devices`` refresh the free memory."""
+
+    problems: list[str] = field(default_factory=list)
+    _cuda: list[_CudaDevice] = field(default_factory=list)
+    _nvml: Any = pynvml
+
+    @classmethod
+    def run(
+        cls,
+        nvml: Any = pynvml,
+        *,
+        has_nvidia_hardware: bool | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> Discovery:
+        """Never raises for what the host is like: faults are named in ``problems``."""
+        discovery = cls(_nvml=nvml)
+        if has_nvidia_hardware is None:
+            has_nvidia_hardware = _has_nvidia_hardware()
+        try:
+            nvml.nvmlInit()
+            discovery._cuda = _visible(_cuda_devices(nvml), nvml, environment)
+        except nvml.NVMLError as error:
+            problem = _nvml_problem(nvml, error, has_nvidia_hardware)
+            if problem:
+                discovery.problems.append(problem)
+                log.warning("%s", problem)
+        return discovery
+
+    def host(self) -> HostInfo:
+        total, free = _memory_bytes()
+        return HostInfo(
+            hostname=socket.gethostname(),
+            os=_os_name(),
+            num_cores=_num_cores(),
+            total_memory_bytes=total,
+            free_memory_bytes=free,
+            problems=list(self.problems),
+        )
+
+    def devices(self) -> list[DeviceInfo]:
+        """The CUDA devices; the CPU where there are none."""
+        if not self._cuda:
+            total, free = _memory_bytes()
+            cpu = DeviceInfo(
+                index=0,
+                kind="cpu",
+                name=_cpu_name(),
+                total_memory_bytes=total,
+                free_memory_bytes=free,
+            )
+            return [cpu]
+        return [self._with_free_memory(device, index) for index, device in enumerate(self._cuda)]
+
+    def _with_free_memory(self, device: _CudaDevice, index: int) -> DeviceInfo:
+        info = device.info
+        try:
+            free = int(self._nvml.nvmlDeviceGetMemoryInfo(device.handle).free)
+        except self._nvml.NVMLError as error:
+            free = 0  # nothing may be placed on a device that does not answer
+            problem = f"{info.name} (device {index}) no longer answers: {error}"
+            if problem not in self.problems:
+                self.problems.append(problem)
+                log.error("%s", problem)
+        return DeviceInfo(
+            index=index,
+            kind="cuda",
+            name=info.name,
+            total_memory_bytes=info.total_memory_bytes,
+            free_memory_bytes=free,
+            compute_capability=info.compute_capability,
+            driver=info.driver,
+        )
+
+
+def _cuda_devices(nvml: Any) -> list[_CudaDevice]:
+    """In NVML's order, which is that of the PCI bus."""
+    driver = _text(nvml.nvmlSystemGetDriverVersion())
+    devices = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        info = DeviceInfo(
+            index=index,
+            kind="cuda",
+            name=_text(nvml.nvmlDeviceGetName(handle)),
+            total_memory_bytes=int(memory.total),
+            free_memory_bytes=int(memory.free),
+            compute_capability=f"{major}.{minor}",
+            driver=driver,
+        )
+        devices.append(_CudaDevice(handle, info))
+    return devices
+
+
+def _visible(
+    devices: list[_CudaDevice], nvml: Any, environment: Mapping[str, str]
+) -> list[_CudaDevice]:
+    """Those that CUDA_VISIBLE_DEVICES leaves to engines, in its order. Entries are numbers or
+    (starts of) UUIDs; as in CUDA, the first that matches nothing ends the list."""
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return devices
+    chosen = []
+    for word in listed.replace(" ", "").split(","):
+        if word.isdigit() and int(word) < len(devices):
+            chosen.append(devices[int(word)])
+            continue
+        matching = [
+            device
+            for device in devices
+            if word and _text(nvml.nvmlDeviceGetUUID(device.handle)).startswith(word)
+        ]
+        if not matching:
+            break
+        chosen.append(matching[0])
+    return chosen
+
+
+def _nvml_problem(nvml: Any, error: Exception, has_nvidia_hardware: bool) -> str | None:
+    """For people: what is wrong and the fix. ``None``: nothing is, there is no NVIDIA GPU."""
+    code = getattr(error, "value", None)
+    if code == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+        return (
+            "the NVIDIA driver in the kernel and its library are of different versions (the driver "
+            "was updated while it was loaded): reboot, or unload and load the nvidia modules"
+        )
+    if code == nvml.NVML_ERROR_NO_PERMISSION:
+        return (
+            "no permission to use the NVIDIA devices: add this user to the group of /dev/nvidia*"
+            " or pass the devices into the container"
+        )
+    if code in (nvml.NVML_ERROR_DRIVER_NOT_LOADED, nvml.NVML_ERROR_LIBRARY_NOT_FOUND):
+        if not has_nvidia_hardware:
+            return None
+        return "there is an NVIDIA GPU but no working driver: install or load the NVIDIA driver"
+    return f"the NVIDIA driver does not answer: {error}"
+
+
+def _has_nvidia_hardware() -> bool:
+    return any(
+        _read(device / "vendor") == NVIDIA_VENDOR_ID
+        and _read(device / "class").startswith(DISPLAY_CLASS_PREFIX)
+        for device in (PCI_DEVICES.iterdir() if PCI_DEVICES.is_dir() else ())
+    )
+
+
+def _memory_bytes() -> tuple[int, int]:
+    """(total, free), of the host or of the control group (version 2) that confines us."""
+    memory = psutil.virtual_memory()
+    total, free = int(memory.total), int(memory.available)
+    limit = _read(CGROUP / "memory.max")
+    used = _read(CGROUP / "memory.current")
+    if limit.isdigit() and used.isdigit() and int(limit) < total:
+        total = int(limit)
+        free = min(free, max(0, total - int(used)))
+    return total, free
+
+
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.platform())
+    except OSError:
+        return platform.platform()
+
+
+def _cpu_name() -> str:
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,129 @@
+"""One engine process as an object: start it, talk to it, end it, say how it ended.
+
+The process holds one end of a socket pair and ends when the other end closes, so it cannot outlive
+this process, whatever kills it. Knows nothing of replicas or requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import inference
+from inference.engine.channel import Channel
+from inference.engine.errors import ChannelClosedError
+from inference.neuron.errors import EngineGoneError
+from inference.protocol.engine import (
+    CancelSequence,
+    EngineCommand,
+    EngineMessage,
+    Shutdown,
+    decode_engine_message,
+    encode_engine_frame,
+)
+from inference.protocol.load import LoadSpec
+
+ENGINE_COMMAND_VARIABLE = "HELEXA_ENGINE_COMMAND"
+REAP_TIMEOUT_S = 2.0
+
+
+def engine_command(environment: Mapping[str, str]) -> list[str]:
+    """How an engine process is started; ``--fd N`` is appended. HELEXA_ENGINE_COMMAND replaces it,
+    for running engines under numactl, a profiler or a container runtime."""
+    words = shlex.split(environment.get(ENGINE_COMMAND_VARIABLE, ""))
+    return words or [sys.executable, "-m", "inference.engine"]
+
+
+class EngineProcess:
+    """``messages`` belongs to one thread; the other methods to any."""
+
+    def __init__(self, spec: LoadSpec, command: Sequence[str]) -> None:
+        """Starts the process and sends it its spec. Raises ``OSError`` when it cannot start."""
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, "--fd", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env=_engine_environment(),
+                # A Ctrl-C in the terminal is for the neuron, which ends its engines in order.
+                start_new_session=True,
+            )
+        self._channel = Channel(self._socket)
+        self._send_lock = threading.Lock()
+        with contextlib.suppress(EngineGoneError):  # its end is reported by messages()
+            self._send_frame(encode_engine_frame(spec))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def messages(self) -> Iterator[EngineMessage]:
+        """Until the process closes its end. Raises ``msgspec.DecodeError`` for a bad frame."""
+        while True:
+            try:
+                frame = self._channel.receive()
+            except ChannelClosedError:
+                return
+            yield decode_engine_message(frame)
+
+    def send(self, command: EngineCommand) -> None:
+        """Raises ``EngineGoneError``."""
+        self._send_frame(encode_engine_frame(command))
+
+    def cancel(self, request_id: str) -> None:
+        """Unknown ids and dead engines are ignored."""
+        with contextlib.suppress(EngineGoneError):
+            self.send(CancelSequence(request_id=request_id))
+
+    def stop(self) -> None:
+        """Asks it to end, in words and by closing our way to it; ``messages`` ends when it has."""
+        with contextlib.suppress(EngineGoneError, OSError):
+            self.send(Shutdown())
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def kill(self) -> None:
+        """SIGKILL, to it and the processes it may have started."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def reap(self) -> str:
+        """After ``messages`` ended: makes sure it is gone and says how it ended, for people."""
+        try:
+            code = self._process.wait(REAP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            code = self._process.wait()
+        with self._send_lock:
+            self._channel.close()
+        if code < 0:
+            return f"was ended by signal {-code} ({signal.Signals(-code).name})"
+        return f"exited with code {code}"
+
+    def _send_frame(self, frame: bytes) -> None:
+        try:
+            with self._send_lock:
+                self._channel.send(frame)
+        except ChannelClosedError as error:
+            raise EngineGoneError(f"engine process {self.pid} is gone") from error
+
+
+def _engine_environment() -> dict[str, str]:
+    """This process's own, so that engines find the same packages and number CUDA devices as the
+    driver does (and discovery with it)."""
+    package_dir = str(Path(inference.__file__).resolve().parent.parent)
+    paths = [package_dir, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }

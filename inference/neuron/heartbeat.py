@@ -1,0 +1,113 @@
+"""The neuron's pulse: one thread that beats each second, and at once when a replica's status moves.
+
+A beat writes the heartbeat, mirrors the load specs, drops the requests of dead gateways, lets
+replicas act on the time, and drains the inbox in case a doorbell was lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import redis
+
+from inference.protocol.heartbeat import NeuronHeartbeat, encode_heartbeat
+from inference.protocol.keys import (
+    HEARTBEAT_EXPIRY_S,
+    HEARTBEAT_INTERVAL_S,
+    NEURONS,
+    gateway_alive_key,
+    heartbeat_key,
+)
+
+log = logging.getLogger(__name__)
+
+MISSES_UNTIL_DEAD = 2
+"""In a row. One may be a Redis that came back empty, which the gateway has not yet written to."""
+
+
+class HeartbeatWriter:
+    def __init__(self, client: redis.Redis, *, neuron: str) -> None:
+        self._client = client
+        self._neuron = neuron
+
+    def write(self, heartbeat: NeuronHeartbeat) -> None:
+        """Raises ``redis.RedisError``."""
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.set(
+            heartbeat_key(self._neuron),
+            encode_heartbeat(heartbeat),
+            px=int(HEARTBEAT_EXPIRY_S * 1000),
+        )
+        pipeline.zadd(NEURONS, {self._neuron: heartbeat.time_unix_s})
+        pipeline.execute()
+
+    def remove(self) -> None:
+        """The neuron ends in order: it is away from now on, not in a few seconds."""
+        self._client.delete(heartbeat_key(self._neuron))
+
+
+class GatewayWatch:
+    """Which of the gateways that wait for us have died."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._num_misses: dict[str, int] = {}
+
+    def dead(self, gateway_ids: set[str]) -> list[str]:
+        """Call once per beat. Raises ``redis.RedisError``."""
+        ordered = sorted(gateway_ids)
+        pipeline = self._client.pipeline(transaction=False)
+        for gateway_id in ordered:
+            pipeline.exists(gateway_alive_key(gateway_id))
+        are_alive = pipeline.execute() if ordered else []
+        self._num_misses = {
+            gateway_id: self._num_misses.get(gateway_id, 0) + 1
+            for gateway_id, is_alive in zip(ordered, are_alive, strict=True)
+            if not is_alive
+        }
+        return [name for name, misses in self._num_misses.items() if misses >= MISSES_UNTIL_DEAD]
+
+
+class Heart:
+    """Calls ``on_beat`` each second from its own thread. Redis being away does not stop it."""
+
+    def __init__(self, on_beat: Callable[[], None]) -> None:
+        self._on_beat = on_beat
+        self._wake = threading.Event()
+        self._stopping = False
+        self._is_reaching = True
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def beat_now(self) -> None:
+        """The next beat comes at once. Returns at once."""
+        self._wake.set()
+
+    def stop(self, timeout_s: float) -> None:
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._on_beat()
+                self._tell(None)
+            except redis.RedisError as error:
+                self._tell(error)
+            except Exception:
+                log.exception("a heartbeat broke")
+            self._wake.wait(HEARTBEAT_INTERVAL_S)
+            self._wake.clear()
+
+    def _tell(self, error: redis.RedisError | None) -> None:
+        """Once per outage, and once when it is over."""
+        if error is not None and self._is_reaching:
+            log.error("heartbeats do not reach Redis: %s", error)
+        if error is None and not self._is_reaching:
+            log.warning("heartbeats reach Redis again")
+        self._is_reaching = error is None
