@@ -1,0 +1,172 @@
+"""A neuron's surroundings: the fake engine's command, specs for it, and a gateway's reader."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from inference.protocol.events import (
+    EVENT_BATCH_FIELD,
+    TERMINAL_EVENTS,
+    Event,
+    EventBatch,
+    decode_event_batch,
+)
+from inference.protocol.generation import (
+    Cancel,
+    GenerationRequest,
+    InboxFrame,
+    Submit,
+    TextInput,
+    encode_inbox_frame,
+)
+from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState, decode_heartbeat
+from inference.protocol.keys import gateway_alive_key, gateway_events_key, heartbeat_key, inbox_key
+from inference.protocol.load import LoadSpec
+from inference.protocol.sampling import SamplingOptions
+
+FAKE_ENGINE = Path(__file__).parent / "fake_engine.py"
+WAIT_S = 20.0
+
+
+class TestGateway:
+    """Puts frames into a neuron's inbox and reads what comes up, as a gateway does."""
+
+    __test__ = False
+
+    def __init__(self, client: redis.Redis, neuron: str, gateway_id: str = "gw") -> None:
+        self.client = client
+        self.neuron = neuron
+        self.gateway_id = gateway_id
+        self.batches: list[EventBatch] = []
+        self._ids = itertools.count(1)
+        self._last_entry: bytes | str = "0"
+        self.stay_alive()
+
+    def stay_alive(self) -> None:
+        self.client.set(gateway_alive_key(self.gateway_id), b"1", ex=60)
+
+    def put(self, frame: InboxFrame) -> None:
+        self.client.lpush(inbox_key(self.neuron), encode_inbox_frame(frame))
+
+    def submit(
+        self,
+        text: str = "The capital of France is Paris.",
+        *,
+        model: str = "m",
+        deadline_s: float = 60.0,
+        request: GenerationRequest | None = None,
+        **sampling: object,
+    ) -> str:
+        request_id = f"r{next(self._ids)}"
+        options = SamplingOptions(**sampling)  # type: ignore[arg-type]
+        self.put(
+            Submit(
+                request_id=request_id,
+                gateway_id=self.gateway_id,
+                model=model,
+                request=request
+                or GenerationRequest(model=model, input=TextInput(text=text), sampling=options),
+                deadline_unix_s=time.time() + deadline_s,
+            )
+        )
+        return request_id
+
+    def cancel(self, request_id: str) -> None:
+        self.put(Cancel(request_id=request_id))
+
+    def read(self) -> None:
+        key = gateway_events_key(self.gateway_id)
+        for _, entries in self.client.xread({key: self._last_entry}, block=50) or []:
+            for entry_id, fields in entries:
+                self._last_entry = entry_id
+                self.batches.append(decode_event_batch(fields[EVENT_BATCH_FIELD]))
+
+    def events(self, request_id: str) -> list[Event]:
+        return [
+            event
+            for batch in self.batches
+            for event in batch.events
+            if event.request_id == request_id
+        ]
+
+    def wait_events(self, request_id: str, is_enough: Callable[[list[Event]], bool]) -> list[Event]:
+        def enough() -> bool:
+            self.read()
+            return is_enough(self.events(request_id))
+
+        wait_until(enough)
+        return self.events(request_id)
+
+    def wait_end(self, request_id: str) -> list[Event]:
+        return self.wait_events(
+            request_id,
+            lambda events: bool(events) and isinstance(events[-1], TERMINAL_EVENTS),
+        )
+
+    def heartbeat(self) -> NeuronHeartbeat | None:
+        data = self.client.get(heartbeat_key(self.neuron))
+        return decode_heartbeat(data) if data else None
+
+    def replica(self, model: str = "m") -> ReplicaState | None:
+        heartbeat = self.heartbeat()
+        for replica in heartbeat.replicas if heartbeat else []:
+            if replica.model == model:
+                return replica
+        return None
+
+    def is_idle(self, *, after_steps: bool = True) -> bool:
+        """The engine says it holds nothing; the fake one tells its steps as tokens per second."""
+        state = self.replica()
+        if state is None or state.stats is None:
+            return False
+        return state.stats.in_flight == 0 and (
+            state.stats.decode_tokens_per_s > 0 or not after_steps
+        )
+
+    def wait_status(self, status: str, model: str = "m") -> ReplicaState:
+        wait_until(lambda: (state := self.replica(model)) is not None and state.status == status)
+        state = self.replica(model)
+        assert state is not None
+        return state
+
+
+def wait_until(is_so: Callable[[], object], timeout_s: float = WAIT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.fixture(name="wait_until")
+def wait_until_fixture() -> Callable[[Callable[[], object]], None]:
+    return wait_until
+
+
+@pytest.fixture
+def engine_command() -> list[str]:
+    return [sys.executable, str(FAKE_ENGINE)]
+
+
+@pytest.fixture
+def gateway(redis_db: redis.Redis) -> TestGateway:
+    return TestGateway(redis_db, "n1")
+
+
+@pytest.fixture
+def fake_spec(byte_level_dir: Path) -> Callable[..., LoadSpec]:
+    """``fake_spec(rate=50, job_id="j2")``: a spec for the fake engine with those options."""
+
+    def make(model: str = "m", job_id: str = "j1", **options: float) -> LoadSpec:
+        words = ",".join(f"{name}={value}" for name, value in ({"rate": 200} | options).items())
+        return LoadSpec(
+            job_id=job_id, model=model, source=f"fake:{words}", file=str(byte_level_dir)
+        )
+
+    return make

@@ -1,0 +1,192 @@
+"""An engine process without a model: the real channel, real messages, invented tokens.
+
+It answers with the prompt's own tokens, over and over. Its behaviour is written in the spec's
+source, ``fake:rate=200,load_s=0.1,crash_after=5``, and the spec's file names a tokenizer directory:
+
+    rate         engine steps per second; 0: accepts sequences and never steps
+    load_s       how long a load takes
+    load_fails   1: the load is refused
+    crash_load   1: the process dies while it loads
+    crash_after  the process kills itself after so many steps
+    context      the context limit it reports
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from inference.engine.channel import Channel
+from inference.engine.errors import ChannelClosedError
+from inference.protocol.engine import (
+    CancelSequence,
+    EngineCommand,
+    EngineStats,
+    Idle,
+    Loaded,
+    LoadFailedMessage,
+    LoadProgressed,
+    SequenceCancelled,
+    SequenceFailed,
+    SequenceStep,
+    Shutdown,
+    StepOutputs,
+    SubmitSequence,
+    decode_engine_command,
+    encode_engine_frame,
+)
+from inference.protocol.load import LoadFailure, LoadProgress, LoadReport, LoadSpec, LoadStage
+from inference.protocol.sampling import TokenLogprob
+
+
+@dataclass(slots=True)
+class Sequence:
+    submit: SubmitSequence
+    num_output: int = 0
+
+
+class FakeEngine:
+    def __init__(self, channel: Channel, spec: LoadSpec) -> None:
+        self.channel = channel
+        self.spec = spec
+        options = dict(word.split("=") for word in spec.source.removeprefix("fake:").split(","))
+        self.options = {name: float(value) for name, value in options.items()}
+        self.commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
+        self.sequences: dict[str, Sequence] = {}
+        self.num_steps = 0
+
+    def run(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+        if not self._load():
+            return
+        rate = self.options.get("rate", 100.0)
+        while True:
+            ended = self._take_commands(wait_s=1.0 if not (self.sequences and rate) else 1.0 / rate)
+            outputs = [*ended, *(self._steps() if rate else [])]
+            if outputs:
+                self._send(StepOutputs(outputs=outputs, stats=self._stats()))
+            else:
+                self._send(Idle(stats=self._stats()))
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self.commands.put(decode_engine_command(self.channel.receive()))
+        except ChannelClosedError:
+            os._exit(0)
+
+    def _load(self) -> bool:
+        self._send(LoadProgressed(progress=LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=2)))
+        time.sleep(self.options.get("load_s", 0.0))
+        if self.options.get("crash_load"):
+            os._exit(3)
+        if self.options.get("load_fails"):
+            failure = LoadFailure(code="does_not_fit", message="needs 9 GB, 1 GB is free")
+            self._send(LoadFailedMessage(failure=failure))
+            return False
+        self._send(Loaded(report=self._report()))
+        return True
+
+    def _take_commands(self, wait_s: float) -> list[SequenceCancelled]:
+        """Waits for one command, or until the next step is due; takes all that are there."""
+        ended = []
+        due = time.monotonic() + wait_s
+        while True:
+            try:
+                command = self.commands.get(timeout=max(0.0, due - time.monotonic()))
+            except queue.Empty:
+                return ended
+            match command:
+                case SubmitSequence(request_id=request_id):
+                    self.sequences[request_id] = Sequence(command)
+                case CancelSequence(request_id=request_id):
+                    if self.sequences.pop(request_id, None) is not None:
+                        ended.append(SequenceCancelled(request_id=request_id))
+                        return ended
+                case Shutdown():
+                    os._exit(0)
+            if self.options.get("rate", 100.0):
+                due = min(due, time.monotonic() + 1.0 / self.options.get("rate", 100.0))
+
+    def _steps(self) -> list[SequenceStep | SequenceFailed]:
+        outputs: list[SequenceStep | SequenceFailed] = []
+        for request_id, sequence in list(self.sequences.items()):
+            outputs.append(self._step(request_id, sequence))
+        if outputs:
+            self.num_steps += 1
+            if self.num_steps == self.options.get("crash_after"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return outputs
+
+    def _step(self, request_id: str, sequence: Sequence) -> SequenceStep | SequenceFailed:
+        submit = sequence.submit
+        if submit.params.seed == 666:
+            del self.sequences[request_id]
+            return SequenceFailed(request_id=request_id, code="queue_full", message="full")
+        token_id = submit.token_ids[sequence.num_output % len(submit.token_ids)]
+        sequence.num_output += 1
+        is_last = sequence.num_output == submit.params.max_tokens
+        if is_last:
+            del self.sequences[request_id]
+        wants_logprobs = submit.params.top_logprobs is not None
+        return SequenceStep(
+            request_id=request_id,
+            token_ids=[token_id],
+            logprobs=[TokenLogprob(token_id, -0.5, [(token_id, -0.5)])] if wants_logprobs else None,
+            num_cached_tokens=0 if sequence.num_output == 1 else None,
+            finish_reason="length" if is_last else None,
+            num_output_tokens=sequence.num_output if is_last else 0,
+        )
+
+    def _stats(self) -> EngineStats:
+        return EngineStats(
+            in_flight=len(self.sequences),
+            queue_depth=0,
+            kv_blocks_used=len(self.sequences),
+            kv_blocks_total=100,
+            decode_tokens_per_s=float(self.num_steps),
+            prefill_tokens_per_s=0.0,
+            last_forward_unix_s=None,
+        )
+
+    def _report(self) -> LoadReport:
+        return LoadReport(
+            architecture="fake",
+            device="cpu",
+            dtype="float32",
+            num_parameters=0,
+            weight_bytes=0,
+            kv_bytes=0,
+            num_kv_blocks=100,
+            kv_block_tokens=16,
+            context_tokens=int(self.options.get("context", 1000)),
+            vocab_size=1000,
+            quantization="none",
+            compiled="eager",
+            load_seconds=self.options.get("load_s", 0.0),
+            tokenizer_dir=self.spec.file or "",
+            eos_token_ids=[2],
+        )
+
+    def _send(self, message: msgspec.Struct) -> None:
+        self.channel.send(encode_engine_frame(message))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True)
+    channel = Channel(socket.socket(fileno=parser.parse_args().fd))
+    spec = msgspec.msgpack.decode(channel.receive(), type=LoadSpec)
+    FakeEngine(channel, spec).run()
+
+
+if __name__ == "__main__":
+    main()
