@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.core.validators import MinValueValidator
 from django.db import models
 
 from fleet.catalogue import DTYPES, CatalogueEntry, to_dtype
@@ -43,11 +44,15 @@ class CatalogueModel(models.Model):
         max_length=16, default="auto", choices=[(word, word) for word in DTYPES]
     )
     max_context_tokens = models.PositiveIntegerField(
-        null=True, blank=True, help_text="Caps the model's own limit. Empty: the model's own."
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="Caps the model's own limit. Empty: the model's own.",
     )
     kv_memory_bytes = models.PositiveBigIntegerField(
         null=True,
         blank=True,
+        validators=[MinValueValidator(1)],
         verbose_name="KV memory (bytes)",
         help_text="Memory for the KV cache. Empty: measured when the model is loaded.",
     )

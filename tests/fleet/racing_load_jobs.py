@@ -1,0 +1,65 @@
+"""A program, run by ``test_databases``: many threads start the same load on ``DATABASE_URL``.
+
+Migrates from zero first. Prints one JSON object: the job ids that the threads got, how many jobs
+there are, and how many load tasks were sent.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import django
+from django.core.management import call_command
+
+NUM_THREADS = 8
+
+
+class CountedTasks:
+    """Stands where the Celery app is."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def send_task(self, name: str, **options: object) -> None:
+        self.names.append(name)
+
+
+def start_once(barrier: Barrier) -> str:
+    from django.db import connection
+
+    from fleet import services
+
+    connection.ensure_connection()
+    barrier.wait(timeout=30)
+    try:
+        job = services.load_job_start(model_name="tiny", neuron_name="beast")
+    finally:
+        connection.close()
+    return str(job.pk)
+
+
+def main() -> None:
+    django.setup()
+    call_command("migrate", verbosity=0)
+
+    from django.utils import timezone
+
+    from fleet import neuron_client, services
+    from fleet.models import LoadJob, Neuron
+
+    tasks = CountedTasks()
+    neuron_client.app = tasks
+    services.catalogue_model_create(name="tiny", source="pypi:tiny")
+    now = timezone.now()
+    Neuron.objects.create(name="beast", status_since=now, started_at=now, last_seen_at=now)
+    barrier = Barrier(NUM_THREADS)
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        ids = list(pool.map(start_once, [barrier] * NUM_THREADS))
+    json.dump({"ids": ids, "jobs": LoadJob.objects.count(), "sent": len(tasks.names)}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""The operator's console through Django's test client."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from django.contrib.auth.models import Permission
+from django.test import Client
+from django.urls import reverse
+
+from fleet import live, selectors, services
+from fleet.lifecycles import LoadJobStatus
+from fleet.models import Alias, CatalogueModel, Device, LoadJob, Neuron, Replica
+from inference.protocol import keys
+from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus, encode_heartbeat
+from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NOUNS = ("neuron", "device", "cataloguemodel", "alias", "replica", "loadjob")
+FORM = {"name": "tiny", "source": "pypi:tiny", "dtype": "auto", "enabled": "on"}
+
+
+@pytest.fixture
+def model() -> CatalogueModel:
+    return services.catalogue_model_create(name="tiny", source="pypi:tiny")
+
+
+@pytest.fixture
+def beat(redis_db, monkeypatch, build):
+    """The neuron speaks: into Redis, and recorded."""
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+
+    def beat(**changes) -> NeuronHeartbeat:
+        heartbeat = build.heartbeat(**changes)
+        redis_db.zadd(keys.NEURONS, {heartbeat.name: heartbeat.time_unix_s})
+        redis_db.set(keys.heartbeat_key(heartbeat.name), encode_heartbeat(heartbeat))
+        services.heartbeat_record(heartbeat=heartbeat)
+        return heartbeat
+
+    return beat
+
+
+def page(client: Client, noun: str, view: str = "changelist", *args) -> str:
+    response = client.get(reverse(f"admin:fleet_{noun}_{view}", args=args))
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def act(client: Client, noun: str, action: str, *rows, **data: str) -> str:
+    """Posts a list action, follows to the page it ends on."""
+    response = client.post(
+        reverse(f"admin:fleet_{noun}_changelist"),
+        {"action": action, "_selected_action": [str(row.pk) for row in rows], **data},
+        follow=True,
+    )
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def test_every_list_and_row_shows(admin_client, model, beat, build, sent) -> None:
+    services.alias_create(name="nick", model=model)
+    services.load_job_start(model_name="tiny", neuron_name=beat().name, requested_by="somebody")
+    beat(replicas=[build.replica(report=build.report(), stats=build.stats(in_flight=3))])
+    assert admin_client.get(reverse("admin:index")).status_code == 200
+    for noun, table in zip(
+        NOUNS,
+        (Neuron, Device, CatalogueModel, Alias, Replica, LoadJob),
+        strict=True,
+    ):
+        assert "tiny" in page(admin_client, noun) or noun in {"neuron", "device"}
+        page(admin_client, noun, "change", table.objects.get().pk)
+
+
+def test_a_list_costs_the_same_however_many_rows(
+    admin_client, model, build, django_assert_max_num_queries
+) -> None:
+    for name in "abcdefgh":
+        services.heartbeat_record(
+            heartbeat=build.heartbeat(name, replicas=[build.replica(stats=build.stats())])
+        )
+        LoadJob.objects.create(model=model, neuron=Neuron.objects.get(name=name))
+    for noun in NOUNS:
+        with django_assert_max_num_queries(14):
+            page(admin_client, noun)
+
+
+@pytest.mark.parametrize("noun", ["neuron", "device", "replica", "loadjob"])
+def test_what_neurons_report_cannot_be_added(admin_client, noun: str) -> None:
+    assert admin_client.get(reverse(f"admin:fleet_{noun}_add")).status_code == 403
+
+
+def test_a_neuron_shows_its_devices_and_its_problems(admin_client, beat) -> None:
+    beat()
+    Neuron.objects.update(problems=["driver 1 does not match library 2"])
+    html = page(admin_client, "neuron")
+    assert "a processor" in html
+    assert "8.0" in html
+    assert "driver 1 does not match library 2" in html
+
+
+def test_adding_a_model(admin_client) -> None:
+    assert "huggingface:org/name" in page(admin_client, "cataloguemodel", "add")
+    response = admin_client.post(reverse("admin:fleet_cataloguemodel_add"), FORM)
+    assert response.status_code == 302
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None
+    assert entry.source == "pypi:tiny"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "Tiny Model"}, "is not a model name"),
+        ({"name": ""}, "This field is required"),
+        ({"source": "ftp://tiny"}, "does not start with one of huggingface:, path:, pypi:"),
+        ({"source": "huggingface:tiny"}, "is not of the form huggingface:org/name"),
+        ({"sha256": "12"}, "64 lower-case hexadecimal digits"),
+        ({"max_context_tokens": "0"}, "greater than"),
+        ({"name": "taken"}, "already"),
+        ({"name": "nick"}, "is an alias already"),
+    ],
+)
+def test_a_form_says_what_is_wrong(admin_client, changes: dict[str, str], message: str) -> None:
+    taken = services.catalogue_model_create(name="taken", source="pypi:taken")
+    services.alias_create(name="nick", model=taken)
+    response = admin_client.post(reverse("admin:fleet_cataloguemodel_add"), FORM | changes)
+    assert response.status_code == 200
+    assert message in response.content.decode().replace("&#x27;", "'")
+    assert CatalogueModel.objects.count() == 1
+
+
+def test_changing_a_model_leaves_its_name(admin_client, model) -> None:
+    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+    changed = FORM | {"name": "other", "source": "pypi:other", "pinned": "on"}
+    assert admin_client.post(url, changed).status_code == 302
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None
+    assert (entry.source, entry.pinned) == ("pypi:other", True)
+
+
+def test_deleting_models(admin_client, model) -> None:
+    other = services.catalogue_model_create(name="other", source="pypi:other")
+    admin_client.post(
+        reverse("admin:fleet_cataloguemodel_delete", args=[model.pk]), {"post": "yes"}
+    )
+    act(admin_client, "cataloguemodel", "delete_selected", other, post="yes")
+    assert selectors.catalogue_list() == ()
+
+
+def test_aliases_are_added_changed_and_refused(admin_client, model) -> None:
+    add = reverse("admin:fleet_alias_add")
+    assert admin_client.post(add, {"name": "gpt-4o", "model": model.pk}).status_code == 302
+    refused = admin_client.post(add, {"name": "tiny", "model": model.pk})
+    assert "There is a model named" in refused.content.decode()
+    url = reverse("admin:fleet_alias_change", args=[Alias.objects.get().pk])
+    assert admin_client.post(url, {"name": "gpt-5", "model": model.pk}).status_code == 302
+    assert selectors.catalogue_find("gpt-5") is not None
+    assert selectors.catalogue_find("gpt-4o") is None
+
+
+def test_load_goes_where_it_fits_and_ends_on_the_job(admin_client, model, beat, sent) -> None:
+    beat()
+    html = act(admin_client, "cataloguemodel", "load_selected", model)
+    assert "Loading tiny on beast" in html
+    assert "waiting for the neuron" in html
+    assert "hx-get" in html
+    job = LoadJob.objects.get()
+    assert job.requested_by == "admin"
+    assert len(sent.tasks) == 1
+
+
+@pytest.mark.usefixtures("beat")
+def test_load_with_no_neuron_says_so(admin_client, model, sent) -> None:
+    html = act(admin_client, "cataloguemodel", "load_selected", model)
+    assert "No neuron that could run tiny" in html
+    assert sent.tasks == []
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (ReplicaStatus.READY, "tiny is loaded on beast already"),
+        (ReplicaStatus.RECOVERING, "tiny is recovering on beast"),
+    ],
+)
+def test_load_of_what_is_there(
+    admin_client, model, beat, build, sent, status: ReplicaStatus, message: str
+) -> None:
+    beat(replicas=[build.replica(status=status)])
+    assert message in act(admin_client, "cataloguemodel", "load_selected", model)
+    assert sent.tasks == []
+
+
+def test_load_on_a_chosen_neuron(admin_client, model, beat, sent) -> None:
+    beat(name="beast")
+    beat(name="beauty")
+    question = act(admin_client, "cataloguemodel", "load_selected_on_neuron", model)
+    assert "beauty" in question
+    assert not LoadJob.objects.exists()
+    chosen = str(Neuron.objects.get(name="beauty").pk)
+    html = act(
+        admin_client,
+        "cataloguemodel",
+        "load_selected_on_neuron",
+        model,
+        chosen="1",
+        neuron=chosen,
+    )
+    assert "Loading tiny on beauty" in html
+    assert LoadJob.objects.get().neuron.name == "beauty"
+
+
+def test_no_neuron_chosen_asks_again(admin_client, model, beat, sent) -> None:
+    beat()
+    html = act(
+        admin_client, "cataloguemodel", "load_selected_on_neuron", model, chosen="1", neuron=""
+    )
+    assert "This field is required" in html
+    assert not LoadJob.objects.exists()
+
+
+def test_unload_from_both_lists(admin_client, model, beat, build, sent) -> None:
+    assert "not loaded anywhere" in act(admin_client, "cataloguemodel", "unload_selected", model)
+    beat(replicas=[build.replica()])
+    message = "Unloading tiny from beast"
+    assert message in act(admin_client, "cataloguemodel", "unload_selected", model)
+    assert message in act(admin_client, "replica", "unload_selected", Replica.objects.get())
+    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"] * 2
+
+
+def test_unload_of_a_pinned_model_says_why_not(admin_client, model, beat, build, sent) -> None:
+    beat(replicas=[build.replica()])
+    CatalogueModel.objects.update(pinned=True)
+    html = act(admin_client, "replica", "unload_selected", Replica.objects.get())
+    assert "unpin it first" in html
+    assert sent.tasks == []
+
+
+def test_redis_away_is_said(admin_client, model, beat, build, sent, monkeypatch) -> None:
+    beat(replicas=[build.replica()])
+    nowhere = redis.Redis.from_url("redis://127.0.0.1:1/0")
+    monkeypatch.setattr(live, "redis_client", lambda: nowhere)
+    assert "Redis does not answer" in act(admin_client, "cataloguemodel", "load_selected", model)
+    sent.broker_is_away = True
+    html = act(admin_client, "cataloguemodel", "unload_selected", model)
+    assert "nothing was sent" in html
+
+
+def test_a_job_shows_progress_and_failure(admin_client, model, beat, build, sent) -> None:
+    beat()
+    job = services.load_job_start(model_name="tiny", neuron_name="beast")
+    progress = LoadProgress(stage=LoadStage.DOWNLOADING, done=25, total=100)
+    loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING, progress=progress)
+    beat(replicas=[loading])
+    html = page(admin_client, "loadjob")
+    assert "downloading 25 %" in html
+    assert 'aria-valuenow="25"' in html
+    failure = LoadFailure(code="does_not_fit", message="needs 8 GB, has 4 GB")
+    beat(replicas=[build.replica(job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure)])
+    assert "needs 8 GB, has 4 GB" in page(admin_client, "loadjob")
+
+
+def test_cancelling_a_job(admin_client, model, beat, sent) -> None:
+    beat()
+    job = services.load_job_start(model_name="tiny", neuron_name="beast")
+    act(admin_client, "loadjob", "cancel_selected", job)
+    job.refresh_from_db()
+    assert job.status == LoadJobStatus.CANCELLED
+
+
+def test_who_may_only_look_cannot_load(client, django_user_model, model, beat, sent) -> None:
+    beat()
+    viewer = django_user_model.objects.create_user("viewer", is_staff=True)
+    viewer.user_permissions.add(
+        *Permission.objects.filter(codename__in=["view_cataloguemodel", "view_loadjob"])
+    )
+    client.force_login(viewer)
+    assert "tiny" in page(client, "cataloguemodel")
+    act(client, "cataloguemodel", "load_selected", model)
+    assert not LoadJob.objects.exists()
+
+
+def test_strangers_are_asked_to_log_in(client) -> None:
+    for noun in NOUNS:
+        response = client.get(reverse(f"admin:fleet_{noun}_changelist"))
+        assert response.status_code == 302
+        assert "login" in response.headers["Location"]

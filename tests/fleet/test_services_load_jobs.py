@@ -1,0 +1,340 @@
+"""Load jobs from the first request to their end, with a Celery that only writes things down."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import msgspec
+import pytest
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from fleet import selectors, services
+from fleet.errors import (
+    IllegalTransitionError,
+    ModelDisabledError,
+    ModelPinnedError,
+    ReplicaNotFoundError,
+    UnknownModelError,
+    UnknownNeuronError,
+)
+from fleet.lifecycles import LoadJobStatus
+from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
+from fleet.services import load_jobs
+from fleet.snapshot import FleetSnapshot, build_snapshot
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def model() -> CatalogueModel:
+    return services.catalogue_model_create(
+        name="tiny", source="pypi:tiny", revision="1.0", max_context_tokens=512
+    )
+
+
+@pytest.fixture
+def neuron(build) -> Neuron:
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    return Neuron.objects.get()
+
+
+@pytest.fixture
+def job(model, neuron, sent) -> LoadJob:
+    return start()
+
+
+def start() -> LoadJob:
+    return services.load_job_start(model_name="tiny", neuron_name="beast", requested_by="somebody")
+
+
+def fresh(job: LoadJob) -> LoadJob:
+    return LoadJob.objects.get(pk=job.pk)
+
+
+def hear(build, job: LoadJob, status: ReplicaStatus, **values) -> LoadJob:
+    """The neuron's next heartbeat says this of the job's replica."""
+    state = build.replica(**{"job_id": str(job.pk), "status": status} | values)
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))
+    return fresh(job)
+
+
+def test_start_sends_the_spec_to_the_neurons_queue(model, neuron, sent) -> None:
+    job = start()
+    assert (job.status, job.requested_by) == (LoadJobStatus.PENDING, "somebody")
+    ((name, (spec,), options),) = sent.tasks
+    assert name == "neuron.load_model"
+    assert msgspec.convert(spec, LoadSpec) == LoadSpec(
+        job_id=str(job.pk),
+        model="tiny",
+        source="pypi:tiny",
+        revision="1.0",
+        max_context_tokens=512,
+    )
+    assert options["queue"] == "neuron.beast"
+    assert 0 < options["expires"] <= 60
+
+
+def test_start_is_idempotent(job, sent) -> None:
+    assert start().pk == job.pk
+    assert len(sent.tasks) == 1
+    assert LoadJob.objects.count() == 1
+
+
+def test_a_new_job_after_the_last_one_ended(job, sent) -> None:
+    load_jobs.load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+    assert start().pk != job.pk
+    assert len(sent.tasks) == 2
+
+
+def test_nothing_is_sent_before_the_commit(model, neuron, sent) -> None:
+    with transaction.atomic():
+        start()
+        assert sent.tasks == []
+    assert len(sent.tasks) == 1
+
+
+def test_nothing_is_sent_after_a_rollback(model, neuron, sent) -> None:
+    with pytest.raises(RuntimeError), transaction.atomic():
+        start()
+        raise RuntimeError
+    assert sent.tasks == []
+
+
+def test_a_broker_that_is_away_fails_the_job_with_its_reason(model, neuron, sent) -> None:
+    sent.broker_is_away = True
+    job = start()
+    assert (job.status, job.failure_code) == (LoadJobStatus.FAILED, "broker_away")
+    assert fresh(job).status == LoadJobStatus.FAILED
+
+
+def test_start_refuses_what_is_not_there(model, neuron, sent) -> None:
+    with pytest.raises(UnknownModelError):
+        services.load_job_start(model_name="other", neuron_name="beast")
+    with pytest.raises(UnknownNeuronError):
+        services.load_job_start(model_name="tiny", neuron_name="other")
+    CatalogueModel.objects.update(enabled=False)
+    with pytest.raises(ModelDisabledError):
+        start()
+    assert sent.tasks == []
+
+
+def test_the_database_holds_one_active_job_for_a_model_and_neuron(job, model, neuron) -> None:
+    with pytest.raises(IntegrityError), transaction.atomic():
+        LoadJob.objects.create(model=model, neuron=neuron)
+
+
+def test_a_load_runs_and_succeeds(job, build) -> None:
+    progress = LoadProgress(stage=LoadStage.DOWNLOADING, done=10, total=40, detail="tiny.gguf")
+    running = hear(build, job, ReplicaStatus.LOADING, progress=progress)
+    assert (running.status, running.stage) == (LoadJobStatus.RUNNING, "downloading")
+    assert (running.progress_done, running.progress_total, running.progress_unit) == (
+        10,
+        40,
+        "bytes",
+    )
+    assert running.progress_fraction == 0.25
+    assert running.started_at is not None
+
+    ended = hear(build, job, ReplicaStatus.READY, report=build.report(weight_bytes=77))
+    assert ended.status == LoadJobStatus.SUCCEEDED
+    assert ended.finished_at is not None
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None
+    assert entry.weight_bytes == 77
+
+
+def test_progress_moves_and_a_new_stage_starts_its_own_clock(job, build) -> None:
+    def at(stage: LoadStage, done: int) -> LoadJob:
+        progress = LoadProgress(stage=stage, done=done, total=100)
+        return hear(build, job, ReplicaStatus.LOADING, progress=progress)
+
+    first = at(LoadStage.DOWNLOADING, 10)
+    second = at(LoadStage.DOWNLOADING, 60)
+    third = at(LoadStage.WEIGHTS, 5)
+    assert (second.progress_done, third.progress_done) == (60, 5)
+    assert second.stage_started_at == first.stage_started_at
+    assert third.stage_started_at > second.stage_started_at
+
+
+def test_eta_follows_the_stages_rate(job, build) -> None:
+    progress = LoadProgress(stage=LoadStage.WEIGHTS, done=25, total=100)
+    running = hear(build, job, ReplicaStatus.LOADING, progress=progress)
+    running.stage_started_at = running.reported_at - timedelta(seconds=10)
+    assert running.eta_s == 30.0
+    running.progress_total = 0
+    assert running.eta_s is None
+
+
+def test_a_load_fails_with_the_neurons_reason(job, build) -> None:
+    failure = LoadFailure(code="does_not_fit", message="needs 8 GB, has 4 GB")
+    failed = hear(build, job, ReplicaStatus.FAILED, failure=failure)
+    assert failed.status == LoadJobStatus.FAILED
+    assert (failed.failure_code, failed.failure_message) == (failure.code, failure.message)
+
+
+def test_a_job_may_end_between_two_heartbeats(job, build) -> None:
+    assert hear(build, job, ReplicaStatus.READY).status == LoadJobStatus.SUCCEEDED
+
+
+def test_a_model_that_another_job_loaded_ends_this_job_too(job, build) -> None:
+    assert hear(build, job, ReplicaStatus.READY, job_id="x").status == LoadJobStatus.SUCCEEDED
+
+
+@pytest.mark.parametrize("status", [ReplicaStatus.FAILED, ReplicaStatus.LOADING])
+def test_what_happened_to_another_job_does_not_move_this_one(job, build, status) -> None:
+    assert hear(build, job, status, job_id="x").status == LoadJobStatus.PENDING
+
+
+def test_an_ended_job_is_not_moved_by_late_heartbeats(job, build) -> None:
+    load_jobs.load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+    assert hear(build, job, ReplicaStatus.LOADING).status == LoadJobStatus.CANCELLED
+    with pytest.raises(IllegalTransitionError):
+        load_jobs.load_job_end(job=fresh(job), status=LoadJobStatus.SUCCEEDED)
+
+
+def test_who_changes_no_row_has_lost_the_claim(job) -> None:
+    stale = fresh(job)
+    assert load_jobs.load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+    assert not load_jobs.load_job_end(job=stale, status=LoadJobStatus.SUCCEEDED)
+    assert fresh(job).status == LoadJobStatus.CANCELLED
+
+
+def test_unload_is_sent(model, neuron, sent, build) -> None:
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
+    services.replica_unload(model_name="tiny", neuron_name="beast")
+    ((name, arguments, options),) = sent.tasks
+    assert (name, arguments, options["queue"]) == (
+        "neuron.unload_model",
+        ["tiny"],
+        "neuron.beast",
+    )
+
+
+def test_unload_cancels_a_load_under_way(job, sent) -> None:
+    services.replica_unload(model_name="tiny", neuron_name="beast")
+    assert fresh(job).status == LoadJobStatus.CANCELLED
+    assert [name for name, *_ in sent.tasks] == ["neuron.load_model", "neuron.unload_model"]
+
+
+def test_unload_refuses_what_is_not_loaded_and_what_is_pinned(model, neuron, sent) -> None:
+    with pytest.raises(ReplicaNotFoundError):
+        services.replica_unload(model_name="tiny", neuron_name="beast")
+    Replica.objects.create(
+        neuron=neuron, model_name="tiny", status="ready", status_since=timezone.now()
+    )
+    CatalogueModel.objects.update(pinned=True)
+    with pytest.raises(ModelPinnedError, match="unpin"):
+        services.replica_unload(model_name="tiny", neuron_name="beast")
+    assert sent.tasks == []
+
+
+def later(**delta: int):
+    return timezone.now() + timedelta(**delta)
+
+
+def test_a_job_that_nobody_picks_up_fails(job) -> None:
+    assert services.load_jobs_expire(now=later(seconds=60)) == 0
+    assert services.load_jobs_expire(now=later(seconds=75)) == 1
+    assert fresh(job).failure_code == "not_picked_up"
+    assert services.load_jobs_expire(now=later(seconds=75)) == 0
+
+
+def test_a_running_job_fails_when_its_neuron_stays_away(job, neuron, build) -> None:
+    hear(build, job, ReplicaStatus.LOADING)
+    services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
+    assert services.load_jobs_expire(now=later(seconds=10)) == 0
+    assert services.load_jobs_expire(now=later(seconds=20)) == 1
+    assert fresh(job).failure_code == "neuron_away"
+
+
+def test_a_running_job_that_its_neuron_forgot_fails(job, build) -> None:
+    hear(build, job, ReplicaStatus.LOADING)
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    assert services.load_jobs_expire(now=later(seconds=10)) == 0
+    assert services.load_jobs_expire(now=later(seconds=20)) == 1
+    assert fresh(job).failure_code == "load_lost"
+
+
+def test_a_stage_that_stands_still_is_still_heard_of(job, build) -> None:
+    progress = LoadProgress(stage=LoadStage.WARMUP)
+    hear(build, job, ReplicaStatus.LOADING, progress=progress)
+    LoadJob.objects.update(reported_at=later(seconds=-14))
+    hear(build, job, ReplicaStatus.LOADING, progress=progress)
+    assert services.load_jobs_expire(now=later(seconds=10)) == 0
+
+
+def test_pinned_models_are_loaded_once(model, neuron, sent, build) -> None:
+    snapshot = build_snapshot([build.heartbeat()])
+    assert services.pinned_models_reconcile(snapshot=snapshot) == []
+    model.pinned = True
+    services.catalogue_model_update(model=model, changed_fields=["pinned"])
+    (job,) = services.pinned_models_reconcile(snapshot=snapshot)
+    assert (job.neuron.name, job.requested_by) == ("beast", "pinned")
+    assert services.pinned_models_reconcile(snapshot=snapshot) == []
+    assert len(sent.tasks) == 1
+
+
+@pytest.mark.parametrize(
+    "status", [ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING]
+)
+def test_a_pinned_model_that_is_somewhere_is_left_alone(model, neuron, sent, build, status) -> None:
+    CatalogueModel.objects.update(pinned=True)
+    selectors.catalogue_cache_clear()
+    beat = build.heartbeat(replicas=[build.replica(status=status)])
+    assert services.pinned_models_reconcile(snapshot=build_snapshot([beat])) == []
+
+
+@pytest.mark.parametrize(("num_failures", "wait_s"), [(1, 10), (2, 20), (4, 80), (8, 600)])
+def test_failures_of_a_pinned_model_put_off_the_next_try(
+    model, neuron, sent, build, num_failures: int, wait_s: int
+) -> None:
+    CatalogueModel.objects.update(pinned=True)
+    selectors.catalogue_cache_clear()
+    snapshot = build_snapshot([build.heartbeat()])
+    for _ in range(num_failures):
+        LoadJob.objects.create(
+            model=model,
+            neuron=neuron,
+            status=LoadJobStatus.FAILED,
+            failure_code="download_failed",
+            finished_at=timezone.now(),
+        )
+    LoadJob.objects.update(finished_at=later(seconds=5 - wait_s))
+    assert services.pinned_models_reconcile(snapshot=snapshot) == []
+    LoadJob.objects.update(finished_at=later(seconds=-5 - wait_s))
+    assert len(services.pinned_models_reconcile(snapshot=snapshot)) == 1
+
+
+def test_a_neuron_that_is_not_recorded_yet_is_tried_at_the_next_tick(model, sent, build) -> None:
+    CatalogueModel.objects.update(pinned=True)
+    selectors.catalogue_cache_clear()
+    snapshot = build_snapshot([build.heartbeat("new")])
+    assert services.pinned_models_reconcile(snapshot=snapshot) == []
+
+
+def test_a_job_is_found_by_its_id(job) -> None:
+    view = selectors.load_job_find(job_id=job.pk)
+    assert view is not None
+    assert (view.model, view.neuron, view.status) == ("tiny", "beast", LoadJobStatus.PENDING)
+    assert isinstance(view.id, UUID)
+    assert selectors.load_job_find(job_id=uuid4()) is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"status": "dancing"},
+        {"status": LoadJobStatus.SUCCEEDED},
+        {"finished_at": timezone.now()},
+        {"status": LoadJobStatus.FAILED, "finished_at": timezone.now()},
+        {"failure_code": "x"},
+    ],
+    ids=["unknown status", "ended unfinished", "active finished", "no reason", "active failure"],
+)
+def test_the_database_refuses_a_job_that_contradicts_itself(model, neuron, values) -> None:
+    with pytest.raises(IntegrityError), transaction.atomic():
+        LoadJob.objects.create(model=model, neuron=neuron, **values)

@@ -1,0 +1,79 @@
+"""The periodic tasks over a real Redis, and the settings that keep ticks from piling up."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from fleet import live, services, tasks
+from fleet.lifecycles import LoadJobStatus, NeuronStatus
+from fleet.models import LoadJob, Neuron
+from helexa_site.celery import app
+from inference.protocol import keys
+from inference.protocol.heartbeat import ReplicaStatus, encode_heartbeat
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def publish(redis_db, monkeypatch, build):
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+
+    def publish(**changes) -> None:
+        beat = build.heartbeat(**changes)
+        redis_db.zadd(keys.NEURONS, {beat.name: beat.time_unix_s})
+        redis_db.set(keys.heartbeat_key(beat.name), encode_heartbeat(beat))
+
+    return publish
+
+
+def test_a_pinned_model_from_first_heartbeat_to_loaded(publish, build, sent) -> None:
+    services.catalogue_model_create(name="tiny", source="pypi:tiny", pinned=True)
+    publish()
+    tasks.record_heartbeats()
+    tasks.reconcile()
+    job = LoadJob.objects.get()
+    assert [name for name, *_ in sent.tasks] == ["neuron.load_model"]
+
+    loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING)
+    publish(replicas=[loading])
+    tasks.record_heartbeats()
+    job.refresh_from_db()
+    assert job.status == LoadJobStatus.RUNNING
+
+    publish(replicas=[build.replica(job_id=str(job.pk))])
+    tasks.record_heartbeats()
+    tasks.reconcile()
+    job.refresh_from_db()
+    assert job.status == LoadJobStatus.SUCCEEDED
+    assert LoadJob.objects.count() == 1
+
+
+def test_a_neuron_that_falls_silent_is_marked_away(publish, redis_db) -> None:
+    publish()
+    tasks.record_heartbeats()
+    redis_db.delete(keys.heartbeat_key("beast"))
+    tasks.record_heartbeats()
+    assert Neuron.objects.get().status == NeuronStatus.AWAY
+
+
+def test_while_redis_is_away_nothing_is_recorded(publish, monkeypatch) -> None:
+    publish()
+    tasks.record_heartbeats()
+    nowhere = redis.Redis.from_url("redis://127.0.0.1:1/0")
+    monkeypatch.setattr(live, "redis_client", lambda: nowhere)
+    tasks.record_heartbeats()
+    tasks.reconcile()
+    assert Neuron.objects.get().status == NeuronStatus.ONLINE
+
+
+def test_a_tick_expires_with_the_next_one() -> None:
+    assert {entry["task"] for entry in app.conf.beat_schedule.values()} <= set(app.tasks)
+    for entry in app.conf.beat_schedule.values():
+        assert entry["options"]["expires"] <= entry["schedule"]
+
+
+def test_messages_are_json_and_nothing_else() -> None:
+    assert app.conf.accept_content == ["json"]
+    assert app.conf.task_serializer == "json"
+    assert app.conf.task_ignore_result
