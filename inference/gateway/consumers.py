@@ -50,8 +50,10 @@ class ApiConsumer(AsyncConsumer):  # type: ignore[misc]
         self.gateway = gateway
         self.request_id = uuid.uuid4().hex
         self._body = bytearray()
+        self._exchange: asyncio.Task[None] | None = None
         self._handler: asyncio.Task[None] | None = None
         self._client_left = False
+        self._given_up = False
         self._response_started = False
         self._response_ended = False
 
@@ -59,11 +61,22 @@ class ApiConsumer(AsyncConsumer):  # type: ignore[misc]
         raise NotImplementedError
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self._exchange = asyncio.current_task()
         try:
             await super().__call__(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._given_up:
+                raise
         finally:
             if self._handler is not None and not self._handler.done():
                 self._handler.cancel()
+
+    def abort(self) -> None:
+        """Gives the client up; servers close a connection whose response was left unfinished."""
+        logger.warning("request %s: the client does not read its answer", self.request_id)
+        self._client_left = self._given_up = True
+        if self._exchange is not None:
+            self._exchange.cancel()
 
     async def dispatch(self, message: dict[str, Any]) -> None:
         """Without Channels' thread hop to close database connections: there are none here."""

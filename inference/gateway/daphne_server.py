@@ -39,6 +39,10 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         self._num_body_bytes = 0
         self._refused = False
 
+    @property
+    def is_responding(self) -> bool:
+        return bool(self._response_started)
+
     def gotLength(self, length: int | None) -> None:  # noqa: N802
         super().gotLength(length)
         if length is not None and length > self.server.max_body_bytes:
@@ -145,10 +149,23 @@ class DaphneServer(Server):  # type: ignore[misc]
     def close(self) -> None:
         reactor.stop()
 
+    def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
+        """An application that ends before its response does leaves the client waiting for more
+        unless the connection is cut."""
+        queue = super().create_application(protocol, scope)
+        if queue is not None:
+            running = self.connections[protocol]["application_instance"]
+            running.add_done_callback(lambda _: self._cut_if_unfinished(protocol))
+        return queue
+
     async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
         """Waits while what was sent before is still in the socket's buffer."""
         await protocol.writable.wait()
         await super().handle_reply(protocol, message)
+
+    def _cut_if_unfinished(self, protocol: Any) -> None:
+        if protocol.is_responding and not protocol.finished and protocol.channel is not None:
+            protocol.channel.forceAbortClient()
 
     def _cannot_listen(self, failure: Any) -> None:
         self._listen_failure = failure.getErrorMessage()

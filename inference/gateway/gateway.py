@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import redis.asyncio
@@ -77,13 +77,16 @@ class Gateway:
         task.add_done_callback(self._handlers.discard)
         return task
 
-    def open_stream(self, request_id: str, place: Place, *, timeout_s: float) -> RequestStream:
+    def open_stream(
+        self, request_id: str, place: Place, *, timeout_s: float, abort: Callable[[], None]
+    ) -> RequestStream:
         stream = RequestStream(
             request_id=request_id,
             neuron=place.neuron,
             epoch=place.epoch,
             model=place.model,
             first_token_timeout_s=timeout_s,
+            abort=abort,
         )
         self.streams.add(stream)
         return stream

@@ -88,7 +88,9 @@ class GenerationConsumer(ApiConsumer):
     async def _run_at(self, place: Place, request: ParsedRequest, deadline_s: float) -> None:
         timeout_s = deadline_s - asyncio.get_running_loop().time()
         await self.gateway.liveness.ensure_announced()
-        stream = self.gateway.open_stream(self.request_id, place, timeout_s=timeout_s)
+        stream = self.gateway.open_stream(
+            self.request_id, place, timeout_s=timeout_s, abort=self.abort
+        )
         try:
             await self.gateway.dispatcher.push(
                 place.neuron,

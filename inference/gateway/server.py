@@ -1,6 +1,6 @@
 """Running the gateway under Daphne in this process, and stopping it without breaking answers.
 
-SIGTERM, SIGINT ─▶ stop listening ─▶ drain ≤ 8 s ─▶ cut the rest short ─▶ stop
+SIGTERM, SIGINT ─▶ stop listening ─▶ drain ≤ 4.5 s ─▶ cut the rest short ─▶ stop
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from inference.gateway.gateway import Gateway
 
 logger = logging.getLogger(__name__)
 
-DRAIN_GRACE_S = 8.0
+DRAIN_GRACE_S = 4.5
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 

@@ -32,6 +32,7 @@ class RequestStream:
     what its events say."""
 
     __slots__ = (
+        "_abort",
         "_deadline",
         "_error",
         "_events",
@@ -46,7 +47,14 @@ class RequestStream:
     )
 
     def __init__(
-        self, *, request_id: str, neuron: str, epoch: str, model: str, first_token_timeout_s: float
+        self,
+        *,
+        request_id: str,
+        neuron: str,
+        epoch: str,
+        model: str,
+        first_token_timeout_s: float,
+        abort: Callable[[], None],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.request_id = request_id
@@ -59,6 +67,7 @@ class RequestStream:
         self._events: list[Event] = []
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._abort = abort
         self._deadline: asyncio.TimerHandle | None = loop.call_later(
             max(0.0, first_token_timeout_s), self._give_up
         )
@@ -76,6 +85,7 @@ class RequestStream:
                 self.fail(events_lost())
             case _ if len(self._events) >= MAX_QUEUED_EVENTS:
                 self.fail(_client_too_slow())
+                self._abort()
             case _:
                 self._take(event)
 

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 
+import redis
 import redis.asyncio
 
 from inference.protocol import keys
@@ -90,7 +91,11 @@ class FakeNeuron:
 
     async def serve(self) -> None:
         while not self.closing:
-            popped = await self.client.brpop([keys.inbox_key(self.name)], timeout=0.1)
+            try:
+                popped = await self.client.brpop([keys.inbox_key(self.name)], timeout=0.1)
+            except redis.RedisError:
+                await asyncio.sleep(0.05)
+                continue
             if popped is None:
                 continue
             frame = decode_inbox_frame(popped[1])

@@ -205,7 +205,8 @@ async def test_a_reader_that_stalls_is_cut_off_and_nobody_else(
     async def flood(submit: Submit) -> AsyncIterator[list[Event]]:
         yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
         while True:
-            yield [Delta(request_id=submit.request_id, text="x" * 2000) for _ in range(200)]
+            yield [Delta(request_id=submit.request_id, text="x" * 2000) for _ in range(50)]
+            await asyncio.sleep(0.005)
 
     ready.script = flood
     await _settle(ready)

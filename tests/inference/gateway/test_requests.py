@@ -1,0 +1,184 @@
+"""What is refused before a neuron hears of it: keys, sizes, methods, paths, bad bodies, drains."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import redis.asyncio
+
+from inference.gateway.gateway import Gateway
+from inference.protocol import keys
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.conftest import FakeCatalogue
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+STRANGER = "203.0.113.9"
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1", "127.0.0.8", "::1", "::ffff:127.0.0.1"])
+async def test_loopback_is_anonymous_and_its_bearer_ignored(
+    client: AsgiClient, neuron: FakeNeuron, peer: str
+) -> None:
+    answer = await client.post(CHAT, BODY, peer=peer, headers={"authorization": "Bearer x"})
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"authorization": "Bearer wrong"}, {"authorization": "sesame"}, {"authorization": ""}],
+)
+async def test_a_stranger_needs_the_key(
+    client: AsgiClient, neuron: FakeNeuron, headers: dict[str, str]
+) -> None:
+    answer = await client.post(CHAT, BODY, peer=STRANGER, headers=headers)
+    assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+    assert answer.headers["x-request-id"]
+
+
+async def test_a_stranger_with_the_key(client: AsgiClient, neuron: FakeNeuron) -> None:
+    headers = {"authorization": "bearer sesame"}
+    assert (await client.post(CHAT, BODY, peer=STRANGER, headers=headers)).status == 200
+
+
+async def test_a_proxy_on_loopback_speaks_for_strangers(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    headers = {"x-forwarded-for": "127.0.0.1"}
+    assert (await client.post(CHAT, BODY, headers=headers)).status == 401
+
+
+async def test_without_a_configured_key_strangers_stay_out(
+    client: AsgiClient, gateway: Gateway, neuron: FakeNeuron
+) -> None:
+    gateway.config = replace(gateway.config, api_key=None)
+    headers = {"authorization": "Bearer "}
+    assert (await client.post(CHAT, BODY, peer=STRANGER, headers=headers)).status == 401
+    gateway.config = replace(gateway.config, allow_anonymous=True)
+    assert (await client.post(CHAT, BODY, peer=STRANGER)).status == 200
+
+
+async def test_a_declared_length_over_the_limit_is_not_read(client: AsgiClient) -> None:
+    exchange = client.open("POST", CHAT, parts=[b"{", b"}"], headers={"content-length": "100001"})
+    await exchange.finish()
+    assert (exchange.status, exchange.error["code"]) == (413, "request_too_large")
+
+
+async def test_an_undeclared_length_over_the_limit(client: AsgiClient) -> None:
+    answer = await client.post(CHAT, parts=[b"x" * 60_000, b"x" * 60_000, b"x"])
+    assert answer.status == 413
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS"])
+async def test_method_not_allowed(client: AsgiClient, method: str) -> None:
+    answer = await client.open(method, CHAT).finish()
+    assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
+    assert answer.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/embeddings", "/v1/chat", "/v1/modelsx"])
+async def test_unknown_paths_under_v1(client: AsgiClient, path: str) -> None:
+    answer = await client.open("POST", path, {}).finish()
+    assert (answer.status, answer.error["code"]) == (404, "unknown_url")
+
+
+async def test_other_paths_are_djangos(client: AsgiClient) -> None:
+    assert (await client.get("/admin/")).status == 418
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b"{", "invalid_json", None),
+        (b"", "invalid_json", None),
+        (b"\xff\xfe", "invalid_json", None),
+        (b"[" * 5000, "invalid_json", None),
+        (b"[]", "invalid_type", None),
+        (b"{}", "missing_required_parameter", "model"),
+        (b'{"model":"tiny","messages":[]}', "invalid_value", "messages"),
+        (b'{"model":"tiny","messages":[{"role":"x","content":""}]}', "invalid_value", None),
+    ],
+)
+async def test_bad_bodies(client: AsgiClient, body: bytes, code: str, param: str | None) -> None:
+    answer = await client.post(CHAT, parts=[body])
+    assert (answer.status, answer.error["code"]) == (400, code)
+    assert answer.error["type"] == "invalid_request_error"
+    if param:
+        assert answer.error["param"] == param
+
+
+async def test_models(client: AsgiClient, neuron: FakeNeuron) -> None:
+    (model,) = (await client.get("/v1/models")).json["data"]
+    assert (model["id"], model["status"], model["loaded"]) == ("tiny", "ready", True)
+    assert model["locations"] == model["feasible_on"] == ["beast"]
+    for name in ("tiny", "gpt-4o"):
+        assert (await client.get(f"/v1/models/{name}")).json == model
+    missing = await client.get("/v1/models/org/huge")
+    assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+
+
+async def test_an_unloaded_model_is_listed_as_such(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.status = None
+    await neuron.beat()
+    model = (await client.get("/v1/models/tiny")).json
+    assert (model["status"], model["loaded"], model["limit"]) == ("unloaded", False, None)
+    assert model["feasible_on"] == ["beast"]
+
+
+async def test_healthy(client: AsgiClient, neuron: FakeNeuron) -> None:
+    answer = await client.get("/health", peer=STRANGER)
+    assert (answer.status, answer.json["status"]) == (200, "ok")
+    (replica,) = answer.json["neurons"][0]["replicas"]
+    assert (replica["status"], replica["in_flight"], replica["queue_depth"]) == ("ready", 1, 2)
+    assert (replica["kv_blocks_used"], replica["kv_blocks_total"]) == (3, 400)
+
+
+async def test_unhealthy_without_a_neuron(client: AsgiClient, gateway: Gateway) -> None:
+    answer = await client.get("/health")
+    assert answer.status == 503
+    assert [reason["code"] for reason in answer.json["reasons"]] == ["neuron_away"]
+
+
+async def test_only_a_pinned_model_must_be_loaded(
+    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
+) -> None:
+    neuron.status = None
+    await neuron.beat()
+    answer = await client.get("/health")
+    assert [reason["code"] for reason in answer.json["reasons"]] == ["model_away"]
+    catalogue.unpin()
+    assert (await client.get("/health")).status == 200
+
+
+async def test_unhealthy_without_redis(client: AsgiClient, gateway: Gateway) -> None:
+    gateway.config = replace(gateway.config, redis_url="unix:///nowhere.sock")
+    answer = await client.get("/health")
+    assert answer.status == 503
+    assert [reason["code"] for reason in answer.json["reasons"]] == ["redis_unavailable"]
+    asked = await client.post(CHAT, BODY)
+    assert (asked.status, asked.error["code"]) == (503, "redis_unavailable")
+
+
+async def test_draining_lets_finish_then_cuts_and_refuses(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, redis_client: redis.asyncio.Redis
+) -> None:
+    neuron.script = endless
+    streaming = client.open("POST", CHAT, {**BODY, "stream": True})
+    waiting = client.open("POST", CHAT, BODY)
+    await streaming.until(b"on and")
+    assert await redis_client.exists(keys.gateway_alive_key(gateway.gateway_id))
+    draining = asyncio.create_task(gateway.drain(0.2))
+    await asyncio.sleep(0.05)
+    refused = await client.post(CHAT, BODY)
+    assert (refused.status, refused.error["code"]) == (503, "shutting_down")
+    await draining
+    await streaming.finish()
+    await waiting.finish()
+    assert streaming.chunks[-1]["error"]["code"] == "shutting_down"
+    assert (waiting.status, waiting.error["code"]) == (503, "shutting_down")
+    assert not await redis_client.exists(keys.gateway_alive_key(gateway.gateway_id))
+    async with asyncio.timeout(10):
+        assert {await neuron.cancelled.get(), await neuron.cancelled.get()}

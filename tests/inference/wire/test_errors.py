@@ -1,0 +1,56 @@
+"""Refusals have the status, type and code of the design's table."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.protocol.events import Failure
+from inference.wire.errors import (
+    FAILURES,
+    MethodNotAllowedError,
+    RequestFailedError,
+    error_headers,
+    openai_error,
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "retries"),
+    [
+        ("context_length_exceeded", 400, False),
+        ("bad_token_id", 400, False),
+        ("template_render_failed", 422, False),
+        ("queue_full", 503, True),
+        ("queue_timeout", 503, True),
+        ("engine_crashed", 503, True),
+        ("neuron_lost", 503, True),
+        ("does_not_fit", 503, True),
+        ("numerical_error", 500, False),
+        ("nobody_declared_this", 500, False),
+    ],
+)
+def test_failures(code: str, status: int, retries: bool) -> None:
+    error = RequestFailedError(Failure(code=code, message="why", param="p"))
+    assert (error.status, error.code) == (status, code)
+    assert bool(error_headers(error)) is retries
+    assert openai_error(error)["error"] == {
+        "message": "why",
+        "type": error.type,
+        "param": "p",
+        "code": code,
+    }
+
+
+def test_every_failure_is_an_error_and_only_503_invites_a_retry() -> None:
+    for code, kind in FAILURES.items():
+        assert 400 <= kind.status < 600, code
+        assert (kind.retry_after_s is not None) == (kind.status == 503), code
+
+
+def test_what_the_failure_says_of_a_retry_comes_first() -> None:
+    failure = Failure(code="queue_full", message="full", retry_after_s=7.2)
+    assert error_headers(RequestFailedError(failure)) == [(b"retry-after", b"8")]
+
+
+def test_405_names_what_is_allowed() -> None:
+    assert error_headers(MethodNotAllowedError("GET", "POST")) == [(b"allow", b"POST")]

@@ -1,0 +1,43 @@
+"""Every golden case is complete, and the dialects still say what it says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inference.wire.fields import Field, Support
+from inference.wire.openai_chat import FIELDS as CHAT_FIELDS
+from inference.wire.openai_completions import FIELDS as COMPLETION_FIELDS
+from tests.inference.wire.golden import ANSWERED, GOLDEN_DIR, PARSERS, REFUSED, Case, cases
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_case(case: Case) -> None:
+    for name, content in case.outputs().items():
+        assert (case.path / name).read_bytes() == content, f"{case}: {name} differs"
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_case_is_complete(case: Case) -> None:
+    names = {path.name for path in case.path.iterdir()}
+    assert names in (ANSWERED, REFUSED), f"{case} has {sorted(names)}"
+
+
+def test_every_dialect_has_cases_and_every_folder_a_dialect() -> None:
+    assert {path.name for path in GOLDEN_DIR.iterdir()} == set(PARSERS)
+    assert {case.dialect for case in cases()} == set(PARSERS)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "fields"),
+    [("openai_chat", CHAT_FIELDS), ("openai_completions", COMPLETION_FIELDS)],
+)
+def test_every_field_that_is_honoured_is_in_a_case(dialect: str, fields: dict[str, Field]) -> None:
+
+    given: set[str] = set()
+    for case in cases():
+        if case.dialect == dialect and (case.path / "body.json").exists():
+            given |= json.loads((case.path / "request.json").read_bytes()).keys()
+    taken = {name for name, field in fields.items() if field.support is not Support.REFUSED}
+    assert taken <= given, f"no answered case gives {sorted(taken - given)}"

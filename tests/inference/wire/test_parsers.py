@@ -1,0 +1,161 @@
+"""The parsers answer anything with a request or an ``ApiError``, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.protocol.generation import (
+    GenerationRequest,
+    Submit,
+    decode_inbox_frame,
+    encode_inbox_frame,
+)
+from inference.wire import openai_chat, openai_completions
+from inference.wire.errors import ApiError, openai_error_body
+
+PARSERS = [openai_chat.parse, openai_completions.parse]
+MESSAGES = [{"role": "user", "content": "Hi"}]
+GOOD = {"model": "tiny", "messages": MESSAGES}
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["user", "tool", "text", "image_url", "auto", "none", "0", "7", "-1"])
+)
+names = st.sampled_from(
+    sorted({*openai_chat.FIELDS, *openai_completions.FIELDS, "role", "content", "type", "text"})
+) | st.text(max_size=8)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4),
+    max_leaves=12,
+)
+bodies = st.dictionaries(names, values, max_size=6)
+
+
+def accepts(parse: Any, body: bytes) -> bool:
+    """Whether it was accepted; then it crosses to the neuron unharmed."""
+    try:
+        request = parse(body)
+    except ApiError as error:
+        assert 400 <= error.status < 500 and error.code and error.message
+        assert orjson.loads(openai_error_body(error))["error"]["code"] == error.code
+        return False
+    generation: GenerationRequest = request.generation
+    submit = Submit(
+        request_id="r", gateway_id="g", model="m", request=generation, deadline_unix_s=0.0
+    )
+    assert decode_inbox_frame(encode_inbox_frame(submit)) == submit
+    return True
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+@given(body=st.binary(max_size=200))
+def test_any_bytes(parse: Any, body: bytes) -> None:
+    accepts(parse, body)
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+@given(value=values)
+def test_any_json(parse: Any, value: Any) -> None:
+    accepts(parse, json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+@settings(max_examples=300)
+@given(body=bodies)
+def test_a_good_request_with_anything_on_top(parse: Any, body: dict[str, Any]) -> None:
+    good = {"model": "tiny", "messages": MESSAGES, "prompt": "Hi"}
+    del good["messages" if parse is openai_completions.parse else "prompt"]
+    accepts(parse, json.dumps({**good, **body}).encode())
+
+
+@given(message=st.dictionaries(names, values, max_size=4), role=st.text(max_size=4))
+def test_any_message(message: dict[str, Any], role: str) -> None:
+    for body in (message, {"role": "user", **message}, {"role": role, **message}):
+        accepts(openai_chat.parse, json.dumps({"model": "m", "messages": [body]}).encode())
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        b'{"a":' * 100_000,
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"model":"m","prompt":' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"model":"m","messages":' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"model":"m","messages":[{"role":"user","content":"x"}],"chat_template_kwargs":'
+        + b'{"a":' * 900
+        + b"1"
+        + b"}" * 901,
+    ],
+)
+@pytest.mark.parametrize("parse", PARSERS)
+def test_deep_nesting_is_refused(parse: Any, nested: bytes) -> None:
+    assert not accepts(parse, nested)
+
+
+@pytest.mark.parametrize(
+    "text", [b'"\\ud800"', b'"\xed\xa0\x80"', b'"\xff"', b"NaN", b"Infinity", b"1e999", b"-1e999"]
+)
+def test_what_json_cannot_hold_is_refused(text: bytes) -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":%b}]}' % text
+    assert not accepts(openai_chat.parse, body)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 1e308),
+        ("temperature", -0.1),
+        ("temperature", True),
+        ("top_p", 1.01),
+        ("min_p", -1),
+        ("repetition_penalty", 0),
+        ("top_k", -2),
+        ("top_k", 2**63),
+        ("max_tokens", 0),
+        ("max_tokens", 10**30),
+        ("max_tokens", 1.0),
+        ("seed", 2**63),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [True]),
+        ("logit_bias", {"-1": 0}),
+        ("logit_bias", {"١": 0}),
+        ("logit_bias", {"99999999999": 0}),
+        ("metadata", {"k": 1}),
+        ("metadata", {str(n): "v" for n in range(17)}),
+        ("stop", ["a", ""]),
+        ("model", ""),
+        ("model", "x" * 257),
+        ("stream", 1),
+        ("stream", "true"),
+        ("stream_options", []),
+        ("chat_template_kwargs", []),
+        ("user", 7),
+    ],
+)
+def test_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ApiError) as refused:
+        openai_chat.parse(json.dumps({**GOOD, field: value}).encode())
+    assert refused.value.status == 400
+    assert (refused.value.param or "").startswith(field)
+
+
+def test_null_is_the_same_as_absent() -> None:
+    fields = [name for name in openai_chat.FIELDS if name not in GOOD]
+    nulls = json.dumps({**GOOD, **dict.fromkeys(fields)}).encode()
+    assert openai_chat.parse(nulls) == openai_chat.parse(json.dumps(GOOD).encode())
+
+
+def test_the_last_of_two_equal_keys_counts() -> None:
+    body = b'{"model":"a","model":"b","prompt":"Hi"}'
+    assert openai_completions.parse(body).generation.model == "b"
