@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from inference.engine.pacing import PrefillPacer
 from inference.engine.rates import TokenRates
 from inference.engine.scheduler import Schedule, Scheduler
 from inference.engine.sequence import Sequence
@@ -77,6 +78,9 @@ class Engine:
         """Refusals and cancellations since the last step."""
         self._num_submitted = 0
         self._rates = TokenRates()
+        self._pacer = PrefillPacer(
+            scheduler.limits.prefill_tokens_per_step, scheduler.limits.prefill_step_s
+        )
         self._last_forward_unix_s: float | None = None
 
     @property
@@ -87,7 +91,7 @@ class Engine:
         """Advance every sequence that can be. Raises what the executor raises; see ``fail_all``."""
         started_s = self._clock()
         self._fail_overdue(started_s)
-        schedule = self._scheduler.schedule()
+        schedule = self._scheduler.schedule(self._pacer.num_tokens)
         if not schedule.is_empty:
             sampled = self._executor.execute(schedule)
             self._scheduler.commit(schedule, sampled.token_ids)
@@ -157,19 +161,21 @@ class Engine:
         return StepOutputs(outputs=outputs, stats=self.stats())
 
     def _refusal(self, command: SubmitSequence) -> SequenceFailed | None:
-        num_tokens, context = len(command.token_ids), self._limits.context_tokens
-        bad = next((t for t in command.token_ids if not 0 <= t < self._limits.vocab_size), None)
-        if bad is not None or not command.token_ids:
+        token_ids, context = command.token_ids, self._limits.context_tokens
+        # Two passes in C: a long prompt must not hold up the step.
+        extremes = (min(token_ids), max(token_ids)) if token_ids else ()
+        bad = next((t for t in extremes if not 0 <= t < self._limits.vocab_size), None)
+        if bad is not None or not token_ids:
             code = "bad_token_id"
             message = (
                 "the prompt has no tokens"
                 if bad is None
                 else f"token id {bad} is outside the vocabulary of {self._limits.vocab_size}"
             )
-        elif num_tokens + 1 > context:
+        elif len(token_ids) + 1 > context:
             code = "context_length_exceeded"
             message = (
-                f"the prompt has {num_tokens} tokens and at least one is to be generated, "
+                f"the prompt has {len(token_ids)} tokens and at least one is to be generated, "
                 f"but the context holds {context} tokens"
             )
         elif self._scheduler.is_full:
@@ -227,10 +233,12 @@ class Engine:
         self._executor.forget(sequence)
 
     def _record(self, schedule: Schedule, step_s: float) -> None:
+        num_prefill_tokens = schedule.num_prefill_tokens
         self._last_forward_unix_s = time.time()
+        self._pacer.record(num_prefill_tokens=num_prefill_tokens, step_s=step_s)
         self._rates.record(
             now_s=self._clock(),
             step_s=step_s,
             num_decode_tokens=len(schedule.decodes),
-            num_prefill_tokens=schedule.num_prefill_tokens,
+            num_prefill_tokens=num_prefill_tokens,
         )

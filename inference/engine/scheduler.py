@@ -25,8 +25,9 @@ class SchedulerLimits:
     max_queue_depth: int = 256
     max_queue_wait_s: float = 60.0
     prefill_tokens_per_step: int = 512
-    """Prompt rows of one step, beside its decode rows. Bounds how long a prompt can hold up
-    sequences that are decoding."""
+    """Most prompt rows of one step, beside its decode rows."""
+    prefill_step_s: float | None = None
+    """How long a step with prompt rows should take; fewer rows are run when it takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +81,12 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
-    def schedule(self) -> Schedule:
+    def schedule(self, max_prefill_tokens: int) -> Schedule:
         """Choose the next step's rows. Moves sequences between queues; the KV blocks that the rows
         write to are theirs when this returns."""
         schedule = Schedule()
         self._schedule_decodes(schedule)
-        budget = self.limits.prefill_tokens_per_step
+        budget = max_prefill_tokens
         for sequence in self.running:
             if budget <= 0:
                 break
