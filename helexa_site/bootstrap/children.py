@@ -58,7 +58,7 @@ def control_spec() -> ChildSpec:
         "control",
         (
             *("-m", "celery", "-A", "helexa_site.celery", "worker", "-Q", "control"),
-            *("--pool", "solo", "--hostname", "control@%h", "--loglevel", "INFO"),
+            *("--pool", "solo", "--hostname", "control@%h", "--loglevel", "WARNING"),
             *("--without-gossip", "--without-mingle", "--without-heartbeat"),
         ),
         tier=FRONT_TIER,

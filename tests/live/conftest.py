@@ -1,0 +1,47 @@
+"""One whole server for most of the live tests: starting it costs seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.serving import Serve, wait_until
+
+
+@pytest.fixture(scope="session")
+def server_dir(
+    tmp_path_factory: pytest.TempPathFactory, model_cache_dir: Path, default_gguf: Path
+) -> Path:
+    """A data directory in which the default model is downloaded already."""
+    return with_models(tmp_path_factory.mktemp("live"), model_cache_dir)
+
+
+@pytest.fixture
+def fresh_dir(tmp_path: Path, model_cache_dir: Path, default_gguf: Path) -> Path:
+    """A data directory of the test's own, with the default model in it."""
+    return with_models(tmp_path / "var", model_cache_dir)
+
+
+def with_models(data_dir: Path, model_cache_dir: Path) -> Path:
+    data_dir.mkdir(exist_ok=True)
+    (data_dir / "models").symlink_to(model_cache_dir)
+    return data_dir
+
+
+@pytest.fixture(scope="session")
+def shared_server(server_dir: Path) -> Iterator[Serve]:
+    serve = Serve(server_dir)
+    try:
+        serve.wait_ready()
+        yield serve
+    finally:
+        serve.end()
+
+
+@pytest.fixture
+def helexa(shared_server: Serve) -> Serve:
+    """The shared server, healthy: what an earlier test broke has come back."""
+    wait_until(shared_server.is_healthy, "the shared server is healthy")
+    return shared_server

@@ -1,0 +1,246 @@
+"""A whole ``manage.py serve`` as an object: start it, read what it prints, find its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+
+REPOSITORY_DIR = Path(__file__).resolve().parent.parent.parent
+MODEL = "smollm2-135m-instruct"
+QUESTION = "What is the capital of France?"
+READY_TIMEOUT_S = 240.0
+WAIT_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 10.0
+"""What serve promises."""
+POLL_INTERVAL_S = 0.02
+Found = TypeVar("Found")
+READY = re.compile(r"^ready: (http://\S+)$")
+
+COMMAND_LINES = {
+    "redis": re.compile(r"redis-server|valkey-server"),
+    "gateway": re.compile(r"manage\.py gateway"),
+    "control": re.compile(r"celery -A helexa_site\.celery"),
+    "neuron": re.compile(r"-m inference\.neuron"),
+    "engine": re.compile(r"-m inference\.engine"),
+    "guardian": re.compile(r"guardian\.py"),
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(is_done: Callable[[], Found], what: str, timeout_s: float = WAIT_TIMEOUT_S) -> Found:
+    """The first true value of ``is_done``; a connection that fails counts as not yet."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(httpx.TransportError):
+            if found := is_done():
+                return found
+        time.sleep(POLL_INTERVAL_S)
+    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+class Serve:
+    """One life of ``manage.py serve``. What it prints is in ``lines``, as it comes."""
+
+    def __init__(self, data_dir: Path, *flags: str, port: int | None = None, **env: str) -> None:
+        self.data_dir = data_dir
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, str(REPOSITORY_DIR / "manage.py"), "serve"),
+                *("--data-dir", str(data_dir), "--port", str(self.port), *flags),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=serve_environment() | env,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_ready(self) -> str:
+        """The URL in the ready line."""
+
+        def ready() -> str | None:
+            assert self.process.poll() is None, f"serve ended:\n{self.output}"
+            matches = [match for line in self.lines if (match := READY.match(line))]
+            return matches[0][1] if matches else None
+
+        try:
+            return wait_until(ready, "ready", READY_TIMEOUT_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.output}\n{self.logs()}") from None
+
+    def wait_ended(self, timeout_s: float = WAIT_TIMEOUT_S) -> int:
+        code = self.process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code
+
+    def logs(self) -> str:
+        """The end of each child's log, for a failure's message."""
+        files = sorted((self.data_dir / "logs").glob("*.log"))
+        return "\n".join(f"--- {file.name}\n{file.read_text()[-3000:]}" for file in files)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of this serve but itself, wherever in the tree: they share its data
+        directory in their environment."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def find(self, name: str) -> psutil.Process:
+        """The one process of that name. Waits while there is none."""
+
+        def found() -> psutil.Process | None:
+            matching = [process for process in self.processes() if is_named(process, name)]
+            assert len(matching) <= 1, f"{len(matching)} processes are {name}"
+            return matching[0] if matching else None
+
+        return wait_until(found, f"a process named {name}")
+
+    def kill(self, name: str) -> psutil.Process:
+        process = self.find(name)
+        process.send_signal(signal.SIGKILL)
+        return process
+
+    def stop(self) -> float:
+        """SIGTERM and the seconds until the end; asserts that it ends in order, in time, and
+        that nothing is left."""
+        started_s = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        code = self.wait_ended()
+        took_s = time.monotonic() - started_s
+        assert code == 0, self.output
+        assert self.processes() == []
+        return took_s
+
+    def end(self) -> None:
+        """However it stands, nothing is left after this."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(2 * STOP_TIMEOUT_S)
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait_ended()
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        if process.pid in (self.process.pid, os.getpid()):
+            return False
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            mine = str(self.data_dir)
+            return process.environ().get("HELEXA_DATA_DIR") == mine or any(
+                word.startswith(mine) for word in process.cmdline()
+            )
+        except psutil.Error:
+            return False
+
+    # What a client sees.
+
+    def health(self) -> dict[str, Any]:
+        found: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=30.0).json()
+        return found
+
+    def replica(self, model: str = MODEL) -> dict[str, Any] | None:
+        """As /health lists it."""
+        for neuron in self.health()["neurons"]:
+            for replica in neuron["replicas"]:
+                if replica["model"] == model:
+                    found: dict[str, Any] = replica
+                    return found
+        return None
+
+    def is_healthy(self) -> bool:
+        return httpx.get(f"{self.url}/health", timeout=30.0).status_code == 200
+
+    def chat(self, **fields: Any) -> httpx.Response:
+        return httpx.post(
+            f"{self.url}/v1/chat/completions", json=chat_body(**fields), timeout=WAIT_TIMEOUT_S
+        )
+
+    def answer(self, **fields: Any) -> str:
+        response = self.chat(**fields)
+        assert response.status_code == 200, response.text
+        content: str = response.json()["choices"][0]["message"]["content"]
+        return content
+
+    @contextlib.contextmanager
+    def stream(self, **fields: Any) -> Iterator[Stream]:
+        body = chat_body(**fields) | {"stream": True}
+        url = f"{self.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, timeout=WAIT_TIMEOUT_S) as response:
+            yield Stream(response)
+
+
+class Stream:
+    """The server-sent events of one response."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.response = response
+        self._lines = response.iter_lines()
+
+    def __iter__(self) -> Iterator[str]:
+        """The ``data`` of each event; keep-alive comments are skipped."""
+        for line in self._lines:
+            if line.startswith("data: "):
+                yield line.removeprefix("data: ")
+
+    def next_text(self) -> str:
+        """The next piece of text that is not empty."""
+        for data in self:
+            choices = json.loads(data).get("choices")
+            if choices and (text := choices[0]["delta"].get("content")):
+                return str(text)
+        raise AssertionError("the stream ended")
+
+
+def chat_body(**fields: Any) -> dict[str, Any]:
+    question = [{"role": "user", "content": QUESTION}]
+    return {"model": MODEL, "messages": question, "temperature": 0} | fields
+
+
+def is_named(process: psutil.Process, name: str) -> bool:
+    try:
+        return bool(COMMAND_LINES[name].search(" ".join(process.cmdline())))
+    except psutil.Error:
+        return False
+
+
+def serve_environment() -> dict[str, str]:
+    """Ours without what would point serve at somebody else's database, Redis or keys."""
+    unwanted = ("DATABASE_URL", "REDIS_URL", "HELEXA_API_KEY", "HELEXA_ALLOW_ANONYMOUS")
+    return {name: value for name, value in os.environ.items() if name not in unwanted}
