@@ -13,7 +13,6 @@ import datetime
 import logging
 import uuid
 from collections import defaultdict
-from typing import cast
 
 import redis
 import redis.asyncio
@@ -68,7 +67,7 @@ class Dispatcher:
     async def _send(self, neuron: str, batch: _Pending) -> None:
         frames = [frame for frame, _ in batch]
         try:
-            length = cast(int, await self._redis.lpush(keys.inbox_key(neuron), *frames))
+            length = await self._redis.lpush(keys.inbox_key(neuron), *frames)
         except (redis.RedisError, OSError) as error:
             logger.warning("cannot reach the inbox of %s: %s", neuron, error)
             for _, delivered in batch:

@@ -179,6 +179,7 @@ FAILURES: dict[str, FailureKind] = {
     "invalid_value": _BAD_REQUEST,
     "unsupported_parameter": _BAD_REQUEST,
     "vision_unsupported": _BAD_REQUEST,
+    "empty_prompt": _BAD_REQUEST,
     "model_not_found": FailureKind(404, "invalid_request_error"),
     "template_render_failed": FailureKind(422, "invalid_request_error"),
     # too much at once
@@ -191,6 +192,7 @@ FAILURES: dict[str, FailureKind] = {
     "engine_crashed": _COMING_BACK,
     "recovering": _COMING_BACK,
     "neuron_lost": _COMING_BACK,
+    "neuron_stopping": _COMING_BACK,
     "no_neuron": _COMING_BACK,
     "model_not_loaded": _COMING_BACK,
     "model_loading": _COMING_BACK,
@@ -201,6 +203,7 @@ FAILURES: dict[str, FailureKind] = {
     "not_enough_memory": _NOT_LOADABLE,
     "does_not_fit": _NOT_LOADABLE,
     "load_failed": _NOT_LOADABLE,
+    "model_load_failed": _NOT_LOADABLE,
     "unknown_architecture": _NOT_LOADABLE,
     "missing_file": _NOT_LOADABLE,
     "quantization_not_found": _NOT_LOADABLE,

@@ -129,7 +129,7 @@ def test_what_json_cannot_hold_is_refused(text: bytes) -> None:
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [True]),
         ("logit_bias", {"-1": 0}),
-        ("logit_bias", {"١": 0}),
+        ("logit_bias", {"\u0661": 0}),
         ("logit_bias", {"99999999999": 0}),
         ("metadata", {"k": 1}),
         ("metadata", {str(n): "v" for n in range(17)}),
