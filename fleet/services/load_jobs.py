@@ -149,8 +149,8 @@ def pinned_models_reconcile(*, snapshot: FleetSnapshot) -> list[LoadJob]:
                     requested_by=PINNED_REQUESTED_BY,
                 )
             )
-        except FleetError as error:
-            logger.warning("pinned model %s cannot be loaded yet: %s", entry.name, error)
+        except FleetError as error:  # a neuron seen before it was recorded: the next tick has it
+            logger.info("pinned model %s cannot be loaded yet: %s", entry.name, error)
     return started
 
 
