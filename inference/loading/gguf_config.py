@@ -176,7 +176,7 @@ def _llama3_scaling(keys: _Keys, header: GGUFHeader) -> RopeScaling:
     stored = np.fromfile(info.path, np.float32, info.num_elements, offset=info.offset)
     scaling = RopeScaling(
         kind="llama3",
-        factor=float(stored.max()),
+        factor=round(float(stored.max()), 3),  # as written before float32
         original_max_positions=keys.integer("rope.scaling.original_context_length", 8192),
     )
     base = keys.number("rope.freq_base", 10000.0)

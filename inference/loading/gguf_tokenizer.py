@@ -121,7 +121,7 @@ def _byte_level_bpe(metadata: Metadata) -> Tokenizer:
             f"the file splits text by the rule {name!r}, which is not known here ({known}); put "
             "the original model's tokenizer.json and tokenizer_config.json beside the file"
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    merges = [tuple(merge.split(" ", 1)) for merge in _list(metadata, "merges")]
     tokenizer = Tokenizer(
         models.BPE(
             vocab=_vocabulary(metadata), merges=merges, ignore_merges=name in WHOLE_WORDS_FIRST
@@ -136,12 +136,12 @@ def _byte_level_bpe(metadata: Metadata) -> Tokenizer:
 
 def _sentencepiece_bpe(metadata: Metadata) -> Tokenizer:
     """Llama 2's and Mistral's kind: spaces are a visible character, unknown characters bytes."""
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    tokens: list[str] = _list(metadata, "tokens")
     unknown_id = metadata.get("tokenizer.ggml.unknown_token_id", 0)
     tokenizer = Tokenizer(
         models.BPE(
             vocab=_vocabulary(metadata),
-            merges=_merges_by_score(tokens, metadata["tokenizer.ggml.scores"]),
+            merges=_merges_by_score(tokens, _list(metadata, "scores")),
             unk_token=tokens[unknown_id],
             fuse_unk=True,
             byte_fallback=True,
@@ -159,8 +159,15 @@ def _sentencepiece_bpe(metadata: Metadata) -> Tokenizer:
     return tokenizer
 
 
+def _list(metadata: Metadata, key: str) -> list[Any]:
+    value = metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(value, list):
+        raise BadFileError(f"the GGUF metadata lacks tokenizer.ggml.{key}")
+    return value
+
+
 def _vocabulary(metadata: Metadata) -> dict[str, int]:
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    tokens: list[str] = _list(metadata, "tokens")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise BadFileError("the vocabulary holds the same token twice")
@@ -182,7 +189,7 @@ def _merges_by_score(tokens: list[str], scores: list[float]) -> list[tuple[str, 
 
 
 def _add_special_tokens(tokenizer: Tokenizer, metadata: Metadata) -> None:
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    tokens: list[str] = _list(metadata, "tokens")
     kinds: list[int] = metadata.get("tokenizer.ggml.token_type", [])
     control = [token for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL]
     defined = [token for token, kind in zip(tokens, kinds, strict=False) if kind == USER_DEFINED]
@@ -191,7 +198,7 @@ def _add_special_tokens(tokenizer: Tokenizer, metadata: Metadata) -> None:
 
 
 def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    tokens: list[str] = _list(metadata, "tokens")
     named = {
         ours: tokens[token_id]
         for ours, theirs in (

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import httpx
-from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -36,6 +35,9 @@ from inference.loading.files import (
 from inference.loading.watched import bytes_under, run_watched
 from inference.protocol.load import LoadProgress, LoadStage
 
+# The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.
+TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryListing:
@@ -49,7 +51,7 @@ class Hub(Protocol):
 
     def list_files(self, repo: str, revision: str | None) -> RepositoryListing: ...
 
-    def fetch(self, repo: str, commit: str, name: str, cache_dir: Path) -> Path: ...
+    def fetch(self, repo: str, revision: str, name: str, cache_dir: Path) -> Path: ...
 
 
 class HuggingFaceHub:
@@ -68,9 +70,9 @@ class HuggingFaceHub:
             sizes={sibling.rfilename: sibling.size or 0 for sibling in siblings},
         )
 
-    def fetch(self, repo: str, commit: str, name: str, cache_dir: Path) -> Path:
+    def fetch(self, repo: str, revision: str, name: str, cache_dir: Path) -> Path:
         path = hf_hub_download(
-            repo, name, revision=commit, cache_dir=cache_dir, endpoint=self._endpoint
+            repo, name, revision=revision, cache_dir=cache_dir, endpoint=self._endpoint
         )
         return Path(path)
 
@@ -99,16 +101,21 @@ def download(
     hub_dir = hub_cache_dir(cache_dir)
     try:
         listing = hub.list_files(repo, revision)
-    except (OfflineModeIsEnabled, httpx.TransportError) as error:
-        return _from_cache(repo, revision, wanted, hub_dir, free_bytes, error)
     except (HfHubHTTPError, HFValidationError) as error:
         raise _named(repo, revision, error) from error
+    except (OfflineModeIsEnabled, TransportError) as error:
+        return _from_cache(repo, revision, wanted, hub_dir, free_bytes, error)
     weights = choose_weights(listing.sizes, wanted, free_bytes)
     check_shards(weights)
     names = [*(name for name in TEXT_FILES if name in listing.sizes), *weights]
     if len(weights) > 1 and SAFETENSORS_INDEX in listing.sizes:
         names.append(SAFETENSORS_INDEX)
-    paths = _fetch_all(hub, repo, listing, names, hub_dir, on_progress)
+    try:
+        paths = _fetch_all(hub, repo, listing, names, hub_dir, on_progress)
+        # By name this time: so the cache learns which commit the name means, for days offline.
+        hub.fetch(repo, revision or "main", names[0], hub_dir)
+    except (TransportError, LocalEntryNotFoundError, OSError) as error:
+        raise _named(repo, revision, error) from error
     directory = paths[weights[0]].parents[weights[0].count("/")]
     return ModelFiles(directory=directory, weights=tuple(paths[name] for name in weights))
 
@@ -138,10 +145,7 @@ def _fetch_all(
         done = min(total, max(transferred, known))
         on_progress(LoadProgress(stage=LoadStage.DOWNLOADING, done=done, total=total, detail=repo))
 
-    try:
-        run_watched(fetch, tell)
-    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.TransportError, OSError) as error:
-        raise _named(repo, listing.commit, error) from error
+    run_watched(fetch, tell)
     return finished
 
 

@@ -1,0 +1,143 @@
+"""Tiny models on disk: a Hugging Face directory, and the same weights as GGUF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+NUM_LAYERS = 2
+NUM_HEADS = 4
+NUM_KV_HEADS = 2
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": NUM_LAYERS,
+    "num_attention_heads": NUM_HEADS,
+    "num_key_value_heads": NUM_KV_HEADS,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+@pytest.fixture
+def tiny_directory(tmp_path: Path) -> Path:
+    return save_directory(tmp_path / "tiny", "llama")
+
+
+def save_directory(directory: Path, model_type: str, **overrides: Any) -> Path:
+    """A random model as transformers saves it, with a tokenizer.json of single letters."""
+    torch.manual_seed(11)
+    config = AutoConfig.for_model(
+        model_type, **(SIZES | {"tie_word_embeddings": False} | overrides)
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(directory)
+    tokenizer = Tokenizer(models.BPE(vocab={chr(65 + i): i for i in range(26)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def save_gguf(
+    path: Path,
+    weights: dict[str, torch.Tensor],
+    architecture: str = "llama",
+    types: dict[str, GGMLQuantizationType] | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> Path:
+    """The same weights as llama.cpp's converter writes them: its names, its order of rotary rows.
+    ``types``: by Hugging Face name, where not float32."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(SIZES["max_position_embeddings"])
+    writer.add_embedding_length(SIZES["hidden_size"])
+    writer.add_block_count(NUM_LAYERS)
+    writer.add_feed_forward_length(SIZES["intermediate_size"])
+    writer.add_head_count(NUM_HEADS)
+    writer.add_head_count_kv(NUM_KV_HEADS)
+    writer.add_key_length(SIZES["head_dim"])
+    writer.add_layer_norm_rms_eps(SIZES["rms_norm_eps"])
+    writer.add_rope_freq_base(10000.0)
+    _add_vocabulary(writer)
+    for key, value in (metadata or {}).items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    for name, weight in weights.items():
+        values = weight.float().numpy()
+        if architecture == "llama" and (heads := _rotary_heads(name)):
+            values = _interleaved(values, heads)
+        _add_tensor(writer, name, values, (types or {}).get(name, GGMLQuantizationType.F32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
+    tokens = ["<unk>", "<s>", "</s>", "a", "b", "ab", *(chr(0x100 + i) for i in range(58))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * 61)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def _add_tensor(
+    writer: gguf.GGUFWriter, name: str, values: np.ndarray, type: GGMLQuantizationType
+) -> None:
+    if type == GGMLQuantizationType.F32:
+        writer.add_tensor(gguf_name(name), values)
+    else:
+        writer.add_tensor(gguf_name(name), gguf.quantize(values, type), raw_dtype=type)
+
+
+def gguf_name(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    if stem in GGUF_NAMES:
+        return f"{GGUF_NAMES[stem]}.{kind}"
+    _, _, index, layer_stem = stem.split(".", 3)
+    return f"blk.{index}.{GGUF_NAMES[layer_stem]}.{kind}"
+
+
+def _rotary_heads(name: str) -> int | None:
+    if "q_proj" in name:
+        return NUM_HEADS
+    return NUM_KV_HEADS if "k_proj" in name else None
+
+
+def _interleaved(values: np.ndarray, heads: int) -> np.ndarray:
+    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from inference.loading.config import parse_config, read_directory_config
+from inference.loading.errors import BadFileError, MissingFileError, UnknownArchitectureError
+from inference.loading.gguf_config import read_gguf_config
+from inference.loading.gguf_header import read_header
+from inference.models.config import RopeScaling
+
+from .conftest import SIZES, save_gguf
+
+LLAMA = SIZES | {"model_type": "llama", "rope_theta": 5000.0}
+TABLE = {"model.embed_tokens.weight": torch.randn(64, 64)}
+
+
+def test_old_and_new_spellings_of_rope_agree() -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    old = parse_config(LLAMA | {"rope_scaling": scaling}, {})
+    new = parse_config(
+        SIZES | {"model_type": "llama", "rope_parameters": scaling | {"rope_theta": 5000.0}}, {}
+    )
+    assert old == new
+    assert old.rope_theta == 5000.0
+    assert old.rope_scaling == RopeScaling(kind="llama3", factor=8.0, original_max_positions=64)
+
+
+def test_what_transformers_writes_is_understood(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("qwen3", **SIZES)
+    config.save_pretrained(tmp_path)
+    ours = read_directory_config(tmp_path)
+    assert (ours.architecture, ours.qk_norm, ours.qkv_bias) == ("qwen3", True, False)
+    assert (ours.head_dim, ours.num_kv_heads, ours.eos_token_ids) == (16, 2, (2,))
+
+
+def test_yarn_reaches_further_than_declared() -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
+    assert parse_config(LLAMA | {"rope_scaling": scaling}, {}).max_positions == 400
+
+
+def test_generation_config_gives_ends_and_defaults() -> None:
+    generation = {
+        "eos_token_id": [2, 7],
+        "temperature": 0.6,
+        "top_k": 20,
+        "repetition_penalty": 1.1,
+        "max_new_tokens": 5,
+    }
+    config = parse_config(LLAMA, generation)
+    assert config.eos_token_ids == (2, 7)
+    assert config.generation_defaults == {
+        "temperature": 0.6,
+        "top_k": 20,
+        "repetition_penalty": 1.1,
+    }
+
+
+def test_qwen2_declares_a_window_that_is_off() -> None:
+    qwen = LLAMA | {"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": False}
+    assert parse_config(qwen, {}).sliding_window is None
+    assert (
+        parse_config(LLAMA | {"model_type": "mistral", "sliding_window": 32}, {}).sliding_window
+        == 32
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"hidden_size": "big"}, "hidden_size"),
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+        (
+            {
+                "model_type": "qwen2",
+                "sliding_window": 32,
+                "use_sliding_window": True,
+                "max_window_layers": 1,
+            },
+            "some of the layers",
+        ),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadFileError, match=named):
+        parse_config(LLAMA | change, {})
+
+
+def test_an_unknown_architecture_names_the_known_ones() -> None:
+    with pytest.raises(UnknownArchitectureError, match=r"'bert'.*llama, mistral, qwen2, qwen3"):
+        parse_config(LLAMA | {"model_type": "bert"}, {})
+
+
+def test_files_that_are_not_there_or_not_json(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"config\.json"):
+        read_directory_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(BadFileError, match="not JSON"):
+        read_directory_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps([1]))
+    with pytest.raises(BadFileError, match="JSON object"):
+        read_directory_config(tmp_path)
+
+
+def test_gguf_rope_divisors_become_the_llama3_rule(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    hf = AutoConfig.for_model("llama", **(SIZES | {"rope_parameters": rope}))
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](hf, torch.device("cpu"))
+    plain = 10000.0 ** (-torch.arange(0, 16, 2) / 16)
+    path = _with_divisors(tmp_path / "x.gguf", (plain / scaled).numpy())
+    assert read_gguf_config(read_header(path)).rope_scaling == RopeScaling(
+        kind="llama3", factor=32.0
+    )
+
+
+def test_gguf_rope_divisors_of_another_rule_are_refused(tmp_path: Path) -> None:
+    path = _with_divisors(tmp_path / "x.gguf", np.linspace(1.0, 9.0, 8))
+    with pytest.raises(BadFileError, match=r"rope_freqs\.weight"):
+        read_gguf_config(read_header(path))
+
+
+def _with_divisors(path: Path, divisors: np.ndarray) -> Path:
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in {
+        "embedding_length": 64,
+        "feed_forward_length": 96,
+        "block_count": 2,
+        "context_length": 131072,
+        "attention.head_count": 4,
+    }.items():
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_tensor("token_embd.weight", np.zeros((64, 64), np.float32))
+    writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_gguf_ends_turns_where_its_chat_template_does(tmp_path: Path) -> None:
+    tokens = ["<unk>", "<s>", "</s>", "<|im_end|>", *(f"t{i}" for i in range(60))]
+    path = save_gguf(tmp_path / "x.gguf", TABLE, metadata={"tokenizer.ggml.eot_token_id": 5})
+    header = read_header(path)
+    assert read_gguf_config(header).eos_token_ids == (2, 5)
+    metadata = dict(header.metadata) | {"tokenizer.ggml.tokens": tokens}
+    renamed = type(header)(path=path, metadata=metadata, tensors=header.tensors, data_offset=0)
+    assert read_gguf_config(renamed).eos_token_ids == (2, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "named"),
+    [
+        ({"llama.expert_count": 8}, "mixture-of-experts"),
+        ({"llama.rope.dimension_count": 8}, "part of each head"),
+        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
+    ],
+)
+def test_gguf_metadata_that_would_be_computed_wrongly_is_refused(
+    tmp_path: Path, metadata: dict[str, Any], named: str
+) -> None:
+    path = save_gguf(tmp_path / "x.gguf", TABLE, metadata=metadata)
+    with pytest.raises(BadFileError, match=named):
+        read_gguf_config(read_header(path))
+
+
+def test_gguf_of_an_unknown_architecture(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "x.gguf", TABLE, architecture="falcon")
+    with pytest.raises(UnknownArchitectureError, match="falcon"):
+        read_gguf_config(read_header(path))

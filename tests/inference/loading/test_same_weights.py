@@ -1,0 +1,142 @@
+"""A tiny model as safetensors and as GGUF opens to the same config and the same weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from safetensors.torch import load_file, save_file
+
+from inference.loading.errors import MissingTensorError
+from inference.loading.loader import OpenedModel, open_model
+from inference.loading.preflight import expected_tensors
+from inference.models.stored import GroupedWeight
+from inference.protocol.load import LoadSpec, LoadStage
+
+from .conftest import save_directory, save_gguf
+
+
+def opened(source: Path, tmp_path: Path, **changes: object) -> OpenedModel:
+    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{source}", devices=["cpu"], **changes)
+    return open_model(spec, tmp_path / "cache", lambda progress: None)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+def test_gguf_and_safetensors_agree(tmp_path: Path, model_type: str) -> None:
+    directory = save_directory(tmp_path / "hf", model_type)
+    weights = load_file(directory / "model.safetensors")
+    file = save_gguf(tmp_path / "x.gguf", weights, model_type)
+
+    dense, packed = opened(directory, tmp_path), opened(file, tmp_path)
+
+    for name in expected_tensors(dense.config):
+        if not name.endswith("norm.weight") and name.endswith(".weight"):
+            stem = name.removesuffix(".weight")
+            ours, theirs = packed.weights.stored(stem), dense.weights.stored(stem)
+            assert torch.equal(ours.weight, theirs.weight), name
+            assert (ours.bias is None) == (theirs.bias is None)
+        else:
+            assert torch.equal(packed.weights.tensor(name), dense.weights.tensor(name)), name
+    ours, theirs = dataclasses.asdict(packed.config), dataclasses.asdict(dense.config)
+    assert {k: v for k, v in ours.items() if k != "rms_norm_eps"} == {
+        k: v for k, v in theirs.items() if k != "rms_norm_eps"
+    }
+    assert ours["rms_norm_eps"] == pytest.approx(theirs["rms_norm_eps"])
+    assert packed.num_parameters == dense.num_parameters
+    assert packed.weight_bytes == dense.weight_bytes == 4 * dense.num_parameters
+
+
+def test_rotary_rows_are_put_back_in_quantised_form(tmp_path: Path) -> None:
+    directory = save_directory(tmp_path / "hf", "llama")
+    weights = load_file(directory / "model.safetensors")
+    name = "model.layers.1.self_attn.q_proj"
+    types = {f"{name}.weight": GGMLQuantizationType.Q8_0}
+    file = save_gguf(tmp_path / "x.gguf", weights, types=types)
+
+    stored = opened(file, tmp_path).weights.stored(name)
+
+    assert isinstance(stored, GroupedWeight)
+    # Half a step of each group's scale, which is its largest value / 127.
+    assert torch.allclose(stored.dequantize(), weights[f"{name}.weight"], atol=0.01)
+
+
+def test_tied_embeddings_show_in_both(tmp_path: Path) -> None:
+    directory = save_directory(tmp_path / "hf", "llama", tie_word_embeddings=True)
+    weights = load_file(directory / "model.safetensors")
+    assert "lm_head.weight" not in weights
+    file = save_gguf(tmp_path / "x.gguf", weights)
+    assert opened(directory, tmp_path).config.tie_embeddings
+    assert opened(file, tmp_path).config.tie_embeddings
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_files_come_in_the_activation_dtype(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    directory = save_directory(tmp_path / "hf", "llama")
+    weights = {k: v.to(dtype) for k, v in load_file(directory / "model.safetensors").items()}
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    model = opened(directory, tmp_path, dtype="float32")
+    norm = model.weights.tensor("model.norm.weight")
+    assert norm.dtype == torch.float32
+    assert torch.equal(norm, weights["model.norm.weight"].float())
+    x = torch.randn(3, 64)
+    expected = x @ weights["lm_head.weight"].float().T
+    assert torch.allclose(model.weights.linear("lm_head").decode(x), expected, atol=1e-5)
+
+
+def test_sharded_safetensors(tmp_path: Path) -> None:
+    directory = save_directory(tmp_path / "hf", "llama")
+    weights = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    names = sorted(weights)
+    for index, part in enumerate((names[:5], names[5:]), start=1):
+        shard = directory / f"model-{index:05d}-of-00002.safetensors"
+        save_file({name: weights[name] for name in part}, shard)
+    model = opened(directory, tmp_path)
+    assert torch.equal(model.weights.stored("lm_head").weight, weights["lm_head.weight"])
+
+
+def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
+    directory = save_directory(tmp_path / "hf", "llama")
+    weights = load_file(directory / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, directory / "model.safetensors")
+    with pytest.raises(MissingTensorError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
+        opened(directory, tmp_path)
+
+
+def test_progress_counts_the_tensors(tmp_path: Path, tiny_directory: Path) -> None:
+    told = []
+    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{tiny_directory}", devices=["cpu"])
+    model = open_model(spec, tmp_path / "cache", told.append)
+    for name in expected_tensors(model.config):
+        model.weights.tensor(name)
+    assert [p.stage for p in told][:2] == [LoadStage.STARTING, LoadStage.PREFLIGHT]
+    assert told[-1].stage == LoadStage.WEIGHTS and told[-1].done == told[-1].total
+    model.close()
+
+
+def test_mixed_formats_stay_packed_side_by_side(tmp_path: Path) -> None:
+    directory = save_directory(tmp_path / "hf", "llama")
+    weights = load_file(directory / "model.safetensors")
+    layer = "model.layers.0.self_attn"
+    types = {
+        f"{layer}.q_proj.weight": GGMLQuantizationType.Q4_1,
+        f"{layer}.k_proj.weight": GGMLQuantizationType.Q4_0,
+        f"{layer}.v_proj.weight": GGMLQuantizationType.Q8_0,
+    }
+    model = opened(save_gguf(tmp_path / "x.gguf", weights, types=types), tmp_path)
+    names = [f"{layer}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
+
+    fused, dense = model.weights.linear(*names), model.weights.stored(*names)
+
+    assert (fused.in_features, fused.out_features) == (64, 64 + 32 + 32)
+    x = torch.randn(5, 64)
+    expected = x @ dense.weight.T
+    assert torch.allclose(fused.decode(x), expected, atol=0.02 * expected.abs().max())
+    assert "Q4_0 4-bit kernel" in model.weights.report()
+    assert "Q8_0 dequantised: fused with weights of another format" in model.weights.report()
