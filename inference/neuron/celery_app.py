@@ -7,15 +7,47 @@ That costs nothing, because no task waits.
 
 from __future__ import annotations
 
+import logging
+import warnings
 from typing import Any
 
 from celery import Celery
+from celery.platforms import SecurityWarning
+from celery.worker.consumer import Consumer
+from celery.worker.state import maybe_shutdown
 
 from inference.protocol.keys import neuron_queue
 from inference.protocol.redis_url import celery_broker_url
 
+log = logging.getLogger(__name__)
+
 PREFETCH_MULTIPLIER = 4
 """Tasks fetched ahead: they are short, and a load must not wait behind a round trip each."""
+
+
+RECONNECT_INTERVAL_S = 0.5
+
+
+class ReconnectingConsumer(Consumer):  # type: ignore[misc]
+    """Looks for an absent Redis twice a second, for ever, and says so once. Celery's own waits up
+    to half a minute between attempts, in which no model can be loaded."""
+
+    def ensure_connected(self, connection: Any) -> Any:
+        is_first = True
+
+        def tell(error: Exception, interval_s: float) -> None:
+            nonlocal is_first
+            if is_first:
+                log.error("the task queue is away: %s; waiting for it", error)
+            is_first = False
+
+        return connection.ensure_connection(
+            tell,
+            interval_start=RECONNECT_INTERVAL_S,
+            interval_step=0,
+            interval_max=RECONNECT_INTERVAL_S,
+            callback=maybe_shutdown,
+        )
 
 
 def create_app(*, name: str, redis_url: str) -> Celery:
@@ -32,9 +64,9 @@ def create_app(*, name: str, redis_url: str) -> Celery:
         worker_send_task_events=False,
         worker_hijack_root_logger=False,
         worker_enable_remote_control=False,
-        broker_connection_retry=True,
+        worker_consumer=ReconnectingConsumer,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
         broker_connection_retry_on_startup=True,
-        broker_connection_max_retries=None,
         broker_transport_options={"socket_connect_timeout": 2.0, "socket_keepalive": True},
         enable_utc=True,
     )
@@ -43,6 +75,8 @@ def create_app(*, name: str, redis_url: str) -> Celery:
 
 def create_worker(app: Celery, *, name: str) -> Any:
     """``start()`` on the result serves until SIGTERM or SIGINT."""
+    # Root in a container is ordinary, and messages are JSON: none can carry code.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     return app.Worker(
         hostname=f"neuron@{name}",
         pool="solo",

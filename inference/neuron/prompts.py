@@ -150,22 +150,20 @@ def resolve_sampling(
         value = getattr(options, name)
         if value is None:
             value = report.generation_defaults.get(name)
+            if name == "top_k" and value is not None and value == int(value):
+                value = int(value)  # some generation_config.json files write 50.0
         if value is not None:
             chosen[name] = value
     stop_ids = [] if options.ignore_eos else report.eos_token_ids
     _check_ids_in_vocabulary(options, report.vocab_size)
-    # convert() holds generation_config to the same types as a client's values (top_k 50.0 is 50).
-    return msgspec.convert(
-        {
-            **chosen,
-            "max_tokens": max_tokens,
-            "logit_bias": options.logit_bias or {},
-            "seed": options.seed,
-            "top_logprobs": options.top_logprobs,
-            "stop_token_ids": list(dict.fromkeys([*stop_ids, *options.stop_token_ids])),
-            "min_tokens": options.min_tokens,
-        },
-        SamplingParams,
+    return SamplingParams(
+        **chosen,
+        max_tokens=max_tokens,
+        logit_bias=options.logit_bias or {},
+        seed=options.seed,
+        top_logprobs=options.top_logprobs,
+        stop_token_ids=list(dict.fromkeys([*stop_ids, *options.stop_token_ids])),
+        min_tokens=options.min_tokens,
     )
 
 

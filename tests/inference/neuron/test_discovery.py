@@ -1,0 +1,124 @@
+"""What a host says of itself with a GPU, with a broken driver, and without either."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from inference.neuron.discovery import Discovery
+
+GIB = 1024**3
+
+
+class FakeNvml:
+    """Two cards on one driver; ``init_error`` is what nvmlInit raises."""
+
+    NVMLError = pynvml.NVMLError
+    NVML_ERROR_LIB_RM_VERSION_MISMATCH = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+    NVML_ERROR_NO_PERMISSION = pynvml.NVML_ERROR_NO_PERMISSION
+    NVML_ERROR_DRIVER_NOT_LOADED = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    NVML_ERROR_LIBRARY_NOT_FOUND = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+
+    def __init__(self, init_error: int | None = None) -> None:
+        self.init_error = init_error
+        self.is_lost = False
+
+    def nvmlInit(self) -> None:  # noqa: N802 - NVML's own names
+        if self.init_error is not None:
+            raise pynvml.NVMLError(self.init_error)
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
+        return b"580.10"
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
+        return (8, 6)
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return f"Card {handle}"
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return f"GPU-{handle}abc"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+        if self.is_lost:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return SimpleNamespace(total=24 * GIB, free=(20 + handle) * GIB)
+
+
+def _run(nvml: FakeNvml, *, has_gpu: bool = True, **environment: str) -> Discovery:
+    return Discovery.run(nvml, has_nvidia_hardware=has_gpu, environment=environment)
+
+
+def test_cuda_devices() -> None:
+    first, second = _run(FakeNvml()).devices()
+    assert (first.kind, first.name, first.index) == ("cuda", "Card 0", 0)
+    assert (first.compute_capability, first.driver) == ("8.6", "580.10")
+    assert (second.total_memory_bytes, second.free_memory_bytes) == (24 * GIB, 21 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("1", ["Card 1"]),
+        ("1,0", ["Card 1", "Card 0"]),
+        ("GPU-1", ["Card 1"]),
+        ("0,7,1", ["Card 0"]),
+    ],
+)
+def test_engines_see_what_cuda_visible_devices_leaves(visible: str, names: list[str]) -> None:
+    devices = _run(FakeNvml(), CUDA_VISIBLE_DEVICES=visible).devices()
+    assert [device.name for device in devices] == names
+    assert [device.index for device in devices] == list(range(len(names)))
+
+
+def test_no_visible_device_is_a_cpu_host() -> None:
+    (device,) = _run(FakeNvml(), CUDA_VISIBLE_DEVICES="").devices()
+    assert device.kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "different versions"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "no permission"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "no working driver"),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "no working driver"),
+        (pynvml.NVML_ERROR_UNKNOWN, "does not answer"),
+    ],
+)
+def test_a_broken_driver_is_named(error: int, words: str) -> None:
+    discovery = _run(FakeNvml(error))
+    (problem,) = discovery.host().problems
+    assert words in problem
+    assert [device.kind for device in discovery.devices()] == ["cpu"]
+
+
+def test_no_driver_on_a_host_without_a_gpu_is_no_problem() -> None:
+    discovery = _run(FakeNvml(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND), has_gpu=False)
+    assert discovery.host().problems == []
+
+
+def test_a_card_that_is_lost_later_has_no_free_memory_and_is_named_once() -> None:
+    nvml = FakeNvml()
+    discovery = _run(nvml)
+    nvml.is_lost = True
+    for _ in range(2):
+        assert [device.free_memory_bytes for device in discovery.devices()] == [0, 0]
+    assert len(discovery.host().problems) == 2
+
+
+def test_this_host() -> None:
+    host = Discovery.run().host()
+    assert host.hostname
+    assert host.os
+    assert host.num_cores >= 1
+    assert 0 < host.free_memory_bytes <= host.total_memory_bytes

@@ -1,0 +1,210 @@
+"""The real thing end to end: ``python -m inference.neuron`` as a Celery worker on real Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import redis
+from celery import Celery
+
+from helexa_site.bootstrap.redis_server import (
+    PrivateRedis,
+    configure_private_redis,
+    wait_for_redis,
+)
+from inference.neuron.celery_app import create_app
+from inference.protocol.events import Cancelled, Failed, Finished
+from inference.protocol.keys import TASK_DRAIN_INBOX, TASK_LOAD_MODEL, TASK_UNLOAD_MODEL
+
+REPOSITORY_DIR = Path(__file__).resolve().parents[3]
+StartNeuron = Callable[[], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start_neuron(
+    redis_url: str, engine_command: list[str], tmp_path: Path
+) -> Iterator[StartNeuron]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(url: str = redis_url) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "inference.neuron", "--name", "n1"],
+            cwd=REPOSITORY_DIR,
+            env={
+                **os.environ,
+                "REDIS_URL": url,
+                "HELEXA_DATA_DIR": str(tmp_path),
+                "HELEXA_ENGINE_COMMAND": shlex.join(engine_command),
+            },
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def celery_app(redis_url: str) -> Iterator[Celery]:
+    app = create_app(name="n1", redis_url=redis_url)
+    yield app
+    app.close()
+
+
+@contextlib.contextmanager
+def _running(server: PrivateRedis) -> Iterator[None]:
+    with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
+        try:
+            wait_for_redis(server.url)
+            yield
+        finally:
+            process.kill()
+
+
+def _engines(neuron: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return psutil.Process(neuron.pid).children()
+
+
+def _load(app: Celery, spec: Any) -> None:
+    app.send_task(TASK_LOAD_MODEL, args=[msgspec.to_builtins(spec)], expires=60)
+
+
+def test_load_stream_cancel_and_both_kills(
+    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any, wait_until: Any
+) -> None:
+    neuron = start_neuron()
+    _load(celery_app, fake_spec())
+    gateway.wait_status("ready")
+
+    request_id = gateway.submit(max_tokens=5)
+    celery_app.send_task(TASK_DRAIN_INBOX, expires=10)
+    assert isinstance(gateway.wait_end(request_id)[-1], Finished)
+
+    request_id = gateway.submit()
+    celery_app.send_task(TASK_DRAIN_INBOX, expires=10)
+    gateway.wait_events(request_id, lambda events: len(events) > 2)
+    gateway.cancel(request_id)
+    celery_app.send_task(TASK_DRAIN_INBOX, expires=10)
+    assert isinstance(gateway.wait_end(request_id)[-1], Cancelled)
+
+    request_id = gateway.submit()
+    gateway.wait_events(request_id, lambda events: len(events) > 2)
+    (engine,) = _engines(neuron)
+    engine.kill()
+    events = gateway.wait_end(request_id)
+    assert [e.failure.code for e in events if isinstance(e, Failed)] == ["engine_crashed"]
+    wait_until(lambda: gateway.replica().num_restarts == 1)
+    gateway.wait_status("ready")
+
+    (engine,) = _engines(neuron)
+    epoch = gateway.heartbeat().epoch
+    neuron.kill()
+    neuron.wait()
+    wait_until(lambda: not engine.is_running(), timeout_s=5)
+    neuron = start_neuron()
+    wait_until(lambda: (beat := gateway.heartbeat()) is not None and beat.epoch != epoch)
+    gateway.wait_status("ready")
+    request_id = gateway.submit(max_tokens=5)
+    assert isinstance(gateway.wait_end(request_id)[-1], Finished)
+
+    celery_app.send_task(TASK_UNLOAD_MODEL, args=["m"], expires=60)
+    wait_until(lambda: gateway.replica() is None)
+    _load(celery_app, fake_spec())
+    gateway.wait_status("ready")
+    (engine,) = _engines(neuron)
+    neuron.send_signal(signal.SIGTERM)
+    assert neuron.wait(5) == 0
+    assert not engine.is_running()
+    assert gateway.heartbeat() is None
+
+
+def test_sigterm_during_a_load(
+    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any, wait_until: Any
+) -> None:
+    neuron = start_neuron()
+    _load(celery_app, fake_spec(load_s=60))
+    gateway.wait_status("loading")
+    wait_until(lambda: _engines(neuron))
+    (engine,) = _engines(neuron)
+    neuron.send_signal(signal.SIGTERM)
+    assert neuron.wait(5) == 0
+    assert not engine.is_running()
+
+
+def test_redis_dies_and_comes_back_empty(
+    start_neuron: Any, gateway: Any, fake_spec: Any, tmp_path: Path, wait_until: Any
+) -> None:
+    """The model stays loaded, the request in flight is freed, and work goes on afterwards."""
+    run_dir = tmp_path / "r"
+    run_dir.mkdir()
+    gateway_of = type(gateway)
+    server = configure_private_redis(run_dir)
+    url = server.url
+    with _running(server):
+        neuron = start_neuron(url)
+        first = gateway_of(redis.Redis.from_url(url), "n1")
+        with create_app(name="n1", redis_url=url) as app:
+            _load(app, fake_spec())
+        first.wait_status("ready")
+        request_id = first.submit()
+        first.wait_events(request_id, lambda events: len(events) > 2)
+        (engine,) = _engines(neuron)
+    with _running(server):
+        second = gateway_of(redis.Redis.from_url(url), "n1", "gw2")
+        state = second.wait_status("ready")
+        assert state.num_restarts == 0
+        assert _engines(neuron) == [engine]
+        wait_until(second.is_idle)
+        request_id = second.submit(max_tokens=5)
+        assert isinstance(second.wait_end(request_id)[-1], Finished)
+        with create_app(name="n1", redis_url=url) as app:
+            app.send_task(TASK_UNLOAD_MODEL, args=["m"], expires=60)
+        wait_until(lambda: second.replica() is None)
+    neuron.send_signal(signal.SIGTERM)
+    assert neuron.wait(10) == 0, "without Redis too"
+
+
+def test_the_neuron_imports_neither_torch_nor_django() -> None:
+    """kombu looks into django.utils where that is installed; settings, apps and ORM are far."""
+    program = (
+        "import pkgutil, importlib, sys, inference.neuron as n, inference.text as t\n"
+        "for package in (n, t):\n"
+        "    for module in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
+        "        importlib.import_module(module.name)\n"
+        "forbidden = {'torch', 'django.conf', 'django.apps', 'django.db'}\n"
+        "print(*sorted(forbidden & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY_DIR,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "helexa_site.settings"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.strip() == ""
+
+
+def test_a_bad_name_is_one_clear_line() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "inference.neuron", "--name", "a b"],
+        cwd=REPOSITORY_DIR,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "a neuron's name is" in result.stderr
