@@ -98,7 +98,7 @@ def build_snapshot(heartbeats: Iterable[NeuronHeartbeat]) -> FleetSnapshot:
 
 def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
     """Straight-line estimate of what is left; ``None`` where there is no rate to go by."""
-    if done <= 0 or total <= 0:
+    if elapsed_s <= 0 or done <= 0 or total <= 0:
         return None
     return max(0.0, elapsed_s * (total - done) / done)
 

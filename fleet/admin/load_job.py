@@ -64,7 +64,7 @@ class LoadJobAdmin(ReportedAdmin):
         return render_to_string(
             "fleet/load_progress.html",
             {
-                "stage": job.stage or "waiting for the neuron",
+                "stage": job.stage or ("waiting for the neuron" if job.is_active else ""),
                 "percent": None if fraction is None else round(100 * fraction),
                 "amount": _amount(job),
                 "eta_s": job.eta_s,

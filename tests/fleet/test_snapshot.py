@@ -68,6 +68,10 @@ def test_without_a_rate_there_is_no_eta(done: int, total: int) -> None:
     assert remaining_s(10.0, done, total) is None
 
 
+def test_at_the_first_report_there_is_no_rate_yet() -> None:
+    assert remaining_s(0.0, 50, 100) is None
+
+
 def test_lookups(build) -> None:
     snapshot = build_snapshot([build.heartbeat(replicas=[build.replica()])])
     neuron = snapshot.neuron("beast")
