@@ -74,7 +74,7 @@ def place(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Decision:
         target = min(feasible, key=lambda neuron: (-neuron.free_memory_bytes, neuron.name))
         return Load(neuron=target.name, model=entry.name)
     if draining := _with_status(replicas, ReplicaStatus.DRAINING):
-        return _wait(draining[0])
+        return _wait(min(draining, key=_soonest))
     return _reject(entry, snapshot)
 
 

@@ -140,6 +140,10 @@ TABLE = {
         [neuron("a", replica("a", DRAINING))],
         Wait(neuron="a", model="tiny", reason="tiny is draining on a"),
     ),
+    "several draining: by name, whatever their order": (
+        [neuron("b", replica("b", DRAINING)), neuron("a", replica("a", DRAINING))],
+        Wait(neuron="a", model="tiny", reason="tiny is draining on a"),
+    ),
     "an empty fleet": (
         [],
         Reject(
