@@ -41,6 +41,7 @@ save ""
 appendonly no
 maxmemory-policy noeviction
 daemonize no
+set-proc-title no
 """
 
 

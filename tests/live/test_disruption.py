@@ -1,0 +1,205 @@
+"""What goes away comes back: clients, engines, neurons, Redis; nothing is left behind meanwhile.
+
+Each test leaves the shared server able to recover; the fixture waits until it has.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.live.serving import WAIT_TIMEOUT_S, Serve, chat_body, wait_until
+
+LONG = {"max_tokens": 1500, "ignore_eos": True, "min_tokens": 1500}
+"""An answer that takes seconds, so that something can happen meanwhile."""
+LONG_PROMPT = {"messages": [{"role": "user", "content": "tell me of the sea " * 1200}]}
+"""A prompt whose prefill takes several steps."""
+
+
+def is_idle(helexa: Serve) -> bool:
+    replica = helexa.replica()
+    return replica is not None and (
+        (replica["in_flight"], replica["queue_depth"], replica["kv_blocks_used"]) == (0, 0, 0)
+    )
+
+
+def is_busy(helexa: Serve) -> bool:
+    replica = helexa.replica()
+    return replica is not None and replica["kv_blocks_used"] > 0
+
+
+def answers(helexa: Serve) -> bool:
+    response = helexa.chat()
+    return response.status_code == 200 and "Paris" in response.text
+
+
+class Abandoned:
+    """A request in a thread of its own, whose client goes away when ``leave`` is called."""
+
+    def __init__(self, helexa: Serve, **fields: Any) -> None:
+        self._client = httpx.Client(timeout=WAIT_TIMEOUT_S)
+        self._url = f"{helexa.url}/v1/chat/completions"
+        self._body = chat_body(**fields)
+        self.status: int | None = None
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        try:
+            self.status = self._client.post(self._url, json=self._body).status_code
+        except (httpx.HTTPError, RuntimeError, OSError):
+            self.status = None
+
+    def leave(self) -> None:
+        """Close the socket under the request that waits on it."""
+        for connection in self._client._transport._pool.connections:  # type: ignore[attr-defined]
+            stream = connection._connection._network_stream
+            stream.get_extra_info("socket").shutdown(2)
+        self._thread.join(WAIT_TIMEOUT_S)
+
+
+@pytest.fixture
+def idle(helexa: Serve) -> Iterator[Serve]:
+    """Idle before; idle again after, or the test has failed to give something back."""
+    wait_until(lambda: is_idle(helexa), "idle before the test")
+    yield helexa
+    wait_until(lambda: is_idle(helexa), "every block is free again")
+
+
+def test_disconnect_while_decoding_a_stream(idle: Serve) -> None:
+    with idle.stream(**LONG) as stream:
+        stream.next_text()
+        wait_until(lambda: is_busy(idle), "decoding")
+
+
+def test_disconnect_while_decoding_without_a_stream(idle: Serve) -> None:
+    request = Abandoned(idle, **LONG)
+    wait_until(lambda: is_busy(idle), "decoding")
+    request.leave()
+    assert request.status is None
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_disconnect_while_prefilling(idle: Serve, stream: bool) -> None:
+    request = Abandoned(idle, **LONG_PROMPT, stream=stream, seed=int(stream))
+    wait_until(lambda: is_busy(idle), "prefilling")
+    request.leave()
+
+
+def test_disconnect_before_anything(idle: Serve) -> None:
+    for _ in range(10):
+        with idle.stream(**LONG):
+            pass
+
+
+def test_disconnect_of_many(idle: Serve) -> None:
+    requests = [Abandoned(idle, **LONG, seed=number) for number in range(12)]
+    wait_until(lambda: is_busy(idle), "decoding")
+    for request in requests:
+        request.leave()
+
+
+def test_others_are_undisturbed_by_a_disconnect(idle: Serve) -> None:
+    alone = idle.answer(max_tokens=200, ignore_eos=True)
+    request = Abandoned(idle, **LONG)
+    wait_until(lambda: is_busy(idle), "decoding")
+    answer: list[str] = []
+    other = threading.Thread(
+        target=lambda: answer.append(idle.answer(max_tokens=200, ignore_eos=True))
+    )
+    other.start()
+    request.leave()
+    other.join(WAIT_TIMEOUT_S)
+    assert answer == [alone]
+
+
+def test_killed_engine_fails_the_request_once_and_comes_back(helexa: Serve) -> None:
+    killed = helexa.find("engine")
+    with helexa.stream(**LONG) as stream:
+        stream.next_text()
+        helexa.kill("engine")
+        events = list(stream)
+    errors = [event for event in events if '"error"' in event]
+    assert len(errors) == 1
+    assert json.loads(errors[0])["error"]["message"]
+    assert events[-1] in (errors[0], "[DONE]")
+    wait_until(lambda: answers(helexa), "answers after its engine was killed")
+    assert helexa.find("engine").pid != killed.pid
+    replica = helexa.replica()
+    assert replica is not None
+    assert replica["num_restarts"] >= 1
+
+
+def test_killed_engine_without_a_stream_is_a_503(helexa: Serve) -> None:
+    responses: list[httpx.Response] = []
+    request = threading.Thread(target=lambda: responses.append(helexa.chat(**LONG)))
+    request.start()
+    wait_until(lambda: is_busy(helexa), "decoding")
+    helexa.kill("engine")
+    request.join(WAIT_TIMEOUT_S)
+    assert [response.status_code for response in responses] == [503]
+    assert responses[0].json()["error"]["message"]
+    assert int(responses[0].headers["retry-after"]) >= 1
+    wait_until(lambda: answers(helexa), "answers after its engine was killed")
+
+
+def test_killed_neuron_fails_the_request_and_leaves_no_engine(helexa: Serve) -> None:
+    engine = helexa.find("engine")
+    with helexa.stream(**LONG) as stream:
+        stream.next_text()
+        neuron = helexa.kill("neuron")
+        events = list(stream)
+    assert len([event for event in events if '"error"' in event]) == 1
+    wait_until(lambda: not is_running(engine), "the engine ended with its neuron")
+    wait_until(lambda: answers(helexa), "answers after its neuron was killed")
+    assert helexa.find("neuron").pid != neuron.pid
+    assert any(line.startswith("neuron") and "SIGKILL" in line for line in helexa.lines)
+
+
+def test_killed_redis_comes_back(helexa: Serve) -> None:
+    killed = helexa.kill("redis")
+    wait_until(
+        lambda: any(line.startswith("redis") and "SIGKILL" in line for line in helexa.lines),
+        "serve says that Redis ended",
+    )
+    wait_until(lambda: answers(helexa), "answers after Redis was killed")
+    assert helexa.find("redis").pid != killed.pid
+
+
+def test_redis_that_hangs_is_a_503_and_comes_back(helexa: Serve) -> None:
+    redis = helexa.find("redis")
+    redis.suspend()
+    try:
+        wait_until(lambda: not helexa.is_healthy(), "/health knows")
+        assert helexa.health()["reasons"]
+        refused = helexa.chat()
+        assert refused.status_code == 503
+        assert refused.json()["error"]["message"]
+    finally:
+        redis.resume()
+    wait_until(lambda: answers(helexa), "answers after Redis hung")
+
+
+def test_killed_gateway_comes_back_and_frees_what_it_held(helexa: Serve) -> None:
+    request = Abandoned(helexa, **LONG)
+    wait_until(lambda: is_busy(helexa), "decoding")
+    helexa.kill("gateway")
+    wait_until(lambda: answers(helexa), "answers after its gateway was killed")
+    wait_until(lambda: is_idle(helexa), "the dead gateway's blocks are free")
+    assert request.status is None
+
+
+def test_killed_control_comes_back(helexa: Serve) -> None:
+    control = helexa.kill("control")
+    wait_until(lambda: helexa.find("control").pid != control.pid, "a new control")
+    assert answers(helexa)
+
+
+def is_running(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
