@@ -58,6 +58,7 @@ class GenerationConsumer(ApiConsumer):
         self._parse = parse
         self._usage: Usage | None = None
         self._quiet: QuietTimer | None = None
+        self._sending = asyncio.Lock()
 
     async def answer(self, body: bytes) -> None:
         started_s = time.perf_counter()
@@ -126,15 +127,18 @@ class GenerationConsumer(ApiConsumer):
             await self.respond(200, frames)
 
     async def _send_frames(self, frames: bytes, *, last: bool) -> None:
-        if self._quiet is not None:
-            self._quiet.touch()
-        if not self._response_started:
-            await self.start_response(200, STREAM_HEADERS)
-        await self.send_body(frames, last=last)
+        """One at a time: a keep-alive may start the response while the first answer arrives."""
+        async with self._sending:
+            if self._response_ended:
+                return
+            if self._quiet is not None:
+                self._quiet.touch()
+            if not self._response_started:
+                await self.start_response(200, STREAM_HEADERS)
+            await self.send_body(frames, last=last)
 
     async def _keep_alive(self) -> None:
-        if not self._response_ended:
-            await self._send_frames(KEEP_ALIVE_FRAME, last=False)
+        await self._send_frames(KEEP_ALIVE_FRAME, last=False)
 
     def _log(self, model: str, outcome: str, seconds: float) -> None:
         usage = self._usage or Usage(prompt_tokens=0, completion_tokens=0)
