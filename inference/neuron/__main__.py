@@ -41,6 +41,8 @@ def main(arguments: list[str]) -> int:
     )
     data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or "var").resolve()
     os.environ["HELEXA_DATA_DIR"] = str(data_dir)  # engines inherit it
+    # One prompt at a time is tokenized: a pool of threads for batches would only take cores.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     service = NeuronService(
         name=options.name,
         client=connect(options.redis_url),

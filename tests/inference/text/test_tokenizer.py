@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,23 @@ def test_a_bos_that_is_added_must_be_named(byte_level_dir: Path, tmp_path: Path)
     directory = _with_config(byte_level_dir, tmp_path / "t", add_bos_token=True, bos_token=None)
     with pytest.raises(TokenizerFilesError, match="bos_token"):
         Tokenizer.load(directory)
+
+
+def test_a_long_prompt_does_not_stop_other_threads(byte_level_dir: Path) -> None:
+    tokenizer = Tokenizer.load(byte_level_dir)
+    num_wakes, is_done = 0, threading.Event()
+
+    def wake_often() -> None:
+        nonlocal num_wakes
+        while not is_done.wait(0.001):
+            num_wakes += 1
+
+    sleeper = threading.Thread(target=wake_often)
+    sleeper.start()
+    before = num_wakes
+    tokenizer.encode("The capital of France is Paris. " * 10_000, add_special_tokens=False)
+    after = num_wakes
+    is_done.set()
+    sleeper.join()
+    # A call that keeps the interpreter lock lets it wake once or twice, at its own borders.
+    assert after - before > 5
