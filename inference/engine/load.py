@@ -28,6 +28,7 @@ from inference.engine.memory import (
 from inference.engine.scheduler import SchedulerLimits
 from inference.engine.warmup import run_largest_steps, warm_up
 from inference.loading.loader import OpenedModel, open_model
+from inference.models.native.llama import NativeLlama
 from inference.models.registry import AnyModel, build_fastest_model
 from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStage
 
@@ -62,6 +63,9 @@ def load_engine(
         )
     finally:
         opened.close()
+    if isinstance(model, NativeLlama):
+        # Its threads are its own; torch's, left over from sampling, would spin on their cores.
+        torch.set_num_threads(1)
     scheduler_limits = SchedulerLimits(
         max_running=spec.max_concurrent_sequences,
         max_queue_depth=spec.max_queue_depth,
