@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from helexa_site.bootstrap.suite import fetch_default_model
 from helexa_site.config import REPOSITORY_DIR
 from inference.engine.bookkeeping_benchmark import bookkeeping_ms_per_step
 from metering.bench.report import as_json, print_table
@@ -59,7 +60,7 @@ def _open_subjects(
     arguments: argparse.Namespace, server: BenchServer | None
 ) -> list[SubjectProcess]:
     threads = str(arguments.threads)
-    gguf = str(arguments.gguf or default_gguf())
+    gguf = str(arguments.gguf or fetch_default_model())
     subjects = [
         SubjectProcess("helexa_engine", gguf=gguf, num_threads=threads, data_dir=str(DATA_DIR))
     ]
@@ -80,14 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--skip", nargs="*", default=[], choices=sorted(PEERS), metavar="PEER")
     parser.add_argument("--json", action="store_true", help="all readings, to standard output")
     return parser
-
-
-def default_gguf() -> Path:
-    """The default model's file, fetched into the bench's cache when it is not there yet."""
-    from fleet.catalogue import DEFAULT_MODEL
-
-    assert DEFAULT_MODEL
-    return Path()
 
 
 if __name__ == "__main__":

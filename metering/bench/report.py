@@ -70,11 +70,11 @@ def _cells(results: Results, name: str, first: str, peers: list[str]) -> list[st
 
 def _value(value: float | None, unit: str) -> str:
     if value is None:
-        return "–"
+        return "-"
     return f"{value:.3f} {unit}" if unit == "s" else f"{value:.0f} {unit}"
 
 
 def _ratio(ours: float | None, theirs: float | None, unit: str) -> str:
     if not ours or not theirs:
-        return "–"
-    return f"{(theirs / ours if unit == 's' else ours / theirs):.2f}×"
+        return "-"
+    return f"{(theirs / ours if unit == 's' else ours / theirs):.2f}x"
