@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn.functional import embedding
 
 from inference.models.kernels import (
     dense_matmul,
@@ -147,7 +148,7 @@ class DenseEmbedding:
         self.table = stored.weight.to(factory.device)
 
     def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self.table[token_ids].to(self._factory.dtype)
+        return embedding(token_ids, self.table).to(self._factory.dtype)
 
     def as_linear(self) -> Linear:
         linear, _ = self._factory.linear(DenseWeight(weight=self.table), prefills=False)
@@ -168,9 +169,9 @@ class QuantizedEmbedding:
     def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
         rows = GroupedWeight(
             bits=self._stored.bits,
-            codes=self.codes[token_ids],
-            scales=self.scales[token_ids],
-            minimums=None if self.minimums is None else self.minimums[token_ids],
+            codes=self.codes.index_select(0, token_ids),
+            scales=self.scales.index_select(0, token_ids),
+            minimums=None if self.minimums is None else self.minimums.index_select(0, token_ids),
         )
         return rows.dequantize().to(self._factory.dtype)
 

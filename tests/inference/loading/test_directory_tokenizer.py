@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from inference.loading.directory_tokenizer import directory_tokenizer
+from inference.loading.errors import BadFileError, MissingFileError
+
+
+def test_a_tokenizer_json_is_used_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert directory_tokenizer(tmp_path, tmp_path / "cache") == tmp_path
+
+
+def test_a_slow_tokenizer_is_converted_once(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    vocabulary = {chr(c): c - 33 for c in range(33, 127)} | {"Ġ": 94, "ab": 95, "<|end|>": 96}
+    (model / "vocab.json").write_text(json.dumps(vocabulary))
+    (model / "merges.txt").write_text("#version: 0.2\na b\n")
+    (model / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|end|>", "unk_token": None})
+    )
+
+    converted = directory_tokenizer(model, tmp_path / "cache")
+
+    assert converted.is_relative_to(tmp_path / "cache" / "tokenizers")
+    tokenizer = Tokenizer.from_file(str(converted / "tokenizer.json"))
+    assert tokenizer.encode("ab!").tokens == ["ab", "!"]
+    written = (converted / "tokenizer.json").stat().st_mtime_ns
+    assert directory_tokenizer(model, tmp_path / "cache") == converted
+    assert (converted / "tokenizer.json").stat().st_mtime_ns == written
+
+
+def test_no_tokenizer_at_all(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"tokenizer\.json"):
+        directory_tokenizer(tmp_path, tmp_path / "cache")
+
+
+def test_one_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"not sentencepiece")
+    with pytest.raises(BadFileError, match="cannot be converted"):
+        directory_tokenizer(tmp_path, tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "tokenizers").iterdir())

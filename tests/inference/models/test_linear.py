@@ -1,0 +1,182 @@
+"""Quantised projections against their dequantised weights, and rows against themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inference.models.kernels import int4_kernel_reason, int8_matmul, pack_int4
+from inference.models.linear import DenseLinear, LinearFactory, QuantizedLinear, StackedLinear
+from inference.models.stored import GROUP_FEATURES, DenseWeight, GroupedWeight, StoredWeight
+
+CPU = torch.device("cpu")
+RELATIVE_TOLERANCE = 0.01
+"""Of the output's root mean square: the kernels read activations and scales as bfloat16, whose
+steps are 1/256 of a value, and round their result to it."""
+
+DEVICES = [
+    pytest.param("cpu", id="cpu"),
+    pytest.param(
+        "cuda",
+        id="cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
+    ),
+]
+
+requires_int4 = pytest.mark.skipif(
+    not torch.cpu._is_avx2_supported(), reason="the 4-bit CPU kernel needs AVX2"
+)
+
+
+def grouped(
+    bits: int, out_features: int, in_features: int, *, bias: bool = False, seed: int = 0
+) -> GroupedWeight:
+    generator = torch.Generator().manual_seed(seed)
+    num_groups = in_features // GROUP_FEATURES
+    scales = torch.rand(out_features, num_groups, generator=generator).half() * 0.02 + 0.005
+    shape = (out_features, in_features)
+    if bits == 4:
+        codes = torch.randint(0, 16, shape, generator=generator, dtype=torch.uint8)
+        minimums = -scales * 7.5
+    else:
+        codes = torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8)
+        minimums = None
+    return GroupedWeight(
+        bits=bits,
+        codes=codes,
+        scales=scales,
+        minimums=minimums,
+        bias=torch.randn(out_features, generator=generator) if bias else None,
+    )
+
+
+def expected(stored: StoredWeight, x: torch.Tensor) -> torch.Tensor:
+    weight = stored.weight if isinstance(stored, DenseWeight) else stored.dequantize()
+    product = x.double() @ weight.double().T
+    return product if stored.bias is None else product + stored.bias.double()
+
+
+def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    wanted = wanted.to(found.device)
+    error = (found.double() - wanted).pow(2).mean().sqrt()
+    assert error < RELATIVE_TOLERANCE * wanted.pow(2).mean().sqrt()
+
+
+@requires_int4
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(48, 64), (192, 576), (64, 1536)])
+@pytest.mark.parametrize("num_rows", [1, 3, 32, 100])
+def test_both_phases_match_the_dequantised_weight(
+    device: str, bits: int, bias: bool, shape: tuple[int, int], num_rows: int
+) -> None:
+    stored = grouped(bits, *shape, bias=bias)
+    place = torch.device(device)
+    for copies in (True, False):
+        factory = LinearFactory(place, torch.float32, prefill_copies=copies)
+        linear, outcome = factory.linear(stored)
+        assert isinstance(linear, QuantizedLinear)
+        assert outcome.startswith(f"{bits}-bit kernel")
+        assert (linear.out_features, linear.in_features) == shape
+        x = torch.randn(num_rows, shape[1])
+        for phase in (linear.decode, linear.prefill):
+            found = phase(x.to(place))
+            assert found.dtype == torch.float32 and found.shape == (num_rows, shape[0])
+            assert_close(found, expected(stored, x))
+
+
+@requires_int4
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_alone_equals_the_row_in_a_batch(bits: int) -> None:
+    """Decoding is exact: every row is summed in the same order. The prompt kernel is a library's
+    matrix product, whose order may depend on the number of rows: up to float rounding."""
+    linear, _ = LinearFactory(CPU, torch.float32).linear(grouped(bits, 960, 576))
+    x = torch.randn(32, 576)
+    x[7] *= 1000.0  # a loud neighbour must not change anybody's scale
+    alone = torch.cat([linear.decode(row) for row in x.split(1)])
+    assert torch.equal(linear.decode(x), alone)
+    assert torch.equal(linear.decode(x[5:11]), alone[5:11])
+    prompt = torch.cat([linear.prefill(row) for row in x.split(1)])
+    assert torch.allclose(linear.prefill(x), prompt, rtol=0.02, atol=0.02)
+
+
+@requires_int4
+def test_eight_bits_are_exact_as_two_digits() -> None:
+    """Powers of two as scales and one-hot rows leave nothing to round."""
+    codes = torch.arange(-128, 128, dtype=torch.int8).repeat(16, 1)
+    stored = GroupedWeight(bits=8, codes=codes, scales=torch.full((16, 8), 0.25))
+    packed, scales_and_zeros = pack_int4(stored, CPU)
+    found = int8_matmul(torch.eye(256), packed, scales_and_zeros)
+    assert torch.equal(found.T, codes * 0.25)
+
+
+def test_an_awkward_shape_is_dequantised_and_said_so() -> None:
+    stored = grouped(4, 50, 64)
+    linear, outcome = LinearFactory(CPU, torch.float32).linear(stored)
+    assert isinstance(linear, DenseLinear)
+    assert outcome.startswith("dequantised: ")
+    x = torch.randn(2, 64)
+    assert_close(linear.decode(x), expected(stored, x))
+
+
+def test_a_device_without_a_kernel_is_named() -> None:
+    assert "meta" in (int4_kernel_reason(grouped(4, 48, 64), torch.device("meta")) or "")
+
+
+def test_exact_products_dequantise() -> None:
+    stored = grouped(4, 48, 64, bias=True)
+    linear, outcome = LinearFactory(CPU, torch.float32, exact=True).linear(stored)
+    assert outcome == "dequantised: float32 products were asked for"
+    x = torch.randn(4, 64)
+    assert torch.allclose(linear.decode(x).double(), expected(stored, x), atol=1e-5)
+
+
+@pytest.mark.parametrize("stored_dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dense_weights_answer_in_the_activation_dtype(
+    stored_dtype: torch.dtype, dtype: torch.dtype
+) -> None:
+    weight = torch.randn(24, 32).to(stored_dtype)
+    stored = DenseWeight(weight=weight, bias=torch.randn(24).to(stored_dtype))
+    x = torch.randn(5, 32).to(dtype)
+    linear, _ = LinearFactory(CPU, dtype).linear(stored)
+    assert linear.decode(x).dtype == dtype
+    assert_close(linear.decode(x), expected(stored, x))
+    assert torch.equal(linear.prefill(x), linear.decode(x))
+
+
+def test_stacked_parts_stand_side_by_side() -> None:
+    first, second = DenseLinear(torch.randn(3, 8)), DenseLinear(torch.randn(5, 8))
+    stacked = StackedLinear([first, second])
+    x = torch.randn(2, 8)
+    assert torch.equal(stacked.decode(x), torch.cat([first.decode(x), second.decode(x)], dim=-1))
+    assert torch.equal(stacked.prefill(x), stacked.decode(x))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_embeddings_are_looked_up_exactly(bits: int) -> None:
+    stored = grouped(bits, 64, 32)
+    ids = torch.tensor([3, 0, 63, 3])
+    embedding = LinearFactory(CPU, torch.float32).embedding(stored)
+    assert torch.equal(embedding.lookup(ids), stored.dequantize()[ids])
+
+
+@requires_int4
+def test_a_tied_head_spends_no_memory_on_prompts() -> None:
+    stored = grouped(8, 64, 32)
+    head = LinearFactory(CPU, torch.float32).embedding(stored).as_linear()
+    assert isinstance(head, QuantizedLinear) and head.prefill_weight is None
+    x = torch.randn(3, 32)
+    assert_close(head.decode(x), expected(stored, x))
+
+
+def test_a_dense_tied_head() -> None:
+    table = DenseWeight(weight=torch.randn(64, 32).bfloat16())
+    embedding = LinearFactory(CPU, torch.float32).embedding(table)
+    assert embedding.lookup(torch.tensor([5])).dtype == torch.float32
+    x = torch.randn(3, 32)
+    assert_close(embedding.as_linear().decode(x), expected(table, x))
