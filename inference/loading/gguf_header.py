@@ -9,6 +9,7 @@ and 3, little-endian. Imports no torch.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Mapping, Sequence
@@ -41,14 +42,12 @@ class TensorInfo:
 
     @property
     def num_elements(self) -> int:
-        total = 1
-        for size in self.shape:
-            total *= size
-        return total
+        return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        block_elements, block_bytes = GGML_QUANT_SIZES[self.type]
+        sizes: tuple[int, int] = GGML_QUANT_SIZES[self.type]
+        block_elements, block_bytes = sizes
         return self.num_elements // block_elements * block_bytes
 
 

