@@ -8,6 +8,7 @@
     ├── ReplicaNotFoundError          404 replica_not_found
     ├── ModelPinnedError              409 model_pinned
     ├── CatalogueValueError           400 invalid_catalogue_value
+    ├── BrokerUnavailableError        503 broker_unavailable   retryable
     └── SnapshotUnavailableError      503 fleet_unavailable    retryable
 
 Messages are written for people. Imports nothing, so that pure code can raise these.
@@ -53,6 +54,14 @@ class ReplicaNotFoundError(FleetError):
 class ModelPinnedError(FleetError):
     http_status = 409
     code = "model_pinned"
+
+
+class BrokerUnavailableError(FleetError):
+    """A task could not be sent: nothing has happened."""
+
+    http_status = 503
+    code = "broker_unavailable"
+    retryable = True
 
 
 class CatalogueValueError(FleetError):

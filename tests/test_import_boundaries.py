@@ -44,6 +44,7 @@ BOUNDARIES = (
     Boundary("inference/engine/kv_cache.py", ("torch", "numpy")),
 )
 CELERY_FILES = {
+    "fleet/neuron_client.py",
     "fleet/tasks.py",
     "helexa_site/celery.py",
     "inference/neuron/tasks.py",

@@ -6,14 +6,11 @@ from dataclasses import dataclass
 
 from django.contrib import messages
 from django.http import HttpRequest
-from kombu.exceptions import OperationalError
 
 from fleet import live, services
 from fleet.errors import FleetError
 from fleet.models import CatalogueModel, Replica
 from fleet.placement import Load, Reject, Route, Wait, place
-
-BROKER_AWAY = "Redis does not take the task: nothing was sent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +58,6 @@ def unload(*, model_name: str, neuron_name: str) -> Outcome:
         services.replica_unload(model_name=model_name, neuron_name=neuron_name)
     except FleetError as error:
         return Outcome(messages.ERROR, str(error))
-    except OperationalError:
-        return Outcome(messages.ERROR, f"{model_name} on {neuron_name}: {BROKER_AWAY}")
     return Outcome(messages.SUCCESS, f"Unloading {model_name} from {neuron_name}")
 
 

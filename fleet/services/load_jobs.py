@@ -14,11 +14,11 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
-from kombu.exceptions import OperationalError
 
 from fleet import neuron_client, selectors
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import (
+    BrokerUnavailableError,
     FleetError,
     ModelDisabledError,
     ModelPinnedError,
@@ -175,7 +175,7 @@ def _load_job_send(job: LoadJob) -> None:
     spec = job.model.entry().load_spec(job_id=str(job.pk))
     try:
         neuron_client.send_load(neuron_name=job.neuron.name, spec=spec)
-    except OperationalError as error:
+    except BrokerUnavailableError as error:
         logger.warning("load job %s could not be sent: %s", job.pk, error)
         failure = LoadFailure(code="broker_away", message="Redis did not take the load task")
         load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
