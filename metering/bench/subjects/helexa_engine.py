@@ -50,7 +50,7 @@ class HelexaEngine:
         return self._first_token_s(prompt), self._first_token_s(prompt)
 
     def close(self) -> None:
-        self._loaded.opened.close()
+        self._engine.cancel_all()
 
     def _first_token_s(self, prompt: list[int]) -> float:
         started = time.perf_counter()
