@@ -27,7 +27,7 @@ from inference.loading.gguf_header import GGUFHeader
 CONVERTER_VERSION = b"1"
 """Part of the hash: raise it when the same metadata gives another tokenizer."""
 
-CONTROL, USER_DEFINED, BYTE = 3, 4, 6
+CONTROL, USER_DEFINED = 3, 4
 """Of tokenizer.ggml.token_type."""
 
 LLAMA3_SPLIT = (

@@ -1,6 +1,6 @@
 """Answers before a byte is allocated: is everything there, and does it fit?
 
-Imports no torch: sizes come from file headers, free memory from psutil and NVML's caller.
+Imports no torch: sizes come from file headers, free memory from whoever asks.
 """
 
 from __future__ import annotations
