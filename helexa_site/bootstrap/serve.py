@@ -36,6 +36,7 @@ from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config, ConfigError, read_config
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GIVEN_REDIS_TIMEOUT_S = 5.0
 
 
 class StopRequested(BaseException):
@@ -109,7 +110,7 @@ def _run(
     ensure_secret_key(data.path)
     redis_url = os.environ.get("REDIS_URL")
     if redis_url:
-        wait_for_redis(redis_url)
+        wait_for_redis(redis_url, timeout_s=GIVEN_REDIS_TIMEOUT_S)
         say("redis", "the one in REDIS_URL answers")
     else:
         redis_url = _start_private_redis(data, supervisor)

