@@ -16,22 +16,27 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
 CLOSE_TIMEOUT_S = 5.0
+RESTART_DELAY_S = 0.05
 
 
 class Guardian:
-    """The parent's side; any thread may use it. A guardian that died is replaced and told again."""
+    """The parent's side; any thread may use it. A guardian that dies is replaced at once."""
 
     def __init__(self, *, inherit: Iterable[int] = ()) -> None:
         """``inherit``: file descriptors that the guardian keeps open as long as it lives."""
         self._inherit = tuple(inherit)
         self._groups: set[int] = set()
         self._lock = threading.Lock()
+        self._is_closing = False
         self._process = self._start()
+        self._keeper = threading.Thread(target=self._keep, name="keep-guardian", daemon=True)
+        self._keeper.start()
 
     def watch(self, group_id: int) -> None:
         """From now on the group dies with this process."""
@@ -47,13 +52,13 @@ class Guardian:
 
     def close(self) -> None:
         """Ends the guardian, and with it whatever it still watches."""
-        with contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError):
+            self._is_closing = True
             self._pipe.close()
-        try:
-            self._process.wait(CLOSE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+        self._keeper.join(CLOSE_TIMEOUT_S)
+        if self._keeper.is_alive():
             self._process.kill()
-            self._process.wait()
+            self._keeper.join()
 
     def __enter__(self) -> Self:
         return self
@@ -78,18 +83,24 @@ class Guardian:
         self._pipe = process.stdin
         return process
 
-    def _tell(self, line: str) -> None:
-        try:
-            self._write(line)
-        except OSError:
+    def _keep(self) -> None:
+        while True:
             self._process.wait()
-            self._process = self._start()
-            for group_id in self._groups:
-                self._write(f"+{group_id}")
+            time.sleep(RESTART_DELAY_S)
+            with self._lock:
+                if self._is_closing:
+                    return
+                with contextlib.suppress(OSError):
+                    self._pipe.close()
+                self._process = self._start()
+                for group_id in self._groups:
+                    self._tell(f"+{group_id}")
 
-    def _write(self, line: str) -> None:
-        self._pipe.write(f"{line}\n".encode())
-        self._pipe.flush()
+    def _tell(self, line: str) -> None:
+        """A guardian that has just died is told again once it is replaced."""
+        with contextlib.suppress(OSError):
+            self._pipe.write(f"{line}\n".encode())
+            self._pipe.flush()
 
 
 def kill_group(group_id: int, signal_number: int = signal.SIGKILL) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 LINE = re.compile(
-    r"^(?P<name>[A-Za-z0-9._-]+)\s*(\[(?P<extras>[^\]]*)\])?\s*==\s*(?P<version>[^\s;]+)"
+    r"^(?P<name>[A-Za-z0-9._-]+)\s*(\[(?P<extras>[^\]]*)\])?\s*==\s*(?P<version>[\w.+!-]+)"
     r"\s*(;\s*(?P<marker>.+))?$"
 )
 DEPENDENCY = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)[^;]*;\s*(?P<marker>.+)$")

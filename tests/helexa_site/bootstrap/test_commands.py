@@ -1,0 +1,122 @@
+"""The command line: flags are checked first, refusals are one line, unknown words are Django's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helexa_site.bootstrap.arguments import (
+    ServeOptions,
+    base_url,
+    default_neuron_name,
+    is_loopback,
+    parse_neuron,
+    parse_serve,
+)
+from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from helexa_site.bootstrap.load_progress import LoadProgressView, replica_line
+from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
+from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
+
+
+def manage(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
+    return subprocess.run(
+        [sys.executable, str(REPOSITORY_DIR / "manage.py"), *arguments],
+        capture_output=True,
+        text=True,
+        env=kept | env,
+        timeout=120,
+    )
+
+
+def test_serve_flags() -> None:
+    assert parse_serve([]) == ServeOptions(
+        host="127.0.0.1", port=31313, data_dir=None, with_model=True
+    )
+    assert parse_serve(
+        ["--host", "::", "--port", "80", "--data-dir", "x", "--no-model"]
+    ) == ServeOptions(host="::", port=80, data_dir=Path("x"), with_model=False)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--port", "0"], ["--port", "65536"], ["--port", "http"], ["--colour"], ["extra"]]
+)
+def test_bad_serve_flags(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_serve(flags)
+    assert ended.value.code == 2
+    assert "usage: manage.py serve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", "Beast", "a b", "-x", "x..y"])
+def test_bad_neuron_names(name: str) -> None:
+    with pytest.raises(SystemExit):
+        parse_neuron([f"--name={name}"])
+
+
+def test_the_default_neuron_name_is_a_name() -> None:
+    assert parse_neuron(["--name", default_neuron_name()]) == default_neuron_name()
+
+
+def test_addresses() -> None:
+    assert base_url("0.0.0.0", 80) == "http://127.0.0.1:80"
+    assert base_url("::", 80) == "http://[::1]:80"
+    assert base_url("box", 80) == "http://box:80"
+    assert [is_loopback(host) for host in ("127.0.0.2", "::1", "localhost")] == [True] * 3
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "box", "10.0.0.1")] == [False] * 4
+
+
+def test_a_neuron_needs_redis() -> None:
+    outcome = manage("neuron", "--name", "beast")
+    assert outcome.returncode == 1
+    assert outcome.stderr.startswith("helexa: a neuron needs REDIS_URL")
+    assert outcome.stderr.count("\n") == 1
+
+
+def test_help_shows_ours_and_djangos() -> None:
+    outcome = manage("help")
+    assert outcome.returncode == 0
+    assert "manage.py serve" in outcome.stdout
+    assert "createsuperuser" in outcome.stdout
+
+
+def test_an_unknown_command_is_djangos_refusal() -> None:
+    outcome = manage("frobnicate")
+    assert outcome.returncode == 1
+    assert "Unknown command" in outcome.stderr
+
+
+def test_an_old_python_gets_a_sentence(tmp_path: Path) -> None:
+    code = (
+        "import sys, runpy; sys.version_info = (3, 9, 2, 'final', 0); "
+        f"runpy.run_path({str(REPOSITORY_DIR / 'manage.py')!r}, run_name='__main__')"
+    )
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert outcome.returncode == 1
+    assert outcome.stderr.startswith("helexa needs Python 3.11 or newer; this is 3.9")
+
+
+def replica(status: ReplicaStatus, **fields: object) -> ReplicaState:
+    return ReplicaState(model="m", job_id="1", status=status, since_unix_s=0.0, **fields)  # type: ignore[arg-type]
+
+
+def test_progress_is_said_in_tenths(capsys: pytest.CaptureFixture[str]) -> None:
+    view = LoadProgressView("m")
+    for done in range(101):
+        progress = LoadProgress(stage=LoadStage.DOWNLOADING, done=done * 10**6, total=10**8)
+        view.update([replica(ReplicaStatus.LOADING, progress=progress)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 11
+    assert lines[5].endswith("m: downloading 50 % of 100 MB")
+    assert not view.is_ready
+
+
+def test_a_failed_load_is_said_in_its_words() -> None:
+    failure = LoadFailure(code="download_failed", message="pip could not download it")
+    line = replica_line(replica(ReplicaStatus.FAILED, failure=failure))
+    assert line.startswith("cannot be loaded: pip could not download it")

@@ -1,0 +1,69 @@
+"""One serve at a time on a data directory, and secrets for nobody else's eyes."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from helexa_site.bootstrap.data_directory import (
+    LOCK_FILE,
+    claimed_data_directory,
+    ensure_secret_key,
+)
+from helexa_site.bootstrap.errors import DataDirectoryError
+
+
+def test_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    with claimed_data_directory(tmp_path / "deep" / "var") as data:
+        assert stat.S_IMODE(data.path.stat().st_mode) == 0o700
+        assert (data.path / LOCK_FILE).read_text() == f"{os.getpid()}\n"
+
+
+def test_a_second_claim_names_the_first(tmp_path: Path) -> None:
+    with claimed_data_directory(tmp_path):
+        with pytest.raises(DataDirectoryError, match=f"process {os.getpid()}"):
+            with claimed_data_directory(tmp_path):
+                pass
+    with claimed_data_directory(tmp_path):
+        pass
+
+
+def test_waits_for_a_guardian_of_a_serve_that_died(tmp_path: Path) -> None:
+    """The lock's holder by name is dead, and whoever inherited the lock is about to end."""
+    with claimed_data_directory(tmp_path) as data:
+        inherited = os.dup(data.lock_fd)
+        guardian = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(0.5)"], pass_fds=(inherited,)
+        )
+        os.close(inherited)
+        dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], stdout=-1)
+        (tmp_path / LOCK_FILE).write_bytes(dead.stdout)
+    started_s = time.monotonic()
+    with claimed_data_directory(tmp_path):
+        assert time.monotonic() > started_s
+    guardian.wait()
+
+
+@pytest.mark.parametrize("place", ["/proc/helexa", "{file}", "{file}/below"])
+def test_a_place_that_cannot_be_written(tmp_path: Path, place: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(DataDirectoryError, match="cannot write"):
+        with claimed_data_directory(Path(place.format(file=file))):
+            pass
+
+
+def test_the_secret_key_is_written_once(tmp_path: Path) -> None:
+    ensure_secret_key(tmp_path)
+    key = tmp_path / "secret_key"
+    written = key.read_text()
+    assert len(written) >= 50
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    ensure_secret_key(tmp_path)
+    assert key.read_text() == written

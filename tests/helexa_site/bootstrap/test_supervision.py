@@ -1,0 +1,212 @@
+"""Children are started, logged, restarted with back-off, and stopped with all that is theirs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from helexa_site.bootstrap.child import MAX_BACKOFF_S, ChildSpec, backoff_s, ending_in_words
+from helexa_site.bootstrap.guardian import Guardian, guard
+from helexa_site.bootstrap.log_file import LogFile
+from helexa_site.bootstrap.supervisor import Supervisor
+
+WAIT_TIMEOUT_S = 30.0
+TIDY = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit()); print('up'); "
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); "
+SLEEP = "time.sleep(60)"
+WITH_GRANDCHILD = (
+    "import subprocess, sys, time; "
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+    "print('grandchild', child.pid); time.sleep(60)"
+)
+
+
+def python(code: str, *, name: str = "child", tier: int = 0, grace_s: float = 10.0) -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        command=(sys.executable, "-u", "-c", code),
+        environment=dict(os.environ),
+        tier=tier,
+        stop_grace_s=grace_s,
+        shown=re.compile("WARNING"),
+    )
+
+
+def wait_until(is_done: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + WAIT_TIMEOUT_S
+    while not is_done():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+class Supervised:
+    def __init__(self, supervisor: Supervisor, logs_dir: Path) -> None:
+        self.supervisor = supervisor
+        self._logs_dir = logs_dir
+
+    def log(self, name: str = "child") -> str:
+        path = self._logs_dir / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def supervised(tmp_path: Path) -> Iterator[Supervised]:
+    with Guardian() as guardian, Supervisor(logs_dir=tmp_path, guardian=guardian) as supervisor:
+        yield Supervised(supervisor, tmp_path)
+
+
+def test_output_is_logged_and_warnings_are_shown(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    supervised.supervisor.start(
+        python("print('plain'); print('WARNING: hot'); import time; time.sleep(60)")
+    )
+    wait_until(lambda: "hot" in supervised.log())
+    supervised.supervisor.stop()
+    assert supervised.log() == "plain\nWARNING: hot\n"
+    shown = capfd.readouterr().out
+    assert "WARNING: hot" in shown
+    assert "plain" not in shown
+
+
+def test_a_child_that_ends_is_restarted_and_said_so(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = supervised.supervisor.start(python("print('life'); exit(3)"))
+    wait_until(lambda: supervised.log().count("life") >= 2)
+    assert child.num_failures >= 1
+    assert "ended (exit code 3); restarting in 0.5 s" in capfd.readouterr().out
+
+
+def test_a_child_that_cannot_start_is_tried_again(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spec = ChildSpec(
+        name="child", command=("/nonexistent",), environment={}, tier=0, stop_grace_s=1.0
+    )
+    child = supervised.supervisor.start(spec)
+    wait_until(lambda: child.num_failures >= 1)
+    supervised.supervisor.stop()
+    assert "cannot start /nonexistent" in capfd.readouterr().out
+
+
+def test_backoff_doubles_up_to_its_limit() -> None:
+    assert [backoff_s(failures) for failures in (1, 2, 3)] == [0.5, 1.0, 2.0]
+    assert backoff_s(100) == MAX_BACKOFF_S
+
+
+def test_endings() -> None:
+    assert ending_in_words(2) == "exit code 2"
+    assert ending_in_words(-9) == "killed by SIGKILL"
+
+
+def test_a_stubborn_child_is_killed_with_its_group(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    supervised.supervisor.start(python(STUBBORN + SLEEP, grace_s=0.2))
+    wait_until(lambda: "up" in supervised.log())
+    supervised.supervisor.stop()
+    assert "did not stop within 0.2 s; killing it" in capfd.readouterr().out
+
+
+def grandchild(log: str) -> psutil.Process | None:
+    match = re.search(r"grandchild (\d+)\n", log)
+    return psutil.Process(int(match[1])) if match else None
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_a_child_leaves_behind_is_killed(supervised: Supervised) -> None:
+    supervised.supervisor.start(python(WITH_GRANDCHILD))
+    wait_until(lambda: grandchild(supervised.log()))
+    left = grandchild(supervised.log())
+    assert left is not None
+    supervised.supervisor.stop()
+    wait_until(lambda: is_gone(left))
+
+
+def test_tiers_stop_from_the_highest(supervised: Supervised, tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    for name, tier in (("low", 0), ("high", 2), ("middle", 1)):
+        code = (
+            "import signal, time\n"
+            "def stop(*_):\n"
+            f"    open({str(order)!r}, 'a').write('{name} ')\n"
+            "    exit()\n"
+            "signal.signal(signal.SIGTERM, stop)\n"
+            "print('up')\n"
+            "time.sleep(60)\n"
+        )
+        supervised.supervisor.start(python(code, name=name, tier=tier))
+    wait_until(lambda: all("up" in supervised.log(name) for name in ("low", "middle", "high")))
+    supervised.supervisor.stop()
+    assert order.read_text() == "high middle low "
+
+
+KILLED_SUPERVISOR = """
+import os, sys, time
+from pathlib import Path
+from helexa_site.bootstrap.child import ChildSpec
+from helexa_site.bootstrap.guardian import Guardian
+from helexa_site.bootstrap.supervisor import Supervisor
+with Guardian() as guardian, Supervisor(logs_dir=Path(sys.argv[1]), guardian=guardian) as all:
+    all.start(ChildSpec(name="child", command=(sys.executable, "-u", "-c", sys.argv[2]),
+                        environment=dict(os.environ), tier=0, stop_grace_s=5.0))
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("guardian_dies_first", [False, True])
+def test_nothing_survives_a_killed_supervisor(tmp_path: Path, guardian_dies_first: bool) -> None:
+    supervisor = psutil.Popen(
+        [sys.executable, "-c", KILLED_SUPERVISOR, str(tmp_path), WITH_GRANDCHILD]
+    )
+    log = tmp_path / "child.log"
+    wait_until(lambda: log.exists() and grandchild(log.read_text()))
+    if guardian_dies_first:
+        first = guardian_of(supervisor)
+        assert first is not None
+        first.kill()
+        wait_until(lambda: (found := guardian_of(supervisor)) and found != first)
+    descendants = supervisor.children(recursive=True)
+    supervisor.kill()
+    supervisor.wait()
+    wait_until(lambda: all(is_gone(process) for process in descendants))
+
+
+def guardian_of(supervisor: psutil.Process) -> psutil.Process | None:
+    """The one that has been told of the groups already: it sleeps, waiting to hear more."""
+    for process in supervisor.children():
+        if process.status() == psutil.STATUS_SLEEPING and "guardian" in " ".join(process.cmdline()):
+            return process
+    return None
+
+
+def test_a_guardian_leaves_alone_what_was_released() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+    ) as process:
+        guard([f"+{process.pid}\n", f"-{process.pid}\n"])
+        assert process.poll() is None
+        guard([f"+{process.pid}\n"])
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_a_full_log_makes_room(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "child.log", max_bytes=10)
+    for line in (b"12345\n", b"abcde\n", b"vwxyz\n"):
+        log.write(line)
+    log.close()
+    assert (tmp_path / "child.log").read_text() == "vwxyz\n"
+    assert (tmp_path / "child.log.1").read_text() == "abcde\n"
