@@ -228,6 +228,34 @@ class Stream:
         raise AssertionError("the stream ended")
 
 
+class Abandoned:
+    """A request in a thread of its own, whose client goes away when ``leave`` is called."""
+
+    def __init__(self, helexa: Serve, **fields: Any) -> None:
+        self._client = httpx.Client(timeout=WAIT_TIMEOUT_S)
+        self._url = f"{helexa.url}/v1/chat/completions"
+        self._body = chat_body(**fields)
+        self.status: int | None = None
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        try:
+            self.status = self._client.post(self._url, json=self._body).status_code
+        except (httpx.HTTPError, RuntimeError, OSError):
+            self.status = None
+
+    def leave(self) -> None:
+        """Close the socket under the request that waits on it."""
+        for connection in self._client._transport._pool.connections:  # type: ignore[attr-defined]
+            stream = connection._connection._network_stream
+            stream.get_extra_info("socket").shutdown(2)
+        self.wait()
+
+    def wait(self) -> None:
+        self._thread.join(WAIT_TIMEOUT_S)
+
+
 def chat_body(**fields: Any) -> dict[str, Any]:
     question = [{"role": "user", "content": QUESTION}]
     return {"model": MODEL, "messages": question, "temperature": 0} | fields

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from tests.live.serving import WAIT_TIMEOUT_S, Serve, chat_body, wait_until
+from tests.live.serving import WAIT_TIMEOUT_S, Abandoned, Serve, wait_until
 
 LONG = {"max_tokens": 1500, "ignore_eos": True, "min_tokens": 1500}
 """An answer that takes seconds, so that something can happen meanwhile."""
@@ -37,31 +36,6 @@ def is_busy(helexa: Serve) -> bool:
 def answers(helexa: Serve) -> bool:
     response = helexa.chat()
     return response.status_code == 200 and "Paris" in response.text
-
-
-class Abandoned:
-    """A request in a thread of its own, whose client goes away when ``leave`` is called."""
-
-    def __init__(self, helexa: Serve, **fields: Any) -> None:
-        self._client = httpx.Client(timeout=WAIT_TIMEOUT_S)
-        self._url = f"{helexa.url}/v1/chat/completions"
-        self._body = chat_body(**fields)
-        self.status: int | None = None
-        self._thread = threading.Thread(target=self._ask, daemon=True)
-        self._thread.start()
-
-    def _ask(self) -> None:
-        try:
-            self.status = self._client.post(self._url, json=self._body).status_code
-        except (httpx.HTTPError, RuntimeError, OSError):
-            self.status = None
-
-    def leave(self) -> None:
-        """Close the socket under the request that waits on it."""
-        for connection in self._client._transport._pool.connections:  # type: ignore[attr-defined]
-            stream = connection._connection._network_stream
-            stream.get_extra_info("socket").shutdown(2)
-        self._thread.join(WAIT_TIMEOUT_S)
 
 
 @pytest.fixture
