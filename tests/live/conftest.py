@@ -43,5 +43,8 @@ def shared_server(server_dir: Path) -> Iterator[Serve]:
 @pytest.fixture
 def helexa(shared_server: Serve) -> Serve:
     """The shared server, healthy: what an earlier test broke has come back."""
-    wait_until(shared_server.is_healthy, "the shared server is healthy")
+    try:
+        wait_until(shared_server.is_healthy, "the shared server is healthy")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{shared_server.describe()}") from None
     return shared_server

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,8 @@ WAIT_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
 """What serve promises."""
 POLL_INTERVAL_S = 0.02
+LOG_TAIL_CHARACTERS = 3000
+MARK_VARIABLE = "HELEXA_TEST_SERVE"
 Found = TypeVar("Found")
 READY = re.compile(r"^ready: (http://\S+)$")
 
@@ -66,6 +69,7 @@ class Serve:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
+        self._mark = uuid.uuid4().hex
         self.process = subprocess.Popen(
             [
                 *(sys.executable, str(REPOSITORY_DIR / "manage.py"), "serve"),
@@ -75,7 +79,7 @@ class Serve:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=serve_environment() | env,
+            env=serve_environment() | {MARK_VARIABLE: self._mark} | env,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -100,21 +104,25 @@ class Serve:
         try:
             return wait_until(ready, "ready", READY_TIMEOUT_S)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.output}\n{self.logs()}") from None
+            raise AssertionError(f"{error}\n{self.describe()}") from None
 
     def wait_ended(self, timeout_s: float = WAIT_TIMEOUT_S) -> int:
         code = self.process.wait(timeout_s)
         self._reader.join(timeout_s)
         return code
 
-    def logs(self) -> str:
-        """The end of each child's log, for a failure's message."""
+    def describe(self) -> str:
+        """How it stands, for a failure's message."""
+        try:
+            health = json.dumps(self.health(), indent=1)
+        except (httpx.HTTPError, ValueError) as error:
+            health = f"no answer: {error}"
         files = sorted((self.data_dir / "logs").glob("*.log"))
-        return "\n".join(f"--- {file.name}\n{file.read_text()[-3000:]}" for file in files)
+        logs = [f"--- {file.name}\n{file.read_text()[-LOG_TAIL_CHARACTERS:]}" for file in files]
+        return "\n".join([self.output, f"--- /health\n{health}", *logs])
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of this serve but itself, wherever in the tree: they share its data
-        directory in their environment."""
+        """Every process of this serve but itself, wherever in the tree: they inherit a mark."""
         return [process for process in psutil.process_iter() if self._is_ours(process)]
 
     def find(self, name: str) -> psutil.Process:
@@ -157,15 +165,11 @@ class Serve:
                 process.kill()
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        if process.pid in (self.process.pid, os.getpid()):
+        if process.pid == self.process.pid:
             return False
         try:
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return False
-            mine = str(self.data_dir)
-            return process.environ().get("HELEXA_DATA_DIR") == mine or any(
-                word.startswith(mine) for word in process.cmdline()
-            )
+            is_marked = process.environ().get(MARK_VARIABLE) == self._mark
+            return is_marked and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
 

@@ -46,6 +46,7 @@ def refusal(serve: Serve) -> str:
     complaints = [line for line in serve.lines if line.startswith("helexa: ")]
     assert len(complaints) == 1, serve.output
     assert "Traceback" not in serve.output
+    assert serve.processes() == []
     return complaints[0]
 
 

@@ -52,6 +52,7 @@ def test_frees_what_a_client_leaves(uvicorn_url: str, helexa: Serve) -> None:
     body = chat_body(stream=True, max_tokens=1500, ignore_eos=True)
     url = f"{uvicorn_url}/v1/chat/completions"
     with httpx.stream("POST", url, json=body, timeout=WAIT_TIMEOUT_S) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()
+        next(lines)
         wait_until(lambda: (helexa.replica() or {})["kv_blocks_used"] > 0, "decoding")
     wait_until(lambda: (helexa.replica() or {})["kv_blocks_used"] == 0, "its blocks are free")
