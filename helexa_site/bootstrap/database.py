@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 
 import django
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import DatabaseError, connection, connections
 from django.db.migrations.executor import MigrationExecutor
@@ -21,7 +22,7 @@ def prepare_database(*, with_model: bool) -> str | None:
 
     Returns the first admin's password when it was made just now. Raises ``BootstrapError``.
     """
-    django.setup()
+    _set_up_django()
     try:
         if _has_unapplied_migrations():
             say("database", "migrating")
@@ -30,11 +31,24 @@ def prepare_database(*, with_model: bool) -> str | None:
         if with_model:
             _ensure_default_model()
     except DatabaseError as error:
-        raise BootstrapError(f"the database cannot be used: {str(error).strip()}") from error
+        raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
     finally:
         connections.close_all()
     say("database", f"ready ({connection.vendor})")
     return password
+
+
+def _set_up_django() -> None:
+    try:
+        django.setup()
+    except (ImproperlyConfigured, ValueError) as error:
+        # dj-database-url says so of a URL that it does not understand.
+        reason = _first_line(error).partition(". ")[0]
+        raise BootstrapError(f"the settings cannot be used (DATABASE_URL?): {reason}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _has_unapplied_migrations() -> bool:

@@ -144,9 +144,13 @@ def wait_for_redis(
     ``is_alive``: false once waiting has become pointless because the server process is gone.
     Raises ``RedisStartError`` with Redis's own last word.
     """
+    try:
+        client = redis.Redis.from_url(url, socket_timeout=2.0)
+    except ValueError as error:
+        raise RedisStartError(f"REDIS_URL is not the address of a Redis: {error}") from error
     deadline_s = time.monotonic() + timeout_s
     last_word = "no answer"
-    with contextlib.closing(redis.Redis.from_url(url, socket_timeout=2.0)) as client:
+    with contextlib.closing(client):
         while time.monotonic() < deadline_s and is_alive():
             try:
                 client.ping()

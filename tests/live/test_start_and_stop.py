@@ -119,6 +119,20 @@ def test_a_redis_that_is_away(start: Start, tmp_path: Path) -> None:
     assert "secret" not in line
 
 
+def test_addresses_that_are_none(start: Start, tmp_path: Path) -> None:
+    assert "REDIS_URL" in refusal(start(tmp_path, REDIS_URL="garbage"))
+    line = refusal(start(tmp_path, DATABASE_URL="foo://user:secret@host/name"))
+    assert "DATABASE_URL" in line
+    assert "secret" not in line
+
+
+def test_a_database_that_is_away(start: Start, tmp_path: Path) -> None:
+    url = f"postgres://user:secret@127.0.0.1:{free_port()}/name"
+    line = refusal(start(tmp_path, DATABASE_URL=url))
+    assert "the database cannot be used" in line
+    assert "secret" not in line
+
+
 def test_a_setting_that_cannot_be(start: Start, tmp_path: Path) -> None:
     assert "HELEXA_DEBUG" in refusal(start(tmp_path, HELEXA_DEBUG="perhaps"))
 
