@@ -21,12 +21,12 @@ from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.memory import (
     KVPlan,
     cpu_kv_share,
-    free_cpu_bytes,
     free_cuda_bytes,
     plan_kv,
 )
 from inference.engine.scheduler import SchedulerLimits
 from inference.engine.warmup import run_largest_steps, warm_up
+from inference.loading.devices import free_memory_bytes
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.native.llama import NativeLlama
 from inference.models.registry import AnyModel, build_fastest_model
@@ -104,7 +104,7 @@ def _plan(spec: LoadSpec, model: AnyModel, limits: SchedulerLimits) -> KVPlan:
         peak_bytes = run_largest_steps(model, limits)
         budget_bytes = free_cuda_bytes(model.device, peak_bytes)
     else:
-        budget_bytes = int(free_cpu_bytes() * cpu_kv_share())
+        budget_bytes = int(free_memory_bytes(model.device) * cpu_kv_share())
     return plan_kv(
         model.config,
         budget_bytes=budget_bytes,

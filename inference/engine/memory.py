@@ -1,18 +1,17 @@
 """How much memory keys and values may take, from what was measured; never a guess.
 
-The arithmetic is pure; ``free_cpu_bytes`` and ``free_cuda_bytes`` measure.
+The arithmetic is pure; ``free_cuda_bytes`` measures.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
 import torch
 
 from inference.engine.errors import DoesNotFitError
+from inference.loading.devices import free_memory_bytes
 from inference.models.config import ModelConfig
 from inference.models.paged_kv import kv_bytes_per_block
 
@@ -66,23 +65,7 @@ def cpu_kv_share() -> float:
     return share
 
 
-def free_cpu_bytes() -> int:
-    """Free memory of the host, or of the control group (container) where that is less."""
-    free = int(psutil.virtual_memory().available)
-    limit = _number(Path("/sys/fs/cgroup/memory.max"))
-    used = _number(Path("/sys/fs/cgroup/memory.current"))
-    return free if limit is None or used is None else max(0, min(free, limit - used))
-
-
 def free_cuda_bytes(device: torch.device, peak_activation_bytes: int) -> int:
     """What is free on the device beside the weights and the largest step's activations."""
     torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(device)
-    return max(0, free - peak_activation_bytes - CUDA_MARGIN_BYTES)
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # no control groups, or "max"
-        return None
+    return max(0, free_memory_bytes(device) - peak_activation_bytes - CUDA_MARGIN_BYTES)
