@@ -52,6 +52,8 @@ class Config:
     """How long a request may wait for its first token, loads included."""
     api_key: str | None
     """One shared bearer for clients that are not on loopback."""
+    always_stream_usage: bool
+    """Streams end with their usage whether or not the client asked for it."""
     allow_anonymous: bool
     """Serve anybody who can reach the port, whatever address it is bound to."""
 
@@ -69,6 +71,7 @@ def read_config() -> Config:
         max_body_bytes=_integer("HELEXA_MAX_BODY_BYTES", 32 * 1024 * 1024, minimum=1024),
         request_timeout_s=_integer("HELEXA_REQUEST_TIMEOUT_S", 600, minimum=1),
         api_key=os.environ.get("HELEXA_API_KEY") or None,
+        always_stream_usage=_flag("HELEXA_ALWAYS_STREAM_USAGE"),
         allow_anonymous=_flag("HELEXA_ALLOW_ANONYMOUS"),
     )
 

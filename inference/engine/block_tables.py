@@ -24,31 +24,31 @@ class BlockTables:
         num_columns = 1
         rows = [0] * len(sequences)
         for index, sequence in enumerate(sequences):
-            copied = self._copied.get(sequence.request_id)
+            copied = self._copied.get(sequence.sequence_id)
             num_blocks = len(sequence.block_ids)
             if copied is None or copied[1] != num_blocks or copied[0] is not sequence.block_ids:
                 self._update(sequence, copied)
-            rows[index] = self._row_of[sequence.request_id]
+            rows[index] = self._row_of[sequence.sequence_id]
             num_columns = max(num_columns, num_blocks)
         return self._table[rows, :num_columns]
 
-    def forget(self, request_id: str) -> None:
-        if self._copied.pop(request_id, None) is not None:
-            self._free_rows.append(self._row_of.pop(request_id))
+    def forget(self, sequence_id: str) -> None:
+        if self._copied.pop(sequence_id, None) is not None:
+            self._free_rows.append(self._row_of.pop(sequence_id))
 
     def _update(self, sequence: Sequence, copied: tuple[list[int], int] | None) -> None:
         block_ids = sequence.block_ids
         if copied is None:
             if not self._free_rows:
                 self._grow_rows()
-            self._row_of[sequence.request_id] = self._free_rows.pop()
+            self._row_of[sequence.sequence_id] = self._free_rows.pop()
         while len(block_ids) > self._table.shape[1]:
             self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
         # After a preemption the sequence has another list: everything is new.
         start = copied[1] if copied is not None and copied[0] is block_ids else 0
-        row = self._row_of[sequence.request_id]
+        row = self._row_of[sequence.sequence_id]
         self._table[row, start : len(block_ids)] = block_ids[start:]
-        self._copied[sequence.request_id] = (block_ids, len(block_ids))
+        self._copied[sequence.sequence_id] = (block_ids, len(block_ids))
 
     def _grow_rows(self) -> None:
         num_rows = self._table.shape[0]

@@ -40,7 +40,7 @@ def bookkeeping_ms_per_step(num_sequences: int = 256, num_steps: int = 200) -> f
     for index in range(num_sequences):
         engine.submit(
             SubmitSequence(
-                request_id=f"sequence-{index}",
+                sequence_id=f"sequence-{index}",
                 token_ids=[index, *range(PROMPT_TOKENS - 1)],
                 params=SamplingParams(max_tokens=512, stop_token_ids=[2]),
             )

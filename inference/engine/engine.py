@@ -20,13 +20,14 @@ from inference.protocol.engine import (
     EngineStats,
     SequenceCancelled,
     SequenceFailed,
+    SequencesEmbedded,
     SequenceStep,
     StepOutputs,
     SubmitSequence,
 )
 from inference.protocol.sampling import TokenLogprob
 
-Output = SequenceStep | SequenceFailed | SequenceCancelled
+Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +109,27 @@ class Engine:
             return
         self._num_submitted += 1
         sequence = Sequence(
-            command.request_id,
+            command.sequence_id,
             command.token_ids,
             command.params,
             context_tokens=self._limits.context_tokens,
             arrival=self._num_submitted,
             deadline_s=self._clock() + self._scheduler.limits.max_queue_wait_s,
         )
-        self._sequences[command.request_id] = sequence
+        self._sequences[command.sequence_id] = sequence
         self._scheduler.add(sequence)
 
     def cancel(self, command: CancelSequence) -> None:
         """Free what the sequence holds, now. An unknown id has already ended: nothing to do."""
-        if (sequence := self._sequences.get(command.request_id)) is None:
+        if (sequence := self._sequences.get(command.sequence_id)) is None:
             return
         self._scheduler.end(sequence)
         self._forget(sequence)
-        self._outputs.append(SequenceCancelled(request_id=command.request_id))
+        self._outputs.append(SequenceCancelled(sequence_id=command.sequence_id))
 
     def cancel_all(self) -> StepOutputs:
-        for request_id in list(self._sequences):
-            self.cancel(CancelSequence(request_id=request_id))
+        for sequence_id in list(self._sequences):
+            self.cancel(CancelSequence(sequence_id=sequence_id))
         return self._take_outputs()
 
     def fail_all(self, code: str, message: str) -> StepOutputs:
@@ -180,11 +181,11 @@ class Engine:
             )
         elif self._scheduler.is_full:
             code, message = "queue_full", f"{len(self._scheduler.waiting)} sequences are waiting"
-        elif command.request_id in self._sequences:
-            code, message = "engine_error", "a sequence with this request id is running"
+        elif command.sequence_id in self._sequences:
+            code, message = "engine_error", "a sequence with this sequence id is running"
         else:
             return None
-        return SequenceFailed(request_id=command.request_id, code=code, message=message)
+        return SequenceFailed(sequence_id=command.sequence_id, code=code, message=message)
 
     def _emit(self, schedule: Schedule, sampled: Sampled) -> None:
         """One ``SequenceStep`` per sequence that got a token; end those that are done."""
@@ -201,7 +202,7 @@ class Engine:
             logprob = sampled.logprobs.get(row)
             self._outputs.append(
                 SequenceStep(
-                    request_id=sequence.request_id,
+                    sequence_id=sequence.sequence_id,
                     token_ids=[] if is_stop else [token_id],
                     logprobs=None if logprob is None or is_stop else [logprob],
                     num_cached_tokens=sequence.num_cached_tokens
@@ -225,11 +226,11 @@ class Engine:
     def _fail(self, sequence: Sequence, code: str, message: str) -> None:
         self._forget(sequence)
         self._outputs.append(
-            SequenceFailed(request_id=sequence.request_id, code=code, message=message)
+            SequenceFailed(sequence_id=sequence.sequence_id, code=code, message=message)
         )
 
     def _forget(self, sequence: Sequence) -> None:
-        del self._sequences[sequence.request_id]
+        del self._sequences[sequence.sequence_id]
         self._executor.forget(sequence)
 
     def _record(self, schedule: Schedule, step_s: float) -> None:

@@ -33,7 +33,7 @@ class ModelRunner:
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def forget(self, sequence: Sequence) -> None:
-        self._block_tables.forget(sequence.request_id)
+        self._block_tables.forget(sequence.sequence_id)
 
     def _decode_batch(self, sequences: list[Sequence]) -> DecodeBatch:
         size = self._kv.block_tokens

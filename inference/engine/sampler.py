@@ -43,8 +43,8 @@ class Sampler:
         return Sampled(token_ids, failed, self._logprobs(sequences, logits, token_ids, failed))
 
     def forget(self, sequence: Sequence) -> None:
-        self._random.pop(sequence.request_id, None)
-        self._counts.pop(sequence.request_id, None)
+        self._random.pop(sequence.sequence_id, None)
+        self._counts.pop(sequence.sequence_id, None)
 
     def _failed_rows(self, largest: torch.Tensor) -> frozenset[int]:
         """Rows with a NaN (``max`` propagates it), or where nothing is finite."""
@@ -69,7 +69,7 @@ class Sampler:
         drawn = self._draw(scores, chosen, drawn_rows)
         for index, (row, sequence) in enumerate(zip(rows, chosen, strict=True)):
             token_ids[row] = drawn.get(index, greedy[index])
-            if (counts := self._counts.get(sequence.request_id)) is not None:
+            if (counts := self._counts.get(sequence.sequence_id)) is not None:
                 counts.add(token_ids[row])
 
     def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> None:
@@ -86,10 +86,10 @@ class Sampler:
                 scores[row, params.stop_token_ids] = float("-inf")
 
     def _counts_of(self, sequence: Sequence, device: torch.device) -> TokenCounts:
-        counts = self._counts.get(sequence.request_id)
+        counts = self._counts.get(sequence.sequence_id)
         if counts is None:
             counts = TokenCounts(sequence, self._vocab_size, device)
-            self._counts[sequence.request_id] = counts
+            self._counts[sequence.sequence_id] = counts
         return counts
 
     def _draw(
@@ -110,9 +110,9 @@ class Sampler:
         return dict(zip(rows, drawn.flatten().tolist(), strict=True))
 
     def _uniform(self, sequence: Sequence) -> float:
-        generator = self._random.get(sequence.request_id)
+        generator = self._random.get(sequence.sequence_id)
         if generator is None:
-            generator = self._random[sequence.request_id] = random.Random(sequence.params.seed)
+            generator = self._random[sequence.sequence_id] = random.Random(sequence.params.seed)
         return generator.getrandbits(NUM_RANDOM_BITS) * 2.0**-NUM_RANDOM_BITS
 
     def _logprobs(

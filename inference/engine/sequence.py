@@ -51,7 +51,7 @@ class Sequence:
         "num_registered_blocks",
         "params",
         "parent_content",
-        "request_id",
+        "sequence_id",
         "state",
         "stop_ids",
         "token_ids",
@@ -59,7 +59,7 @@ class Sequence:
 
     def __init__(
         self,
-        request_id: str,
+        sequence_id: str,
         prompt: list[int],
         params: SamplingParams,
         *,
@@ -67,7 +67,7 @@ class Sequence:
         arrival: int,
         deadline_s: float,
     ) -> None:
-        self.request_id = request_id
+        self.sequence_id = sequence_id
         self.params = params
         self.token_ids = list(prompt)
         self.num_prompt_tokens = len(prompt)
@@ -99,5 +99,5 @@ class Sequence:
     def move_to(self, state: SequenceState) -> None:
         """Raises ``IntegrityError`` on a move that the table does not have."""
         if state not in SEQUENCE_TRANSITIONS[self.state]:
-            raise IntegrityError(f"{self.request_id}: {self.state.value} -> {state.value}")
+            raise IntegrityError(f"{self.sequence_id}: {self.state.value} -> {state.value}")
         self.state = state

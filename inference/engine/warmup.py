@@ -36,7 +36,7 @@ def warm_up(engine: Engine, vocab_size: int, on_progress: Callable[[LoadProgress
         for index in range(concurrency):
             engine.submit(
                 SubmitSequence(
-                    request_id=f"warm-up-{concurrency}-{index}",
+                    sequence_id=f"warm-up-{concurrency}-{index}",
                     token_ids=[(7 * index + offset) % vocab_size for offset in range(5)],
                     params=SamplingParams(max_tokens=WARMUP_OUTPUT_TOKENS, temperature=0.0),
                 )

@@ -19,6 +19,8 @@ from channels.exceptions import StopConsumer
 
 from inference.gateway.authorization import authorize
 from inference.gateway.gateway import Gateway
+from inference.wire import openai_errors
+from inference.wire.dialect import ErrorDialect, RequestContext
 from inference.wire.errors import (
     ApiError,
     InternalError,
@@ -27,8 +29,6 @@ from inference.wire.errors import (
     ServiceUnavailableError,
     UnknownUrlError,
     error_headers,
-    openai_error_body,
-    openai_error_frame,
 )
 
 logger = logging.getLogger(__name__)
@@ -46,8 +46,10 @@ class ApiConsumer(AsyncConsumer):  # type: ignore[misc]
 
     scope: dict[str, Any]
 
-    def __init__(self, *, gateway: Gateway) -> None:
+    def __init__(self, *, gateway: Gateway, errors: ErrorDialect = openai_errors) -> None:
+        """``errors``: how this request's client is told what went wrong."""
         self.gateway = gateway
+        self.errors = errors
         self.request_id = uuid.uuid4().hex
         self._body = bytearray()
         self._exchange: asyncio.Task[None] | None = None
@@ -132,9 +134,18 @@ class ApiConsumer(AsyncConsumer):  # type: ignore[misc]
         if self._response_ended:
             return
         if self._response_started:
-            await self.send_body(openai_error_frame(error), last=True)
+            frame = self.errors.error_frame(error, request_id=self.request_id)
+            await self.send_body(frame, last=True)
         else:
-            await self.respond(error.status, openai_error_body(error), error_headers(error))
+            body = self.errors.error_body(error, request_id=self.request_id)
+            await self.respond(error.status, body, error_headers(error))
+
+    def context(self) -> RequestContext:
+        headers = self.scope["headers"]
+        return RequestContext(
+            headers={name.decode("latin-1"): value.decode("latin-1") for name, value in headers},
+            always_include_usage=self.gateway.config.always_stream_usage,
+        )
 
     def _check_before_body(self) -> None:
         if self._body:

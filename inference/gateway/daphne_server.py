@@ -19,7 +19,8 @@ from twisted.internet import reactor
 from twisted.internet.endpoints import serverFromString
 from twisted.logger import globalLogBeginner
 
-from inference.wire.errors import RequestTooLargeError, openai_error_body
+from inference.wire import openai_errors
+from inference.wire.errors import RequestTooLargeError
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,9 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
 
     def _refuse_body(self) -> None:
         self._refused = True
-        body = openai_error_body(RequestTooLargeError(self.server.max_body_bytes))
+        body = openai_errors.error_body(
+            RequestTooLargeError(self.server.max_body_bytes), request_id=""
+        )
         self.channel.transport.write(
             b"HTTP/1.1 413 Content Too Large\r\nContent-Type: application/json\r\n"
             b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body

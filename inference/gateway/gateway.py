@@ -91,11 +91,12 @@ class Gateway:
         self.streams.add(stream)
         return stream
 
-    def close_stream(self, stream: RequestStream, *, finished: bool) -> None:
-        """Unless it finished, the neuron is told to drop the request: it may still hold blocks."""
+    def close_stream(self, stream: RequestStream) -> None:
+        """Unless it is settled, the neuron is told to drop the request: it may still hold
+        blocks."""
         self.streams.remove(stream)
         stream.end()
-        if not finished:
+        if not stream.is_settled:
             self.dispatcher.cancel_soon(stream.neuron, stream.request_id)
 
     async def drain(self, grace_s: float) -> None:

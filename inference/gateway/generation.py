@@ -12,22 +12,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import Protocol
 
 from inference.gateway.consumers import ApiConsumer, Headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.keep_alive import QuietTimer
-from inference.gateway.placing import Place
+from inference.gateway.running import run_request
 from inference.protocol.events import Event, Finished, Usage
-from inference.protocol.generation import GenerationRequest, Submit
+from inference.wire import openai_errors
+from inference.wire.dialect import Encoder, ErrorDialect, Parse, ParsedRequest
 from inference.wire.errors import ApiError
 
 logger = logging.getLogger("helexa.requests")
 
 STREAM_GRACE_S = 2.0
 KEEP_ALIVE_S = 10.0
-KEEP_ALIVE_FRAME = b": waiting\n\n"
 STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -35,26 +33,15 @@ STREAM_HEADERS: Headers = [
 ]
 
 
-class Encoder(Protocol):
-    def encode(self, event: Event) -> bytes: ...
-
-
-class ParsedRequest(Protocol):
-    @property
-    def generation(self) -> GenerationRequest: ...
-    @property
-    def stream(self) -> bool: ...
-    def stream_encoder(self, *, request_id: str, created_unix_s: int) -> Encoder: ...
-    def body_encoder(self, *, request_id: str, created_unix_s: int) -> Encoder: ...
-
-
 class GenerationConsumer(ApiConsumer):
     """``parse`` is a dialect's parser."""
 
     method = "POST"
 
-    def __init__(self, *, gateway: Gateway, parse: Callable[[bytes], ParsedRequest]) -> None:
-        super().__init__(gateway=gateway)
+    def __init__(
+        self, *, gateway: Gateway, parse: Parse, errors: ErrorDialect = openai_errors
+    ) -> None:
+        super().__init__(gateway=gateway, errors=errors)
         self._parse = parse
         self._usage: Usage | None = None
         self._quiet: QuietTimer | None = None
@@ -64,7 +51,7 @@ class GenerationConsumer(ApiConsumer):
         started_s = time.perf_counter()
         outcome, model = "cancelled", "-"
         try:
-            request = self._parse(body)
+            request = self._parse(body, self.context())
             model = request.generation.model
             await self._generate(request)
             outcome = "finished"
@@ -78,36 +65,15 @@ class GenerationConsumer(ApiConsumer):
         if request.stream:
             self._quiet = QuietTimer(self._keep_alive, first_s=STREAM_GRACE_S, then_s=KEEP_ALIVE_S)
         try:
-            deadline_s = asyncio.get_running_loop().time() + self.gateway.config.request_timeout_s
-            entry = await self.gateway.catalogue.find(request.generation.model)
-            place = await self.gateway.placer.find_place(entry, deadline_s=deadline_s)
-            await self._run_at(place, request, deadline_s)
+            async with run_request(
+                self.gateway, self.request_id, request.generation, abort=self.abort
+            ) as stream:
+                encoder = self._encoder(request)
+                while self._usage is None:
+                    await self._forward(await stream.next_events(), encoder, request)
         finally:
             if self._quiet is not None:
                 self._quiet.stop()
-
-    async def _run_at(self, place: Place, request: ParsedRequest, deadline_s: float) -> None:
-        timeout_s = deadline_s - asyncio.get_running_loop().time()
-        await self.gateway.liveness.ensure_announced()
-        stream = self.gateway.open_stream(
-            self.request_id, place, timeout_s=timeout_s, abort=self.abort
-        )
-        try:
-            await self.gateway.dispatcher.push(
-                place.neuron,
-                Submit(
-                    request_id=self.request_id,
-                    gateway_id=self.gateway.gateway_id,
-                    model=place.model,
-                    request=request.generation,
-                    deadline_unix_s=time.time() + timeout_s,
-                ),
-            )
-            encoder = self._encoder(request)
-            while self._usage is None:
-                await self._forward(await stream.next_events(), encoder, request)
-        finally:
-            self.gateway.close_stream(stream, finished=self._usage is not None)
 
     def _encoder(self, request: ParsedRequest) -> Encoder:
         make = request.stream_encoder if request.stream else request.body_encoder
@@ -138,7 +104,7 @@ class GenerationConsumer(ApiConsumer):
             await self.send_body(frames, last=last)
 
     async def _keep_alive(self) -> None:
-        await self._send_frames(KEEP_ALIVE_FRAME, last=False)
+        await self._send_frames(self.errors.KEEP_ALIVE_FRAME, last=False)
 
     def _log(self, model: str, outcome: str, seconds: float) -> None:
         usage = self._usage or Usage(prompt_tokens=0, completion_tokens=0)

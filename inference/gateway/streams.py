@@ -3,7 +3,7 @@
     reader ──put──▶ RequestStream (bounded) ──next_events──▶ consumer
     liveness, deadline, drain ──fail──▶
 
-A stream ends once: by ``Finished``, or by an ``ApiError`` that ``next_events`` raises after the
+A stream ends once: by an answer, or by an ``ApiError`` that ``next_events`` raises after the
 events before it. Belongs to one event loop; must not know Redis or HTTP.
 """
 
@@ -13,13 +13,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from inference.protocol.events import (
+    ANSWERS,
     Accepted,
     Cancelled,
-    Delta,
     Event,
     Failed,
     Failure,
-    Finished,
+    TokensCounted,
 )
 from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
 
@@ -40,6 +40,7 @@ class RequestStream:
         "accepted",
         "ended",
         "epoch",
+        "is_settled",
         "model",
         "neuron",
         "request_id",
@@ -64,6 +65,8 @@ class RequestStream:
         self.started_s = loop.time()
         self.accepted = False
         self.ended = False
+        self.is_settled = False
+        """The neuron has said its last word: it holds nothing of this request any more."""
         self._events: list[Event] = []
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -78,10 +81,12 @@ class RequestStream:
             return
         match event:
             case Failed():
+                self.is_settled = True
                 self.fail(RequestFailedError(event.failure))
             case Cancelled():
+                self.is_settled = True
                 self.fail(RequestFailedError(_cancelled_elsewhere()))
-            case Delta() | Finished() if not self.accepted:
+            case _ if not self.accepted and not isinstance(event, Accepted | TokensCounted):
                 self.fail(events_lost())
             case _ if len(self._events) >= MAX_QUEUED_EVENTS:
                 self.fail(_client_too_slow())
@@ -116,7 +121,8 @@ class RequestStream:
             self.accepted = True
         else:
             self._stop_deadline()
-        if isinstance(event, Finished):
+        if isinstance(event, ANSWERS):
+            self.is_settled = True
             self.end()
         self._events.append(event)
         self._wake()

@@ -79,10 +79,10 @@ class EngineProcess:
         """Raises ``EngineGoneError``."""
         self._send_frame(encode_engine_frame(command))
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, sequence_id: str) -> None:
         """Unknown ids and dead engines are ignored."""
         with contextlib.suppress(EngineGoneError):
-            self.send(CancelSequence(request_id=request_id))
+            self.send(CancelSequence(sequence_id=sequence_id))
 
     def stop(self) -> None:
         """Asks it to end, in words and by closing our way to it; ``messages`` ends when it has."""

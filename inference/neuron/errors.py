@@ -98,5 +98,11 @@ def bad_token_id(token_id: int, vocab_size: int) -> Failure:
     )
 
 
+def wrong_kind(model: str, kind: str) -> Failure:
+    does = {"generation": "generates text; it makes no embeddings"}
+    message = f"model {model!r} {does.get(kind, 'makes embeddings; it generates no text')}"
+    return Failure(code="invalid_value", message=message, param="model")
+
+
 def internal_error() -> Failure:
     return Failure(code="engine_error", message="the neuron could not handle this request")

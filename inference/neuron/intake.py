@@ -10,9 +10,11 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from inference.neuron.answers import Answer
+import msgspec
+
+from inference.neuron.answers import Answer, Choice
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.errors import (
     EngineGoneError,
@@ -20,12 +22,18 @@ from inference.neuron.errors import (
     deadline_passed,
     internal_error,
     model_recovering,
+    wrong_kind,
 )
-from inference.neuron.prompts import ModelText, Prompt, echo_text, prepare
-from inference.neuron.request_table import AddressedEvent, RequestTable
+from inference.neuron.prompts import ModelText, Prepared, count_tokens, echo_text, prepare
+from inference.neuron.request_table import AddressedEvent, RequestTable, sequence_id
 from inference.protocol.engine import SubmitSequence
-from inference.protocol.events import Accepted, Failure
-from inference.protocol.generation import Submit
+from inference.protocol.events import Accepted, Failure, TokensCounted
+from inference.protocol.generation import (
+    EmbeddingRequest,
+    GenerationRequest,
+    Submit,
+    TokenCountRequest,
+)
 
 log = logging.getLogger(__name__)
 
@@ -72,37 +80,73 @@ class Intake:
         self._publish(self._table.fail(submit.request_id, failure))
 
     def _start(self, submit: Submit) -> None:
-        request_id = submit.request_id
         if time.time() > submit.deadline_unix_s:
             raise RequestRefusedError(deadline_passed())
         engine, text = self._take(submit.model)
-        prompt = prepare(submit.request, text)
-        if not self._table.begin(request_id, _answer(submit, prompt, text), engine):
+        match submit.request:
+            case GenerationRequest() as request:
+                self._start_generation(submit, request, engine, text)
+            case TokenCountRequest() as request:
+                counted = TokensCounted(
+                    request_id=submit.request_id, prompt_tokens=count_tokens(request, text)
+                )
+                self._publish(self._table.end(submit.request_id, counted))
+            case EmbeddingRequest():
+                raise RequestRefusedError(wrong_kind(submit.model, text.report.kind))
+
+    def _start_generation(
+        self, submit: Submit, request: GenerationRequest, engine: EngineProcess, text: ModelText
+    ) -> None:
+        request_id = submit.request_id
+        prepared = prepare(request, text)
+        answer = _answer(request_id, request, prepared, text)
+        if not self._table.begin(request_id, answer, engine):
             return  # cancelled while it was prepared
-        accepted = Accepted(request_id=request_id, prompt_tokens=len(prompt.token_ids))
+        accepted = Accepted(request_id=request_id, prompt_tokens=prepared.num_prompt_tokens)
         self._publish([AddressedEvent(submit.gateway_id, accepted)])
-        command = SubmitSequence(
-            request_id=request_id, token_ids=prompt.token_ids, params=prompt.params
-        )
         try:
-            engine.send(command)
+            for command in _commands(request_id, request.n, prepared):
+                engine.send(command)
         except EngineGoneError as error:
             raise RequestRefusedError(model_recovering(submit.model)) from error
         if self._table.started(request_id):
-            engine.cancel(request_id)
+            for index in range(answer.num_sequences):
+                engine.cancel(sequence_id(request_id, index))
 
 
-def _answer(submit: Submit, prompt: Prompt, text: ModelText) -> Answer:
-    request = submit.request
+def _commands(request_id: str, n: int, prepared: Prepared) -> Iterator[SubmitSequence]:
+    """One sequence for each choice; with a seed, each choice has its own."""
+    seed = prepared.params.seed
+    for prompt_index, token_ids in enumerate(prepared.prompts):
+        first = prompt_index * n
+        for i in range(n):
+            params = prepared.params
+            if seed is not None and i > 0:
+                params = msgspec.structs.replace(params, seed=seed + i)
+            yield SubmitSequence(
+                sequence_id=sequence_id(request_id, first + i),
+                token_ids=token_ids,
+                params=params,
+                same_prompt_as=sequence_id(request_id, first) if i > 0 else None,
+            )
+
+
+def _answer(
+    request_id: str, request: GenerationRequest, prepared: Prepared, text: ModelText
+) -> Answer:
     if not all(request.stop):
         raise RequestRefusedError(
             Failure(code="invalid_value", message="a stop string is empty", param="stop")
         )
-    return Answer(
-        request_id=submit.request_id,
-        tokenizer=text.tokenizer,
-        num_prompt_tokens=len(prompt.token_ids),
-        stop=request.stop,
-        continues_text=prompt.continues_text,
-        echo=echo_text(prompt, text, request) if request.echo else "",
-    )
+    choices = [
+        Choice(
+            request_id=request_id,
+            index=index,
+            tokenizer=text.tokenizer,
+            stop=request.stop,
+            continues_text=prepared.continues_text,
+            echo=echo_text(index // request.n, prepared, text, request) if request.echo else "",
+        )
+        for index in range(len(prepared.prompts) * request.n)
+    ]
+    return Answer(request_id, choices, num_prompt_tokens=prepared.num_prompt_tokens, n=request.n)

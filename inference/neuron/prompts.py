@@ -19,7 +19,13 @@ from inference.neuron.errors import (
     context_length_exceeded,
 )
 from inference.protocol.events import Failure
-from inference.protocol.generation import ChatInput, GenerationRequest, TextInput
+from inference.protocol.generation import (
+    ChatInput,
+    GenerationRequest,
+    TextInput,
+    TokenCountRequest,
+    TokensInput,
+)
 from inference.protocol.load import LoadReport, LoadSpec
 from inference.protocol.sampling import SamplingOptions, SamplingParams
 from inference.text.chat_template import ChatTemplate, find_templates
@@ -61,40 +67,56 @@ class ModelText:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    token_ids: list[int]
+class Prepared:
+    """What the engine is to run, and what the text layer must know of it."""
+
+    prompts: list[list[int]]
     params: SamplingParams
     continues_text: bool
     """The answer goes on from the prompt's text, so its first space is part of it."""
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
 
-def prepare(request: GenerationRequest, text: ModelText) -> Prompt:
+
+def prepare(request: GenerationRequest, text: ModelText) -> Prepared:
     """Raises ``RequestRefusedError`` with the failure to tell the client."""
-    token_ids = _token_ids(request, text)
-    max_tokens = _max_tokens(len(token_ids), request, text.report.context_tokens)
-    return Prompt(
-        token_ids=token_ids,
+    prompts = _prompts(request.input, text)
+    longest = max(map(len, prompts))
+    max_tokens = _max_tokens(longest, request, text.report.context_tokens)
+    return Prepared(
+        prompts=prompts,
         params=resolve_sampling(request.sampling, max_tokens, text.report),
         continues_text=not isinstance(request.input, ChatInput),
     )
 
 
-def echo_text(prompt: Prompt, text: ModelText, request: GenerationRequest) -> str:
-    """What ``echo`` puts before the answer: the client's own text, or its tokens as text."""
+def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
+    """Raises ``RequestRefusedError``."""
+    (prompt,) = _prompts(request.input, text)
+    return len(prompt)
+
+
+def echo_text(index: int, prepared: Prepared, text: ModelText, request: GenerationRequest) -> str:
+    """What ``echo`` puts before an answer to prompt ``index``: the client's own text, or its tokens
+    as text."""
     if isinstance(request.input, TextInput):
-        return request.input.text
+        return request.input.texts[index]
     detokenizer = Detokenizer(text.tokenizer)
-    return detokenizer.feed(prompt.token_ids) + detokenizer.flush()
+    return detokenizer.feed(prepared.prompts[index]) + detokenizer.flush()
 
 
-def _token_ids(request: GenerationRequest, text: ModelText) -> list[int]:
-    match request.input:
-        case ChatInput() as chat:
-            return text.tokenizer.encode(_render(chat, text), add_special_tokens=False)
-        case TextInput(text=prompt):
-            return _not_empty(text.tokenizer.encode(prompt, add_special_tokens=True))
-        case tokens:
-            return _not_empty(_checked_ids(tokens.token_ids, text.report.vocab_size))
+def _prompts(given: ChatInput | TextInput | TokensInput, text: ModelText) -> list[list[int]]:
+    match given:
+        case ChatInput():
+            return [text.tokenizer.encode(_render(given, text), add_special_tokens=False)]
+        case TextInput(texts=texts):
+            encoded = [text.tokenizer.encode(one, add_special_tokens=True) for one in texts]
+            return [_not_empty(token_ids) for token_ids in encoded]
+        case TokensInput(prompts=prompts):
+            vocab_size = text.report.vocab_size
+            return [_not_empty(_checked_ids(token_ids, vocab_size)) for token_ids in prompts]
 
 
 def _render(chat: ChatInput, text: ModelText) -> str:

@@ -278,8 +278,8 @@ class Replica:
         match message:
             case StepOutputs(outputs=outputs, stats=stats):
                 applied = self._context.table.apply(outputs)
-                for request_id in applied.ended_early:
-                    engine.cancel(request_id)
+                for sequence_id in applied.ended_early:
+                    engine.cancel(sequence_id)
                 self._context.publish(applied.events)
                 with self._lock:
                     self._stats = stats

@@ -4,6 +4,7 @@
                 │                 │
                 └── cancel: ends here   └── cancel: remembered, sent once the engine has it
 
+A request runs as one sequence for each choice, ``sequence_id(request_id, index)`` to the engine.
 Whoever removes a request from the table emits its terminal event, so nobody can do it twice. Knows
 no Redis: events are returned with the gateway they are for. Any thread may call; nothing blocks.
 """
@@ -15,16 +16,39 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from inference.neuron.answers import Answer
-from inference.protocol.engine import SequenceCancelled, SequenceFailed, SequenceStep
+from inference.protocol.engine import (
+    SequenceCancelled,
+    SequenceFailed,
+    SequencesEmbedded,
+    SequenceStep,
+)
 from inference.protocol.events import TERMINAL_EVENTS, Cancelled, Event, Failed, Failure
 from inference.protocol.generation import Submit
 
-SequenceOutput = SequenceStep | SequenceFailed | SequenceCancelled
+Result = SequenceStep | SequencesEmbedded
+SequenceOutput = Result | SequenceFailed | SequenceCancelled
+
+
+def sequence_id(request_id: str, index: int) -> str:
+    return f"{request_id}/{index}"
+
+
+class Answer(Protocol):
+    """Turns what the engine says of a request's sequences into its events."""
+
+    @property
+    def num_sequences(self) -> int: ...
+    def has_finished(self, index: int) -> bool:
+        """Nothing more is wanted of sequence ``index``."""
+        ...
+
+    def feed(self, index: int, result: Result) -> list[Event]:
+        """Ends with a terminal event once all sequences have finished."""
+        ...
 
 
 class Engine(Protocol):
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, sequence_id: str) -> None:
         """Frees what the sequence holds; unknown ids and dead engines are ignored."""
         ...
 
@@ -45,6 +69,19 @@ class _LiveRequest:
     def addressed(self, event: Event) -> AddressedEvent:
         return AddressedEvent(self.submit.gateway_id, event)
 
+    def open_sequence_ids(self) -> list[str]:
+        """Those that the engine may still be working on."""
+        if self.answer is None:
+            return []
+        request_id, answer = self.submit.request_id, self.answer
+        indices = range(answer.num_sequences)
+        return [sequence_id(request_id, i) for i in indices if not answer.has_finished(i)]
+
+    def cancel_in_engine(self) -> None:
+        if self.engine is not None:
+            for open_id in self.open_sequence_ids():
+                self.engine.cancel(open_id)
+
 
 @dataclass(slots=True)
 class Applied:
@@ -52,7 +89,8 @@ class Applied:
 
     events: list[AddressedEvent] = field(default_factory=list)
     ended_early: list[str] = field(default_factory=list)
-    """Requests that a stop string ended: the engine must still be told to cancel them."""
+    """Sequences whose choice or request ended without the engine's knowing: it must still be told
+    to cancel them."""
 
 
 class RequestTable:
@@ -96,18 +134,20 @@ class RequestTable:
                 del self._live[request_id]
                 return [live.addressed(Cancelled(request_id=request_id))]
             live.cancel_asked = True
-            engine = live.engine if live.has_started else None
-        if engine is not None:
-            engine.cancel(request_id)
+            has_started = live.has_started
+        if has_started:
+            live.cancel_in_engine()
         return []
 
     def fail(self, request_id: str, failure: Failure) -> list[AddressedEvent]:
         """Empty when it has ended already."""
+        return self.end(request_id, Failed(request_id=request_id, failure=failure))
+
+    def end(self, request_id: str, event: Event) -> list[AddressedEvent]:
+        """``event`` is terminal and needs no engine. Empty when the request has ended already."""
         with self._lock:
             live = self._live.pop(request_id, None)
-        if live is None:
-            return []
-        return [live.addressed(Failed(request_id=request_id, failure=failure))]
+        return [] if live is None else [live.addressed(event)]
 
     def fail_engine(self, engine: Engine, failure: Failure) -> list[AddressedEvent]:
         """Everything that ``engine`` was working on."""
@@ -121,9 +161,10 @@ class RequestTable:
         applied = Applied()
         with self._lock:
             for output in outputs:
-                live = self._live.get(output.request_id)
+                request_id, _, index = output.sequence_id.rpartition("/")
+                live = self._live.get(request_id)
                 if live is not None:
-                    self._apply_one(live, output, applied)
+                    self._apply_one(live, int(index), output, applied)
         return applied
 
     def forget(self, request_ids: Iterable[str]) -> None:
@@ -144,18 +185,25 @@ class RequestTable:
         with self._lock:
             return sum(live.engine is engine for live in self._live.values())
 
-    def _apply_one(self, live: _LiveRequest, output: SequenceOutput, applied: Applied) -> None:
-        request_id = output.request_id
+    def _apply_one(
+        self, live: _LiveRequest, index: int, output: SequenceOutput, applied: Applied
+    ) -> None:
+        request_id, answer = live.submit.request_id, live.answer
+        assert answer is not None, "an engine spoke of a request it was not given"
+        if answer.has_finished(index):
+            return  # it was ended early, and the engine had not heard of it yet
         events: list[Event]
         match output:
-            case SequenceStep():
-                assert live.answer is not None, "an engine spoke of a request it was not given"
-                events = live.answer.feed(output)
-                if output.finish_reason is None and events and _is_terminal(events[-1]):
-                    applied.ended_early.append(request_id)
+            case SequenceStep() | SequencesEmbedded():
+                events = answer.feed(index, output)
+                if answer.has_finished(index) and not _is_engines_word(output):
+                    applied.ended_early.append(output.sequence_id)
             case SequenceFailed(code=code, message=message):
                 failure = Failure(code=code, message=message)
                 events = [Failed(request_id=request_id, failure=failure)]
+                applied.ended_early.extend(
+                    open_id for open_id in live.open_sequence_ids() if open_id != output.sequence_id
+                )
             case SequenceCancelled():
                 events = [Cancelled(request_id=request_id)]
         applied.events.extend(map(live.addressed, events))
@@ -173,8 +221,7 @@ class RequestTable:
     def _drop(self, is_hit: Callable[[_LiveRequest], bool]) -> int:
         dropped = self._pop_where(is_hit)
         for live in dropped:
-            if live.engine is not None:
-                live.engine.cancel(live.submit.request_id)
+            live.cancel_in_engine()
         return len(dropped)
 
     def _pop_where(self, is_hit: Callable[[_LiveRequest], bool]) -> list[_LiveRequest]:
@@ -183,6 +230,11 @@ class RequestTable:
             for live in hits:
                 del self._live[live.submit.request_id]
         return hits
+
+
+def _is_engines_word(result: Result) -> bool:
+    """Whether the engine itself ended the sequence with this."""
+    return isinstance(result, SequencesEmbedded) or result.finish_reason is not None
 
 
 def _is_terminal(event: Event) -> bool:

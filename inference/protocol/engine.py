@@ -14,24 +14,36 @@ from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 
 
-class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
     """Run one sequence. Refused by a ``SequenceFailed`` when the queue is full or the prompt plus
     one token does not fit the context."""
 
-    request_id: str
+    sequence_id: str
     token_ids: list[int]
     params: SamplingParams
+    same_prompt_as: str | None = None
+    """A sequence submitted just before with the same prompt (a further choice of one request): this
+    one starts once that one's prompt is in blocks, and shares them."""
+
+
+class EmbedSequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
+    """One vector for each list of token ids; only for embedding models. ``CancelSequence`` with the
+    same id drops it while it waits."""
+
+    sequence_id: str
+    prompts: list[list[int]]
+    dimensions: int | None = None
 
 
 class CancelSequence(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
-    request_id: str
+    sequence_id: str
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Cancel everything and exit 0. Closing the socket means the same."""
 
 
-EngineCommand = SubmitSequence | CancelSequence | Shutdown
+EngineCommand = SubmitSequence | EmbedSequences | CancelSequence | Shutdown
 
 
 class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
@@ -42,26 +54,34 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ``num_output_tokens``.
     """
 
-    request_id: str
+    sequence_id: str
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
     num_cached_tokens: int | None = None
     finish_reason: Literal["stop", "length"] | None = None
+    """A grammar that is complete ends a sequence with ``stop``."""
     num_output_tokens: int = 0
     """Output tokens so far, the stop token included; set when ``finish_reason`` is."""
 
 
 class SequenceFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
     """Terminal. ``code``: queue_full, queue_timeout, context_length_exceeded, bad_token_id,
-    numerical_error, out_of_memory, engine_error."""
+    invalid_grammar, numerical_error, out_of_memory, engine_error."""
 
-    request_id: str
+    sequence_id: str
     code: str
     message: str
 
 
+class SequencesEmbedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
+    """Terminal, for ``EmbedSequences``. ``vectors`` are float32, little-endian."""
+
+    sequence_id: str
+    vectors: list[bytes]
+
+
 class SequenceCancelled(msgspec.Struct, frozen=True, kw_only=True, tag="cancelled"):
-    request_id: str
+    sequence_id: str
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +101,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
-    outputs: list[SequenceStep | SequenceFailed | SequenceCancelled]
+    outputs: list[SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled]
     stats: EngineStats
 
 

@@ -1,6 +1,11 @@
 """What happens to a request, told upwards: text events from a neuron to the gateway that asked.
 
-    Accepted ─▶ Delta* ─▶ Finished | Failed | Cancelled        exactly one terminal event
+    Accepted ─▶ (Delta | ReasoningDelta | ToolCallStarted | ToolCallDelta)* ─▶ ChoiceFinished
+                                        for each choice, interleaved ─▶ Finished
+    Accepted ─▶ Embedded        TokensCounted        at any time: Failed | Cancelled
+
+Exactly one terminal event: Finished, Embedded, TokensCounted, Failed or Cancelled. Events of one
+choice come in order, and a tool call's deltas before the next call starts.
 
 A neuron XADDs one ``EventBatch`` per engine step per gateway process; ``sequence_number`` counts
 batches per (neuron epoch, gateway), so a reader sees a gap when Redis lost something.
@@ -12,7 +17,8 @@ from typing import Literal
 
 import msgspec
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls", "context"]
+"""``length``: max_tokens. ``context``: the context was full before that."""
 
 
 class TextLogprob(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +36,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     cached_tokens: int = 0
     """Of ``prompt_tokens``, how many came from the prefix cache."""
+    reasoning_tokens: int = 0
+    """Of ``completion_tokens``, how many were thinking."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,16 +62,78 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
 
     request_id: str
     text: str
+    index: int = 0
+    """Which choice."""
     num_tokens: int = 1
     logprobs: list[TextLogprob] | None = None
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="finished"):
+class ReasoningDelta(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="reasoning"
+):
+    """New text of a thinking block. ``opens`` is the opening marker, on the block's first delta;
+    ``closes`` the closing one, on its last. The text may be empty on those two."""
+
+    request_id: str
+    text: str
+    index: int = 0
+    num_tokens: int = 1
+    opens: str | None = None
+    closes: str | None = None
+
+
+class ToolCallStarted(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tool_call"
+):
+    """``call_index`` counts the calls of one choice from 0. A call whose arguments are empty is
+    followed by one ``ToolCallDelta`` with ``{}``."""
+
+    request_id: str
+    call_id: str
+    name: str
+    index: int = 0
+    call_index: int = 0
+
+
+class ToolCallDelta(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tool_arguments"
+):
+    """A piece of the call's arguments; a call's pieces concatenate to one JSON object."""
+
+    request_id: str
+    arguments: str
+    index: int = 0
+    call_index: int = 0
+
+
+class ChoiceFinished(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="choice_finished"
+):
     request_id: str
     reason: FinishReason
-    usage: Usage
+    index: int = 0
     stop_sequence: str | None = None
     """The stop string that ended it, when one did."""
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """Every choice has finished. ``usage`` counts each prompt once and every choice's output."""
+
+    request_id: str
+    usage: Usage
+
+
+class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
+    """``vectors`` are float32, little-endian, one for each prompt in order."""
+
+    request_id: str
+    vectors: list[bytes]
+    usage: Usage
+
+
+class TokensCounted(msgspec.Struct, frozen=True, kw_only=True, tag="tokens_counted"):
+    request_id: str
+    prompt_tokens: int
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -75,8 +145,22 @@ class Cancelled(msgspec.Struct, frozen=True, kw_only=True, tag="cancelled"):
     request_id: str
 
 
-Event = Accepted | Delta | Finished | Failed | Cancelled
-TERMINAL_EVENTS = (Finished, Failed, Cancelled)
+Event = (
+    Accepted
+    | Delta
+    | ReasoningDelta
+    | ToolCallStarted
+    | ToolCallDelta
+    | ChoiceFinished
+    | Finished
+    | Embedded
+    | TokensCounted
+    | Failed
+    | Cancelled
+)
+ANSWERS = (Finished, Embedded, TokensCounted)
+"""How a request ends that got what it asked for."""
+TERMINAL_EVENTS = (*ANSWERS, Failed, Cancelled)
 
 
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,41 +1,101 @@
-"""One internal request, whatever dialect it came in, and the neuron inbox frames that carry it."""
+"""The internal requests, whatever dialect they came in, and the inbox frames that carry them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from inference.protocol.sampling import SamplingOptions
 
 
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that an earlier assistant turn made. ``arguments`` is JSON text, as the model gave
+    it: not checked."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One turn. ``content`` is the joined text of the turn's text parts, or ``None`` for an
-    assistant turn that only called tools."""
+    assistant turn that only called tools. ``reasoning`` is what an assistant turn thought."""
 
-    role: str
+    role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] = []
+    reasoning: str | None = None
+
+
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A function that the model may call. ``parameters`` is a JSON schema (``None``: takes none);
+    ``path`` is where it stood in the client's body, for refusals."""
+
+    name: str
+    path: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+    """The arguments must follow ``parameters`` exactly: enforced by a grammar."""
+
+
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``required``: at least one call, of the tool ``name`` when that is set."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    name: str | None = None
 
 
 class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="chat"):
     messages: list[ChatMessage]
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolDefinition] = []
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    """``False``: at most one call in the answer."""
     template_kwargs: dict[str, Any] = {}
+    thinking: bool | None = None
+    """The client's explicit wish; ``None``: it said nothing. ``template_kwargs`` that name
+    ``enable_thinking`` themselves win."""
+    thinking_budget_tokens: int | None = None
+    """The thinking block is closed after so many tokens."""
+    reasoning_effort: str | None = None
+    """Handed to the template as it is."""
+    shows_reasoning: bool = False
+    """Whether the client will see what the model thinks. When it will not and has not asked for
+    thinking, the template is told ``enable_thinking: false``."""
 
 
 class TextInput(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
-    text: str
+    """Prompts as text, at least one."""
+
+    texts: list[str]
 
 
 class TokensInput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
-    token_ids: list[int]
+    """Prompts as token ids, at least one."""
+
+    prompts: list[list[int]]
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A parsed, validated request for text. Dialect-free: the same struct from every parser."""
+class OutputFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer's text must be JSON: any object when ``schema`` is ``None``, else what the JSON
+    schema allows. ``path`` is where the schema stood in the client's body, for refusals."""
+
+    path: str
+    schema: dict[str, Any] | bool | None = None
+
+
+class GenerationRequest(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generation"
+):
+    """A parsed, validated request for text. Dialect-free: the same struct from every parser.
+
+    It has ``number of prompts * n`` choices; choice ``prompt_index * n + i`` is the i-th answer to
+    a prompt. A chat is one prompt.
+    """
 
     model: str
     """The name the client used: a catalogue model's name or an alias."""
@@ -43,8 +103,34 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     sampling: SamplingOptions = SamplingOptions()
     stop: list[str] = []
     """Stop strings; matched in the text, held back, never emitted."""
+    n: int = 1
+    output_format: OutputFormat | None = None
     echo: bool = False
     """Completions only: the prompt's text comes before the answer's."""
+    ends_at_context: bool = False
+    """``max_tokens`` may be more than the context has left: the answer then ends there, with the
+    reason ``context``. Otherwise such a request is refused."""
+
+
+class EmbeddingRequest(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embedding"
+):
+    """One vector for each prompt."""
+
+    model: str
+    input: TextInput | TokensInput
+    dimensions: int | None = None
+    """Leading dimensions to keep, then normalised again; only for models that allow it."""
+
+
+class TokenCountRequest(msgspec.Struct, frozen=True, kw_only=True, tag="token_count"):
+    """How many tokens the rendered prompt of ``input`` would have."""
+
+    model: str
+    input: ChatInput
+
+
+Request = GenerationRequest | EmbeddingRequest | TokenCountRequest
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -53,7 +139,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     request_id: str
     gateway_id: str
     model: str
-    request: GenerationRequest
+    request: Request
     deadline_unix_s: float
     """After this the neuron refuses to start it: whoever asked has given up."""
 

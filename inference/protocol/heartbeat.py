@@ -60,6 +60,11 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Named faults found at start, for people: a driver/library mismatch, no permission …"""
 
 
+Capability = Literal[
+    "chat", "completions", "logprobs", "structured_output", "tool_call", "reasoning", "embeddings"
+]
+
+
 class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     job_id: str
@@ -67,6 +72,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     since_unix_s: float
     progress: LoadProgress | None = None
     report: LoadReport | None = None
+    capabilities: list[Capability] = []
+    """What the loaded model can do, as its files say; empty before it is loaded."""
     failure: LoadFailure | None = None
     stats: EngineStats | None = None
     num_restarts: int = 0

@@ -37,6 +37,9 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_queue_wait_s: float = 60.0
     chat_template: str | None = None
     """Overrides the model's own."""
+    max_output_tokens: int | None = None
+    """Operator's bound on an answer that names no ``max_tokens``; advertised as the output limit,
+    and more than that is refused."""
 
 
 class LoadStage(StrEnum):
@@ -62,6 +65,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     defaults are what the neuron's text layer starts from."""
 
     architecture: str
+    kind: Literal["generation", "embedding"] = "generation"
     device: str
     dtype: str
     num_parameters: int
@@ -80,6 +84,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_dir: str
     """Holds tokenizer.json, tokenizer_config.json and, where the model has one, the template."""
     eos_token_ids: list[int] = []
+    embedding_dimensions: int | None = None
+    """Of an embedding model's vectors."""
     generation_defaults: dict[str, float | int] = {}
     """Sampling defaults that the model's generation_config declares, by SamplingOptions name."""
 

@@ -29,6 +29,27 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """``None``: up to what is left of the context."""
 
 
+class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the output must be. ``text`` is a grammar in llguidance's JSON form (a list of lark or
+    JSON-schema grammars), equal texts being compiled once.
+
+    ``starts_after_token_id``: tokens up to and including the first such one are free (a thinking
+    block before the answer). ``None``: the grammar holds from the first output token on.
+    """
+
+    text: str
+    starts_after_token_id: int | None = None
+
+
+class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Once the thinking block holds ``max_tokens`` tokens the next one is ``end_token_id``.
+    ``start_token_id`` opens the block; ``None``: the prompt has opened it already."""
+
+    max_tokens: int
+    end_token_id: int
+    start_token_id: int | None = None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the engine is told for one sequence: every value decided.
 
@@ -50,6 +71,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_logprobs: int | None = None
     stop_token_ids: list[int] = []
     min_tokens: int = 0
+    grammar: Grammar | None = None
+    thinking_limit: ThinkingLimit | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from inference.protocol.generation import ChatInput, ChatMessage
+from inference.protocol.generation import ChatInput, ChatMessage, ToolCall, ToolDefinition
 from inference.text.errors import TemplateRenderError
 from inference.text.tokenizer import read_json_object
 
@@ -132,7 +132,7 @@ class ChatTemplate:
     def _render_source(self, source: str, turns: list[Turn], chat: ChatInput) -> str:
         rendered: Any = render_jinja_template(
             conversations=[turns],
-            tools=chat.tools,
+            tools=[_tool(tool) for tool in chat.tools] or None,
             chat_template=source,
             add_generation_prompt=True,
             **{**self._special_tokens, **chat.template_kwargs},
@@ -151,29 +151,36 @@ def _turns(messages: list[ChatMessage]) -> list[Turn]:
 
 
 def _turn(message: ChatMessage) -> Turn:
-    """Absent fields are left out, as templates test for their presence. ``developer`` is the
-    newer name of ``system``, which templates know."""
-    role = "system" if message.role == "developer" else message.role
-    turn: Turn = {"role": role, "content": message.content or ""}
+    """Absent fields are left out, as templates test for their presence."""
+    turn: Turn = {"role": message.role, "content": message.content or ""}
     if message.name is not None:
         turn["name"] = message.name
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        turn["tool_calls"] = [_with_parsed_arguments(call) for call in message.tool_calls]
+        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
+    if message.reasoning is not None:
+        turn["reasoning_content"] = message.reasoning
     return turn
 
 
-def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """The API carries arguments as JSON text; templates write them with ``tojson``."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
+def _tool(tool: ToolDefinition) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    """The API carries arguments as JSON text; templates iterate them or write them with
+    ``tojson``. What is not JSON stays text."""
     try:
-        arguments = json.loads(function["arguments"] or "{}")
+        arguments = json.loads(call.arguments or "{}")
     except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+        arguments = call.arguments
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _arrangements(turns: list[Turn]) -> Iterator[list[Turn]]:
@@ -194,5 +201,5 @@ def _keeps_system_texts(rendered: str, messages: list[ChatMessage]) -> bool:
     return all(
         (message.content or "").strip() in rendered
         for message in messages
-        if message.role in ("system", "developer")
+        if message.role == "system"
     )

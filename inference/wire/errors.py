@@ -1,4 +1,4 @@
-"""Everything a client can be told went wrong, and how OpenAI's envelope says it.
+"""Everything a client can be told went wrong; each dialect says it in its own envelope.
 
     ApiError
     ├── InvalidRequestError             400 invalid_value
@@ -17,16 +17,14 @@
     │                                       shutting_down, model_loading …          retryable
     └── RequestFailedError              what a neuron or placement said, by FAILURES
 
-Messages are written for clients. Pure: knows no framework, no clock, no process.
+``openai_errors`` renders these as OpenAI does. Messages are written for clients. Pure: knows no
+framework, no clock, no process.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
-
-import orjson
 
 from inference.protocol.events import Failure
 
@@ -216,27 +214,6 @@ FAILURES: dict[str, FailureKind] = {
     "engine_error": _BROKEN,
 }
 """Codes that are not here are answered as 500: nobody has said what a client could do."""
-
-
-def openai_error(error: ApiError) -> dict[str, Any]:
-    """OpenAI's error envelope, which is also what a stream's error event carries."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.type,
-            "param": error.param,
-            "code": error.code,
-        }
-    }
-
-
-def openai_error_body(error: ApiError) -> bytes:
-    return orjson.dumps(openai_error(error))
-
-
-def openai_error_frame(error: ApiError) -> bytes:
-    """The last event of a stream that broke: SDKs raise on it and read no further."""
-    return b"data: " + openai_error_body(error) + b"\n\n"
 
 
 def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:

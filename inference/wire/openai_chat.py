@@ -14,9 +14,18 @@ from typing import Any
 
 import orjson
 
-from inference.protocol.events import Accepted, Delta, Event, Finished, TextLogprob, Usage
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    TextLogprob,
+    Usage,
+)
 from inference.protocol.generation import ChatInput, GenerationRequest
 from inference.wire import openai_sampling
+from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import InvalidRequestError
 from inference.wire.fields import (
     flag,
@@ -86,7 +95,7 @@ class ChatRequest:
         return ChatBodyEncoder(self, request_id, created_unix_s)
 
 
-def parse(body: bytes) -> ChatRequest:
+def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
     """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), FIELDS, required=("model", "messages"))
     generation = GenerationRequest(
@@ -102,7 +111,7 @@ def parse(body: bytes) -> ChatRequest:
     return ChatRequest(
         generation=generation,
         stream=read.get("stream", False),
-        include_usage=openai_sampling.includes_usage(read),
+        include_usage=openai_sampling.includes_usage(read, context),
     )
 
 
@@ -154,8 +163,10 @@ class ChatStreamEncoder:
                 return self._choice({"content": event.text}, logprobs=_logprobs(event.logprobs))
             case Accepted():
                 return self._choice({"role": "assistant", "content": "", "refusal": None})
+            case ChoiceFinished():
+                return self._choice({}, finish_reason=event.reason)
             case Finished():
-                return self._choice({}, finish_reason=event.reason) + self._last(event.usage)
+                return self._last(event.usage)
         return b""
 
     def _choice(
@@ -192,6 +203,7 @@ class ChatBodyEncoder:
             "model": request.generation.model,
         }
         self._texts: list[str] = []
+        self._finish_reason = ""
         self._logprobs: list[TextLogprob] | None = (
             None if request.generation.sampling.top_logprobs is None else []
         )
@@ -202,6 +214,8 @@ class ChatBodyEncoder:
                 self._texts.append(event.text)
                 if self._logprobs is not None:
                     self._logprobs.extend(event.logprobs or ())
+            case ChoiceFinished():
+                self._finish_reason = event.reason
             case Finished():
                 return self._body(event)
         return b""
@@ -215,7 +229,7 @@ class ChatBodyEncoder:
                 "refusal": None,
             },
             "logprobs": None if self._logprobs is None else _logprobs(self._logprobs),
-            "finish_reason": finished.reason,
+            "finish_reason": self._finish_reason,
         }
         return orjson.dumps(
             {**self._head, "choices": [choice], "usage": usage_object(finished.usage)}

@@ -15,9 +15,10 @@ from typing import Any
 
 import orjson
 
-from inference.protocol.events import Delta, Event, Finished, TextLogprob, Usage
+from inference.protocol.events import ChoiceFinished, Delta, Event, Finished, TextLogprob, Usage
 from inference.protocol.generation import GenerationRequest, TextInput, TokensInput
 from inference.wire import openai_sampling
+from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import UnsupportedParameterError
 from inference.wire.fields import (
     array,
@@ -54,10 +55,10 @@ def prompt(value: Any, path: str) -> TextInput | TokensInput:
 
 def _one_prompt(value: Any, path: str) -> TextInput | TokensInput:
     if isinstance(value, list):
-        return TokensInput(token_ids=_token_ids(value, path))
+        return TokensInput(prompts=[_token_ids(value, path)])
     if not isinstance(value, str):
         raise wrong_type(path, "a string or an array of token ids", value)
-    return TextInput(text=_text(value, path))
+    return TextInput(texts=[_text(value, path)])
 
 
 FIELDS = table(
@@ -83,7 +84,7 @@ class CompletionRequest:
         return CompletionBodyEncoder(self, request_id, created_unix_s)
 
 
-def parse(body: bytes) -> CompletionRequest:
+def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionRequest:
     """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), FIELDS, required=("model", "prompt"))
     echo = read.get("echo", False)
@@ -104,7 +105,7 @@ def parse(body: bytes) -> CompletionRequest:
     return CompletionRequest(
         generation=generation,
         stream=read.get("stream", False),
-        include_usage=openai_sampling.includes_usage(read),
+        include_usage=openai_sampling.includes_usage(read, context),
     )
 
 
@@ -130,8 +131,10 @@ class CompletionStreamEncoder:
                 logprobs.extend(event.logprobs or [])
                 self._num_chars = logprobs.num_chars
                 return self._choice(event.text, logprobs=logprobs.as_object())
+            case ChoiceFinished():
+                return self._choice("", finish_reason=event.reason)
             case Finished():
-                return self._choice("", finish_reason=event.reason) + self._last(event.usage)
+                return self._last(event.usage)
         return b""
 
     def _choice(
@@ -158,6 +161,7 @@ class CompletionBodyEncoder:
     def __init__(self, request: CompletionRequest, request_id: str, created_unix_s: int) -> None:
         self._head = _head(request, request_id, created_unix_s)
         self._texts: list[str] = []
+        self._finish_reason = ""
         self._logprobs = (
             None if request.generation.sampling.top_logprobs is None else LegacyLogprobs()
         )
@@ -168,6 +172,8 @@ class CompletionBodyEncoder:
                 self._texts.append(event.text)
                 if self._logprobs is not None:
                     self._logprobs.extend(event.logprobs or [])
+            case ChoiceFinished():
+                self._finish_reason = event.reason
             case Finished():
                 return self._body(event)
         return b""
@@ -177,7 +183,7 @@ class CompletionBodyEncoder:
             "index": 0,
             "text": "".join(self._texts),
             "logprobs": None if self._logprobs is None else self._logprobs.as_object(),
-            "finish_reason": finished.reason,
+            "finish_reason": self._finish_reason,
         }
         tail = {"choices": [choice], "usage": usage_object(finished.usage)}
         return self._head + b"," + orjson.dumps(tail)[1:]

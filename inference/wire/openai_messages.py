@@ -6,7 +6,7 @@ newer word for ``system`` and becomes that. Text parts are joined with a newline
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from inference.protocol.generation import ChatMessage
 from inference.wire.errors import (
@@ -97,7 +97,14 @@ MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
     ),
 }
 REQUIRED = {"tool": ("content", "tool_call_id")}
-INTERNAL_ROLES = {"developer": "system"}
+Role = Literal["system", "user", "assistant", "tool"]
+INTERNAL_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 
 
 def messages(value: Any, path: str) -> list[ChatMessage]:
@@ -119,7 +126,7 @@ def _message(value: Any, path: str) -> ChatMessage:
         required=REQUIRED.get(role, ("content",)),
     )
     return ChatMessage(
-        role=INTERNAL_ROLES.get(role, role),
+        role=INTERNAL_ROLES[role],
         content=checked["content"],
         name=checked.get("name"),
         tool_call_id=checked.get("tool_call_id"),

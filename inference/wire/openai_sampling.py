@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from inference.protocol.sampling import SamplingOptions
+from inference.wire.dialect import RequestContext
 from inference.wire.errors import InvalidRequestError
 from inference.wire.fields import (
     MAX_TOKEN_ID,
@@ -152,13 +153,13 @@ def sampling_options(
     return SamplingOptions(max_tokens=max_tokens, top_logprobs=top_logprobs, **given)
 
 
-def includes_usage(read: dict[str, Any]) -> bool:
-    """Whether a usage chunk was asked for. Stream options without a stream are refused."""
+def includes_usage(read: dict[str, Any], context: RequestContext) -> bool:
+    """Whether a usage chunk is due. Stream options without a stream are refused."""
     options = read.get("stream_options")
     if options is None:
-        return False
+        return context.always_include_usage
     if not read.get("stream", False):
         raise InvalidRequestError(
             "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
         )
-    return bool(options.get("include_usage", False))
+    return context.always_include_usage or bool(options.get("include_usage", False))

@@ -63,7 +63,7 @@ class HelexaEngine:
         self._num_submitted += 1
         self._engine.submit(
             SubmitSequence(
-                request_id=str(self._num_submitted),
+                sequence_id=str(self._num_submitted),
                 token_ids=prompt,
                 params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
             )

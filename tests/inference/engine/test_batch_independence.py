@@ -123,18 +123,18 @@ def engine_for(model: AnyModel) -> Engine:
     )
 
 
-def submit(engine: Engine, request_id: str, length: int, max_tokens: int) -> None:
+def submit(engine: Engine, sequence_id: str, length: int, max_tokens: int) -> None:
     prompt = random.Random(length).choices(range(128), k=length)
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, top_logprobs=128)
-    engine.submit(SubmitSequence(request_id=request_id, token_ids=prompt, params=params))
+    engine.submit(SubmitSequence(sequence_id=sequence_id, token_ids=prompt, params=params))
 
 
-def watch(engine: Engine, request_id: str) -> list[TokenLogprob]:
+def watch(engine: Engine, sequence_id: str) -> list[TokenLogprob]:
     found: list[TokenLogprob] = []
     while engine.has_work:
         for output in engine.step().outputs:
             assert isinstance(output, SequenceStep)
-            if output.request_id == request_id and output.logprobs is not None:
+            if output.sequence_id == sequence_id and output.logprobs is not None:
                 found += output.logprobs
     return found
 

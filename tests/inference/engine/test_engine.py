@@ -36,17 +36,17 @@ class CountingExecutor:
             raise self.error
         self.steps.append(
             (
-                [s.request_id for s in schedule.decodes],
-                [(c.sequence.request_id, c.start, c.end) for c in schedule.prefills],
+                [s.sequence_id for s in schedule.decodes],
+                [(c.sequence.sequence_id, c.start, c.end) for c in schedule.prefills],
             )
         )
         rows = schedule.sampled
         tokens = [STOP_ID if len(s.token_ids) == self.stop_at else len(s.token_ids) for s in rows]
-        failed = frozenset(i for i, s in enumerate(rows) if s.request_id in self.failing)
+        failed = frozenset(i for i, s in enumerate(rows) if s.sequence_id in self.failing)
         return Sampled(tokens, failed, {})
 
     def forget(self, sequence: Sequence) -> None:
-        self.forgotten.append(sequence.request_id)
+        self.forgotten.append(sequence.sequence_id)
 
 
 class Harness:
@@ -61,14 +61,14 @@ class Harness:
             check_when_idle=True,
         )
 
-    def submit(self, request_id: str, num_tokens: int = 4, max_tokens: int = 8) -> None:
+    def submit(self, sequence_id: str, num_tokens: int = 4, max_tokens: int = 8) -> None:
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=[STOP_ID])
         # Prompts differ from the first token on, so that nothing is shared unless a test wants it.
-        prompt = [sum(request_id.encode()) % 90] * num_tokens
-        self.engine.submit(SubmitSequence(request_id=request_id, token_ids=prompt, params=params))
+        prompt = [sum(sequence_id.encode()) % 90] * num_tokens
+        self.engine.submit(SubmitSequence(sequence_id=sequence_id, token_ids=prompt, params=params))
 
-    def cancel(self, request_id: str) -> None:
-        self.engine.cancel(CancelSequence(request_id=request_id))
+    def cancel(self, sequence_id: str) -> None:
+        self.engine.cancel(CancelSequence(sequence_id=sequence_id))
 
     def step(self) -> list[SequenceStep | SequenceFailed | SequenceCancelled]:
         return self.engine.step().outputs
@@ -122,7 +122,7 @@ def test_prompt_that_fills_the_context_is_refused_with_both_numbers() -> None:
 def test_token_outside_the_vocabulary_is_refused(token_ids: list[int]) -> None:
     harness = Harness()
     params = SamplingParams(max_tokens=1)
-    harness.engine.submit(SubmitSequence(request_id="a", token_ids=token_ids, params=params))
+    harness.engine.submit(SubmitSequence(sequence_id="a", token_ids=token_ids, params=params))
     (refused,) = harness.step()
     assert isinstance(refused, SequenceFailed)
     assert refused.code == "bad_token_id"
@@ -130,10 +130,10 @@ def test_token_outside_the_vocabulary_is_refused(token_ids: list[int]) -> None:
 
 def test_queue_full() -> None:
     harness = Harness(max_running=1, max_queue_depth=1)
-    for request_id in ("runs", "waits", "refused"):
-        harness.submit(request_id)
+    for sequence_id in ("runs", "waits", "refused"):
+        harness.submit(sequence_id)
     failed = [o for o in harness.step() if isinstance(o, SequenceFailed)]
-    assert [(f.request_id, f.code) for f in failed] == [("refused", "queue_full")]
+    assert [(f.sequence_id, f.code) for f in failed] == [("refused", "queue_full")]
 
 
 def test_queue_full_when_blocks_and_not_seats_are_short() -> None:
@@ -143,7 +143,7 @@ def test_queue_full_when_blocks_and_not_seats_are_short() -> None:
     harness.step()
     harness.submit("refused", num_tokens=1)
     failed = [o for o in harness.step() if isinstance(o, SequenceFailed)]
-    assert [(f.request_id, f.code) for f in failed] == [("refused", "queue_full")]
+    assert [(f.sequence_id, f.code) for f in failed] == [("refused", "queue_full")]
 
 
 def test_queue_timeout() -> None:
@@ -153,7 +153,7 @@ def test_queue_timeout() -> None:
     harness.step()
     harness.now_s = 61.0
     failed = [o for o in harness.step() if isinstance(o, SequenceFailed)]
-    assert [(f.request_id, f.code) for f in failed] == [("waits", "queue_timeout")]
+    assert [(f.sequence_id, f.code) for f in failed] == [("waits", "queue_timeout")]
     assert harness.engine.stats().in_flight == 1
 
 
@@ -173,15 +173,15 @@ def test_chunked_prefill_runs_beside_decodes() -> None:
 
 def test_newest_is_preempted_and_everybody_finishes() -> None:
     harness = Harness(num_blocks=6, context_tokens=24)
-    for request_id in ("a", "b", "c"):
-        harness.submit(request_id, num_tokens=4, max_tokens=14)
+    for sequence_id in ("a", "b", "c"):
+        harness.submit(sequence_id, num_tokens=4, max_tokens=14)
     outputs = harness.drain()
     assert harness.engine.stats().num_preemptions > 0
-    for request_id in ("a", "b", "c"):
-        mine = [o for o in outputs if isinstance(o, SequenceStep) and o.request_id == request_id]
+    for sequence_id in ("a", "b", "c"):
+        mine = [o for o in outputs if isinstance(o, SequenceStep) and o.sequence_id == sequence_id]
         assert [t for o in mine for t in o.token_ids] == list(range(4, 18))
         assert [o.num_cached_tokens for o in mine] == [0] + [None] * 13
-    finished = [o.request_id for o in outputs if isinstance(o, SequenceStep) and o.finish_reason]
+    finished = [o.sequence_id for o in outputs if isinstance(o, SequenceStep) and o.finish_reason]
     assert finished[0] == "a"
 
 
@@ -200,9 +200,9 @@ def test_cancel_frees_blocks_in_the_next_step(phase: str) -> None:
         harness.step()
     harness.cancel(target)
     outputs = harness.step()
-    assert SequenceCancelled(request_id=target) in outputs
+    assert SequenceCancelled(sequence_id=target) in outputs
     harness.engine.check_integrity()
-    assert all(o.request_id != target for o in harness.drain())
+    assert all(o.sequence_id != target for o in harness.drain())
     assert harness.engine.stats().kv_blocks_used == 0
 
 
@@ -219,7 +219,7 @@ def test_row_that_is_not_a_number_fails_alone() -> None:
     harness.executor.failing = {"bad"}
     outputs = harness.drain()
     failed = [o for o in outputs if isinstance(o, SequenceFailed)]
-    assert [(f.request_id, f.code) for f in failed] == [("bad", "numerical_error")]
+    assert [(f.sequence_id, f.code) for f in failed] == [("bad", "numerical_error")]
     assert [o.finish_reason for o in outputs if isinstance(o, SequenceStep)] == [None, "length"]
 
 

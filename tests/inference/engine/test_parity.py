@@ -35,9 +35,9 @@ def engine_for(
     )
 
 
-def submit(engine: Engine, request_id: str, prompt: list[int], num_tokens: int) -> None:
+def submit(engine: Engine, sequence_id: str, prompt: list[int], num_tokens: int) -> None:
     params = SamplingParams(max_tokens=num_tokens, temperature=0.0)
-    engine.submit(SubmitSequence(request_id=request_id, token_ids=prompt, params=params))
+    engine.submit(SubmitSequence(sequence_id=sequence_id, token_ids=prompt, params=params))
 
 
 def run(engine: Engine) -> dict[str, list[int]]:
@@ -46,15 +46,15 @@ def run(engine: Engine) -> dict[str, list[int]]:
     while engine.has_work:
         for output in engine.step().outputs:
             assert isinstance(output, SequenceStep), output
-            answers.setdefault(output.request_id, []).extend(output.token_ids)
+            answers.setdefault(output.sequence_id, []).extend(output.token_ids)
     return answers
 
 
 def test_batch_of_different_lengths(pair: Any) -> None:
     prompts = {f"r{n}": prompt_of(n, seed=n) for n in (1, 7, 8, 33, 70)}
     engine = engine_for(pair)
-    for request_id, prompt in prompts.items():
-        submit(engine, request_id, prompt, 24)
+    for sequence_id, prompt in prompts.items():
+        submit(engine, sequence_id, prompt, 24)
     assert run(engine) == {r: pair.greedy(p, 24) for r, p in prompts.items()}
 
 
@@ -73,8 +73,8 @@ def test_chunked_prefill_among_decoding_sequences(pair: Any) -> None:
 def test_preemption_recomputes(pair: Any) -> None:
     prompts = {f"r{n}": prompt_of(20, seed=n) for n in range(4)}
     engine = engine_for(pair, num_kv_blocks=128 // pair.block_tokens, prefill_tokens_per_step=32)
-    for request_id, prompt in prompts.items():
-        submit(engine, request_id, prompt, 40)
+    for sequence_id, prompt in prompts.items():
+        submit(engine, sequence_id, prompt, 40)
     answers = run(engine)
     assert engine.stats().num_preemptions > 0
     assert answers == {r: pair.greedy(p, 40) for r, p in prompts.items()}
@@ -91,15 +91,15 @@ def test_prefix_hits(pair: Any) -> None:
     }
     engine = engine_for(pair)
     cached: dict[str, int | None] = {}
-    for request_id, prompt in prompts.items():
-        submit(engine, request_id, prompt, 12)
+    for sequence_id, prompt in prompts.items():
+        submit(engine, sequence_id, prompt, 12)
         answer: list[int] = []
         while engine.has_work:
             for output in engine.step().outputs:
                 assert isinstance(output, SequenceStep)
                 if output.num_cached_tokens is not None:
-                    cached[request_id] = output.num_cached_tokens
+                    cached[sequence_id] = output.num_cached_tokens
                 answer += output.token_ids
-        assert answer == pair.greedy(prompt, 12), request_id
+        assert answer == pair.greedy(prompt, 12), sequence_id
     # The last token of a prompt is always run, so "same" shares four blocks of five.
     assert cached == {"first": 0, "same": 4 * size, "longer": 5 * size, "forked": 2 * size}

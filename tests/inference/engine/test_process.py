@@ -49,9 +49,9 @@ class EngineProcess:
     def send(self, command: msgspec.Struct) -> None:
         self.channel.send(encode_engine_frame(command))
 
-    def submit(self, request_id: str, max_tokens: int) -> None:
+    def submit(self, sequence_id: str, max_tokens: int) -> None:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-        self.send(SubmitSequence(request_id=request_id, token_ids=[1, 2, 3], params=params))
+        self.send(SubmitSequence(sequence_id=sequence_id, token_ids=[1, 2, 3], params=params))
 
     def messages(self) -> Iterator[EngineMessage]:
         while True:
@@ -60,12 +60,12 @@ class EngineProcess:
     def wait_loaded(self) -> EngineMessage:
         return next(m for m in self.messages() if not isinstance(m, LoadProgressed))
 
-    def terminal(self, request_id: str) -> SequenceStep | SequenceFailed | SequenceCancelled:
+    def terminal(self, sequence_id: str) -> SequenceStep | SequenceFailed | SequenceCancelled:
         """The event that ends the sequence."""
         for message in self.messages():
             for output in message.outputs if isinstance(message, StepOutputs) else []:
                 ended = not isinstance(output, SequenceStep) or output.finish_reason is not None
-                if output.request_id == request_id and ended:
+                if output.sequence_id == sequence_id and ended:
                     return output
         raise AssertionError("unreachable: messages() never ends")
 
@@ -110,14 +110,14 @@ def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Pa
         assert (answered.finish_reason, answered.num_output_tokens) == ("length", 5)
 
         engine.submit("cancelled", 200)
-        engine.send(CancelSequence(request_id="cancelled"))
-        assert engine.terminal("cancelled") == SequenceCancelled(request_id="cancelled")
+        engine.send(CancelSequence(sequence_id="cancelled"))
+        assert engine.terminal("cancelled") == SequenceCancelled(sequence_id="cancelled")
         idle = next(m for m in engine.messages() if isinstance(m, Idle))
         assert idle.stats.kv_blocks_used == 0
 
         engine.submit("unfinished", 200)
         engine.send(Shutdown())
-        assert engine.terminal("unfinished") == SequenceCancelled(request_id="unfinished")
+        assert engine.terminal("unfinished") == SequenceCancelled(sequence_id="unfinished")
         assert engine.process.wait(EXIT_TIMEOUT_S) == 0
 
 

@@ -67,6 +67,7 @@ def config(redis_url: str, tmp_path: Path) -> Config:
         max_body_bytes=100_000,
         request_timeout_s=20,
         api_key="sesame",
+        always_stream_usage=False,
         allow_anonymous=False,
     )
 

@@ -15,6 +15,7 @@ from inference.protocol.engine import EngineStats
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     Accepted,
+    ChoiceFinished,
     Delta,
     Event,
     EventBatch,
@@ -41,7 +42,10 @@ async def paris(submit: Submit) -> AsyncIterator[list[Event]]:
     for text in ("The capital", " is", " Pari", "s."):
         yield [Delta(request_id=request_id, text=text)]
     usage = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=2)
-    yield [Finished(request_id=request_id, reason="stop", usage=usage)]
+    yield [
+        ChoiceFinished(request_id=request_id, reason="stop"),
+        Finished(request_id=request_id, usage=usage),
+    ]
 
 
 async def endless(submit: Submit) -> AsyncIterator[list[Event]]:

@@ -15,6 +15,7 @@ from inference.protocol import keys
 from inference.protocol.events import (
     Accepted,
     Cancelled,
+    ChoiceFinished,
     Delta,
     Event,
     Failed,
@@ -72,7 +73,7 @@ async def test_completions_take_token_ids(client: AsgiClient, neuron: FakeNeuron
         "The capital is Paris."
     )
     (submit,) = neuron.frames
-    assert isinstance(submit, Submit) and submit.request.input == TokensInput(token_ids=[1, 2, 3])
+    assert isinstance(submit, Submit) and submit.request.input == TokensInput(prompts=[[1, 2, 3]])
 
 
 async def test_an_alias_is_resolved_and_echoed(client: AsgiClient, neuron: FakeNeuron) -> None:
@@ -309,7 +310,10 @@ async def test_the_deadline_is_for_the_first_token_only(
         yield [Delta(request_id=submit.request_id, text="slow")]
         await asyncio.sleep(1.2)
         usage = Usage(prompt_tokens=1, completion_tokens=1)
-        yield [Finished(request_id=submit.request_id, reason="length", usage=usage)]
+        yield [
+            ChoiceFinished(request_id=submit.request_id, reason="length"),
+            Finished(request_id=submit.request_id, usage=usage),
+        ]
 
     neuron.script = slow
     gateway.config = _with(gateway.config, request_timeout_s=1)

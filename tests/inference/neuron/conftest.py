@@ -72,7 +72,7 @@ class TestGateway:
                 gateway_id=self.gateway_id,
                 model=model,
                 request=request
-                or GenerationRequest(model=model, input=TextInput(text=text), sampling=options),
+                or GenerationRequest(model=model, input=TextInput(texts=[text]), sampling=options),
                 deadline_unix_s=time.time() + deadline_s,
             )
         )

@@ -105,11 +105,11 @@ class FakeEngine:
             except queue.Empty:
                 return ended
             match command:
-                case SubmitSequence(request_id=request_id):
-                    self.sequences[request_id] = Sequence(command)
-                case CancelSequence(request_id=request_id):
-                    if self.sequences.pop(request_id, None) is not None:
-                        ended.append(SequenceCancelled(request_id=request_id))
+                case SubmitSequence(sequence_id=sequence_id):
+                    self.sequences[sequence_id] = Sequence(command)
+                case CancelSequence(sequence_id=sequence_id):
+                    if self.sequences.pop(sequence_id, None) is not None:
+                        ended.append(SequenceCancelled(sequence_id=sequence_id))
                         return ended
                 case Shutdown():
                     os._exit(0)
@@ -118,27 +118,27 @@ class FakeEngine:
 
     def _steps(self) -> list[SequenceStep | SequenceFailed]:
         outputs: list[SequenceStep | SequenceFailed] = []
-        for request_id, sequence in list(self.sequences.items()):
-            outputs.append(self._step(request_id, sequence))
+        for sequence_id, sequence in list(self.sequences.items()):
+            outputs.append(self._step(sequence_id, sequence))
         if outputs:
             self.num_steps += 1
             if self.num_steps == self.options.get("crash_after"):
                 os.kill(os.getpid(), signal.SIGKILL)
         return outputs
 
-    def _step(self, request_id: str, sequence: Sequence) -> SequenceStep | SequenceFailed:
+    def _step(self, sequence_id: str, sequence: Sequence) -> SequenceStep | SequenceFailed:
         submit = sequence.submit
         if submit.params.seed == 666:
-            del self.sequences[request_id]
-            return SequenceFailed(request_id=request_id, code="queue_full", message="full")
+            del self.sequences[sequence_id]
+            return SequenceFailed(sequence_id=sequence_id, code="queue_full", message="full")
         token_id = submit.token_ids[sequence.num_output % len(submit.token_ids)]
         sequence.num_output += 1
         is_last = sequence.num_output == submit.params.max_tokens
         if is_last:
-            del self.sequences[request_id]
+            del self.sequences[sequence_id]
         wants_logprobs = submit.params.top_logprobs is not None
         return SequenceStep(
-            request_id=request_id,
+            sequence_id=sequence_id,
             token_ids=[token_id],
             logprobs=[TokenLogprob(token_id, -0.5, [(token_id, -0.5)])] if wants_logprobs else None,
             num_cached_tokens=0 if sequence.num_output == 1 else None,

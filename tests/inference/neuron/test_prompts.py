@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.prompts import ModelText, Prompt, echo_text, prepare
+from inference.neuron.prompts import ModelText, Prepared, echo_text, prepare
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
@@ -41,7 +41,7 @@ def _text(directory: Path, **changes: object) -> ModelText:
     return ModelText.load(spec, LoadReport(**(report | changes)))  # type: ignore[arg-type]
 
 
-def _prepare(text: ModelText, prompt: object, **sampling: object) -> Prompt:
+def _prepare(text: ModelText, prompt: object, **sampling: object) -> Prepared:
     options = SamplingOptions(**sampling)  # type: ignore[arg-type]
     return prepare(
         GenerationRequest(model="m", input=prompt, sampling=options),  # type: ignore[arg-type]
@@ -51,39 +51,39 @@ def _prepare(text: ModelText, prompt: object, **sampling: object) -> Prompt:
 
 def test_a_text_prompt_gets_its_bos_and_a_chat_renders_its_own(sentencepiece_dir: Path) -> None:
     text = _text(sentencepiece_dir)
-    assert _prepare(text, TextInput(text="The")).token_ids[0] == 1
+    assert _prepare(text, TextInput(texts=["The"])).prompts[0][0] == 1
     chat = ChatInput(messages=[ChatMessage(role="user", content="The")])
-    assert 1 not in _prepare(text, chat).token_ids
+    assert 1 not in _prepare(text, chat).prompts[0]
 
 
 def test_a_chat_becomes_special_tokens(byte_level_dir: Path) -> None:
     text = _text(byte_level_dir)
     chat = ChatInput(messages=[ChatMessage(role="user", content="Hi")])
     prompt = _prepare(text, chat)
-    assert prompt.token_ids[0] == 1
-    assert 2 in prompt.token_ids
+    assert prompt.prompts[0][0] == 1
+    assert 2 in prompt.prompts[0]
     assert not prompt.continues_text
 
 
 def test_token_prompts_are_verbatim_and_checked(byte_level_dir: Path) -> None:
     text = _text(byte_level_dir)
-    assert _prepare(text, TokensInput(token_ids=[7, 8])).token_ids == [7, 8]
+    assert _prepare(text, TokensInput(prompts=[[7, 8]])).prompts[0] == [7, 8]
     for bad in (1000, -1):
         with pytest.raises(RequestRefusedError) as refused:
-            _prepare(text, TokensInput(token_ids=[bad]))
+            _prepare(text, TokensInput(prompts=[[bad]]))
         assert refused.value.failure.code == "bad_token_id"
 
 
 def test_an_empty_prompt_is_refused(byte_level_dir: Path) -> None:
     with pytest.raises(RequestRefusedError) as refused:
-        _prepare(_text(byte_level_dir), TextInput(text=""))
+        _prepare(_text(byte_level_dir), TextInput(texts=[""]))
     assert refused.value.failure.code == "empty_prompt"
 
 
 def test_the_rest_of_the_context_is_the_default_limit(byte_level_dir: Path) -> None:
     text = _text(byte_level_dir)
-    assert _prepare(text, TokensInput(token_ids=[5] * 99)).params.max_tokens == 1
-    assert _prepare(text, TokensInput(token_ids=[5] * 90), max_tokens=10).params.max_tokens == 10
+    assert _prepare(text, TokensInput(prompts=[[5] * 99])).params.max_tokens == 1
+    assert _prepare(text, TokensInput(prompts=[[5] * 90]), max_tokens=10).params.max_tokens == 10
 
 
 @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(100, None), (90, 11)])
@@ -92,14 +92,14 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(RequestRefusedError) as refused:
         _prepare(
-            _text(byte_level_dir), TokensInput(token_ids=[5] * num_prompt), max_tokens=max_tokens
+            _text(byte_level_dir), TokensInput(prompts=[[5] * num_prompt]), max_tokens=max_tokens
         )
     assert refused.value.failure.code == "context_length_exceeded"
 
 
 def test_sampling_is_the_clients_then_the_models_then_neutral(byte_level_dir: Path) -> None:
     text = _text(byte_level_dir, generation_defaults={"temperature": 0.6, "top_k": 20.0})
-    params = _prepare(text, TextInput(text="x"), temperature=0.0).params
+    params = _prepare(text, TextInput(texts=["x"]), temperature=0.0).params
     assert params.temperature == 0.0
     assert params.top_k == 20
     assert params.top_p == 1.0
@@ -109,8 +109,8 @@ def test_sampling_is_the_clients_then_the_models_then_neutral(byte_level_dir: Pa
 def test_stop_token_ids_hold_eos_unless_it_is_ignored(byte_level_dir: Path) -> None:
     text = _text(byte_level_dir)
     asked = {"stop_token_ids": [9, 2]}
-    assert _prepare(text, TextInput(text="x"), **asked).params.stop_token_ids == [2, 9]
-    ignoring = _prepare(text, TextInput(text="x"), ignore_eos=True, stop_token_ids=[9])
+    assert _prepare(text, TextInput(texts=["x"]), **asked).params.stop_token_ids == [2, 9]
+    ignoring = _prepare(text, TextInput(texts=["x"]), ignore_eos=True, stop_token_ids=[9])
     assert ignoring.params.stop_token_ids == [9]
 
 
@@ -119,13 +119,13 @@ def test_token_ids_outside_the_vocabulary_are_refused(
     byte_level_dir: Path, field: dict[str, object]
 ) -> None:
     with pytest.raises(RequestRefusedError) as refused:
-        _prepare(_text(byte_level_dir), TextInput(text="x"), **field)
+        _prepare(_text(byte_level_dir), TextInput(texts=["x"]), **field)
     assert refused.value.failure.param == next(iter(field))
 
 
 def test_echo_is_the_clients_text_or_its_tokens_as_text(byte_level_dir: Path) -> None:
     text = _text(byte_level_dir)
     token_ids = text.tokenizer.encode("Straße", add_special_tokens=False)
-    for prompt in (TextInput(text="Straße"), TokensInput(token_ids=token_ids)):
+    for prompt in (TextInput(texts=["Straße"]), TokensInput(prompts=[token_ids])):
         request = GenerationRequest(model="m", input=prompt, echo=True)
-        assert echo_text(prepare(request, text), text, request) == "Straße"
+        assert echo_text(0, prepare(request, text), text, request) == "Straße"

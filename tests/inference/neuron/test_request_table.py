@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.neuron.answers import Answer
+from inference.neuron.answers import Answer, Choice
 from inference.neuron.errors import engine_crashed
 from inference.neuron.request_table import AddressedEvent, RequestTable
 from inference.protocol.engine import SequenceCancelled, SequenceFailed, SequenceStep
@@ -21,8 +21,8 @@ class FakeEngine:
     def __init__(self) -> None:
         self.cancelled: list[str] = []
 
-    def cancel(self, request_id: str) -> None:
-        self.cancelled.append(request_id)
+    def cancel(self, sequence_id: str) -> None:
+        self.cancelled.append(sequence_id)
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +31,14 @@ def tokenizer(byte_level_dir: Path) -> Tokenizer:
 
 
 def _submit(request_id: str) -> Submit:
-    request = GenerationRequest(model="m", input=TextInput(text="x"))
+    request = GenerationRequest(model="m", input=TextInput(texts=["x"]))
     return Submit(
         request_id=request_id, gateway_id="g", model="m", request=request, deadline_unix_s=0.0
     )
 
 
 def _answer(tokenizer: Tokenizer) -> Answer:
-    return Answer(request_id="r", tokenizer=tokenizer, num_prompt_tokens=1)
+    return Answer("r", [Choice(request_id="r", tokenizer=tokenizer)], num_prompt_tokens=1)
 
 
 STEPS = ["cancel", "begin", "started", "token", "finish", "engine_failed", "engine_cancelled"]
@@ -75,13 +75,13 @@ def test_at_most_one_terminal_event(tokenizer: Tokenizer, steps: list[str]) -> N
 def _output(step: str) -> SequenceStep | SequenceFailed | SequenceCancelled:
     match step:
         case "token":
-            return SequenceStep(request_id="r", token_ids=[70])
+            return SequenceStep(sequence_id="r/0", token_ids=[70])
         case "finish":
-            return SequenceStep(request_id="r", token_ids=[], finish_reason="stop")
+            return SequenceStep(sequence_id="r/0", token_ids=[], finish_reason="stop")
         case "engine_failed":
-            return SequenceFailed(request_id="r", code="engine_error", message="")
+            return SequenceFailed(sequence_id="r/0", code="engine_error", message="")
         case _:
-            return SequenceCancelled(request_id="r")
+            return SequenceCancelled(sequence_id="r/0")
 
 
 def test_a_cancel_before_the_engine_has_it_ends_it(tokenizer: Tokenizer) -> None:
@@ -112,5 +112,5 @@ def test_forgotten_requests_are_freed_in_the_engine(tokenizer: Tokenizer) -> Non
     table.admit(_submit("r"))
     table.begin("r", _answer(tokenizer), engine)
     table.forget(["r", "unknown"])
-    assert engine.cancelled == ["r"]
+    assert engine.cancelled == ["r/0"]
     assert table.gateway_ids() == set()

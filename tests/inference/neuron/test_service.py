@@ -75,7 +75,7 @@ def test_a_request_is_accepted_streamed_and_finished(loaded: Any, gateway: Any) 
     accepted, finished = events[0], events[-1]
     assert isinstance(accepted, Accepted)
     assert isinstance(finished, Finished)
-    assert finished.reason == "length"
+    assert events[-2].reason == "length"
     assert finished.usage.completion_tokens == 200
     assert finished.usage.prompt_tokens == accepted.prompt_tokens
     assert _text(events).startswith(TEXT + TEXT)
@@ -92,14 +92,14 @@ def test_a_stop_string_ends_the_answer_and_frees_the_engine(
     loaded: Any, gateway: Any, wait_until: Any
 ) -> None:
     request = GenerationRequest(
-        model="m", input=TextInput(text=TEXT), sampling=SamplingOptions(), stop=["France"]
+        model="m", input=TextInput(texts=[TEXT]), sampling=SamplingOptions(), stop=["France"]
     )
     request_id = gateway.submit(request=request)
     loaded.drain_inbox()
     events = gateway.wait_end(request_id)
     assert _text(events) == "The capital of "
-    assert events[-1].reason == "stop"
-    assert events[-1].stop_sequence == "France"
+    assert events[-2].reason == "stop"
+    assert events[-2].stop_sequence == "France"
     wait_until(gateway.is_idle)
     assert sum(isinstance(event, Finished) for event in gateway.events(request_id)) == 1
 
@@ -107,7 +107,7 @@ def test_a_stop_string_ends_the_answer_and_frees_the_engine(
 def test_echo_and_logprobs(loaded: Any, gateway: Any) -> None:
     request = GenerationRequest(
         model="m",
-        input=TextInput(text=TEXT),
+        input=TextInput(texts=[TEXT]),
         sampling=SamplingOptions(max_tokens=1, top_logprobs=1),
         echo=True,
     )
@@ -167,7 +167,7 @@ def test_what_does_not_fit_the_context_is_refused_with_both_numbers(
 ) -> None:
     request = GenerationRequest(
         model="m",
-        input=TokensInput(token_ids=[5] * num_prompt_tokens),
+        input=TokensInput(prompts=[[5] * num_prompt_tokens]),
         sampling=SamplingOptions(**sampling),
     )
     request_id = gateway.submit(request=request)
@@ -187,10 +187,10 @@ def test_refusals_before_the_engine(loaded: Any, gateway: Any) -> None:
     late = gateway.submit(deadline_s=-1.0)
     unknown = gateway.submit(model="nobody")
     empty_stop = gateway.submit(
-        request=GenerationRequest(model="m", input=TextInput(text="x"), stop=[""])
+        request=GenerationRequest(model="m", input=TextInput(texts=["x"]), stop=[""])
     )
     bad_token = gateway.submit(
-        request=GenerationRequest(model="m", input=TokensInput(token_ids=[10_000]))
+        request=GenerationRequest(model="m", input=TokensInput(prompts=[[10_000]]))
     )
     loaded.drain_inbox()
     codes = [

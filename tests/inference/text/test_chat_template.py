@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.protocol.generation import ChatInput, ChatMessage
+from inference.protocol.generation import ChatInput, ChatMessage, ToolCall, ToolDefinition
 from inference.text.chat_template import ChatTemplate, TemplateSources, find_templates
 from inference.text.errors import TemplateRenderError, TokenizerFilesError
 
@@ -20,7 +20,7 @@ FIRST_SYSTEM_ONLY = (
     "{% if messages[0].role == 'system' %}<<{{ messages[0].content }}>>{% endif %}"
     "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 )
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+TOOL = ToolDefinition(name="f", path="tools[0]")
 
 
 def _chat(*turns: tuple[str, str], **kwargs: object) -> ChatInput:
@@ -68,7 +68,7 @@ def test_kwargs_may_not_replace_the_conversation() -> None:
 
 
 def test_tool_call_arguments_arrive_as_objects() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    call = ToolCall(id="1", name="f", arguments='{"a": 1}')
     chat = ChatInput(messages=[ChatMessage(role="assistant", tool_calls=[call])], tools=[TOOL])
     source = "{% if tools %}{{ messages[0].tool_calls[0].function.arguments.a + 1 }}{% endif %}"
     assert _render(source, chat) == "2"

@@ -2,6 +2,7 @@
 
     tests/golden/<dialect>/<case>/
         request.json                    what the client sent
+        headers.json                    and its headers, where they matter
         events.json                     what happened: then also
             parsed.json                 the request inside
             stream.sse  body.json       the answer, streamed and whole
@@ -13,7 +14,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,16 @@ from typing import Any
 import msgspec
 
 from inference.protocol.events import Event
-from inference.wire import openai_chat, openai_completions
-from inference.wire.errors import ApiError, openai_error
+from inference.wire import openai_chat, openai_completions, openai_errors
+from inference.wire.dialect import ErrorDialect, Parse, RequestContext
+from inference.wire.errors import ApiError
 
 GOLDEN_DIR = Path(__file__).resolve().parents[2] / "golden"
-PARSERS: dict[str, Callable[[bytes], Any]] = {
-    "openai_chat": openai_chat.parse,
-    "openai_completions": openai_completions.parse,
+DIALECTS: dict[str, tuple[Parse, ErrorDialect]] = {
+    "openai_chat": (openai_chat.parse, openai_errors),
+    "openai_completions": (openai_completions.parse, openai_errors),
 }
+OPTIONAL = frozenset({"headers.json"})
 ANSWERED = frozenset({"request.json", "events.json", "parsed.json", "stream.sse", "body.json"})
 REFUSED = frozenset({"request.json", "error.json"})
 REQUEST_ID = "0123456789abcdef"
@@ -48,24 +50,25 @@ class Case:
     def outputs(self) -> dict[str, bytes]:
         """What the code makes of the case today, by file name."""
         body = (self.path / "request.json").read_bytes()
+        parse, errors = DIALECTS[self.dialect]
         try:
-            request = PARSERS[self.dialect](body)
+            request = parse(body, RequestContext(headers=self._headers()))
         except ApiError as error:
-            return {"error.json": _pretty({"status": error.status, **openai_error(error)})}
+            said = json.loads(errors.error_body(error, request_id=REQUEST_ID))
+            return {"error.json": _pretty({"status": error.status, **said})}
         events = decode_events((self.path / "events.json").read_bytes())
         made = {"request_id": REQUEST_ID, "created_unix_s": CREATED_UNIX_S}
         stream = fold(request.stream_encoder(**made), events)
         whole = fold(request.body_encoder(**made), events)
-        parsed = {
-            "stream": request.stream,
-            "include_usage": request.include_usage,
-            "generation": msgspec.to_builtins(request.generation, str_keys=True),
-        }
         return {
-            "parsed.json": _pretty(parsed),
+            "parsed.json": _pretty(msgspec.to_builtins(request, str_keys=True)),
             "stream.sse": stream,
             "body.json": _pretty(json.loads(whole)),
         }
+
+    def _headers(self) -> dict[str, str]:
+        path = self.path / "headers.json"
+        return json.loads(path.read_bytes()) if path.exists() else {}
 
 
 def fold(encoder: Any, events: list[Event]) -> bytes:
@@ -75,7 +78,7 @@ def fold(encoder: Any, events: list[Event]) -> bytes:
 def cases() -> list[Case]:
     return [
         Case(dialect, path)
-        for dialect in PARSERS
+        for dialect in DIALECTS
         for path in sorted((GOLDEN_DIR / dialect).iterdir())
     ]
 

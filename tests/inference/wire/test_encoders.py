@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.protocol.events import Accepted, Delta, Event, Finished, Usage
+from inference.protocol.events import Accepted, ChoiceFinished, Delta, Event, Finished, Usage
 from inference.wire import openai_chat, openai_completions
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -24,7 +24,8 @@ def events_of(texts: list[str]) -> list[Event]:
     return [
         Accepted(request_id="r", prompt_tokens=1),
         *(Delta(request_id="r", text=text) for text in texts),
-        Finished(request_id="r", reason="stop", usage=usage),
+        ChoiceFinished(request_id="r", reason="stop"),
+        Finished(request_id="r", usage=usage),
     ]
 
 

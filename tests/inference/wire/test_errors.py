@@ -10,8 +10,8 @@ from inference.wire.errors import (
     MethodNotAllowedError,
     RequestFailedError,
     error_headers,
-    openai_error,
 )
+from inference.wire.openai_errors import error_object
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_failures(code: str, status: int, retries: bool) -> None:
     error = RequestFailedError(Failure(code=code, message="why", param="p"))
     assert (error.status, error.code) == (status, code)
     assert bool(error_headers(error)) is retries
-    assert openai_error(error)["error"] == {
+    assert error_object(error)["error"] == {
         "message": "why",
         "type": error.type,
         "param": "p",

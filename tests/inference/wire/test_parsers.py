@@ -16,8 +16,8 @@ from inference.protocol.generation import (
     decode_inbox_frame,
     encode_inbox_frame,
 )
-from inference.wire import openai_chat, openai_completions
-from inference.wire.errors import ApiError, openai_error_body
+from inference.wire import openai_chat, openai_completions, openai_errors
+from inference.wire.errors import ApiError
 
 PARSERS = [openai_chat.parse, openai_completions.parse]
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -48,7 +48,10 @@ def accepts(parse: Any, body: bytes) -> bool:
         request = parse(body)
     except ApiError as error:
         assert 400 <= error.status < 500 and error.code and error.message
-        assert orjson.loads(openai_error_body(error))["error"]["code"] == error.code
+        assert (
+            orjson.loads(openai_errors.error_body(error, request_id="r"))["error"]["code"]
+            == error.code
+        )
         return False
     generation: GenerationRequest = request.generation
     submit = Submit(

@@ -1,0 +1,61 @@
+"""What the gateway asks of every dialect, and what a dialect is told beside the body.
+
+    parse(body, context) ─▶ ParsedRequest ─▶ stream_encoder | body_encoder ─▶ encode(event) ─▶ bytes
+
+A dialect's module of errors fits ``ErrorDialect`` by having these names. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from inference.protocol.events import Event
+from inference.protocol.generation import GenerationRequest
+from inference.wire.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestContext:
+    """``headers`` have lower-case names; of a name given twice the last counts."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    always_include_usage: bool = False
+    """The operator's wish: streams tell their usage whether or not the client asked."""
+
+
+NO_CONTEXT = RequestContext()
+
+
+class Encoder(Protocol):
+    """Stateful, for one answer. A body encoder gives nothing until the last event."""
+
+    def encode(self, event: Event) -> bytes: ...
+
+
+class ParsedRequest(Protocol):
+    @property
+    def generation(self) -> GenerationRequest: ...
+    @property
+    def stream(self) -> bool: ...
+    def stream_encoder(self, *, request_id: str, created_unix_s: int) -> Encoder: ...
+    def body_encoder(self, *, request_id: str, created_unix_s: int) -> Encoder: ...
+
+
+class Parse(Protocol):
+    def __call__(self, body: bytes, context: RequestContext, /) -> ParsedRequest:
+        """Raises ``ApiError`` for everything that is not a request this server honours whole."""
+        ...
+
+
+class ErrorDialect(Protocol):
+    @property
+    def KEEP_ALIVE_FRAME(self) -> bytes:  # noqa: N802 - a module's constant
+        """Sent while a stream has nothing to say."""
+        ...
+
+    def error_body(self, error: ApiError, *, request_id: str) -> bytes: ...
+    def error_frame(self, error: ApiError, *, request_id: str) -> bytes:
+        """The last event of a stream that broke."""
+        ...

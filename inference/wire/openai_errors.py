@@ -1,0 +1,32 @@
+"""How OpenAI's dialects say that something went wrong. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from inference.wire.errors import ApiError
+
+KEEP_ALIVE_FRAME = b": waiting\n\n"
+
+
+def error_object(error: ApiError) -> dict[str, Any]:
+    """The error envelope, which is also what a stream's error event carries."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def error_body(error: ApiError, *, request_id: str) -> bytes:
+    return orjson.dumps(error_object(error))
+
+
+def error_frame(error: ApiError, *, request_id: str) -> bytes:
+    """The last event of a stream that broke: SDKs raise on it and read no further."""
+    return b"data: " + error_body(error, request_id=request_id) + b"\n\n"
