@@ -8,7 +8,8 @@ LoadError
 ├── QuantizationNotFoundError   the source has no such GGUF quant or file
 ├── UnknownArchitectureError    no family here can run it
 ├── BadFileError                a file is there and cannot be used
-│   └── MissingTensorError      the weight files lack a tensor
+│   ├── MissingTensorError      the weight files lack a tensor
+│   └── UnknownTokenizerError   a GGUF names a rule for cutting text that is not known here
 └── DoesNotFitError             not enough free memory
 """
 
@@ -60,6 +61,10 @@ class BadFileError(LoadError):
 
 class MissingTensorError(BadFileError):
     """Raised while a model is built, by the tensor's Hugging Face name."""
+
+
+class UnknownTokenizerError(BadFileError):
+    """The original model's own tokenizer files would do instead."""
 
 
 class DoesNotFitError(LoadError):

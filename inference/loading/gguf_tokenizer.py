@@ -2,9 +2,13 @@
 
     <cache>/tokenizers/<hash of the metadata>/ tokenizer.json, tokenizer_config.json
 
+    metadata ─▶ convert ─▶ directory
+                   └ unknown rule, or no chat template ─▶ the base repository's files (base_repo.py)
+
 GGUF keeps the vocabulary, the merges or scores, and the *name* of the rule that splits text before
 merging; the rules themselves are in ``PRE_TOKENIZERS``, one line each. They must be exact, or text
-tokenizes into other pieces than the model was trained on, so a name not listed is refused.
+tokenizes into other pieces than the model was trained on, so for a name not listed the tokenizer of
+the repository that the file was made from is used, and where it names none it is refused.
 Sources: tokenizer.json of the models named, and llama.cpp's src/llama-vocab.cpp for which name
 means which. Imports no torch.
 """
@@ -21,7 +25,14 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 from tokenizers import pre_tokenizers as pre
 
-from inference.loading.errors import BadFileError
+from inference.loading.base_repo import (
+    FetchTokenizer,
+    base_chat_template,
+    base_repositories,
+    base_tokenizer,
+    no_repository,
+)
+from inference.loading.errors import BadFileError, UnknownTokenizerError
 from inference.loading.gguf_header import GGUFHeader
 
 CONVERTER_VERSION = b"1"
@@ -83,19 +94,43 @@ BEGINS_WITH_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 """Unless tokenizer.ggml.add_bos_token says otherwise."""
 
 
-def tokenizer_directory(header: GGUFHeader, cache_dir: Path) -> Path:
-    """Raises ``BadFileError``."""
+def tokenizer_directory(
+    header: GGUFHeader, cache_dir: Path, fetch: FetchTokenizer = no_repository
+) -> Path:
+    """``fetch`` brings a repository's tokenizer files. Raises ``BadFileError``."""
     directory = cache_dir / "tokenizers" / _fingerprint(header)
-    if not directory.is_dir():
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".partial-", dir=directory.parent) as partial:
-            written = Path(partial) / "tokenizer"
-            written.mkdir()
-            tokenizer, config = convert_tokenizer(header.metadata)
-            tokenizer.save(str(written / "tokenizer.json"))
-            (written / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
-            _publish(written, directory)
+    if directory.is_dir():
+        return directory
+    definition, config = _tokenizer_of(header.metadata, fetch)
+    if "chat_template" not in config:
+        template = base_chat_template(header.metadata, fetch)
+        if template is None and base_repositories(header.metadata):
+            # Asked again at the next load: the hub may only have been out of reach.
+            directory = directory.with_name(f"{directory.name}-no-template")
+        elif template is not None:
+            config["chat_template"] = template
+    _write(directory, definition, config)
     return directory
+
+
+def _tokenizer_of(metadata: Metadata, fetch: FetchTokenizer) -> tuple[str, dict[str, Any]]:
+    """tokenizer.json and tokenizer_config.json, out of the metadata or the base repository."""
+    try:
+        tokenizer, config = convert_tokenizer(metadata)
+        return tokenizer.to_str(), config
+    except UnknownTokenizerError as error:
+        definition, base_config = base_tokenizer(metadata, fetch, error)
+        return definition, {**base_config, **_told_config(metadata)}
+
+
+def _write(directory: Path, definition: str, config: Mapping[str, Any]) -> None:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=directory.parent) as partial:
+        written = Path(partial) / "tokenizer"
+        written.mkdir()
+        (written / "tokenizer.json").write_text(definition, encoding="utf-8")
+        (written / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+        _publish(written, directory)
 
 
 def convert_tokenizer(metadata: Metadata) -> tuple[Tokenizer, dict[str, Any]]:
@@ -106,7 +141,9 @@ def convert_tokenizer(metadata: Metadata) -> tuple[Tokenizer, dict[str, Any]]:
     elif kind == "llama":
         tokenizer = _sentencepiece_bpe(metadata)
     else:
-        raise BadFileError(f"tokenizer.ggml.model is {kind!r}; gpt2 and llama are read here")
+        raise UnknownTokenizerError(
+            f"tokenizer.ggml.model is {kind!r}; gpt2 and llama are read here"
+        )
     _add_special_tokens(tokenizer, metadata)
     config = _tokenizer_config(metadata)
     _begin_and_end(tokenizer, config)
@@ -117,9 +154,8 @@ def _byte_level_bpe(metadata: Metadata) -> Tokenizer:
     name = str(metadata.get("tokenizer.ggml.pre"))
     if name not in PRE_TOKENIZERS:
         known = ", ".join(sorted(PRE_TOKENIZERS))
-        raise BadFileError(
-            f"the file splits text by the rule {name!r}, which is not known here ({known}); put "
-            "the original model's tokenizer.json and tokenizer_config.json beside the file"
+        raise UnknownTokenizerError(
+            f"the file splits text by the rule {name!r}, which is not known here ({known})"
         )
     merges = [tuple(merge.split(" ", 1)) for merge in _list(metadata, "merges")]
     tokenizer = Tokenizer(
@@ -198,8 +234,22 @@ def _add_special_tokens(tokenizer: Tokenizer, metadata: Metadata) -> None:
 
 
 def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
+    begins = metadata.get("tokenizer.ggml.model") == "llama" or (
+        metadata.get("tokenizer.ggml.pre") in BEGINS_WITH_BOS
+    )
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": begins,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        **_told_config(metadata),
+    }
+
+
+def _told_config(metadata: Metadata) -> dict[str, Any]:
+    """What the file itself says, under tokenizer_config.json's names."""
     tokens: list[str] = _list(metadata, "tokens")
-    named = {
+    config: dict[str, Any] = {
         ours: tokens[token_id]
         for ours, theirs in (
             ("bos_token", "bos"),
@@ -209,16 +259,9 @@ def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
         )
         if (token_id := metadata.get(f"tokenizer.ggml.{theirs}_token_id")) is not None
     }
-    begins = metadata.get("tokenizer.ggml.model") == "llama" or (
-        metadata.get("tokenizer.ggml.pre") in BEGINS_WITH_BOS
-    )
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **named,
-        "add_bos_token": bool(metadata.get("tokenizer.ggml.add_bos_token", begins)),
-        "add_eos_token": bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
-        "clean_up_tokenization_spaces": False,
-    }
+    for name in ("add_bos_token", "add_eos_token"):
+        if (flag := metadata.get(f"tokenizer.ggml.{name}")) is not None:
+            config[name] = bool(flag)
     if template := metadata.get("tokenizer.chat_template"):
         config["chat_template"] = template
     return config

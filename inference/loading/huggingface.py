@@ -120,6 +120,32 @@ def download(
     return ModelFiles(directory=directory, weights=tuple(paths[name] for name in weights))
 
 
+def download_tokenizer(
+    repo: str,
+    cache_dir: Path,
+    on_progress: Callable[[LoadProgress], None],
+    hub: Hub | None = None,
+) -> Path:
+    """The folder of a repository's texts (tokenizer, templates, configs), without its weights.
+    Raises ``LoadError``."""
+    hub = hub or HuggingFaceHub()
+    hub_dir = hub_cache_dir(cache_dir)
+    try:
+        listing = hub.list_files(repo, None)
+        names = [name for name in TEXT_FILES if name in listing.sizes]
+        if not names:
+            raise DownloadFailedError(f"{repo} has no tokenizer")
+        paths = _fetch_all(hub, repo, listing, names, hub_dir, on_progress)
+        hub.fetch(repo, "main", names[0], hub_dir)  # the cache learns what the name means
+    except (OfflineModeIsEnabled, TransportError, LocalEntryNotFoundError, OSError) as error:
+        if isinstance(error, HfHubHTTPError):
+            raise _named(repo, None, error) from error
+        return _cached_snapshot(repo, None, hub_dir, error)
+    except HFValidationError as error:
+        raise _named(repo, None, error) from error
+    return paths[names[0]].parent
+
+
 def _fetch_all(
     hub: Hub,
     repo: str,
@@ -157,15 +183,7 @@ def _from_cache(
     free_bytes: int,
     cause: Exception,
 ) -> ModelFiles:
-    """The newest snapshot that an earlier download left."""
-    try:
-        snapshot = Path(
-            snapshot_download(repo, revision=revision, cache_dir=hub_dir, local_files_only=True)
-        )
-    except (LocalEntryNotFoundError, HFValidationError):
-        raise DownloadFailedError(
-            f"{repo} is not in the cache and the hub cannot be asked: {_first_line(cause)}"
-        ) from cause
+    snapshot = _cached_snapshot(repo, revision, hub_dir, cause)
     sizes = {
         path.relative_to(snapshot).as_posix(): path.stat().st_size
         for path in snapshot.rglob("*")
@@ -174,6 +192,18 @@ def _from_cache(
     weights = choose_weights(sizes, wanted, free_bytes)
     check_shards(weights)
     return ModelFiles(directory=snapshot, weights=tuple(snapshot / name for name in weights))
+
+
+def _cached_snapshot(repo: str, revision: str | None, hub_dir: Path, cause: Exception) -> Path:
+    """The newest that an earlier download left."""
+    try:
+        return Path(
+            snapshot_download(repo, revision=revision, cache_dir=hub_dir, local_files_only=True)
+        )
+    except (LocalEntryNotFoundError, HFValidationError):
+        raise DownloadFailedError(
+            f"{repo} is not in the cache and the hub cannot be asked: {_first_line(cause)}"
+        ) from cause
 
 
 def _named(repo: str, revision: str | None, error: Exception) -> LoadError:

@@ -22,6 +22,7 @@ from inference.loading.gguf_config import read_gguf_config
 from inference.loading.gguf_header import read_headers
 from inference.loading.gguf_tensors import GGUFTensorFiles
 from inference.loading.gguf_tokenizer import tokenizer_directory
+from inference.loading.huggingface import download_tokenizer
 from inference.loading.opened_weights import OpenedWeights
 from inference.loading.preflight import check_fits, check_tensors, memory_need
 from inference.loading.safetensors_tensors import SafetensorsFiles
@@ -70,7 +71,7 @@ def open_model(spec: LoadSpec, cache_dir: Path, on_progress: OnProgress) -> Open
     free_bytes = free_memory_bytes(device)
     files = fetch_files(spec, cache_dir, free_bytes, on_progress)
     on_progress(LoadProgress(stage=LoadStage.PREFLIGHT, detail=files.weights[0].name))
-    described = _describe(files, cache_dir)
+    described = _describe(files, cache_dir, on_progress)
     check_tensors(described.config, described.files.names)
     factory = _factory(spec, described, device, free_bytes)
     names = described.files.names
@@ -84,7 +85,7 @@ def open_model(spec: LoadSpec, cache_dir: Path, on_progress: OnProgress) -> Open
     )
 
 
-def _describe(files: ModelFiles, cache_dir: Path) -> _Described:
+def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _Described:
     """The architecture is checked before anything else about the model."""
     if not files.is_gguf:
         config = read_directory_config(files.directory)
@@ -92,8 +93,12 @@ def _describe(files: ModelFiles, cache_dir: Path) -> _Described:
         return _Described(config, SafetensorsFiles(files.weights), tokenizer_dir)
     header = read_headers(files.weights)
     config = read_gguf_config(header)
-    beside = files.directory / "tokenizer.json"
-    tokenizer_dir = files.directory if beside.is_file() else tokenizer_directory(header, cache_dir)
+    if (files.directory / "tokenizer.json").is_file():
+        tokenizer_dir = files.directory
+    else:
+        tokenizer_dir = tokenizer_directory(
+            header, cache_dir, lambda repo: download_tokenizer(repo, cache_dir, on_progress)
+        )
     return _Described(config, GGUFTensorFiles(header, config), tokenizer_dir)
 
 

@@ -85,7 +85,7 @@ def test_the_beginning_of_a_text(metadata: dict[str, Any], begins: bool) -> None
 
 
 def test_unknown_rules_are_refused_and_the_fix_is_named() -> None:
-    with pytest.raises(BadFileError, match=r"'viking'.*smollm.*tokenizer\.json"):
+    with pytest.raises(BadFileError, match=r"'viking'.*smollm"):
         convert_tokenizer(byte_level("viking"))
     with pytest.raises(BadFileError, match="'bert'"):
         convert_tokenizer({"tokenizer.ggml.model": "bert"})

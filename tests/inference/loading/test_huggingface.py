@@ -125,6 +125,23 @@ def test_only_the_chosen_quant_and_the_texts_are_fetched(endpoint: str, tmp_path
     assert (told[-1].done, told[-1].total) == (total, total)
 
 
+def test_a_tokenizer_is_fetched_without_weights_and_kept(endpoint: str, tmp_path: Path) -> None:
+    hub = HuggingFaceHub(endpoint)
+    directory = huggingface.download_tokenizer("org/tiny", tmp_path, lambda _: None, hub)
+    names = ["config.json", "tokenizer.json"]
+    assert sorted(path.name for path in directory.iterdir()) == names
+    nobody = HuggingFaceHub("http://127.0.0.1:9")
+    assert huggingface.download_tokenizer("org/tiny", tmp_path, lambda _: None, nobody) == directory
+
+
+@pytest.mark.parametrize("repo", ["org/gated", "org/broken", "org/none", "no name"])
+def test_a_tokenizer_that_cannot_be_had_is_a_load_error(
+    endpoint: str, tmp_path: Path, repo: str
+) -> None:
+    with pytest.raises(LoadError):
+        huggingface.download_tokenizer(repo, tmp_path, lambda _: None, HuggingFaceHub(endpoint))
+
+
 def test_what_is_cached_is_not_fetched_again(endpoint: str, tmp_path: Path) -> None:
     first, _ = download(endpoint, tmp_path)
     FakeHub.asked.clear()
