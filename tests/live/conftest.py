@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import anthropic
+import openai
 import pytest
 
+from tests.live.scripted_model import ScriptedModel
+from tests.live.scripted_server import ScriptedServe
 from tests.live.serving import Serve, wait_until
 
 
@@ -48,3 +52,35 @@ def helexa(shared_server: Serve) -> Serve:
     except AssertionError as error:
         raise AssertionError(f"{error}\n{shared_server.describe()}") from None
     return shared_server
+
+
+@pytest.fixture(scope="session")
+def scripted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServe]:
+    """One server for all tests that need a model to write what they say."""
+    directory = tmp_path_factory.mktemp("scripted")
+    serve = ScriptedServe(directory / "var", directory / "scripts")
+    try:
+        serve.wait_ready()
+        yield serve
+    finally:
+        serve.end()
+
+
+@pytest.fixture
+def hermes(scripted_server: ScriptedServe) -> ScriptedModel:
+    """Thinks, and calls tools with JSON in ``<tool_call>``."""
+    return scripted_server.models["hermes"]
+
+
+@pytest.fixture
+def openai_client(scripted_server: ScriptedServe) -> Iterator[openai.OpenAI]:
+    url = f"{scripted_server.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic_client(scripted_server: ScriptedServe) -> Iterator[anthropic.Anthropic]:
+    url = scripted_server.url
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+        yield client

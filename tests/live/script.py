@@ -1,0 +1,70 @@
+"""What a scripted engine answers, as a file that tests write and the engine reads.
+
+    folder/script.json      the rules, read again for every sequence
+    folder/received.jsonl   what the engine was asked to run, one ``Received`` a line
+
+The contract between ``scripted_engine`` (one process) and ``scripted_model`` (the tests).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from inference.protocol.sampling import SamplingParams
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer to every prompt that holds ``when``. Special tokens are written out in it."""
+
+    when: str
+    choices: list[str]
+    """The i-th answer to a prompt is choice i, round and round."""
+    finish: Literal["stop", "length"] = "stop"
+    """``length``: the sequence ends without the model's end token."""
+    tokens_per_step: int = 1
+    repeats: bool = False
+    """The answer starts over instead of ending."""
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """The last rule that fits a prompt counts."""
+
+    end_token: str
+    context_tokens: int = 32768
+    rules: list[Rule] = []
+
+    def rule_for(self, prompt: str) -> Rule | None:
+        return next((rule for rule in reversed(self.rules) if rule.when in prompt), None)
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    sequence_id: str
+    prompt: str
+    """The tokens as text, special ones included."""
+    num_prompt_tokens: int
+    params: SamplingParams
+
+
+def read_script(folder: Path) -> Script:
+    return msgspec.json.decode((folder / "script.json").read_bytes(), type=Script)
+
+
+def write_script(folder: Path, script: Script) -> None:
+    """Whole or not at all: an engine may be reading."""
+    partial = folder / "script.json.partial"
+    partial.write_bytes(msgspec.json.encode(script))
+    partial.replace(folder / "script.json")
+
+
+def append_received(folder: Path, received: Received) -> None:
+    with (folder / "received.jsonl").open("ab") as file:
+        file.write(msgspec.json.encode(received) + b"\n")
+
+
+def read_received(folder: Path) -> list[Received]:
+    path = folder / "received.jsonl"
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [msgspec.json.decode(line, type=Received) for line in lines]

@@ -1,0 +1,204 @@
+"""An engine process that follows a script: the real channel and messages, no model.
+
+It stands in where the default model cannot call tools or think. The load spec's source,
+``path:FOLDER``, names a folder with tokenizer files and a script (``tests.live.script``). A
+sequence whose tokens break the grammar it came with fails, and says how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+
+import llguidance
+import msgspec
+import tokenizers
+
+from inference.engine.channel import Channel
+from inference.engine.errors import ChannelClosedError
+from inference.protocol.engine import (
+    CancelSequence,
+    EngineCommand,
+    EngineStats,
+    Idle,
+    Loaded,
+    SequenceCancelled,
+    SequenceFailed,
+    SequenceStep,
+    Shutdown,
+    StepOutputs,
+    SubmitSequence,
+    decode_engine_command,
+    encode_engine_frame,
+)
+from inference.protocol.load import LoadReport, LoadSpec
+from tests.live.performance import GrammarBrokenError, Performance
+from tests.live.script import Received, append_received, read_script
+
+STEP_S = 0.001
+IDLE_S = 0.5
+BLOCK_TOKENS = 16
+NUM_BLOCKS = 1000
+NUM_REMEMBERED_PROMPTS = 64
+
+
+class ScriptedEngine:
+    def __init__(self, channel: Channel, folder: Path) -> None:
+        self._channel = channel
+        self._folder = folder
+        script = read_script(folder)
+        definition = (folder / "tokenizer.json").read_text(encoding="utf-8")
+        self._context_tokens = script.context_tokens
+        self._tokenizer = tokenizers.Tokenizer.from_str(definition)
+        self._end_token_id = self._tokenizer.token_to_id(script.end_token)
+        self._grammar_tokens = llguidance.LLTokenizer(definition, eos_token=self._end_token_id)
+        self._commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
+        self._performances: dict[str, Performance] = {}
+        self._prompts: list[list[int]] = []
+        self._num_steps = 0
+
+    def run(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+        self._send(Loaded(report=self._report()))
+        while True:
+            outputs = [*self._take_commands(), *self._steps()]
+            if outputs:
+                self._send(StepOutputs(outputs=outputs, stats=self._stats()))
+            elif not self._performances:
+                self._send(Idle(stats=self._stats()))
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._commands.put(decode_engine_command(self._channel.receive()))
+        except ChannelClosedError:
+            os._exit(0)
+
+    def _take_commands(self) -> list[SequenceFailed | SequenceCancelled]:
+        """Those that come until the next step is due."""
+        outputs: list[SequenceFailed | SequenceCancelled] = []
+        due_s = time.monotonic() + (STEP_S if self._performances else IDLE_S)
+        while (left_s := due_s - time.monotonic()) > 0:
+            try:
+                command = self._commands.get(timeout=left_s)
+            except queue.Empty:
+                break
+            due_s = min(due_s, time.monotonic() + STEP_S)
+            match command:
+                case SubmitSequence():
+                    outputs += self._start(command)
+                case CancelSequence(sequence_id=sequence_id):
+                    if self._performances.pop(sequence_id, None) is not None:
+                        outputs.append(SequenceCancelled(sequence_id=sequence_id))
+                case Shutdown():
+                    os._exit(0)
+        return outputs
+
+    def _start(self, submit: SubmitSequence) -> list[SequenceFailed]:
+        prompt = self._tokenizer.decode(submit.token_ids, skip_special_tokens=False)
+        append_received(
+            self._folder,
+            Received(
+                sequence_id=submit.sequence_id,
+                prompt=prompt,
+                num_prompt_tokens=len(submit.token_ids),
+                params=submit.params,
+            ),
+        )
+        rule = read_script(self._folder).rule_for(prompt)
+        if rule is None:
+            return [_failed(submit.sequence_id, f"no rule for the prompt {prompt!r}")]
+        try:
+            self._performances[submit.sequence_id] = Performance(
+                submit,
+                rule,
+                self._tokenizer,
+                end_token_id=self._end_token_id,
+                num_cached_tokens=self._num_cached_tokens(submit.token_ids),
+                grammar_tokens=self._grammar_tokens,
+            )
+        except GrammarBrokenError as error:
+            return [_failed(submit.sequence_id, str(error))]
+        return []
+
+    def _num_cached_tokens(self, token_ids: list[int]) -> int:
+        """Whole blocks that an earlier prompt began with too; the last token is never cached."""
+        shared = max((_num_shared(token_ids, known) for known in self._prompts), default=0)
+        self._prompts = [*self._prompts[-NUM_REMEMBERED_PROMPTS:], token_ids]
+        return min(shared, len(token_ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+    def _steps(self) -> list[SequenceStep | SequenceFailed]:
+        outputs: list[SequenceStep | SequenceFailed] = []
+        for sequence_id, performance in list(self._performances.items()):
+            try:
+                step = performance.step()
+            except GrammarBrokenError as error:
+                del self._performances[sequence_id]
+                outputs.append(_failed(sequence_id, str(error)))
+                continue
+            if step.finish_reason is not None:
+                del self._performances[sequence_id]
+            outputs.append(step)
+        self._num_steps += bool(outputs)
+        return outputs
+
+    def _stats(self) -> EngineStats:
+        return EngineStats(
+            in_flight=len(self._performances),
+            queue_depth=0,
+            kv_blocks_used=len(self._performances),
+            kv_blocks_total=NUM_BLOCKS,
+            decode_tokens_per_s=0.0,
+            prefill_tokens_per_s=0.0,
+            last_forward_unix_s=time.time() if self._num_steps else None,
+        )
+
+    def _report(self) -> LoadReport:
+        return LoadReport(
+            architecture="scripted",
+            device="cpu",
+            dtype="float32",
+            num_parameters=0,
+            weight_bytes=0,
+            kv_bytes=0,
+            num_kv_blocks=NUM_BLOCKS,
+            kv_block_tokens=BLOCK_TOKENS,
+            context_tokens=self._context_tokens,
+            vocab_size=self._tokenizer.get_vocab_size(with_added_tokens=True),
+            quantization="none",
+            compiled="eager",
+            load_seconds=0.0,
+            tokenizer_dir=str(self._folder),
+            eos_token_ids=[self._end_token_id],
+        )
+
+    def _send(self, message: msgspec.Struct) -> None:
+        self._channel.send(encode_engine_frame(message))
+
+
+def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _failed(sequence_id: str, message: str) -> SequenceFailed:
+    return SequenceFailed(sequence_id=sequence_id, code="engine_error", message=message)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True)
+    channel = Channel(socket.socket(fileno=parser.parse_args().fd))
+    spec = msgspec.msgpack.decode(channel.receive(), type=LoadSpec)
+    ScriptedEngine(channel, Path(spec.source.removeprefix("path:"))).run()
+
+
+if __name__ == "__main__":
+    main()

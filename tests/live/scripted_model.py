@@ -1,0 +1,135 @@
+"""Models for the scripted engine: a folder with a small real tokenizer, a chat template and a
+script, one for each family of tool calls.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+
+from tests.live.script import Received, Rule, Script, read_received, read_script, write_script
+
+TEMPLATES_DIR = Path(__file__).parent / "templates"
+CORPUS = [
+    '{"name": "get_weather", "arguments": {"city": "Paris"}}',
+    "What is the weather in Paris? The weather in Paris is sunny.",
+    "日本語のテキスト 🙂 naïve café",
+]
+VOCAB_SIZE = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """``special`` tokens have no text of their own; ``visible`` ones are single tokens that do."""
+
+    template: str
+    special: tuple[str, ...]
+    visible: tuple[str, ...] = ()
+    bos: str
+    eos: str
+
+
+CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+THINKING = ("<think>", "</think>")
+CALLS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+FAMILIES = {
+    "hermes": Family(
+        template="hermes.jinja",
+        special=CHATML,
+        visible=(*THINKING, *CALLS),
+        bos="<|endoftext|>",
+        eos="<|im_end|>",
+    ),
+    "qwen-coder": Family(
+        template="qwen_coder.jinja",
+        special=CHATML,
+        visible=CALLS,
+        bos="<|endoftext|>",
+        eos="<|im_end|>",
+    ),
+    "llama3": Family(
+        template="llama3.jinja",
+        special=(
+            *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
+            *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>"),
+        ),
+        bos="<|begin_of_text|>",
+        eos="<|eot_id|>",
+    ),
+    "mistral": Family(
+        template="mistral.jinja",
+        special=(
+            *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+            *("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+            *("[TOOL_CALLS]", "[ARGS]"),
+        ),
+        bos="<s>",
+        eos="</s>",
+    ),
+    "opened-thinking": Family(
+        template="opened_thinking.jinja",
+        special=CHATML,
+        visible=THINKING,
+        bos="<|endoftext|>",
+        eos="<|im_end|>",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedModel:
+    """A catalogue model's name and the folder that its engine follows."""
+
+    name: str
+    folder: Path
+
+    def answers(
+        self,
+        when: str,
+        *choices: str,
+        finish: str = "stop",
+        tokens_per_step: int = 1,
+        repeats: bool = False,
+    ) -> None:
+        """From now on, to prompts that hold ``when``. Special tokens are written out in it."""
+        script = read_script(self.folder)
+        rule = Rule(
+            when=when,
+            choices=list(choices),
+            finish="length" if finish == "length" else "stop",
+            tokens_per_step=tokens_per_step,
+            repeats=repeats,
+        )
+        changed = msgspec.structs.replace(script, rules=[*script.rules, rule])
+        write_script(self.folder, changed)
+
+    def received(self, when: str) -> list[Received]:
+        """What the engine was asked to run with ``when`` in the prompt, in order."""
+        return [one for one in read_received(self.folder) if when in one.prompt]
+
+
+def make_model(name: str, family: Family, folder: Path) -> ScriptedModel:
+    folder.mkdir()
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in family.special])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in family.visible])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": family.bos, "eos_token": family.eos}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text((TEMPLATES_DIR / family.template).read_text())
+    write_script(folder, Script(end_token=family.eos))
+    return ScriptedModel(name, folder)
