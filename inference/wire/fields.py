@@ -30,6 +30,7 @@ Check = Callable[[Any, str], Any]
 """(JSON value, path) to the value the parser keeps."""
 
 MAX_OBJECT_DEPTH = 32
+MAX_SCHEMA_DEPTH = 96
 MAX_TOKEN_ID = 2**31 - 1
 MAX_SHOWN_NAME_CHARS = 64
 
@@ -187,18 +188,48 @@ def only(*accepted: Any, reason: str) -> Check:
     return check
 
 
+def one_of(*names: str) -> Check:
+    def check(value: Any, path: str) -> str:
+        if not isinstance(value, str):
+            raise wrong_type(path, "a string", value)
+        if value not in names:
+            raise InvalidRequestError(f"'{path}' must be one of {', '.join(names)}.", param=path)
+        return value
+
+    return check
+
+
+def object_of(fields: Mapping[str, Field], *, required: Iterable[str] = ()) -> Check:
+    """An object with these fields and no others, as ``read_fields`` reads it."""
+
+    def check(value: Any, path: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise wrong_type(path, "an object", value)
+        return read_fields(value, fields, path=f"{path}.", required=required)
+
+    return check
+
+
 def json_object(value: Any, path: str) -> dict[str, Any]:
     """A free-form object, at most ``MAX_OBJECT_DEPTH`` levels deep."""
+    return _nested_object(value, path, MAX_OBJECT_DEPTH)
+
+
+def json_schema(value: Any, path: str) -> dict[str, Any]:
+    """An object at most ``MAX_SCHEMA_DEPTH`` levels deep. Whether it is a schema is for the neuron
+    to say, which has to compile it."""
+    return _nested_object(value, path, MAX_SCHEMA_DEPTH)
+
+
+def _nested_object(value: Any, path: str, max_depth: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise wrong_type(path, "an object", value)
     level: list[Any] = [value]
-    for _ in range(MAX_OBJECT_DEPTH):
+    for _ in range(max_depth):
         level = [child for parent in level for child in _children(parent)]
         if not level:
             return value
-    raise InvalidRequestError(
-        f"'{path}' is nested deeper than {MAX_OBJECT_DEPTH} levels.", param=path
-    )
+    raise InvalidRequestError(f"'{path}' is nested deeper than {max_depth} levels.", param=path)
 
 
 def wrong_type(path: str, wanted: str, value: Any) -> InvalidTypeError:
