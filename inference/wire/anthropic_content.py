@@ -1,0 +1,194 @@
+"""The content blocks that Anthropic's dialect reads: what each role may say, and what is kept.
+
+Blocks that are not here are refused by their name. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from inference.protocol.generation import ToolCall
+from inference.wire.anthropic_fields import CACHE_CONTROL, kind_of, type_field
+from inference.wire.anthropic_tools import tool_name
+from inference.wire.errors import (
+    InvalidRequestError,
+    UnsupportedParameterError,
+    VisionUnsupportedError,
+)
+from inference.wire.fields import (
+    Check,
+    Field,
+    flag,
+    honoured,
+    json_object,
+    neutral,
+    object_of,
+    only,
+    refused,
+    shown,
+    table,
+    text,
+    wrong_type,
+)
+
+BLOCK_SEPARATOR = "\n"
+MAX_ID_CHARS = 256
+ERROR_PREFIX = "Error: "
+"""How a model is told that a tool's result is an error: templates have no field for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Redacted:
+    """Thinking that only the server that made it could read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    call: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """``path`` is where the id stood in the client's body."""
+
+    tool_use_id: str
+    content: str
+    path: str
+
+
+Block = Text | Thinking | Redacted | ToolUse | ToolResult
+
+_id = text(MAX_ID_CHARS, min_chars=1)
+_toolset = refused("toolset_name", "there are no toolsets here")
+_direct = only({"type": "direct"}, reason="only the model calls tools")
+
+TEXT_FIELDS = table(
+    type_field("text"),
+    honoured("text", text(), "A string."),
+    CACHE_CONTROL,
+    neutral("citations", only([], reason="sources are not cited"), "[]"),
+)
+_read_text = object_of(TEXT_FIELDS, required=("text",))
+
+
+def _text(value: Any, path: str) -> str:
+    """One text block's text; every other kind is refused."""
+    kind = kind_of(value, path)
+    if kind == "image":
+        raise VisionUnsupportedError(path)
+    if kind != "text":
+        raise _not_read(kind, path, ("text",))
+    return str(_read_text(value, path)["text"])
+
+
+def joined_text(value: Any, path: str) -> str:
+    """A string, or text blocks joined with a newline."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise wrong_type(path, "a string or an array of blocks", value)
+    return BLOCK_SEPARATOR.join(
+        [_text(block, f"{path}[{index}]") for index, block in enumerate(value)]
+    )
+
+
+BLOCK_FIELDS: dict[str, dict[str, Field]] = {
+    "text": TEXT_FIELDS,
+    "thinking": table(
+        type_field("thinking"),
+        honoured("thinking", text(), "What the model thought; its template decides who sees it."),
+        neutral("signature", text(), "Any: nothing is verified by it."),
+    ),
+    "redacted_thinking": table(
+        type_field("redacted_thinking"),
+        neutral("data", text(), "Nothing this server can read; it never makes any."),
+    ),
+    "tool_use": table(
+        type_field("tool_use"),
+        honoured("id", _id, "What its result names."),
+        honoured("name", tool_name, "The tool's."),
+        honoured("input", json_object, "An object."),
+        CACHE_CONTROL,
+        neutral("caller", _direct, "type direct"),
+        _toolset,
+    ),
+    "tool_result": table(
+        type_field("tool_result"),
+        honoured("tool_use_id", _id, "Of a call before it that has no result yet."),
+        honoured("content", joined_text, "A string or text blocks."),
+        honoured("is_error", flag, "true: the model reads 'Error: ' before the content."),
+        CACHE_CONTROL,
+        _toolset,
+    ),
+}
+REQUIRED = {
+    "text": ("text",),
+    "thinking": ("thinking",),
+    "redacted_thinking": ("data",),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id",),
+}
+USER_BLOCKS = ("text", "tool_result")
+ASSISTANT_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")
+
+
+def blocks(kinds: tuple[str, ...]) -> Check:
+    """Content: a string is one text block."""
+
+    def check(value: Any, path: str) -> tuple[Block, ...]:
+        if isinstance(value, str):
+            return (Text(value),)
+        if not isinstance(value, list):
+            raise wrong_type(path, "a string or an array of blocks", value)
+        if not value:
+            raise InvalidRequestError(f"'{path}' must not be empty.", param=path)
+        return tuple(_block(one, f"{path}[{index}]", kinds) for index, one in enumerate(value))
+
+    return check
+
+
+def _block(value: Any, path: str, kinds: tuple[str, ...]) -> Block:
+    kind = kind_of(value, path)
+    if kind == "image":
+        raise VisionUnsupportedError(path)
+    if kind not in kinds:
+        raise _not_read(kind, path, kinds)
+    read = object_of(BLOCK_FIELDS[kind], required=REQUIRED[kind])(value, path)
+    return _made(kind, read, path)
+
+
+def _made(kind: str, read: Mapping[str, Any], path: str) -> Block:
+    match kind:
+        case "text":
+            return Text(read["text"])
+        case "thinking":
+            return Thinking(read["thinking"])
+        case "tool_use":
+            arguments = orjson.dumps(read["input"]).decode()
+            return ToolUse(ToolCall(id=read["id"], name=read["name"], arguments=arguments))
+        case "tool_result":
+            content = read.get("content", "")
+            if read.get("is_error", False):
+                content = ERROR_PREFIX + content
+            return ToolResult(read["tool_use_id"], content, f"{path}.tool_use_id")
+    return Redacted()
+
+
+def _not_read(kind: str, path: str, kinds: tuple[str, ...]) -> UnsupportedParameterError:
+    return UnsupportedParameterError(
+        f"{path}.type", f"'{shown(kind)}' blocks are not read here, only {', '.join(kinds)}"
+    )

@@ -1,0 +1,200 @@
+"""Anthropic's messages dialect: bytes in, one request out; events in, frames out.
+
+    parse(body) ─▶ MessagesRequest(generation, stream, style)
+    parse_count(body) ─▶ TokenCountRequest ─▶ count_body(tokens)
+
+The encoders are in ``anthropic_encoders``. Beta features need no header here: a field is honoured
+or refused by what it asks for. Source: https://docs.anthropic.com/en/api/messages. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from inference.protocol.generation import (
+    ChatInput,
+    GenerationRequest,
+    OutputFormat,
+    TokenCountRequest,
+)
+from inference.protocol.sampling import SamplingOptions
+from inference.wire import anthropic_fields as options
+from inference.wire.anthropic_encoders import MessageBodyEncoder, MessageStreamEncoder, Style
+from inference.wire.anthropic_fields import MAX_TOKENS, Thinking
+from inference.wire.anthropic_tools import Choice, check_choice, tool_choice, tools
+from inference.wire.anthropic_turns import chat_messages, messages, system
+from inference.wire.dialect import NO_CONTEXT, RequestContext
+from inference.wire.errors import InvalidRequestError
+from inference.wire.fields import (
+    MAX_TOKEN_ID,
+    array,
+    flag,
+    honoured,
+    integer,
+    neutral,
+    number,
+    one_of,
+    only,
+    read_fields,
+    read_json_object,
+    refused,
+    table,
+    text,
+)
+
+MAX_MODEL_NAME_CHARS = 256
+MAX_STOP_SEQUENCES = 64
+INTERLEAVED_BETA = "interleaved-thinking"
+"""With this beta a thinking budget spans several answers and may be more than ``max_tokens``."""
+
+FIELDS = table(
+    honoured(
+        "model",
+        text(MAX_MODEL_NAME_CHARS, min_chars=1),
+        "A catalogue model's name or an alias (one for each name a client insists on).",
+    ),
+    honoured("messages", messages, "At least one turn, the user's last; see the blocks below."),
+    honoured(
+        "max_tokens",
+        integer(1, MAX_TOKENS),
+        "Required. Over what the context has left: the answer may end there, with "
+        "model_context_window_exceeded.",
+    ),
+    honoured(
+        "system",
+        system,
+        "A string or text blocks; a first one of x-anthropic-billing-header is left out.",
+    ),
+    honoured("temperature", number(0, 1), "0 to 1; 0 is greedy."),
+    honoured("top_p", number(0, 1), "0 to 1."),
+    honoured("top_k", integer(0, MAX_TOKEN_ID), "0 is off."),
+    honoured("stop_sequences", array(text(min_chars=1), MAX_STOP_SEQUENCES), "Up to 64."),
+    honoured("stream", flag, "Server-sent events instead of one body."),
+    honoured("tools", tools, "Custom tools; others are refused by their type."),
+    honoured("tool_choice", tool_choice, "auto, any, tool, none; disable_parallel_tool_use."),
+    honoured(
+        "thinking", options.thinking, "enabled with budget_tokens, adaptive, disabled; display."
+    ),
+    honoured(
+        "output_config", options.output_config, "format json_schema; effort, for the template."
+    ),
+    honoured("output_format", options.output_format, "The older name of output_config.format."),
+    options.CACHE_CONTROL,
+    neutral("metadata", options.metadata, "user_id: a label; kept nowhere."),
+    neutral("service_tier", one_of("auto", "standard_only"), "There is one tier."),
+    neutral("speed", only("standard", reason="there is one speed: standard"), "standard"),
+    neutral(
+        "context_management",
+        options.context_management,
+        "No edits, or clear_thinking_20251015 that keeps all.",
+    ),
+    neutral("diagnostics", options.diagnostics, "Answered with null: nothing is compared."),
+    neutral("mcp_servers", only([], reason="this server calls no MCP servers"), "[]"),
+    neutral("fallbacks", only([], reason="no other model answers instead"), "[]"),
+    refused("betas", "betas are named in the anthropic-beta header"),
+    refused("billing_policy", "nobody else can be billed"),
+    refused("compaction", "conversations are not summarised here"),
+    refused("container", "there are no containers"),
+    refused("fallback_credit_token", "no other model answers instead"),
+    refused("inference_geo", "where a model runs is the operator's choice"),
+    refused("thread", "conversations are not kept here"),
+    refused("user_profile_id", "there are no user profiles"),
+    refused("workspace_id", "there are no workspaces"),
+)
+COUNTED = (
+    *("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"),
+    *("output_format", "cache_control", "context_management", "mcp_servers", "speed"),
+    *("betas", "billing_policy", "compaction", "user_profile_id", "workspace_id"),
+)
+COUNT_FIELDS = table(*(FIELDS[name] for name in COUNTED))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesRequest:
+    generation: GenerationRequest
+    stream: bool
+    style: Style
+
+    def stream_encoder(self, *, request_id: str, created_unix_s: int) -> MessageStreamEncoder:
+        return MessageStreamEncoder(self.generation.model, self.style, request_id)
+
+    def body_encoder(self, *, request_id: str, created_unix_s: int) -> MessageBodyEncoder:
+        return MessageBodyEncoder(self.generation.model, self.style, request_id)
+
+
+def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
+    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
+    required = ("model", "max_tokens", "messages")
+    read = read_fields(read_json_object(body), FIELDS, required=required)
+    thinking: Thinking = read.get("thinking", Thinking())
+    _check_budget(thinking, read["max_tokens"], context)
+    generation = GenerationRequest(
+        model=read["model"],
+        input=_chat_input(read, thinking),
+        sampling=SamplingOptions(
+            max_tokens=read["max_tokens"],
+            temperature=read.get("temperature"),
+            top_p=read.get("top_p"),
+            top_k=read.get("top_k"),
+        ),
+        stop=read.get("stop_sequences", []),
+        output_format=_output_format(read),
+        ends_at_context=True,
+    )
+    style = Style(thinking=thinking.display, tells_edits="context_management" in read)
+    return MessagesRequest(generation=generation, stream=read.get("stream", False), style=style)
+
+
+def parse_count(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenCountRequest:
+    """Raises ``ApiError`` (400)."""
+    read = read_fields(read_json_object(body), COUNT_FIELDS, required=("model", "messages"))
+    _output_format(read)
+    return TokenCountRequest(
+        model=read["model"], input=_chat_input(read, read.get("thinking", Thinking()))
+    )
+
+
+def count_body(num_tokens: int) -> bytes:
+    return orjson.dumps({"input_tokens": num_tokens})
+
+
+def _chat_input(read: dict[str, Any], thinking: Thinking) -> ChatInput:
+    choice: Choice = read.get("tool_choice", Choice())
+    offered = read.get("tools", [])
+    check_choice(choice.tool_choice, offered)
+    return ChatInput(
+        messages=chat_messages(read["messages"], read.get("system", "")),
+        tools=offered,
+        tool_choice=choice.tool_choice,
+        parallel_tool_calls=choice.parallel,
+        thinking=thinking.wanted,
+        thinking_budget_tokens=thinking.budget_tokens,
+        reasoning_effort=read.get("output_config", {}).get("effort"),
+        shows_reasoning=thinking.display != "hidden",
+    )
+
+
+def _check_budget(thinking: Thinking, max_tokens: int, context: RequestContext) -> None:
+    budget = thinking.budget_tokens
+    if budget is None or budget < max_tokens:
+        return
+    if INTERLEAVED_BETA in context.headers.get("anthropic-beta", ""):
+        return
+    raise InvalidRequestError(
+        f"'thinking.budget_tokens' ({budget}) must be less than 'max_tokens' ({max_tokens}).",
+        param="thinking.budget_tokens",
+    )
+
+
+def _output_format(read: dict[str, Any]) -> OutputFormat | None:
+    old: OutputFormat | None = read.get("output_format")
+    new: OutputFormat | None = read.get("output_config", {}).get("format")
+    if old is not None and new is not None:
+        raise InvalidRequestError(
+            "'output_format' and 'output_config.format' are the same field; give one of them.",
+            param="output_format",
+        )
+    return new if old is None else old
