@@ -78,6 +78,12 @@ class Tokenizer:
             return [*self._prefix_ids, *token_ids, *self._suffix_ids]
         return token_ids
 
+    def single_token_id(self, text: str) -> int | None:
+        """The id of the token that all of ``text`` becomes; ``None`` when it takes several."""
+        token_ids = self.encode(text, add_special_tokens=False)
+        is_exact = len(token_ids) == 1 and self._backend.id_to_token(token_ids[0]) == text
+        return token_ids[0] if is_exact else None
+
     def bytes_of(self, token_id: int) -> bytes:
         """May be part of a character. Empty for ids past the vocabulary (padding rows)."""
         return self._bytes_by_id[token_id] if token_id < len(self._bytes_by_id) else b""

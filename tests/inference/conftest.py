@@ -43,6 +43,17 @@ def byte_level_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def thinking_dir(byte_level_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``byte_level_dir`` with markers of a thinking block, as ordinary added tokens (Qwen has them
+    so), and two special ones that stand around a call."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(byte_level_dir / "tokenizer.json"))
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.add_special_tokens(["<call>", "</call>"])
+    config = json.loads((byte_level_dir / "tokenizer_config.json").read_text())
+    return _save(tokenizer, config, tmp_path_factory.mktemp("thinking"))
+
+
+@pytest.fixture(scope="session")
 def sentencepiece_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """BPE with byte fallback and a bos, as converted from sentencepiece: like Llama 2, Mistral."""
     special = ["<unk>", "<s>", "</s>"]

@@ -1,0 +1,148 @@
+"""One answer taken apart as its tokens come: thinking, text, tool calls, and where it stops.
+
+    token ─▶ thinking? ─yes─▶ detokenizer ─▶ ThoughtPart
+                  └────no───▶ AnswerText ──▶ TextPart | CallStarted | CallArguments
+
+Works token by token, so the parts of one kind concatenate to the same however the tokens are cut
+into steps. White space right after a marker belongs to the marker and is not part of the thought
+or of the answer; white space before a block that the model opens itself is not either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inference.text.answer_text import AnswerText
+from inference.text.detokenizer import Detokenizer
+from inference.text.parts import CallArguments, Part, TextPart, ToolCallParser
+from inference.text.reasoning import Place, ReasoningMarkers, ThinkingSplitter
+from inference.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtPart:
+    """Text of a thinking block; ``opens`` and ``closes`` are its markers, on its first and last
+    part, where the text may be empty."""
+
+    text: str
+    opens: str | None = None
+    closes: str | None = None
+
+
+Piece = ThoughtPart | Part
+
+
+class ChoiceText:
+    """For one choice. Once ``stop`` is set, feed it no more."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        continues_text: bool = False,
+        markers: ReasoningMarkers | None = None,
+        starts_thinking: bool = False,
+        tool_calls: ToolCallParser | None = None,
+        shown_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """``starts_thinking``: the prompt has opened the thinking block. ``shown_token_ids``:
+        special tokens whose text ``tool_calls`` needs. Raises ``ValueError`` for an empty stop
+        string."""
+        self.tokenizer = tokenizer
+        self.num_thought_tokens = 0
+        """Inside thinking blocks; their markers do not count."""
+        self._splitter = ThinkingSplitter(tokenizer, markers, is_open=starts_thinking)
+        self._answer = AnswerText(
+            tokenizer,
+            stop=stop,
+            continues_text=continues_text,
+            holds_leading_space=markers is not None,
+            tool_calls=tool_calls,
+            shown_token_ids=shown_token_ids,
+        )
+        self._markers = markers
+        self._thought: _ThoughtText | None = None
+        if starts_thinking and markers is not None:
+            self._thought = _ThoughtText(tokenizer, markers)
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._answer.stop
+
+    def feed(self, token_id: int) -> tuple[Place, list[Piece]]:
+        place = self._splitter.feed(token_id)
+        match place:
+            case Place.ANSWER:
+                return place, [*self._answer.feed(token_id)]
+            case Place.OPENS:
+                assert self._markers is not None
+                self._answer.drop_leading_space()
+                self._thought = _ThoughtText(self.tokenizer, self._markers)
+                return place, self._thought.feed([])
+            case Place.THOUGHT:
+                assert self._thought is not None
+                self.num_thought_tokens += 1
+                return place, self._thought.feed([token_id])
+            case Place.CLOSES:
+                assert self._thought is not None
+                thought, self._thought = self._thought, None
+                self._answer.drop_leading_space()
+                return place, thought.close()
+
+    def flush(self) -> list[Piece]:
+        """The answer has ended: what was held back. A block that is still open ends with it."""
+        thought = [] if self._thought is None else self._thought.flush()
+        return [*thought, *self._answer.flush()]
+
+
+class _ThoughtText:
+    """One thinking block's text."""
+
+    def __init__(self, tokenizer: Tokenizer, markers: ReasoningMarkers) -> None:
+        self._markers = markers
+        self._detokenizer = Detokenizer(tokenizer, continues_text=True)
+        self._has_text = False
+        self._has_opened = False
+
+    def feed(self, token_ids: Sequence[int]) -> list[Piece]:
+        return self._parts(self._detokenizer.feed(token_ids))
+
+    def close(self) -> list[Piece]:
+        return self._parts(self._detokenizer.flush(), closes=self._markers.closes)
+
+    def flush(self) -> list[Piece]:
+        return self._parts(self._detokenizer.flush())
+
+    def _parts(self, text: str, closes: str | None = None) -> list[Piece]:
+        if not self._has_text:
+            text = text.lstrip()
+            self._has_text = bool(text)
+        opens = None if self._has_opened else self._markers.opens
+        self._has_opened = True
+        return [ThoughtPart(text, opens, closes)] if text or opens or closes else []
+
+
+def merged(pieces: Sequence[Piece]) -> list[Piece]:
+    """Neighbours that belong together as one piece."""
+    result: list[Piece] = []
+    for piece in pieces:
+        joined = _joined(result[-1], piece) if result else None
+        if joined is None:
+            result.append(piece)
+        else:
+            result[-1] = joined
+    return result
+
+
+def _joined(first: Piece, second: Piece) -> Piece | None:
+    match first, second:
+        case TextPart(text=a), TextPart(text=b):
+            return TextPart(a + b)
+        case CallArguments(fragment=a), CallArguments(fragment=b):
+            return CallArguments(a + b)
+        case ThoughtPart(closes=None), ThoughtPart(opens=None):
+            return ThoughtPart(first.text + second.text, first.opens, second.closes)
+    return None
