@@ -1,6 +1,6 @@
 """A request's answer on its way up: token ids of engine steps become text events.
 
-    SequenceStep ─▶ Choice: detokenize ─▶ stop strings ─▶ Delta … ChoiceFinished
+    SequenceStep ─▶ Choice: ChoiceText ─▶ Delta | ReasoningDelta | ToolCall… ─▶ ChoiceFinished
     every choice finished ─▶ Answer: Finished, with the sum of what they used
 
 Owned by whoever applies engine outputs, one step at a time. Knows no Redis and no process.
@@ -9,20 +9,15 @@ Owned by whoever applies engine outputs, one step at a time. Knows no Redis and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
+from inference.neuron.choice_events import ChoiceEvents
 from inference.protocol.engine import SequencesEmbedded, SequenceStep
-from inference.protocol.events import (
-    ChoiceFinished,
-    Delta,
-    Event,
-    Finished,
-    FinishReason,
-    TextLogprob,
-    Usage,
-)
+from inference.protocol.events import Event, Finished, FinishReason, TextLogprob, Usage
 from inference.protocol.sampling import TokenLogprob
-from inference.text.detokenizer import Detokenizer
-from inference.text.stop_strings import StopStrings
+from inference.text.choice_text import ChoiceText, Piece
+from inference.text.parts import TextPart
+from inference.text.reasoning import Place
 from inference.text.tokenizer import Tokenizer
 
 
@@ -33,87 +28,79 @@ class Choice:
         self,
         *,
         request_id: str,
-        tokenizer: Tokenizer,
+        text: ChoiceText,
         index: int = 0,
-        stop: Sequence[str] = (),
-        continues_text: bool = False,
         echo: str = "",
+        at_limit: Literal["length", "context"] = "length",
     ) -> None:
-        """Raises ``ValueError`` for an empty stop string."""
+        """``at_limit``: why the answer ends when it has reached its last allowed token."""
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.has_finished = False
-        self._request_id = request_id
-        self._index = index
-        self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, continues_text=continues_text)
-        self._stop_strings = StopStrings(stop)
-        self._num_untold_tokens = 0
-        """Gained since the last Delta: their text is held back or empty."""
-        self._echo = echo
+        self._text = text
+        self._events = ChoiceEvents(request_id, index)
+        self._at_limit: FinishReason = at_limit
+        self._untold: list[Piece] = [TextPart(echo)] if echo else []
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._text.num_thought_tokens
 
     def feed(self, step: SequenceStep) -> list[Event]:
         """The events of one engine step. Ends with ``ChoiceFinished`` when the choice ended, by the
         engine's word or, while the sequence still runs there, by a stop string."""
         if step.num_cached_tokens is not None:
             self.num_cached_tokens = step.num_cached_tokens
-        self.num_output_tokens += len(step.token_ids)
-        self._num_untold_tokens += len(step.token_ids)
-        found = self._stop_strings.feed(self._detokenizer.feed(step.token_ids))
-        text, stop = found.text, found.stop
-        if stop is None and step.finish_reason is not None:
-            rest = self._stop_strings.feed(self._detokenizer.flush())
-            text, stop = text + rest.text, rest.stop
-            if stop is None:
-                text += self._stop_strings.flush()
-        events = self._deltas(text, self._text_logprobs(step.logprobs))
-        if stop is not None:
-            events.append(self._finished("stop", stop))
-        elif step.finish_reason is not None:
+        pieces, self._untold = self._untold, []
+        told_logprobs: list[TextLogprob] = []
+        for position, token_id in enumerate(step.token_ids):
+            place, found = self._text.feed(token_id)
+            pieces += found
+            self.num_output_tokens += 1
+            self._events.count_token(is_answer=place is Place.ANSWER)
+            if step.logprobs and place is Place.ANSWER:
+                told_logprobs.append(text_logprob(step.logprobs[position], self._text.tokenizer))
+            if self._text.stop is not None:
+                break
+        return self._told(pieces, told_logprobs, step)
+
+    def _told(
+        self, pieces: list[Piece], logprobs: list[TextLogprob], step: SequenceStep
+    ) -> list[Event]:
+        engine_ended = self._text.stop is None and step.finish_reason is not None
+        if engine_ended:
+            pieces = [*pieces, *self._text.flush()]
             # The engine's count holds the stop token too, which is not among the ids.
             self.num_output_tokens = max(step.num_output_tokens, self.num_output_tokens)
-            events.append(self._finished(step.finish_reason, None))
+        events = self._events.of(pieces, logprobs)
+        if self._text.stop is not None:
+            events.append(self._events.finished("stop", self._text.stop))
+        elif engine_ended:
+            events.append(self._events.finished(self._reason(step), None))
+        else:
+            return events
+        self.has_finished = True
         return events
 
-    def _deltas(self, text: str, logprobs: list[TextLogprob] | None) -> list[Event]:
-        text, self._echo = self._echo + text, ""
-        if not text and not logprobs:
-            return []
-        num_tokens, self._num_untold_tokens = self._num_untold_tokens, 0
-        return [
-            Delta(
-                request_id=self._request_id,
-                index=self._index,
-                text=text,
-                num_tokens=num_tokens,
-                logprobs=logprobs,
-            )
-        ]
+    def _reason(self, step: SequenceStep) -> FinishReason:
+        if step.finish_reason == "length":
+            return self._at_limit
+        return "tool_calls" if self._events.num_calls else "stop"
 
-    def _finished(self, reason: FinishReason, stop: str | None) -> ChoiceFinished:
-        self.has_finished = True
-        return ChoiceFinished(
-            request_id=self._request_id, index=self._index, reason=reason, stop_sequence=stop
-        )
 
-    def _text_logprobs(self, logprobs: list[TokenLogprob] | None) -> list[TextLogprob] | None:
-        if not logprobs:
-            return None
-        return [
-            TextLogprob(
-                token=self._text_of(entry.token_id),
-                token_bytes=self._tokenizer.bytes_of(entry.token_id),
-                logprob=entry.logprob,
-                top=[
-                    (self._text_of(token_id), self._tokenizer.bytes_of(token_id), logprob)
-                    for token_id, logprob in entry.top
-                ],
-            )
-            for entry in logprobs
-        ]
+def text_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> TextLogprob:
+    def text_of(token_id: int) -> str:
+        return tokenizer.bytes_of(token_id).decode("utf-8", errors="replace")
 
-    def _text_of(self, token_id: int) -> str:
-        return self._tokenizer.bytes_of(token_id).decode("utf-8", errors="replace")
+    return TextLogprob(
+        token=text_of(entry.token_id),
+        token_bytes=tokenizer.bytes_of(entry.token_id),
+        logprob=entry.logprob,
+        top=[
+            (text_of(token_id), tokenizer.bytes_of(token_id), logprob)
+            for token_id, logprob in entry.top
+        ],
+    )
 
 
 class Answer:
@@ -153,4 +140,5 @@ class Answer:
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=sum(choice.num_output_tokens for choice in self._choices),
             cached_tokens=sum(choice.num_cached_tokens for choice in first_choices),
+            reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )

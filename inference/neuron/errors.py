@@ -90,6 +90,11 @@ def context_length_exceeded(message: str, param: str) -> Failure:
     return Failure(code="context_length_exceeded", message=message, param=param)
 
 
+def max_output_exceeded(asked: int, limit: int) -> Failure:
+    message = f"this model answers with at most {limit} tokens and you asked for {asked}"
+    return Failure(code="invalid_value", message=message, param="max_tokens")
+
+
 def bad_token_id(token_id: int, vocab_size: int) -> Failure:
     return Failure(
         code="bad_token_id",

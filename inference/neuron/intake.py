@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from inference.neuron.answers import Answer, Choice
+from inference.neuron.choices import build_answer
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.errors import (
     EngineGoneError,
@@ -24,7 +24,8 @@ from inference.neuron.errors import (
     model_recovering,
     wrong_kind,
 )
-from inference.neuron.prompts import ModelText, Prepared, count_tokens, echo_text, prepare
+from inference.neuron.model_text import ModelText
+from inference.neuron.prompts import Prepared, count_tokens, prepare
 from inference.neuron.request_table import AddressedEvent, RequestTable, sequence_id
 from inference.protocol.engine import SubmitSequence
 from inference.protocol.events import Accepted, Failure, TokensCounted
@@ -99,7 +100,7 @@ class Intake:
     ) -> None:
         request_id = submit.request_id
         prepared = prepare(request, text)
-        answer = _answer(request_id, request, prepared, text)
+        answer = build_answer(request_id, request, prepared, text)
         if not self._table.begin(request_id, answer, engine):
             return  # cancelled while it was prepared
         accepted = Accepted(request_id=request_id, prompt_tokens=prepared.num_prompt_tokens)
@@ -129,24 +130,3 @@ def _commands(request_id: str, n: int, prepared: Prepared) -> Iterator[SubmitSeq
                 params=params,
                 same_prompt_as=sequence_id(request_id, first) if i > 0 else None,
             )
-
-
-def _answer(
-    request_id: str, request: GenerationRequest, prepared: Prepared, text: ModelText
-) -> Answer:
-    if not all(request.stop):
-        raise RequestRefusedError(
-            Failure(code="invalid_value", message="a stop string is empty", param="stop")
-        )
-    choices = [
-        Choice(
-            request_id=request_id,
-            index=index,
-            tokenizer=text.tokenizer,
-            stop=request.stop,
-            continues_text=prepared.continues_text,
-            echo=echo_text(index // request.n, prepared, text, request) if request.echo else "",
-        )
-        for index in range(len(prepared.prompts) * request.n)
-    ]
-    return Answer(request_id, choices, num_prompt_tokens=prepared.num_prompt_tokens, n=request.n)

@@ -8,16 +8,13 @@ Pure but for the tokenizer's files. Knows no Redis, no process, no other request
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from inference.neuron.errors import (
-    RequestRefusedError,
-    bad_token_id,
-    context_length_exceeded,
-)
+from inference.neuron.errors import RequestRefusedError, bad_token_id
+from inference.neuron.limits import AnswerLimit, answer_limit
+from inference.neuron.model_text import ModelText
 from inference.protocol.events import Failure
 from inference.protocol.generation import (
     ChatInput,
@@ -26,12 +23,11 @@ from inference.protocol.generation import (
     TokenCountRequest,
     TokensInput,
 )
-from inference.protocol.load import LoadReport, LoadSpec
-from inference.protocol.sampling import SamplingOptions, SamplingParams
-from inference.text.chat_template import ChatTemplate, find_templates
+from inference.protocol.load import LoadReport
+from inference.protocol.sampling import SamplingOptions, SamplingParams, ThinkingLimit
 from inference.text.detokenizer import Detokenizer
 from inference.text.errors import TemplateRenderError
-from inference.text.tokenizer import Tokenizer
+from inference.text.reasoning import ReasoningMarkers, opens_block
 
 MODEL_DEFAULT_FIELDS = (
     "temperature",
@@ -46,34 +42,18 @@ MODEL_DEFAULT_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelText:
-    """The text side of one loaded model. Any thread may use it."""
-
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    report: LoadReport
-
-    @classmethod
-    def load(cls, spec: LoadSpec, report: LoadReport) -> ModelText:
-        """Reads the report's tokenizer directory. Raises ``TextError``."""
-        directory = Path(report.tokenizer_dir)
-        tokenizer = Tokenizer.load(directory)
-        templates = find_templates(directory, spec.chat_template)
-        return cls(
-            tokenizer=tokenizer,
-            template=ChatTemplate(templates, tokenizer.special_tokens),
-            report=report,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """What the engine is to run, and what the text layer must know of it."""
 
     prompts: list[list[int]]
     params: SamplingParams
+    limit: AnswerLimit
     continues_text: bool
     """The answer goes on from the prompt's text, so its first space is part of it."""
+    markers: ReasoningMarkers | None = None
+    """What the answer's thinking stands between; ``None``: nothing is looked for."""
+    starts_thinking: bool = False
+    """The prompt has opened the thinking block."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -83,12 +63,37 @@ class Prepared:
 def prepare(request: GenerationRequest, text: ModelText) -> Prepared:
     """Raises ``RequestRefusedError`` with the failure to tell the client."""
     prompts = _prompts(request.input, text)
-    longest = max(map(len, prompts))
-    max_tokens = _max_tokens(longest, request, text.report.context_tokens)
+    limit = answer_limit(
+        request,
+        num_prompt_tokens=max(map(len, prompts)),
+        context_tokens=text.report.context_tokens,
+        max_output_tokens=text.max_output_tokens,
+    )
+    params = resolve_sampling(request.sampling, limit.max_tokens, text.report)
+    if not isinstance(request.input, ChatInput):
+        return Prepared(prompts=prompts, params=params, limit=limit, continues_text=True)
+    starts_thinking = opens_block(prompts[0], text.markers, text.tokenizer)
+    thinking_limit = _thinking_limit(request.input, text.markers, starts_thinking)
     return Prepared(
         prompts=prompts,
-        params=resolve_sampling(request.sampling, max_tokens, text.report),
-        continues_text=not isinstance(request.input, ChatInput),
+        params=msgspec.structs.replace(params, thinking_limit=thinking_limit),
+        limit=limit,
+        continues_text=False,
+        markers=text.markers,
+        starts_thinking=starts_thinking,
+    )
+
+
+def _thinking_limit(
+    chat: ChatInput, markers: ReasoningMarkers | None, starts_thinking: bool
+) -> ThinkingLimit | None:
+    """A model without markers does not think, and needs no limit."""
+    if chat.thinking_budget_tokens is None or markers is None:
+        return None
+    return ThinkingLimit(
+        max_tokens=chat.thinking_budget_tokens,
+        end_token_id=markers.end_token_id,
+        start_token_id=None if starts_thinking else markers.start_token_id,
     )
 
 
@@ -141,26 +146,6 @@ def _not_empty(token_ids: list[int]) -> list[int]:
             Failure(code="empty_prompt", message="the prompt holds no tokens", param="prompt")
         )
     return token_ids
-
-
-def _max_tokens(num_prompt_tokens: int, request: GenerationRequest, limit: int) -> int:
-    """The rules of OpenAI and vLLM: what does not fit is refused with both numbers, not cut."""
-    asked = request.sampling.max_tokens
-    if num_prompt_tokens + 1 > limit:
-        message = (
-            f"this model's maximum context length is {limit} tokens and the prompt has "
-            f"{num_prompt_tokens}, which leaves no room for an answer"
-        )
-        param = "messages" if isinstance(request.input, ChatInput) else "prompt"
-        raise RequestRefusedError(context_length_exceeded(message, param))
-    if asked is not None and num_prompt_tokens + asked > limit:
-        message = (
-            f"this model's maximum context length is {limit} tokens and you asked for "
-            f"{num_prompt_tokens + asked}: {num_prompt_tokens} in the prompt and {asked} for the "
-            "answer"
-        )
-        raise RequestRefusedError(context_length_exceeded(message, "max_tokens"))
-    return limit - num_prompt_tokens if asked is None else asked
 
 
 def resolve_sampling(

@@ -27,7 +27,7 @@ from inference.neuron.errors import (
     model_not_loaded,
     model_recovering,
 )
-from inference.neuron.prompts import ModelText
+from inference.neuron.model_text import ModelText
 from inference.neuron.request_table import AddressedEvent, RequestTable
 from inference.neuron.restart_policy import RestartPolicy
 from inference.protocol.engine import (

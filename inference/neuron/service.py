@@ -25,7 +25,7 @@ from inference.neuron.event_publisher import EventPublisher
 from inference.neuron.heartbeat import GatewayWatch, Heart, HeartbeatWriter
 from inference.neuron.inbox import Inbox
 from inference.neuron.intake import Intake
-from inference.neuron.prompts import ModelText
+from inference.neuron.model_text import ModelText
 from inference.neuron.replica import Replica, ReplicaContext
 from inference.neuron.request_table import RequestTable
 from inference.neuron.restart_policy import RestartPolicy

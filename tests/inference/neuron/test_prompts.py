@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.prompts import ModelText, Prepared, echo_text, prepare
+from inference.neuron.model_text import ModelText
+from inference.neuron.prompts import Prepared, echo_text, prepare
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,

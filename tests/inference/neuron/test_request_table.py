@@ -14,6 +14,7 @@ from inference.neuron.request_table import AddressedEvent, RequestTable
 from inference.protocol.engine import SequenceCancelled, SequenceFailed, SequenceStep
 from inference.protocol.events import TERMINAL_EVENTS, Cancelled
 from inference.protocol.generation import GenerationRequest, Submit, TextInput
+from inference.text.choice_text import ChoiceText
 from inference.text.tokenizer import Tokenizer
 
 
@@ -38,7 +39,7 @@ def _submit(request_id: str) -> Submit:
 
 
 def _answer(tokenizer: Tokenizer) -> Answer:
-    return Answer("r", [Choice(request_id="r", tokenizer=tokenizer)], num_prompt_tokens=1)
+    return Answer("r", [Choice(request_id="r", text=ChoiceText(tokenizer))], num_prompt_tokens=1)
 
 
 STEPS = ["cancel", "begin", "started", "token", "finish", "engine_failed", "engine_cancelled"]

@@ -1,0 +1,42 @@
+"""What turns a request's tokens into its answer: one text pipeline for each of its choices."""
+
+from __future__ import annotations
+
+from inference.neuron.answers import Answer, Choice
+from inference.neuron.errors import RequestRefusedError
+from inference.neuron.model_text import ModelText
+from inference.neuron.prompts import Prepared, echo_text
+from inference.protocol.events import Failure
+from inference.protocol.generation import GenerationRequest
+from inference.text.choice_text import ChoiceText
+
+
+def build_answer(
+    request_id: str, request: GenerationRequest, prepared: Prepared, text: ModelText
+) -> Answer:
+    """Raises ``RequestRefusedError`` for an empty stop string."""
+    if not all(request.stop):
+        raise RequestRefusedError(
+            Failure(code="invalid_value", message="a stop string is empty", param="stop")
+        )
+    choices = [
+        Choice(
+            request_id=request_id,
+            index=index,
+            text=_choice_text(request, prepared, text),
+            echo=echo_text(index // request.n, prepared, text, request) if request.echo else "",
+            at_limit=prepared.limit.reason,
+        )
+        for index in range(len(prepared.prompts) * request.n)
+    ]
+    return Answer(request_id, choices, num_prompt_tokens=prepared.num_prompt_tokens, n=request.n)
+
+
+def _choice_text(request: GenerationRequest, prepared: Prepared, text: ModelText) -> ChoiceText:
+    return ChoiceText(
+        text.tokenizer,
+        stop=request.stop,
+        continues_text=prepared.continues_text,
+        markers=prepared.markers,
+        starts_thinking=prepared.starts_thinking,
+    )

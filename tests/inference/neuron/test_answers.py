@@ -1,0 +1,233 @@
+"""Steps to events: any split of the tokens tells the same, and each choice ends once."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.neuron.answers import Answer, Choice
+from inference.neuron.choice_events import call_id
+from inference.protocol.engine import SequenceStep
+from inference.protocol.events import (
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    ReasoningDelta,
+    TextLogprob,
+    ToolCallDelta,
+    ToolCallStarted,
+)
+from inference.protocol.sampling import TokenLogprob
+from inference.text.choice_text import ChoiceText
+from inference.text.reasoning import find_markers
+from inference.text.tokenizer import Tokenizer
+from tests.inference.text.marked_calls import MarkedCalls
+
+
+@pytest.fixture(scope="module")
+def tokenizer(thinking_dir: Path) -> Tokenizer:
+    return Tokenizer.load(thinking_dir)
+
+
+def _text(tokenizer: Tokenizer, **kwargs: object) -> ChoiceText:
+    form = MarkedCalls()
+    return ChoiceText(
+        tokenizer,
+        markers=find_markers(tokenizer, None),
+        tool_calls=form.parser([]),
+        shown_token_ids=form.shown_token_ids(tokenizer),
+        **kwargs,  # type: ignore[arg-type]
+    )
+
+
+def _steps(ids: list[int], cuts: list[int], reason: str | None = "stop") -> list[SequenceStep]:
+    """``ids`` cut into steps; the last one ends it and counts its stop token."""
+    borders = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
+    steps = [
+        SequenceStep(
+            sequence_id="r/0",
+            token_ids=ids[start:end],
+            logprobs=[TokenLogprob(token_id, -0.5) for token_id in ids[start:end]],
+            num_cached_tokens=3 if start == 0 else None,
+        )
+        for start, end in itertools.pairwise(borders)
+    ]
+    last = SequenceStep(
+        sequence_id="r/0",
+        token_ids=[],
+        finish_reason=reason,  # type: ignore[arg-type]
+        num_output_tokens=len(ids) + 1,
+    )
+    return [*steps, last] if reason else steps
+
+
+def _tell(answer: Answer, steps: list[SequenceStep], index: int = 0) -> list[Event]:
+    events: list[Event] = []
+    for step in steps:
+        if not answer.has_finished(index):
+            events += answer.feed(index, step)
+    return events
+
+
+def _answer(*choices: Choice, n: int = 1) -> Answer:
+    return Answer("r", choices, num_prompt_tokens=5, n=n)
+
+
+class Folded:
+    """What a body encoder makes of the events."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.told: list[list[str]] = []
+        self.logprobs: list[TextLogprob] = []
+        self.ends: list[Event] = []
+        for event in events:
+            match event:
+                case Delta(text=text, logprobs=logprobs):
+                    self.logprobs += logprobs or []
+                    self._add("text", text)
+                case ReasoningDelta(text=text, opens=opens, closes=closes):
+                    self._add("thought", f"{'«' if opens else ''}{text}{'»' if closes else ''}")
+                case ToolCallStarted(call_id=identity, name=name):
+                    self.told.append(["call", f"{identity} {name}"])
+                case ToolCallDelta(arguments=arguments):
+                    self._add("arguments", arguments)
+                case _:
+                    self.ends.append(event)
+
+    def _add(self, kind: str, text: str) -> None:
+        if self.told and self.told[-1][0] == kind:
+            self.told[-1][1] += text
+        elif text:
+            self.told.append([kind, text])
+
+
+WORDS = [
+    "<think>",
+    "</think>",
+    "\n",
+    "so",
+    "yes",
+    "END",
+    "E",
+    "<call>",
+    "</call>",
+    'f {"a":1}',
+    "🙂",
+]
+
+
+@given(
+    text=st.lists(st.sampled_from(WORDS), max_size=14).map("".join),
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+    starts_thinking=st.booleans(),
+    reason=st.sampled_from(["stop", "length"]),
+)
+def test_any_split_tells_the_same(
+    tokenizer: Tokenizer, text: str, cuts: list[int], starts_thinking: bool, reason: str
+) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    folded = []
+    for some_cuts in ([], cuts, list(range(len(ids)))):
+        choice_text = _text(tokenizer, stop=["END"], starts_thinking=starts_thinking)
+        answer = _answer(Choice(request_id="r", text=choice_text))
+        folded.append(Folded(_tell(answer, _steps(ids, some_cuts, reason))))
+    whole, split, single = folded
+    assert whole.told == split.told == single.told
+    assert whole.ends == split.ends == single.ends
+    assert whole.logprobs == split.logprobs == single.logprobs
+    assert [type(end) for end in whole.ends] == [ChoiceFinished, Finished]
+
+
+@given(text=st.lists(st.sampled_from(WORDS), max_size=10).map("".join))
+def test_reasoning_deltas_tell_every_thought_token(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode("<think>" + text.replace("</think>", ""), add_special_tokens=False)
+    answer = _answer(Choice(request_id="r", text=_text(tokenizer)))
+    events = _tell(answer, _steps([*ids, *_ids(tokenizer, "</think>")], [3, 5]))
+    told = sum(event.num_tokens for event in events if isinstance(event, ReasoningDelta))
+    assert told == len(ids) + 1
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _events(
+    tokenizer: Tokenizer, text: str, reason: str | None = "stop", **kwargs: object
+) -> list[Event]:
+    choice = Choice(request_id="r", text=_text(tokenizer), **kwargs)  # type: ignore[arg-type]
+    return _tell(_answer(choice), _steps(_ids(tokenizer, text), [], reason))
+
+
+def _reason(events: list[Event]) -> str:
+    (finished,) = (event for event in events if isinstance(event, ChoiceFinished))
+    return finished.reason
+
+
+def test_why_a_choice_ended(tokenizer: Tokenizer) -> None:
+    call = "<call>f {}</call>"
+    assert _reason(_events(tokenizer, "yes")) == "stop"
+    assert _reason(_events(tokenizer, call)) == "tool_calls"
+    assert _reason(_events(tokenizer, "<call>f {}")) == "stop"
+    assert _reason(_events(tokenizer, call, "length")) == "length"
+    assert _reason(_events(tokenizer, call, "length", at_limit="context")) == "context"
+    assert _reason(_events(tokenizer, "yes", at_limit="context")) == "stop"
+
+
+def test_calls_are_named_by_request_choice_and_place(tokenizer: Tokenizer) -> None:
+    events = _events(tokenizer, "<call>f {}</call><call>g</call>", index=0)
+    started = [event for event in events if isinstance(event, ToolCallStarted)]
+    assert [(call.name, call.call_index) for call in started] == [("f", 0), ("g", 1)]
+    ids = {call.call_id for call in started} | {call_id("r", 1, 0), call_id("s", 0, 0)}
+    assert len(ids) == 4
+    assert started[0].call_id == call_id("r", 0, 0)
+    assert len(started[0].call_id) == len("call_") + 24
+    deltas = [event for event in events if isinstance(event, ToolCallDelta)]
+    assert [(delta.call_index, delta.arguments) for delta in deltas] == [(0, "{}"), (1, "{}")]
+
+
+def test_thoughts_carry_no_logprobs(tokenizer: Tokenizer) -> None:
+    told = Folded(_events(tokenizer, "<think>so</think>yes")).logprobs
+    assert "".join(entry.token for entry in told) == "yes"
+
+
+def test_usage_counts_thoughts_and_the_stop_token(tokenizer: Tokenizer) -> None:
+    finished = _events(tokenizer, "<think>so</think>yes")[-1]
+    assert isinstance(finished, Finished)
+    num_thought, num_answer = len(_ids(tokenizer, "so")), len(_ids(tokenizer, "yes"))
+    assert finished.usage.reasoning_tokens == num_thought
+    assert finished.usage.completion_tokens == 2 + num_thought + num_answer + 1
+    assert finished.usage.cached_tokens == 3
+
+
+def test_a_stop_string_ends_the_count_whatever_came_with_it(tokenizer: Tokenizer) -> None:
+    text = ChoiceText(tokenizer, stop=["E"])
+    answer = _answer(Choice(request_id="r", text=text))
+    ids = [*_ids(tokenizer, "yes"), *_ids(tokenizer, "E"), *_ids(tokenizer, "more")]
+    events = _tell(answer, _steps(ids, [], None))
+    assert [type(event) for event in events] == [Delta, ChoiceFinished, Finished]
+    assert answer.has_finished(0)
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert finished.usage.completion_tokens == len(_ids(tokenizer, "yes")) + 1
+
+
+def test_an_answer_ends_with_its_last_choice(tokenizer: Tokenizer) -> None:
+    choices = [Choice(request_id="r", text=_text(tokenizer), index=i) for i in range(4)]
+    answer = _answer(*choices, n=2)
+    steps = _steps(_ids(tokenizer, "yes"), [])
+    for index in (2, 0, 3):
+        assert not isinstance(_tell(answer, steps, index)[-1], Finished)
+    finished = _tell(answer, steps, 1)[-1]
+    assert isinstance(finished, Finished)
+    assert finished.usage.cached_tokens == 6, "the two prompts, each counted once"
+
+
+def test_an_echo_comes_first(tokenizer: Tokenizer) -> None:
+    choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo="The ")
+    events = _tell(_answer(choice), _steps(_ids(tokenizer, "yes"), [0]))
+    assert Folded(events).told == [["text", "The yes"]]
