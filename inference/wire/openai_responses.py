@@ -1,0 +1,255 @@
+"""OpenAI's Responses dialect: bytes in, one request out; events in, named frames out.
+
+    parse(body) ─▶ ResponsesRequest ─▶ continued(history, references) ─▶ generation
+    stream_encoder, body_encoder                        openai_responses_events
+
+What a request builds on (``previous_response_id``, item references) is stored elsewhere: whoever
+serves it looks that up and calls ``continued``. Pure: ids and times are arguments.
+
+Source: https://platform.openai.com/docs/api-reference/responses/create.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest, ToolChoice
+from inference.protocol.sampling import SamplingOptions
+from inference.wire import openai_sampling
+from inference.wire.dialect import NO_CONTEXT, RequestContext
+from inference.wire.errors import InvalidRequestError
+from inference.wire.fields import (
+    flag,
+    honoured,
+    integer,
+    neutral,
+    number,
+    only,
+    read_fields,
+    read_json_object,
+    refused,
+    table,
+    text,
+)
+from inference.wire.openai_responses_events import (
+    AnswerSettings,
+    ResponseBodyEncoder,
+    ResponseStreamEncoder,
+)
+from inference.wire.openai_responses_fields import (
+    ENCRYPTED_REASONING,
+    LOGPROBS,
+    PLAIN_TEXT,
+    Tool,
+    ensure_choosable,
+    include,
+    stream_options,
+    text_settings,
+    tool_choice,
+    tool_choice_object,
+    tools,
+)
+from inference.wire.openai_responses_input import (
+    MAX_ID_CHARS,
+    InputItem,
+    items,
+    resolved,
+)
+from inference.wire.openai_responses_reasoning import Reasoning, reasoning
+from inference.wire.openai_responses_turns import Referred, chat_messages
+
+MAX_TOP_LOGPROBS = 20
+
+FIELDS = table(
+    honoured(
+        "model",
+        text(openai_sampling.MAX_MODEL_NAME_CHARS, min_chars=1),
+        "A catalogue model's name or an alias; echoed as given.",
+    ),
+    honoured(
+        "input",
+        items,
+        "A string, or message, function_call, function_call_output, reasoning and item_reference "
+        "items; text only.",
+    ),
+    honoured("instructions", text(), "A system turn before the others; not carried over."),
+    honoured("tools", tools, "Functions; every hosted tool is refused by name."),
+    honoured("tool_choice", tool_choice, "auto, none, required or a function."),
+    honoured("parallel_tool_calls", flag, "false: at most one call."),
+    honoured("text", text_settings, "format: text, json_object or json_schema; verbosity medium."),
+    honoured(
+        "reasoning",
+        reasoning,
+        "effort: none and minimal turn thinking off, others on; summary only auto: reasoning is "
+        "shown whole.",
+    ),
+    honoured("max_output_tokens", integer(1, openai_sampling.MAX_TOKENS), "At least 1."),
+    honoured("temperature", number(0, 2), "0 to 2; 0 is greedy."),
+    honoured("top_p", number(0, 1), "0 to 1."),
+    honoured("top_logprobs", integer(0, MAX_TOP_LOGPROBS), "0 to 20."),
+    honoured(
+        "include",
+        include,
+        "message.output_text.logprobs and reasoning.encrypted_content; the others ask for parts "
+        "that no answer here has.",
+    ),
+    honoured("metadata", openai_sampling.metadata, "Kept with the response."),
+    honoured("store", flag, "true, the default: the response can be read and built on later."),
+    honoured("previous_response_id", text(MAX_ID_CHARS, min_chars=1), "A stored response."),
+    honoured("background", flag, "Answered at once, worked on without its client; needs store."),
+    honoured("stream", flag, "Server-sent events instead of one body."),
+    neutral("stream_options", stream_options, "include_obfuscation false; only with stream."),
+    neutral("truncation", only("disabled", reason="nothing is cut; only disabled"), "disabled"),
+    neutral("max_tool_calls", integer(1, 2**31 - 1), "Counts hosted tools' calls: there are none."),
+    neutral("service_tier", only("auto", "default", reason="only auto or default"), "auto"),
+    neutral("user", text(512), "A label; echoed."),
+    neutral("safety_identifier", text(128), "A label; echoed."),
+    neutral("prompt_cache_key", text(1024), "Prefixes are shared by content; echoed."),
+    neutral("prompt_cache_retention", only("in_memory", reason="only in_memory"), "in_memory"),
+    refused("access_programs", "there are none here"),
+    refused("context_management", "nothing is compacted"),
+    refused("conversation", "use previous_response_id"),
+    refused("image", "images are not read"),
+    refused("moderation", "nothing is moderated here"),
+    refused("prompt", "prompts are not stored; send the text itself"),
+    refused("prompt_cache_options", "the prefix cache has no options"),
+)
+ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "previous_response_id",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "temperature",
+    "top_p",
+    "user",
+)
+"""Fields of the response object that say what was asked for, ``null`` where nothing was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesRequest:
+    """``generation`` is whole once nothing is left of ``references`` and, where the request
+    continues ``previous_response_id``, that history is in it."""
+
+    generation: GenerationRequest
+    stream: bool
+    store: bool
+    background: bool
+    previous_response_id: str | None
+    instructions: str | None
+    items: list[InputItem]
+    settings: AnswerSettings
+
+    @property
+    def references(self) -> list[Referred]:
+        return [item.part for item in self.items if isinstance(item.part, Referred)]
+
+    def continued(
+        self, history: Sequence[InputItem], stored: Mapping[str, InputItem]
+    ) -> ResponsesRequest:
+        """With the turns of ``history`` before its own, and its references replaced by the
+        ``stored`` items of those ids. Raises ``InvalidRequestError`` for one that is not there."""
+        own = resolved(self.items, stored)
+        messages = _messages(self.instructions, [*history, *own])
+        assert isinstance(self.generation.input, ChatInput), "Responses requests are chats"
+        chat = msgspec.structs.replace(self.generation.input, messages=messages)
+        generation = msgspec.structs.replace(self.generation, input=chat)
+        return replace(self, items=own, generation=generation)
+
+    def stream_encoder(self, *, request_id: str, created_unix_s: int) -> ResponseStreamEncoder:
+        return ResponseStreamEncoder(self.settings, request_id, created_unix_s)
+
+    def body_encoder(self, *, request_id: str, created_unix_s: int) -> ResponseBodyEncoder:
+        return ResponseBodyEncoder(self.settings, request_id, created_unix_s)
+
+
+def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
+    """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
+    read = read_fields(read_json_object(body), FIELDS, required=("model", "input"))
+    store, background = read.get("store", True), read.get("background", False)
+    stream = read.get("stream", False)
+    if background and not store:
+        raise InvalidRequestError("'background' requires 'store'.", param="background")
+    if "stream_options" in read and not stream:
+        raise InvalidRequestError(
+            "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
+        )
+    instructions = read.get("instructions")
+    return ResponsesRequest(
+        generation=_generation(read),
+        stream=stream,
+        store=store,
+        background=background,
+        previous_response_id=read.get("previous_response_id"),
+        instructions=instructions,
+        items=read["input"],
+        settings=_settings(read, store=store, background=background),
+    )
+
+
+def _generation(read: dict[str, Any]) -> GenerationRequest:
+    wish: Reasoning = read.get("reasoning", Reasoning())
+    offered: list[Tool] = read.get("tools", [])
+    choice = read.get("tool_choice", ToolChoice())
+    ensure_choosable(choice, offered)
+    return GenerationRequest(
+        model=read["model"],
+        input=ChatInput(
+            messages=_messages(read.get("instructions"), read["input"]),
+            tools=[tool.definition for tool in offered],
+            tool_choice=choice,
+            parallel_tool_calls=read.get("parallel_tool_calls", True),
+            thinking=wish.thinking,
+            reasoning_effort=wish.template_effort,
+            shows_reasoning=True,
+        ),
+        sampling=SamplingOptions(
+            temperature=read.get("temperature"),
+            top_p=read.get("top_p"),
+            top_logprobs=_top_logprobs(read),
+            max_tokens=read.get("max_output_tokens"),
+        ),
+        output_format=read.get("text", PLAIN_TEXT).output_format,
+    )
+
+
+def _messages(instructions: str | None, said: Sequence[InputItem]) -> list[ChatMessage]:
+    first = [] if instructions is None else [ChatMessage(role="system", content=instructions)]
+    return first + chat_messages(item.part for item in said)
+
+
+def _top_logprobs(read: dict[str, Any]) -> int | None:
+    """Asked for by naming them in ``include`` or by a number."""
+    top: int = read.get("top_logprobs", 0)
+    return top if top or LOGPROBS in read.get("include", ()) else None
+
+
+def _settings(read: dict[str, Any], *, store: bool, background: bool) -> AnswerSettings:
+    wish: Reasoning = read.get("reasoning", Reasoning())
+    echo = {
+        "model": read["model"],
+        "background": background,
+        "store": store,
+        **{name: read.get(name) for name in ECHOED},
+        "metadata": read.get("metadata", {}),
+        "parallel_tool_calls": read.get("parallel_tool_calls", True),
+        "reasoning": {"effort": wish.effort, "summary": wish.summary},
+        "service_tier": "default",
+        "text": read.get("text", PLAIN_TEXT).as_object(),
+        "tool_choice": tool_choice_object(read.get("tool_choice", ToolChoice())),
+        "tools": [tool.as_object() for tool in read.get("tools", [])],
+        "top_logprobs": read.get("top_logprobs", 0),
+        "truncation": "disabled",
+    }
+    return AnswerSettings(
+        echo=echo,
+        carries_reasoning=ENCRYPTED_REASONING in read.get("include", ()),
+        background=background,
+    )

@@ -1,0 +1,275 @@
+"""A Responses answer: the named events of its stream, and the response object they build.
+
+    created ─▶ (queued) ─▶ in_progress ─▶ items … ─▶ completed | incomplete
+                                   at any time: error ─▶ failed
+
+The body is the response that the last event carries. Every event has the next sequence number,
+from 0. Pure: ids and times are arguments.
+
+Source: https://platform.openai.com/docs/api-reference/responses-streaming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    ReasoningDelta,
+    TextLogprob,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
+from inference.wire.errors import ApiError
+from inference.wire.openai_responses_output import (
+    CallItem,
+    MessageItem,
+    NamedEvent,
+    OutputItem,
+    ReasoningItem,
+    Status,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSettings:
+    """``echo`` are the fields of the response object that say what was asked for."""
+
+    echo: dict[str, Any]
+    carries_reasoning: bool
+    background: bool
+
+
+def response_id(request_id: str) -> str:
+    return f"resp_{request_id}"
+
+
+class ResponseStreamEncoder:
+    """One request's events as named server-sent events."""
+
+    def __init__(self, settings: AnswerSettings, request_id: str, created_unix_s: int) -> None:
+        self._settings = settings
+        self._request_id = request_id
+        self._head = {
+            "id": response_id(request_id),
+            "object": "response",
+            "created_at": created_unix_s,
+        }
+        self._num_events = 0
+        self._output: list[dict[str, Any]] = []
+        self._open: OutputItem | None = None
+        self._pending_logprobs: list[TextLogprob] = []
+        self._reason = ""
+        self.response: dict[str, Any] | None = None
+        """As the last event that carried it said."""
+
+    def encode(self, event: Event) -> bytes:
+        match event:
+            case Delta():
+                return self._text(event)
+            case ReasoningDelta():
+                return self._reasoning(event)
+            case ToolCallDelta():
+                assert self._open is not None, "arguments came before their call"
+                return self._open.delta(event.arguments, self._next_number())
+            case ToolCallStarted():
+                return self._call(event)
+            case Accepted():
+                return self.opening() + self._lifecycle("in_progress")
+            case ChoiceFinished():
+                return self._choice_finished(event)
+            case Finished():
+                return self._finished(event.usage)
+        return b""
+
+    def opening(self) -> bytes:
+        """The events before there is anything to say; given once."""
+        if self.response is not None:
+            return b""
+        if not self._settings.background:
+            return self._lifecycle("in_progress", named="created")
+        return self._lifecycle("queued", named="created") + self._lifecycle("queued")
+
+    def failed(self, error: ApiError) -> bytes:
+        """Ends the answer: ``error`` says it exactly, ``response.failed`` in OpenAI's terms. That
+        one is left out where the client has been told of no response yet."""
+        frames = self._close("incomplete") + self._frame(*error_event(error))
+        if self.response is None:
+            return frames
+        return frames + self._lifecycle("failed", error=_response_error(error))
+
+    def cancelled(self, error: ApiError) -> bytes:
+        """Ends the answer: OpenAI names no event for this but ``error``."""
+        frames = self._close("incomplete") + self._frame(*error_event(error))
+        self.response = self._object("cancelled")
+        return frames
+
+    def _text(self, event: Delta) -> bytes:
+        if event.logprobs is not None:
+            return self._text_with_logprobs(event.text, event.logprobs)
+        if not event.text:
+            return b""
+        if isinstance(self._open, MessageItem):
+            return self._open.delta(event.text, self._next_number())
+        frames, message = self._open_message()
+        return frames + message.delta(event.text, self._next_number())
+
+    def _text_with_logprobs(self, text: str, tokens: list[TextLogprob]) -> bytes:
+        """Tokens without text wait for the text they belong to; those of a call have none."""
+        self._pending_logprobs += tokens
+        if not text:
+            return b""
+        frames, message = b"", self._open
+        if not isinstance(message, MessageItem):
+            frames, message = self._open_message()
+        pending, self._pending_logprobs = self._pending_logprobs, []
+        return frames + self._frame(*message.delta_with_logprobs(text, pending))
+
+    def _reasoning(self, event: ReasoningDelta) -> bytes:
+        frames = b""
+        if event.text:
+            if not isinstance(self._open, ReasoningItem):
+                frames = self._open_item(
+                    ReasoningItem(
+                        self._item_id("rs"),
+                        self._next_index(),
+                        carries=self._settings.carries_reasoning,
+                    )
+                )
+            assert self._open is not None
+            frames += self._open.delta(event.text, self._next_number())
+        if event.closes is not None and isinstance(self._open, ReasoningItem):
+            frames += self._close("completed")
+        return frames
+
+    def _call(self, event: ToolCallStarted) -> bytes:
+        return self._open_item(
+            CallItem(
+                self._item_id("fc"), self._next_index(), call_id=event.call_id, name=event.name
+            )
+        )
+
+    def _choice_finished(self, event: ChoiceFinished) -> bytes:
+        self._reason = event.reason
+        frames = b""
+        if self._pending_logprobs and isinstance(self._open, MessageItem):
+            frames = self._frame(*self._open.delta_with_logprobs("", self._pending_logprobs))
+        if self._open is None and not self._output:
+            frames, _ = self._open_message()
+        return frames + self._close("incomplete" if self._is_cut else "completed")
+
+    def _finished(self, usage: Usage) -> bytes:
+        if not self._is_cut:
+            return self._lifecycle("completed", usage=usage_object(usage))
+        why = {"reason": "max_output_tokens"}
+        return self._lifecycle("incomplete", usage=usage_object(usage), incomplete_details=why)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self._reason in ("length", "context")
+
+    def _open_message(self) -> tuple[bytes, MessageItem]:
+        message = MessageItem(self._item_id("msg"), self._next_index())
+        return self._open_item(message), message
+
+    def _open_item(self, item: OutputItem) -> bytes:
+        frames = self._close("completed")
+        if not isinstance(item, MessageItem):
+            self._pending_logprobs = []
+        self._open = item
+        return frames + self._frames(item.opening())
+
+    def _close(self, status: Status) -> bytes:
+        item, self._open = self._open, None
+        if item is None:
+            return b""
+        frames = self._frames(item.closing(status))
+        self._output.append(item.as_object(status))
+        return frames
+
+    def _next_index(self) -> int:
+        return len(self._output) + (self._open is not None)
+
+    def _item_id(self, prefix: str) -> str:
+        return f"{prefix}_{self._request_id}_{self._next_index()}"
+
+    def _lifecycle(self, status: str, *, named: str = "", **fields: Any) -> bytes:
+        self.response = self._object(status, **fields)
+        return self._frame(f"response.{named or status}", {"response": self.response})
+
+    def _object(self, status: str, **fields: Any) -> dict[str, Any]:
+        said = {"error": None, "incomplete_details": None, "usage": None} | fields
+        return {
+            **self._head,
+            "status": status,
+            **self._settings.echo,
+            "output": [*self._output],
+            **said,
+        }
+
+    def _frames(self, events: Iterable[NamedEvent]) -> bytes:
+        return b"".join([self._frame(*event) for event in events])
+
+    def _frame(self, kind: str, fields: dict[str, Any]) -> bytes:
+        return named_frame(kind, fields, self._next_number())
+
+    def _next_number(self) -> int:
+        number = self._num_events
+        self._num_events += 1
+        return number
+
+
+class ResponseBodyEncoder:
+    """The same events folded: the response that the last one of them carries."""
+
+    def __init__(self, settings: AnswerSettings, request_id: str, created_unix_s: int) -> None:
+        self._events = ResponseStreamEncoder(settings, request_id, created_unix_s)
+
+    @property
+    def response(self) -> dict[str, Any] | None:
+        return self._events.response
+
+    def encode(self, event: Event) -> bytes:
+        self._events.encode(event)
+        if not isinstance(event, Finished):
+            return b""
+        return orjson.dumps(self._events.response)
+
+
+def named_frame(kind: str, fields: dict[str, Any], sequence_number: int) -> bytes:
+    data = orjson.dumps({"type": kind, **fields, "sequence_number": sequence_number})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+def error_event(error: ApiError) -> NamedEvent:
+    return "error", {"code": error.code, "message": error.message, "param": error.param}
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Nothing is charged for writing to the prefix cache, so nothing is counted there."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _response_error(error: ApiError) -> dict[str, Any]:
+    """The few codes that a failed response may have; the message says what happened."""
+    code = "server_error"
+    if error.status == 429:
+        code = "rate_limit_exceeded"
+    elif error.status < 500:
+        code = "invalid_prompt"
+    return {"code": code, "message": error.message}

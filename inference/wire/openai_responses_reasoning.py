@@ -1,0 +1,87 @@
+"""What a Responses client may say of reasoning, and how a thought travels through its hands.
+
+Reasoning is shown as it is, so there is nothing to keep secret: ``encrypted_content`` carries the
+same text in an opaque form, for clients that keep no answers here and send only that back. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import Any
+
+from inference.wire.errors import InvalidRequestError
+from inference.wire.fields import (
+    honoured,
+    neutral,
+    only,
+    read_fields,
+    table,
+    text,
+    wrong_type,
+)
+from inference.wire.openai_responses_parts import typed_texts
+
+CARRIER_PREFIX = "helexa1."
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+EFFORTS_WITHOUT_THINKING = frozenset({"none", "minimal"})
+
+reasoning_parts = typed_texts("reasoning_text")
+summary_parts = typed_texts("summary_text")
+
+_string = text()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reasoning:
+    """``None``: the client said nothing."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+    @property
+    def thinking(self) -> bool | None:
+        return None if self.effort is None else self.effort not in EFFORTS_WITHOUT_THINKING
+
+    @property
+    def template_effort(self) -> str | None:
+        return self.effort if self.thinking else None
+
+
+REASONING_FIELDS = table(
+    honoured("effort", only(*EFFORTS, reason=f"one of {', '.join(EFFORTS)}"), "Any of OpenAI's."),
+    neutral(
+        "summary",
+        only("auto", reason="reasoning is shown whole and not summarised; only auto"),
+        "auto",
+    ),
+    neutral("generate_summary", only("auto", reason="only auto"), "auto"),
+    neutral("context", only("auto", reason="the chat template decides; only auto"), "auto"),
+    neutral("mode", only("standard", reason="only standard"), "standard"),
+)
+
+
+def reasoning(value: Any, path: str) -> Reasoning:
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    read = read_fields(value, REASONING_FIELDS, path=f"{path}.")
+    return Reasoning(effort=read.get("effort"), summary=read.get("summary"))
+
+
+def carried(thought: str) -> str:
+    """The ``encrypted_content`` of a thought."""
+    return CARRIER_PREFIX + base64.urlsafe_b64encode(thought.encode()).decode()
+
+
+def encrypted_content(value: Any, path: str) -> str:
+    """The thought that ``carried`` put there. Raises ``InvalidRequestError`` for anything else:
+    another server's cannot be read."""
+    given: str = _string(value, path)
+    if given.startswith(CARRIER_PREFIX):
+        try:
+            packed = given[len(CARRIER_PREFIX) :].encode("ascii")
+            return base64.b64decode(packed, altchars=b"-_", validate=True).decode()
+        except (binascii.Error, UnicodeError):
+            pass
+    raise InvalidRequestError(f"'{path}' was not made by this server.", param=path)

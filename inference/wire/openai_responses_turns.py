@@ -1,0 +1,96 @@
+"""What each input item of a Responses request adds to the chat, and the turns they make together.
+
+Reasoning, text and calls that follow one another are one assistant turn. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from inference.protocol.generation import ChatMessage, ToolCall
+from inference.wire.openai_responses_parts import PART_SEPARATOR
+
+ROLES: dict[str, Literal["system", "user", "assistant"]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    role: Literal["system", "user", "assistant"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    call: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    call_id: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Referred:
+    """Stands for the stored item of that id. ``path`` is where it stood, for refusals."""
+
+    id: str
+    path: str
+
+
+TurnPart = Said | Thought | Called | Returned | Referred
+
+
+def chat_messages(parts: Iterable[TurnPart]) -> list[ChatMessage]:
+    """References are left out: they are resolved before."""
+    turns: list[ChatMessage] = []
+    for part in parts:
+        match part:
+            case Said(role="assistant", text=said):
+                _extend_assistant(turns, ChatMessage(role="assistant", content=said))
+            case Said(role=role, text=said):
+                turns.append(ChatMessage(role=role, content=said))
+            case Thought(text=thought) if thought:
+                _extend_assistant(turns, ChatMessage(role="assistant", reasoning=thought))
+            case Called(call=call):
+                _extend_assistant(turns, ChatMessage(role="assistant", tool_calls=[call]))
+            case Returned(call_id=call_id, output=output):
+                turns.append(ChatMessage(role="tool", content=output, tool_call_id=call_id))
+    return turns
+
+
+def _extend_assistant(turns: list[ChatMessage], more: ChatMessage) -> None:
+    """A turn is thought, then text, then calls; what cannot come next begins another turn."""
+    last = turns[-1] if turns else None
+    if last is None or last.role != "assistant" or not _may_follow(last, more):
+        turns.append(more)
+        return
+    turns[-1] = _joined_turn(last, more)
+
+
+def _may_follow(last: ChatMessage, more: ChatMessage) -> bool:
+    if more.tool_calls:
+        return True
+    return last.content is None and not last.tool_calls and last.reasoning is not None
+
+
+def _joined_turn(last: ChatMessage, more: ChatMessage) -> ChatMessage:
+    thoughts = [said.reasoning for said in (last, more) if said.reasoning is not None]
+    return ChatMessage(
+        role="assistant",
+        content=last.content if more.content is None else more.content,
+        tool_calls=[*last.tool_calls, *more.tool_calls],
+        reasoning=PART_SEPARATOR.join(thoughts) if thoughts else None,
+    )
