@@ -1,0 +1,1 @@
+"""How models write tool calls: one file for each format, chosen in ``registry``."""

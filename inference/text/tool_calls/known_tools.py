@@ -1,0 +1,38 @@
+"""The tools that a request offers, looked up while its calls are read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from inference.protocol.generation import ToolDefinition
+
+
+class KnownTools:
+    """Schemas are the client's: whatever in them is not of the expected shape counts as absent."""
+
+    def __init__(self, tools: Sequence[ToolDefinition]) -> None:
+        self._schemas = {tool.name: tool.parameters or {} for tool in tools}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._schemas
+
+    def schema(self, name: str) -> Mapping[str, Any]:
+        """The JSON schema of the tool's arguments; empty for a tool that nobody offered."""
+        return self._schemas.get(name, {})
+
+    def properties(self, name: str) -> Mapping[str, Any]:
+        properties = self.schema(name).get("properties")
+        return properties if isinstance(properties, dict) else {}
+
+    def named_by(self, arguments: Collection[str]) -> str | None:
+        """The only tool that takes these arguments: all of them, and no required one missing."""
+        fitting = [name for name in self._schemas if self._takes(name, arguments)]
+        return fitting[0] if len(fitting) == 1 else None
+
+    def _takes(self, name: str, arguments: Collection[str]) -> bool:
+        required = self.schema(name).get("required")
+        needed = required if isinstance(required, list) else []
+        return set(arguments) <= self.properties(name).keys() and all(
+            argument in arguments for argument in needed
+        )
