@@ -1,16 +1,19 @@
 """Which bytes each token id stands for, read from the ``decoder`` of a tokenizer.json.
 
-Two families cover the decoders in use: byte-level BPE, where every character of a piece is one
-byte, and sentencepiece, where ``▁`` is a space and ``<0x0A>`` a byte. Both make decoding a plain
-concatenation, except that sentencepiece drops the space it put before the first word.
+Two families cover the decoders of models that generate: byte-level BPE, where every character of a
+piece is one byte, and sentencepiece, where ``▁`` is a space and ``<0x0A>`` a byte. Both make
+decoding a plain concatenation, except that sentencepiece drops the space it put before the first
+word. A third, the WordPiece of encoders, marks what continues a word; its tidying of spaces before
+punctuation is left out, as an encoder's tokens are never shown.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from inference.text.errors import TokenizerFilesError
@@ -35,13 +38,22 @@ class TokenBytes:
 
 def token_bytes(decoder: Mapping[str, Any] | None, pieces: Mapping[str, int]) -> TokenBytes:
     """``pieces`` is the whole vocabulary with added tokens. Raises ``TokenizerFilesError`` for a
-    decoder of a third family."""
+    decoder of another family."""
     steps = list(_flatten(decoder))
-    rule = _byte_level_piece if _is_byte_level(steps) else _sentencepiece_rule(steps)
+    rule = _rule(steps)
     by_id = [b""] * (max(pieces.values(), default=-1) + 1)
     for piece, token_id in pieces.items():
         by_id[token_id] = rule(piece)
     return TokenBytes(by_id, _leading_space(steps))
+
+
+def _rule(steps: list[Mapping[str, Any]]) -> Callable[[str], bytes]:
+    match steps:
+        case [{"type": "WordPiece", "prefix": str(prefix)}]:
+            return partial(_word_piece, prefix=prefix)
+        case _ if _is_byte_level(steps):
+            return _byte_level_piece
+    return _sentencepiece_rule(steps)
 
 
 def _flatten(decoder: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
@@ -76,6 +88,13 @@ def _byte_level_piece(piece: str) -> bytes:
         return bytes([BYTE_OF_CHARACTER[character] for character in piece])
     except KeyError:
         return piece.encode()
+
+
+def _word_piece(piece: str, *, prefix: str) -> bytes:
+    """``##ing`` goes on with a word, others begin one."""
+    if piece.startswith(prefix):
+        return piece.removeprefix(prefix).encode()
+    return f" {piece}".encode()
 
 
 class _SentencePieceRule:
@@ -114,7 +133,7 @@ def _sentencepiece_rule(steps: list[Mapping[str, Any]]) -> _SentencePieceRule:
 def _leading_space(steps: list[Mapping[str, Any]]) -> LeadingSpace:
     for step in steps:
         match step:
-            case {"type": "Strip", "start": 1}:
+            case {"type": "Strip", "start": 1} | {"type": "WordPiece"}:
                 return LeadingSpace.DROP_ONE
             case {"type": "Strip", "start": int(start)} if start > 1:
                 raise TokenizerFilesError(

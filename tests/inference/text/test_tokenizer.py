@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from inference.text.errors import TokenizerFilesError
@@ -78,10 +79,29 @@ def test_an_unknown_decoder_is_refused(byte_level_dir: Path, tmp_path: Path) -> 
     directory = _with_config(byte_level_dir, tmp_path / "t")
     path = directory / "tokenizer.json"
     definition = json.loads(path.read_text())
-    definition["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    definition["decoder"] = {
+        "type": "CTC",
+        "pad_token": "<pad>",
+        "word_delimiter_token": "|",
+        "cleanup": True,
+    }
     path.write_text(json.dumps(definition))
-    with pytest.raises(TokenizerFilesError, match="WordPiece"):
+    with pytest.raises(TokenizerFilesError, match="CTC"):
         Tokenizer.load(directory)
+
+
+def test_the_word_pieces_of_encoders(tmp_path: Path) -> None:
+    pieces = ["[UNK]", "[CLS]", "[SEP]", "sing", "##ing"]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    backend.decoder = tokenizers.decoders.WordPiece()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("singing", add_special_tokens=True) == [1, 3, 4, 2]
+    assert tokenizer.bytes_of(3) + tokenizer.bytes_of(4) == b" singing"
 
 
 def test_a_bos_that_is_added_must_be_named(byte_level_dir: Path, tmp_path: Path) -> None:
