@@ -1,6 +1,7 @@
 """What can go wrong when a model is built from opened weights.
 
 ModelError
+├── MissingWeightsError         the files of an embedding model lack a tensor
 └── UnknownArchitectureError    no family here is called that
 """
 
@@ -9,6 +10,10 @@ from __future__ import annotations
 
 class ModelError(Exception):
     """Base of this package's errors."""
+
+
+class MissingWeightsError(ModelError):
+    """By transformers' name of the first that is missing."""
 
 
 class UnknownArchitectureError(ModelError):

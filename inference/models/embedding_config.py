@@ -1,0 +1,43 @@
+"""What an embedding model is, beside its weights. Imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Pooling = Literal["cls", "mean", "max", "last"]
+"""How the vectors of an input's tokens become one: the first token's, their mean, the largest value
+of each dimension, or the last token's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingConfig:
+    architecture: str
+    """``model_type`` of config.json."""
+    vocab_size: int
+    hidden_size: int
+    """Of a token's vector, and so of an input's."""
+    intermediate_size: int
+    max_input_tokens: int
+    """What one input may have, special tokens included: the positions that the model has, or fewer
+    where it says that it was made for fewer."""
+    pad_token_id: int
+    pooling: Pooling
+    normalize: bool
+    """Vectors are brought to length 1."""
+    is_matryoshka: bool = False
+    """The model declares that the leading dimensions of its vectors are of use alone."""
+    matryoshka_dimensions: tuple[int, ...] = ()
+    """How many, when it names them; empty: any number."""
+    prompt_names: tuple[str, ...] = ()
+    """Texts that the model knows to be put before inputs. They are not: clients write them."""
+
+    def describe(self) -> str:
+        """For people."""
+        words = f"{self.pooling} pooling"
+        if self.normalize:
+            words += ", normalised"
+        if self.prompt_names:
+            names = ", ".join(self.prompt_names)
+            words += f"; its prompts ({names}) are left to clients to write before their inputs"
+        return words
