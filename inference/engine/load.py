@@ -16,6 +16,8 @@ import psutil
 import torch
 
 from inference.engine.build import build_engine
+from inference.engine.embedding_engine import EmbeddingEngine
+from inference.engine.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.engine import Engine
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.memory import (
@@ -27,6 +29,7 @@ from inference.engine.memory import (
 from inference.engine.scheduler import SchedulerLimits
 from inference.engine.warmup import run_largest_steps, warm_up
 from inference.loading.devices import free_memory_bytes
+from inference.loading.embedding_files import OpenedEmbeddingModel
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.native.llama import NativeLlama
 from inference.models.registry import AnyModel, build_fastest_model
@@ -41,7 +44,7 @@ ReportProgress = Callable[[LoadProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    engine: Engine
+    engine: Engine | EmbeddingEngine
     report: LoadReport
 
 
@@ -56,6 +59,10 @@ def load_engine(
     ``ModelError``."""
     started_s = time.monotonic()
     opened = open_model(spec, data_dir / "models", on_progress)
+    if isinstance(opened, OpenedEmbeddingModel):
+        embedding_engine, embedder = load_embedding_engine(spec, opened, on_progress)
+        seconds = time.monotonic() - started_s
+        return LoadedEngine(embedding_engine, embedding_report(opened, embedder, seconds))
     limit = min(opened.config.max_positions, spec.max_context_tokens or opened.config.max_positions)
     try:
         model, execution = build_fastest_model(

@@ -25,20 +25,24 @@ import msgspec
 import torch
 
 from inference.engine.channel import Channel
+from inference.engine.embedding_engine import EmbeddingEngine
 from inference.engine.engine import Engine
 from inference.engine.errors import ChannelClosedError, ChannelError, DoesNotFitError
 from inference.engine.load import LoadedEngine, configure_threads, load_engine
 from inference.loading.errors import LoadError
-from inference.models.errors import UnknownArchitectureError
+from inference.models.errors import MissingWeightsError, UnknownArchitectureError
 from inference.protocol.engine import (
     CancelSequence,
+    EmbedSequences,
     EngineCommand,
     EngineMessage,
     Idle,
     Loaded,
     LoadFailedMessage,
     LoadProgressed,
+    SequenceFailed,
     Shutdown,
+    StepOutputs,
     SubmitSequence,
     decode_engine_command,
     encode_engine_frame,
@@ -46,6 +50,8 @@ from inference.protocol.engine import (
 from inference.protocol.load import LoadFailure, LoadSpec
 
 log = logging.getLogger(__name__)
+
+AnyEngine = Engine | EmbeddingEngine
 
 STATS_INTERVAL_S = 1.0
 EXIT_OK, EXIT_FAILED, EXIT_ORPHANED = 0, 1, 2
@@ -131,6 +137,8 @@ def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
         failure = LoadFailure(code="does_not_fit", message=str(error))
     except UnknownArchitectureError as error:
         failure = LoadFailure(code="unknown_architecture", message=str(error))
+    except MissingWeightsError as error:
+        failure = LoadFailure(code="bad_file", message=str(error))
     except Exception as error:
         log.exception("loading %s failed", spec.model)
         kind = type(error).__name__
@@ -141,7 +149,7 @@ def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
     return None
 
 
-def serve(engine: Engine, messenger: Messenger) -> int:
+def serve(engine: AnyEngine, messenger: Messenger) -> int:
     """The engine thread's loop; returns the process's exit code."""
     last_sent_s = 0.0
     while True:
@@ -167,7 +175,7 @@ def serve(engine: Engine, messenger: Messenger) -> int:
             last_sent_s = time.monotonic()
 
 
-def _take_commands(engine: Engine, messenger: Messenger) -> bool:
+def _take_commands(engine: AnyEngine, messenger: Messenger) -> bool:
     """Hand over what the neuron sent; wait for it when there is nothing else to do. ``False``
     after ``Shutdown``."""
     timeout_s = 0.0 if engine.has_work else STATS_INTERVAL_S
@@ -177,10 +185,26 @@ def _take_commands(engine: Engine, messenger: Messenger) -> bool:
         except queue.Empty:
             return True
         timeout_s = 0.0
-        if isinstance(command, SubmitSequence):
-            engine.submit(command)
-        elif isinstance(command, CancelSequence):
-            engine.cancel(command)
-        elif isinstance(command, Shutdown):
+        if isinstance(command, Shutdown):
             messenger.send(engine.cancel_all())
             return False
+        if isinstance(command, CancelSequence):
+            engine.cancel(command)
+        else:
+            _submit(engine, command, messenger)
+
+
+def _submit(
+    engine: AnyEngine, command: SubmitSequence | EmbedSequences, messenger: Messenger
+) -> None:
+    match engine, command:
+        case Engine(), SubmitSequence():
+            engine.submit(command)
+        case EmbeddingEngine(), EmbedSequences():
+            engine.submit(command)
+        case _:  # the neuron knows what it loaded, and should have refused it
+            message = "this engine runs a model of the other kind"
+            failed = SequenceFailed(
+                sequence_id=command.sequence_id, code="engine_error", message=message
+            )
+            messenger.send(StepOutputs(outputs=[failed], stats=engine.stats()))

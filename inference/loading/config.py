@@ -56,21 +56,23 @@ def parse_config(config: Json, generation: Json) -> ModelConfig:
     architecture = str(config.get("model_type"))
     check_architecture(architecture)
     _refuse_unsupported(config)
-    num_heads = _integer(config, "num_attention_heads")
-    hidden_size = _integer(config, "hidden_size")
+    num_heads = positive_integer(config, "num_attention_heads")
+    hidden_size = positive_integer(config, "hidden_size")
     rope = _rope_parameters(config)
-    scaling = _rope_scaling(rope, _integer(config, "max_position_embeddings"))
+    scaling = _rope_scaling(rope, positive_integer(config, "max_position_embeddings"))
     attention_bias = bool(config.get("attention_bias", False))
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_integer(config, "vocab_size"),
+        vocab_size=positive_integer(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_integer(config, "intermediate_size"),
-        num_layers=_integer(config, "num_hidden_layers"),
+        intermediate_size=positive_integer(config, "intermediate_size"),
+        num_layers=positive_integer(config, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
         head_dim=int(config.get("head_dim") or hidden_size // num_heads),
-        max_positions=extended_positions(_integer(config, "max_position_embeddings"), scaling),
+        max_positions=extended_positions(
+            positive_integer(config, "max_position_embeddings"), scaling
+        ),
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope_theta=float(rope.get("rope_theta") or 10000.0),
         rope_scaling=scaling,
@@ -99,14 +101,19 @@ def _refuse_unsupported(config: Json) -> None:
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise BadFileError(f"hidden_act {activation!r} is not supported; this build runs silu")
+    check_dense(config)
+    if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise BadFileError("partial_rotary_factor other than 1.0 is not supported")
+
+
+def check_dense(config: Json) -> None:
+    """Raises ``BadFileError`` for safetensors that hold quantised weights."""
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown")
         raise BadFileError(
             f"the weights are quantised with {method!r}, which is not read here; use the dense "
             "safetensors of the same model, or a GGUF"
         )
-    if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise BadFileError("partial_rotary_factor other than 1.0 is not supported")
 
 
 def _rope_parameters(config: Json) -> Json:
@@ -155,7 +162,7 @@ def _sliding_window(config: Json) -> int | None:
     return int(window)
 
 
-def _integer(config: Json, key: str) -> int:
+def positive_integer(config: Json, key: str) -> int:
     value = config.get(key)
     if not isinstance(value, int) or value <= 0:
         raise BadFileError(f"config.json: {key} is {value!r}, not a positive whole number")

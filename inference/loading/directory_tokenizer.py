@@ -8,7 +8,7 @@ from pathlib import Path
 
 from inference.loading.errors import BadFileError, MissingFileError
 
-SLOW_TOKENIZER_FILES = ("tokenizer.model", "vocab.json")
+SLOW_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json", "merges.txt")
 
 

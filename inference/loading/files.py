@@ -22,6 +22,11 @@ TEXT_FILES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "vocab.txt",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "1_Pooling/config.json",
 )
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 SAFETENSORS_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")

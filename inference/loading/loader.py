@@ -1,6 +1,7 @@
 """From a load spec to opened weights: fetch, preflight, tokenizer, weights. The one way in.
 
     spec ─▶ files (sources) ─▶ config, tensors, memory (preflight) ─▶ tokenizer directory ─▶ weights
+                                  └─▶ an embedding model: OpenedEmbeddingModel
 
 Nothing is allocated for weights before the model is known to be complete and to fit.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,6 +18,12 @@ import torch
 from inference.loading.config import read_directory_config
 from inference.loading.devices import choose_device, choose_dtype, free_memory_bytes
 from inference.loading.directory_tokenizer import directory_tokenizer
+from inference.loading.embedding_config import read_embedding_config
+from inference.loading.embedding_files import (
+    OpenedEmbeddingModel,
+    check_embedding_fits,
+    count_parameters,
+)
 from inference.loading.files import ModelFiles
 from inference.loading.gguf_config import read_gguf_config
 from inference.loading.gguf_header import read_headers
@@ -29,6 +36,7 @@ from inference.loading.safetensors_tensors import SafetensorsFiles
 from inference.loading.sources import fetch_files
 from inference.loading.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
+from inference.models.embedding_config import EmbeddingConfig
 from inference.models.linear import LinearFactory
 from inference.models.weights import WeightSource
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
@@ -63,14 +71,18 @@ class _Described:
     tokenizer_dir: Path
 
 
-def open_model(spec: LoadSpec, cache_dir: Path, on_progress: OnProgress) -> OpenedModel:
-    """Blocks while it downloads. ``on_progress`` is called from this thread only. Raises
-    ``LoadError``."""
+def open_model(
+    spec: LoadSpec, cache_dir: Path, on_progress: OnProgress
+) -> OpenedModel | OpenedEmbeddingModel:
+    """Which of the two the files themselves say. Blocks while it downloads. ``on_progress`` is
+    called from this thread only. Raises ``LoadError``."""
     on_progress(LoadProgress(stage=LoadStage.STARTING, detail=spec.source))
     device = choose_device(spec)
     free_bytes = free_memory_bytes(device)
     files = fetch_files(spec, cache_dir, free_bytes, on_progress)
     on_progress(LoadProgress(stage=LoadStage.PREFLIGHT, detail=files.weights[0].name))
+    if not files.is_gguf and (embedding := read_embedding_config(files.directory)) is not None:
+        return _open_embedding_model(spec, files, embedding, cache_dir, device, free_bytes)
     described = _describe(files, cache_dir, on_progress)
     check_tensors(described.config, described.files.names)
     factory = _factory(spec, described, device, free_bytes)
@@ -83,6 +95,30 @@ def open_model(spec: LoadSpec, cache_dir: Path, on_progress: OnProgress) -> Open
         num_parameters=sum(math.prod(described.files.shape_of(name)) for name in names),
         files=described.files,
     )
+
+
+def _open_embedding_model(
+    spec: LoadSpec,
+    files: ModelFiles,
+    config: EmbeddingConfig,
+    cache_dir: Path,
+    device: torch.device,
+    free_bytes: int,
+) -> OpenedEmbeddingModel:
+    dtype = choose_dtype(spec, device)
+    num_parameters = count_parameters(files.weights)
+    limit = min(config.max_input_tokens, spec.max_context_tokens or config.max_input_tokens)
+    opened = OpenedEmbeddingModel(
+        config=replace(config, max_input_tokens=limit),
+        directory=files.directory,
+        tokenizer_dir=directory_tokenizer(files.directory, cache_dir),
+        device=device,
+        dtype=dtype,
+        num_parameters=num_parameters,
+        weight_bytes=num_parameters * dtype.itemsize,
+    )
+    check_embedding_fits(opened, free_bytes)
+    return opened
 
 
 def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _Described:

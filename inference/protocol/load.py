@@ -86,6 +86,10 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int] = []
     embedding_dimensions: int | None = None
     """Of an embedding model's vectors."""
+    is_matryoshka: bool = False
+    """The embedding model declares that the leading dimensions of its vectors are of use alone."""
+    matryoshka_dimensions: list[int] = []
+    """How many, when it names them; empty: any number."""
     generation_defaults: dict[str, float | int] = {}
     """Sampling defaults that the model's generation_config declares, by SamplingOptions name."""
 

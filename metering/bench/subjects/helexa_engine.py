@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from inference.engine.engine import Engine
 from inference.engine.load import configure_threads, load_engine
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
@@ -19,6 +20,7 @@ class HelexaEngine:
         configure_threads()
         spec = LoadSpec(job_id="bench", model="bench", source=f"path:{gguf}")
         self._loaded = load_engine(spec, Path(data_dir), lambda progress: None)
+        assert isinstance(self._loaded.engine, Engine), "the workload is for a model of text"
         self._engine = self._loaded.engine
         self._num_submitted = 0
 

@@ -1,0 +1,183 @@
+"""The engine of one embedding model: batch → forward → hand out vectors, one step at a time.
+
+Owned by one thread; everything here is called from it. Steps are kept to about a tenth of a second,
+so that a cancel is obeyed soon: a request of many inputs runs over many steps. The tensor work and
+the time come from outside.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from inference.engine.embedding_queue import EmbeddingJob, EmbeddingLimits, EmbeddingQueue, Row
+from inference.engine.pacing import PrefillPacer
+from inference.engine.rates import TokenRates
+from inference.protocol.engine import (
+    CancelSequence,
+    EmbedSequences,
+    EngineStats,
+    SequenceCancelled,
+    SequenceFailed,
+    SequencesEmbedded,
+    SequenceStep,
+    StepOutputs,
+)
+
+STEP_S = 0.1
+
+Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
+
+
+class EmbeddingExecutor(Protocol):
+    """The tensor half of a step."""
+
+    def embed(self, rows: Sequence[Row]) -> list[bytes | None]:
+        """Each row's vector, float32 little-endian, of as many dimensions as its job asked for;
+        ``None`` where it is not made of numbers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingBounds:
+    max_input_tokens: int
+    vocab_size: int
+    dimensions: int
+    step_tokens: int
+    """Most token rows of one forward, padding included."""
+
+
+class EmbeddingEngine:
+    def __init__(
+        self,
+        executor: EmbeddingExecutor,
+        bounds: EmbeddingBounds,
+        limits: EmbeddingLimits,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._executor = executor
+        self._bounds = bounds
+        self._clock = clock
+        self._queue = EmbeddingQueue(limits)
+        self._jobs: dict[str, EmbeddingJob] = {}
+        self._outputs: list[Output] = []
+        self._pacer = PrefillPacer(bounds.step_tokens, STEP_S)
+        self._rates = TokenRates()
+        self._last_forward_unix_s: float | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._jobs or self._outputs)
+
+    def step(self) -> StepOutputs:
+        """One forward. Raises what the executor raises; see ``fail_all``."""
+        started_s = self._clock()
+        self._fail_overdue(started_s)
+        rows = self._queue.take_batch(self._pacer.num_tokens)
+        if rows:
+            vectors = self._executor.embed(rows)
+            self._record(rows, self._clock() - started_s)
+            for row, vector in zip(rows, vectors, strict=True):
+                self._hand_out(row, vector)
+        return self._take_outputs()
+
+    def submit(self, command: EmbedSequences) -> None:
+        """Queue a request's inputs, or refuse it by an event in the next step's outputs."""
+        if (refusal := self._refusal(command)) is not None:
+            self._outputs.append(refusal)
+            return
+        deadline_s = self._clock() + self._queue.limits.max_queue_wait_s
+        job = EmbeddingJob(command, deadline_s=deadline_s)
+        self._jobs[command.sequence_id] = job
+        self._queue.add(job)
+
+    def cancel(self, command: CancelSequence) -> None:
+        """An unknown id has already ended: nothing to do."""
+        if (job := self._jobs.get(command.sequence_id)) is not None:
+            self._end(job, SequenceCancelled(sequence_id=job.sequence_id))
+
+    def cancel_all(self) -> StepOutputs:
+        for sequence_id in list(self._jobs):
+            self.cancel(CancelSequence(sequence_id=sequence_id))
+        return self._take_outputs()
+
+    def fail_all(self, code: str, message: str) -> StepOutputs:
+        """End every job after a step that raised; the engine can go on with new ones."""
+        for job in list(self._jobs.values()):
+            self._fail(job, code, message)
+        return self._take_outputs()
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            in_flight=self._queue.num_started,
+            queue_depth=self._queue.num_waiting,
+            kv_blocks_used=0,
+            kv_blocks_total=0,
+            decode_tokens_per_s=0.0,
+            prefill_tokens_per_s=self._rates.prefill_tokens_per_s(self._clock()),
+            last_forward_unix_s=self._last_forward_unix_s,
+        )
+
+    def _take_outputs(self) -> StepOutputs:
+        outputs, self._outputs = self._outputs, []
+        return StepOutputs(outputs=outputs, stats=self.stats())
+
+    def _refusal(self, command: EmbedSequences) -> SequenceFailed | None:
+        bounds, prompts = self._bounds, command.prompts
+        longest = max(map(len, prompts), default=0)
+        if not prompts or not all(prompts):
+            code, message = "bad_token_id", "an input has no tokens"
+        elif longest > bounds.max_input_tokens:
+            code = "context_length_exceeded"
+            message = f"an input has {longest} tokens; the model takes {bounds.max_input_tokens}"
+        elif min(map(min, prompts)) < 0 or max(map(max, prompts)) >= bounds.vocab_size:
+            code = "bad_token_id"
+            message = f"a token id is outside the vocabulary of {bounds.vocab_size}"
+        elif not 1 <= (command.dimensions or bounds.dimensions) <= bounds.dimensions:
+            code, message = "engine_error", f"the vectors have {bounds.dimensions} dimensions"
+        elif not self._queue.has_room(sum(map(len, prompts))):
+            code, message = "queue_full", f"{self._queue.num_waiting} requests are waiting"
+        elif command.sequence_id in self._jobs:
+            code, message = "engine_error", "a sequence with this sequence id is running"
+        else:
+            return None
+        return SequenceFailed(sequence_id=command.sequence_id, code=code, message=message)
+
+    def _hand_out(self, row: Row, vector: bytes | None) -> None:
+        job = row.job
+        if job.sequence_id not in self._jobs:
+            return  # another of its rows was not a number
+        if vector is None:
+            self._fail(job, "numerical_error", "the model's output was not a number")
+            return
+        job.vectors[row.index] = vector
+        if job.is_done:
+            vectors = [job.vectors[index] for index in range(len(job.prompts))]
+            self._end(job, SequencesEmbedded(sequence_id=job.sequence_id, vectors=vectors))
+
+    def _fail_overdue(self, now_s: float) -> None:
+        for job in self._queue.overdue(now_s):
+            wait_s = self._queue.limits.max_queue_wait_s
+            self._fail(job, "queue_timeout", f"waited {wait_s:g} s without starting")
+
+    def _fail(self, job: EmbeddingJob, code: str, message: str) -> None:
+        self._end(job, SequenceFailed(sequence_id=job.sequence_id, code=code, message=message))
+
+    def _end(self, job: EmbeddingJob, output: Output) -> None:
+        del self._jobs[job.sequence_id]
+        self._queue.remove(job)
+        self._outputs.append(output)
+
+    def _record(self, rows: Sequence[Row], step_s: float) -> None:
+        lengths = [len(row.token_ids) for row in rows]
+        self._last_forward_unix_s = time.time()
+        self._pacer.record(num_prefill_tokens=len(rows) * max(lengths), step_s=step_s)
+        self._rates.record(
+            now_s=self._clock(),
+            step_s=step_s,
+            num_decode_tokens=0,
+            num_prefill_tokens=sum(lengths),
+        )

@@ -1,0 +1,150 @@
+"""Decides which inputs of which requests share the next forward of an embedding model. Plain Python
+over ints: no tensors, no clock, no knowledge of models.
+
+Jobs take turns. The one whose turn it is gives its longest open input, and inputs of about that
+length join it, whoever's they are, as long as the padded batch stays within the step's tokens:
+
+    turn order   job A | job B | job C        longest of A: 200 tokens
+    the batch    A 200, C 190, A 180, B 120   (rows * 200 <= max_tokens; none shorter than 100)
+
+So a large request never holds up a small one for longer than a round, and little is padding.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from inference.protocol.engine import EmbedSequences
+
+MAX_QUEUED_TOKENS = 2**24
+"""Of all jobs, at four bytes each; one job alone may have more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingLimits:
+    max_started: int = 256
+    """Jobs of which some inputs are done and some are not."""
+    max_queue_depth: int = 256
+    max_queue_wait_s: float = 60.0
+
+
+class EmbeddingJob:
+    """One request's inputs. ``open_inputs`` are (number of tokens, index), shortest first."""
+
+    __slots__ = ("deadline_s", "dimensions", "open_inputs", "prompts", "sequence_id", "vectors")
+
+    def __init__(self, command: EmbedSequences, *, deadline_s: float) -> None:
+        self.sequence_id = command.sequence_id
+        self.dimensions = command.dimensions
+        self.prompts = [array("i", prompt) for prompt in command.prompts]
+        self.open_inputs = sorted((len(p), index) for index, p in enumerate(self.prompts))
+        self.vectors: dict[int, bytes] = {}
+        self.deadline_s: float | None = deadline_s
+        """Must have started by then. ``None`` once it has."""
+
+    @property
+    def has_started(self) -> bool:
+        return self.deadline_s is None
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.vectors) == len(self.prompts)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One input in a batch."""
+
+    job: EmbeddingJob
+    index: int
+
+    @property
+    def token_ids(self) -> array[int]:
+        return self.job.prompts[self.index]
+
+
+class EmbeddingQueue:
+    def __init__(self, limits: EmbeddingLimits) -> None:
+        self.limits = limits
+        self._jobs: deque[EmbeddingJob] = deque()
+        """In the order of their turns."""
+        self._num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def num_started(self) -> int:
+        return sum(job.has_started for job in self._jobs)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._jobs) - self.num_started
+
+    def has_room(self, num_tokens: int) -> bool:
+        if self._jobs and self._num_tokens + num_tokens > MAX_QUEUED_TOKENS:
+            return False
+        return self.num_waiting < self.limits.max_queue_depth
+
+    def add(self, job: EmbeddingJob) -> None:
+        self._jobs.append(job)
+        self._num_tokens += job.num_tokens
+
+    def remove(self, job: EmbeddingJob) -> None:
+        self._jobs.remove(job)
+        self._num_tokens -= job.num_tokens
+
+    def overdue(self, now_s: float) -> list[EmbeddingJob]:
+        """Jobs that have waited to start for longer than allowed."""
+        return [job for job in self._jobs if job.deadline_s is not None and job.deadline_s <= now_s]
+
+    def take_batch(self, max_tokens: int) -> list[Row]:
+        """The next forward's rows, longest first, at least one if any job has an open input. They
+        are open no more, and their jobs have started."""
+        runnable = self._runnable()
+        if not runnable:
+            return []
+        first = runnable[0]
+        longest = first.open_inputs[-1][0]
+        near = [_downwards(job, longest) for job in runnable]
+        by_length = heapq.merge(*near, key=lambda row: -len(row.token_ids))
+        rows = list(islice(by_length, max(1, max_tokens // longest)))
+        for row in rows:
+            entry = (len(row.token_ids), row.index)
+            del row.job.open_inputs[bisect_left(row.job.open_inputs, entry)]
+            row.job.deadline_s = None
+        self._jobs.remove(first)
+        self._jobs.append(first)
+        return rows
+
+    def _runnable(self) -> list[EmbeddingJob]:
+        """In the order of their turns: those that have started, and new ones while seats last."""
+        seats = self.limits.max_started - self.num_started
+        runnable = []
+        for job in self._jobs:
+            if not job.has_started:
+                if seats <= 0:
+                    continue
+                seats -= 1
+            if job.open_inputs:
+                runnable.append(job)
+        return runnable
+
+
+def _downwards(job: EmbeddingJob, longest: int) -> Iterator[Row]:
+    """Open inputs from ``longest`` down to half of it, longest first."""
+    end = bisect_right(job.open_inputs, longest, key=lambda entry: entry[0])
+    for length, index in reversed(job.open_inputs[:end]):
+        if 2 * length < longest:
+            return
+        yield Row(job, index)

@@ -1,0 +1,66 @@
+"""An embedding model's directory before its weights are read: complete, counted, and sure to fit.
+
+transformers reads the weights itself (``inference.models.embedding``); here only headers are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import torch
+
+from inference.loading.errors import BadFileError, DoesNotFitError
+from inference.models.embedding_config import EmbeddingConfig
+
+LARGEST_STEP_TOKENS = 16384
+"""Most token rows of one forward, padding included; a single input may have more."""
+HIDDEN_COPIES, INTERMEDIATE_COPIES = 8, 3
+"""How many such vectors a layer holds at once for each token row, generously counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedEmbeddingModel:
+    config: EmbeddingConfig
+    directory: Path
+    tokenizer_dir: Path
+    device: torch.device
+    dtype: torch.dtype
+    num_parameters: int
+    weight_bytes: int
+    """As they will lie in memory."""
+
+    @property
+    def step_tokens(self) -> int:
+        """Most token rows of one forward."""
+        return max(LARGEST_STEP_TOKENS, self.config.max_input_tokens)
+
+
+def count_parameters(paths: Sequence[Path]) -> int:
+    """Raises ``BadFileError``."""
+    num_parameters = 0
+    for path in paths:
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                num_parameters += sum(math.prod(file.get_slice(n).get_shape()) for n in file.keys())  # noqa: SIM118
+        except (safetensors.SafetensorError, OSError) as error:
+            raise BadFileError(f"{path} is not a readable safetensors file: {error}") from None
+    return num_parameters
+
+
+def check_embedding_fits(opened: OpenedEmbeddingModel, free_bytes: int) -> None:
+    """Weights and the largest step. Raises ``DoesNotFitError`` with both numbers."""
+    config = opened.config
+    per_token = HIDDEN_COPIES * config.hidden_size + INTERMEDIATE_COPIES * config.intermediate_size
+    step_bytes = opened.step_tokens * per_token * opened.dtype.itemsize
+    mask_bytes = config.max_input_tokens**2
+    need_bytes = opened.weight_bytes + step_bytes + mask_bytes
+    if need_bytes > free_bytes:
+        raise DoesNotFitError(
+            f"the model needs {need_bytes / 1e9:.2f} GB on {opened.device} (weights and a step of "
+            f"{opened.step_tokens} tokens), and {free_bytes / 1e9:.2f} GB are free; unload another "
+            "model, or load a smaller one"
+        )
