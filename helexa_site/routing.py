@@ -13,17 +13,31 @@ from inference.gateway.generation import GenerationConsumer
 from inference.gateway.health import HealthConsumer
 from inference.gateway.lifespan import LifespanConsumer
 from inference.gateway.models import ModelConsumer, ModelListConsumer
-from inference.wire import openai_chat, openai_completions
+from inference.gateway.token_counts import TokenCountConsumer
+from inference.wire import anthropic_errors, anthropic_messages, openai_chat, openai_completions
 
 
 def build_application(gateway: Gateway, *, django_app: Any) -> ProtocolTypeRouter:
     """An ASGI application that serves ``gateway`` under any ASGI server."""
     chat = GenerationConsumer.as_asgi(gateway=gateway, parse=openai_chat.parse)
     completions = GenerationConsumer.as_asgi(gateway=gateway, parse=openai_completions.parse)
+    messages = GenerationConsumer.as_asgi(
+        gateway=gateway, parse=anthropic_messages.parse, errors=anthropic_errors
+    )
+    count_tokens = TokenCountConsumer.as_asgi(
+        gateway=gateway,
+        parse=anthropic_messages.parse_count,
+        encode=anthropic_messages.count_body,
+        errors=anthropic_errors,
+    )
+    no_messages = UnknownUrlConsumer.as_asgi(gateway=gateway, errors=anthropic_errors)
     http = URLRouter(
         [
             re_path(r"^v1/chat/completions/?$", chat),
             re_path(r"^v1/completions/?$", completions),
+            re_path(r"^v1/messages/?$", messages),
+            re_path(r"^v1/messages/count_tokens/?$", count_tokens),
+            re_path(r"^v1/messages/", no_messages),
             re_path(r"^v1/models/?$", ModelListConsumer.as_asgi(gateway=gateway)),
             re_path(r"^v1/models/(?P<name>.+)$", ModelConsumer.as_asgi(gateway=gateway)),
             re_path(r"^v1(?:/.*)?$", UnknownUrlConsumer.as_asgi(gateway=gateway)),

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from helexa_site.config import Config
 from inference.wire.errors import InvalidApiKeyError
 
 FORWARDING_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip"})
 BEARER = b"bearer "
+API_KEY_HEADER = b"x-api-key"
+"""Anthropic's clients send their key in it."""
 
 
 def authorize(
@@ -25,12 +27,26 @@ def authorize(
     named = dict(headers)
     if config.allow_anonymous or (_is_loopback(client) and not FORWARDING_HEADERS & named.keys()):
         return
-    given = named.get(b"authorization", b"")
-    if not given[: len(BEARER)].lower() == BEARER:
-        raise InvalidApiKeyError("Send your API key as 'Authorization: Bearer KEY'.")
-    key = given[len(BEARER) :].strip()
-    if config.api_key is None or not hmac.compare_digest(key, config.api_key.encode()):
+    given = _given_keys(named)
+    if not given:
+        raise InvalidApiKeyError(
+            "Send your API key as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
+        )
+    if config.api_key is None or not _any_equals(given, config.api_key.encode()):
         raise InvalidApiKeyError("The API key is not valid.")
+
+
+def _given_keys(named: Mapping[bytes, bytes]) -> list[bytes]:
+    """Some clients send both headers, one with a placeholder."""
+    bearer = named.get(b"authorization", b"")
+    keys = [bearer[len(BEARER) :]] if bearer[: len(BEARER)].lower() == BEARER else []
+    if API_KEY_HEADER in named:
+        keys.append(named[API_KEY_HEADER])
+    return [key.strip() for key in keys]
+
+
+def _any_equals(given: list[bytes], key: bytes) -> bool:
+    return any(hmac.compare_digest(one, key) for one in given)
 
 
 def _is_loopback(client: tuple[str, int] | None) -> bool:

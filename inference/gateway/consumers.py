@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 
+from inference.gateway.advice import advice_headers
 from inference.gateway.authorization import authorize
 from inference.gateway.gateway import Gateway
 from inference.wire import openai_errors
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 Headers = list[tuple[bytes, bytes]]
 
 JSON_TYPE = (b"content-type", b"application/json")
+REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
+"""OpenAI's clients look for the first, Anthropic's for the second."""
 
 
 class ApiConsumer(AsyncConsumer):  # type: ignore[misc]
@@ -120,9 +123,9 @@ class ApiConsumer(AsyncConsumer):  # type: ignore[misc]
 
     async def start_response(self, status: int, headers: Headers) -> None:
         self._response_started = True
-        request_id = (b"x-request-id", self.request_id.encode())
+        request_id = [(name, self.request_id.encode()) for name in REQUEST_ID_HEADERS]
         await self.send(
-            {"type": "http.response.start", "status": status, "headers": [*headers, request_id]}
+            {"type": "http.response.start", "status": status, "headers": [*headers, *request_id]}
         )
 
     async def send_body(self, body: bytes, *, last: bool = False) -> None:
@@ -138,7 +141,8 @@ class ApiConsumer(AsyncConsumer):  # type: ignore[misc]
             await self.send_body(frame, last=True)
         else:
             body = self.errors.error_body(error, request_id=self.request_id)
-            await self.respond(error.status, body, error_headers(error))
+            advice = advice_headers(self.context().headers.get("user-agent", ""), error)
+            await self.respond(error.status, body, [*error_headers(error), *advice])
 
     def context(self) -> RequestContext:
         headers = self.scope["headers"]
