@@ -11,6 +11,7 @@ the path to the value.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -157,6 +158,19 @@ def text(max_chars: int | None = None, *, min_chars: int = 0) -> Check:
             raise InvalidRequestError(
                 f"'{path}' may have {max_chars} characters; it has {len(value)}.", param=path
             )
+        return value
+
+    return check
+
+
+def spelled(pattern: re.Pattern[str], wanted: str) -> Check:
+    """A string that is whole ``pattern``; ``wanted`` says so in words."""
+
+    def check(value: Any, path: str) -> str:
+        if not isinstance(value, str):
+            raise wrong_type(path, "a string", value)
+        if pattern.fullmatch(value) is None:
+            raise InvalidRequestError(f"'{path}' must have {wanted}.", param=path)
         return value
 
     return check

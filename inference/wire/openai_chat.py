@@ -1,8 +1,6 @@
-"""OpenAI's chat completions dialect: bytes in, one request out; events in, frames out.
+"""OpenAI's chat completions dialect: what a client may ask, and the one request it becomes.
 
-    parse(body) ─▶ ChatRequest(generation, stream, include_usage)
-    ChatStreamEncoder.encode(event) ─▶ SSE frames       role chunk, deltas, finish, usage, [DONE]
-    ChatBodyEncoder.encode(event) ─▶ b"" … one body     a fold over the same events
+    parse(body) ─▶ ChatRequest(generation, stream, …) ─▶ the encoders of openai_chat_answers
 
 Source: https://platform.openai.com/docs/api-reference/chat. Pure: ids and times are arguments.
 """
@@ -12,17 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
-from inference.protocol.events import (
-    Accepted,
-    ChoiceFinished,
-    Delta,
-    Event,
-    Finished,
-    TextLogprob,
-    Usage,
-)
 from inference.protocol.generation import ChatInput, GenerationRequest
 from inference.wire import openai_sampling
 from inference.wire.dialect import NO_CONTEXT, RequestContext
@@ -33,6 +20,8 @@ from inference.wire.fields import (
     integer,
     json_object,
     neutral,
+    object_of,
+    one_of,
     only,
     read_fields,
     read_json_object,
@@ -40,17 +29,36 @@ from inference.wire.fields import (
     table,
     text,
 )
+from inference.wire.openai_chat_answers import ChatBodyEncoder, ChatStreamEncoder, Reasoning
+from inference.wire.openai_formats import response_format
 from inference.wire.openai_messages import messages
+from inference.wire.openai_tools import FREELY, chosen_tools, tool_choice, tools
 
 MAX_TOP_LOGPROBS = 20
-LEAST_LOGPROB = -9999.0
-"""What the API says for a token that is as good as impossible; JSON has no infinity."""
+THINKING_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+NOT_THINKING_EFFORTS = ("none", "minimal")
 
-DONE_FRAME = b"data: [DONE]\n\n"
+INLINE_REASONING_HEADER = "x-include-thinking"
+"""``true``: the client wants the thinking block in the answer's text, as some bridges do."""
 
 FIELDS = table(
     *openai_sampling.SHARED_FIELDS,
     honoured("messages", messages, "At least one turn; text only."),
+    honoured("tools", tools, "Functions; custom tools are refused."),
+    honoured("tool_choice", tool_choice, "auto, none, required, a function, or allowed_tools."),
+    honoured("parallel_tool_calls", flag, "false: at most one call in an answer."),
+    honoured("response_format", response_format, "text, json_object or json_schema."),
+    honoured(
+        "reasoning_effort",
+        one_of(*NOT_THINKING_EFFORTS, *THINKING_EFFORTS),
+        "none and minimal: no thinking; others: handed to the chat template.",
+    ),
+    honoured(
+        "include_reasoning",
+        flag,
+        "Extension; what the model thinks, as reasoning_content. Header x-include-thinking: "
+        "inside content instead.",
+    ),
     honoured(
         "max_completion_tokens",
         integer(1, openai_sampling.MAX_TOKENS),
@@ -67,17 +75,20 @@ FIELDS = table(
     neutral("service_tier", only("auto", "default", reason="only auto or default"), "auto"),
     neutral("modalities", only(["text"], reason="only text is generated"), '["text"]'),
     neutral("verbosity", only("medium", reason="only medium, the default"), "medium"),
-    neutral("response_format", only({"type": "text"}, reason="only type text"), "type text"),
-    neutral("tools", only([], reason="tools are not offered yet"), "[]"),
-    neutral("tool_choice", only("none", "auto", reason="tools are not offered yet"), "none, auto"),
-    neutral("parallel_tool_calls", flag, "Means nothing without tools."),
-    neutral("functions", only([], reason="functions are not offered"), "[]"),
-    neutral("function_call", only("none", "auto", reason="functions are not offered"), "none"),
+    neutral("functions", only([], reason="functions are now called tools"), "[]"),
+    neutral(
+        "function_call",
+        only("none", "auto", reason="functions are now called tools: use tool_choice"),
+        "none, auto",
+    ),
+    neutral(
+        "prompt_cache_options",
+        object_of(table(neutral("mode", only("implicit", reason="only implicit"), "implicit"))),
+        "mode implicit",
+    ),
     refused("audio", "audio is not generated"),
     refused("moderation", "nothing is moderated here"),
     refused("prediction", "predicted outputs are not used"),
-    refused("prompt_cache_options", "the prefix cache has no options"),
-    refused("reasoning_effort", "no model here takes an effort"),
     refused("web_search_options", "there is no web search"),
 )
 
@@ -87,32 +98,70 @@ class ChatRequest:
     generation: GenerationRequest
     stream: bool
     include_usage: bool
+    reasoning: Reasoning
 
     def stream_encoder(self, *, request_id: str, created_unix_s: int) -> ChatStreamEncoder:
-        return ChatStreamEncoder(self, request_id, created_unix_s)
+        return ChatStreamEncoder(
+            self.generation,
+            self.reasoning,
+            include_usage=self.include_usage,
+            request_id=request_id,
+            created_unix_s=created_unix_s,
+        )
 
     def body_encoder(self, *, request_id: str, created_unix_s: int) -> ChatBodyEncoder:
-        return ChatBodyEncoder(self, request_id, created_unix_s)
+        return ChatBodyEncoder(
+            self.generation, self.reasoning, request_id=request_id, created_unix_s=created_unix_s
+        )
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
     """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), FIELDS, required=("model", "messages"))
+    reasoning = _shown_reasoning(read, context)
     generation = GenerationRequest(
         model=read["model"],
-        input=ChatInput(
-            messages=read["messages"], template_kwargs=read.get("chat_template_kwargs", {})
-        ),
+        input=_chat(read, reasoning),
         sampling=openai_sampling.sampling_options(
             read, max_tokens=_max_tokens(read), top_logprobs=_top_logprobs(read)
         ),
         stop=read.get("stop", []),
+        n=read.get("n", 1),
+        output_format=read.get("response_format"),
     )
     return ChatRequest(
         generation=generation,
         stream=read.get("stream", False),
         include_usage=openai_sampling.includes_usage(read, context),
+        reasoning=reasoning,
     )
+
+
+def _chat(read: dict[str, Any], reasoning: Reasoning) -> ChatInput:
+    offered, choice = chosen_tools(read.get("tools", []), read.get("tool_choice", FREELY))
+    effort = read.get("reasoning_effort")
+    return ChatInput(
+        messages=read["messages"],
+        tools=offered,
+        tool_choice=choice,
+        parallel_tool_calls=read.get("parallel_tool_calls", True),
+        template_kwargs=read.get("chat_template_kwargs", {}),
+        thinking=None if effort is None else effort in THINKING_EFFORTS,
+        reasoning_effort=effort if effort in THINKING_EFFORTS else None,
+        shows_reasoning=reasoning is not Reasoning.HIDDEN,
+    )
+
+
+def _shown_reasoning(read: dict[str, Any], context: RequestContext) -> Reasoning:
+    inline = context.headers.get(INLINE_REASONING_HEADER, "false").lower()
+    if inline not in ("true", "false"):
+        raise InvalidRequestError(
+            f"The header '{INLINE_REASONING_HEADER}' must be true or false.",
+            param=INLINE_REASONING_HEADER,
+        )
+    if inline == "true":
+        return Reasoning.INLINE
+    return Reasoning.FIELD if read.get("include_reasoning", False) else Reasoning.HIDDEN
 
 
 def _max_tokens(read: dict[str, Any]) -> int | None:
@@ -135,130 +184,3 @@ def _top_logprobs(read: dict[str, Any]) -> int | None:
             "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
         )
     return None
-
-
-class ChatStreamEncoder:
-    """One request's events as server-sent events, at most one chunk for each delta."""
-
-    def __init__(self, request: ChatRequest, request_id: str, created_unix_s: int) -> None:
-        head = {
-            "id": f"chatcmpl-{request_id}",
-            "object": "chat.completion.chunk",
-            "created": created_unix_s,
-            "model": request.generation.model,
-        }
-        self._include_usage = request.include_usage
-        self._start = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
-        self._end = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
-        self._content = self._start + b'{"index":0,"delta":{"content":'
-        self._content_end = b'},"logprobs":null,"finish_reason":null}' + self._end
-
-    def encode(self, event: Event) -> bytes:
-        match event:
-            case Delta(logprobs=None):
-                if not event.text:
-                    return b""
-                return self._content + orjson.dumps(event.text) + self._content_end
-            case Delta():
-                return self._choice({"content": event.text}, logprobs=_logprobs(event.logprobs))
-            case Accepted():
-                return self._choice({"role": "assistant", "content": "", "refusal": None})
-            case ChoiceFinished():
-                return self._choice({}, finish_reason=event.reason)
-            case Finished():
-                return self._last(event.usage)
-        return b""
-
-    def _choice(
-        self,
-        delta: dict[str, Any],
-        *,
-        logprobs: dict[str, Any] | None = None,
-        finish_reason: str | None = None,
-    ) -> bytes:
-        choice = {
-            "index": 0,
-            "delta": delta,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        return self._start + orjson.dumps(choice) + self._end
-
-    def _last(self, usage: Usage) -> bytes:
-        if not self._include_usage:
-            return DONE_FRAME
-        return (
-            self._start + b'],"usage":' + orjson.dumps(usage_object(usage)) + b"}\n\n" + DONE_FRAME
-        )
-
-
-class ChatBodyEncoder:
-    """The same events folded into one body, which the last one completes."""
-
-    def __init__(self, request: ChatRequest, request_id: str, created_unix_s: int) -> None:
-        self._head = {
-            "id": f"chatcmpl-{request_id}",
-            "object": "chat.completion",
-            "created": created_unix_s,
-            "model": request.generation.model,
-        }
-        self._texts: list[str] = []
-        self._finish_reason = ""
-        self._logprobs: list[TextLogprob] | None = (
-            None if request.generation.sampling.top_logprobs is None else []
-        )
-
-    def encode(self, event: Event) -> bytes:
-        match event:
-            case Delta():
-                self._texts.append(event.text)
-                if self._logprobs is not None:
-                    self._logprobs.extend(event.logprobs or ())
-            case ChoiceFinished():
-                self._finish_reason = event.reason
-            case Finished():
-                return self._body(event)
-        return b""
-
-    def _body(self, finished: Finished) -> bytes:
-        choice = {
-            "index": 0,
-            "message": {
-                "role": "assistant",
-                "content": "".join(self._texts),
-                "refusal": None,
-            },
-            "logprobs": None if self._logprobs is None else _logprobs(self._logprobs),
-            "finish_reason": self._finish_reason,
-        }
-        return orjson.dumps(
-            {**self._head, "choices": [choice], "usage": usage_object(finished.usage)}
-        )
-
-
-def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
-
-
-def _logprobs(tokens: list[TextLogprob] | None) -> dict[str, Any]:
-    content = [
-        {
-            **_token(token.token, token.token_bytes, token.logprob),
-            "top_logprobs": [_token(*candidate) for candidate in token.top],
-        }
-        for token in tokens or ()
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _token(token: str, token_bytes: bytes, logprob: float) -> dict[str, Any]:
-    return {
-        "token": token,
-        "logprob": max(logprob, LEAST_LOGPROB),
-        "bytes": list(token_bytes),
-    }

@@ -17,8 +17,11 @@ from inference.wire.errors import (
 )
 from inference.wire.fields import (
     Field,
+    array,
     honoured,
+    json_object,
     neutral,
+    object_of,
     only,
     read_fields,
     refused,
@@ -27,34 +30,57 @@ from inference.wire.fields import (
     text,
     wrong_type,
 )
+from inference.wire.openai_tools import CACHE_CONTROL, MAX_CALL_ID_CHARS, tool_calls
 
 MAX_NAME_CHARS = 256
 PART_SEPARATOR = "\n"
 IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
 
 _string = text()
-_name = honoured("name", text(MAX_NAME_CHARS, min_chars=1), "Handed to the chat template.")
 
-TEXT_PART = table(
-    honoured("type", only("text", reason="only text parts are read"), "text"),
-    honoured("text", _string, "The text."),
-    refused("prompt_cache_breakpoint", "every prefix is cached without it"),
-)
+_TYPE = honoured("type", _string, "Which kind of part.")
+PARTS = {
+    "text": object_of(
+        table(
+            _TYPE,
+            honoured("text", _string, "The text."),
+            neutral(
+                "prompt_cache_breakpoint",
+                only({"mode": "explicit"}, reason="only mode explicit, without a lifetime"),
+                "Every prefix is cached, marked or not.",
+            ),
+            CACHE_CONTROL,
+        ),
+        required=("text",),
+    ),
+    "refusal": object_of(
+        table(_TYPE, honoured("refusal", _string, "Why it would not answer.")),
+        required=("refusal",),
+    ),
+}
+"""By type. A part's text is in the field of that name."""
 
 
 def content(value: Any, path: str) -> str:
-    """A string, or text parts joined with a newline."""
+    """A string, or text parts joined with a newline; no parts are no text."""
+    return _joined(value, path, kinds=("text",))
+
+
+def assistant_content(value: Any, path: str) -> str:
+    """The same, where a part may also say why the assistant refused."""
+    return _joined(value, path, kinds=("text", "refusal"))
+
+
+def _joined(value: Any, path: str, *, kinds: tuple[str, ...]) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise wrong_type(path, "a string or an array of parts", value)
-    if not value:
-        raise InvalidRequestError(f"'{path}' must not be empty.", param=path)
-    parts = [_part_text(part, f"{path}[{index}]") for index, part in enumerate(value)]
+    parts = [_part_text(part, f"{path}[{index}]", kinds) for index, part in enumerate(value)]
     return PART_SEPARATOR.join(parts)
 
 
-def _part_text(part: Any, path: str) -> str:
+def _part_text(part: Any, path: str, kinds: tuple[str, ...]) -> str:
     if not isinstance(part, dict):
         raise wrong_type(path, "an object", part)
     kind = part.get("type")
@@ -64,39 +90,45 @@ def _part_text(part: Any, path: str) -> str:
         raise wrong_type(f"{path}.type", "a string", kind)
     if kind in IMAGE_PARTS:
         raise VisionUnsupportedError(path)
-    if kind != "text":
+    if kind not in kinds:
         raise UnsupportedParameterError(
-            f"{path}.type", f"'{shown(kind)}' parts are not read, only text"
+            f"{path}.type", f"'{shown(kind)}' parts are not read here, only {' and '.join(kinds)}"
         )
-    checked = read_fields(part, TEXT_PART, path=f"{path}.", required=("text",))
-    return str(checked["text"])
+    return str(PARTS[kind](part, path)[kind])
 
 
-_content = honoured("content", content, "A string or text parts.")
 _role = honoured("role", _string, "system, developer, user, assistant or tool.")
+_content = honoured("content", content, "A string or text parts.")
+_name = honoured("name", text(MAX_NAME_CHARS, min_chars=1), "Handed to the chat template.")
+_reasoning = "What it thought; handed to the chat template."
 
 MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
-    "system": table(_role, _content, _name),
-    "developer": table(_role, _content, _name),
-    "user": table(_role, _content, _name),
+    "system": table(_role, _content, _name, CACHE_CONTROL),
+    "developer": table(_role, _content, _name, CACHE_CONTROL),
+    "user": table(_role, _content, _name, CACHE_CONTROL),
     "assistant": table(
         _role,
-        _content,
+        honoured("content", assistant_content, "A string, text parts or refusal parts."),
         _name,
-        neutral("refusal", only(reason="models here do not refuse in a field"), "null"),
-        neutral("annotations", only([], reason="annotations are not read"), "[]"),
-        neutral("tool_calls", only([], reason="tools are not offered yet"), "[]"),
-        refused("function_call", "functions are not offered"),
+        honoured("refusal", _string, "Why it would not answer: part of what it said."),
+        honoured("tool_calls", tool_calls, "What it called."),
+        honoured("reasoning_content", _string, _reasoning),
+        honoured("reasoning", _string, _reasoning),
+        neutral("annotations", array(only(reason="annotations are not read")), "[]"),
+        neutral("provider_specific_fields", json_object, "litellm's notes on other servers."),
+        refused("function_call", "functions are now called tools: use tool_calls"),
         refused("audio", "audio is not read"),
+        CACHE_CONTROL,
     ),
     "tool": table(
         _role,
         _content,
         _name,
-        honoured("tool_call_id", text(MAX_NAME_CHARS, min_chars=1), "Which call it answers."),
+        honoured("tool_call_id", text(MAX_CALL_ID_CHARS, min_chars=1), "Which call it answers."),
+        CACHE_CONTROL,
     ),
 }
-REQUIRED = {"tool": ("content", "tool_call_id")}
+REQUIRED = {"assistant": (), "tool": ("content", "tool_call_id")}
 Role = Literal["system", "user", "assistant", "tool"]
 INTERNAL_ROLES: dict[str, Role] = {
     "system": "system",
@@ -119,18 +151,44 @@ def _message(value: Any, path: str) -> ChatMessage:
     if not isinstance(value, dict):
         raise wrong_type(path, "an object", value)
     role = _message_role(value.get("role"), f"{path}.role")
-    checked = read_fields(
-        value,
-        MESSAGE_FIELDS[role],
-        path=f"{path}.",
-        required=REQUIRED.get(role, ("content",)),
+    read = read_fields(
+        value, MESSAGE_FIELDS[role], path=f"{path}.", required=REQUIRED.get(role, ("content",))
     )
+    if role == "assistant":
+        return _assistant(read, path)
     return ChatMessage(
         role=INTERNAL_ROLES[role],
-        content=checked["content"],
-        name=checked.get("name"),
-        tool_call_id=checked.get("tool_call_id"),
+        content=read["content"],
+        name=read.get("name"),
+        tool_call_id=read.get("tool_call_id"),
     )
+
+
+def _assistant(read: dict[str, Any], path: str) -> ChatMessage:
+    said = [read[name] for name in ("content", "refusal") if read.get(name)]
+    calls = read.get("tool_calls", [])
+    reasoning = _one_reasoning(read, path)
+    if not calls and reasoning is None and "content" not in read and "refusal" not in read:
+        raise MissingParameterError(f"{path}.content")
+    return ChatMessage(
+        role="assistant",
+        content=PART_SEPARATOR.join(said) if said or not calls else None,
+        name=read.get("name"),
+        tool_calls=calls,
+        reasoning=reasoning,
+    )
+
+
+def _one_reasoning(read: dict[str, Any], path: str) -> str | None:
+    """Servers disagree on the field's name, so clients may give both; empty is none."""
+    reasoning: str = read.get("reasoning_content", "")
+    other: str = read.get("reasoning", "")
+    if reasoning and other and reasoning != other:
+        raise InvalidRequestError(
+            f"'{path}.reasoning_content' and '{path}.reasoning' differ; give one of them.",
+            param=f"{path}.reasoning",
+        )
+    return reasoning or other or None
 
 
 def _message_role(value: Any, path: str) -> str:

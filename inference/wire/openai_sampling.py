@@ -19,14 +19,15 @@ from inference.wire.fields import (
     integer,
     neutral,
     number,
+    object_of,
     only,
-    read_fields,
     table,
     text,
     wrong_type,
 )
 
 MAX_TOKENS = 2**31 - 1
+MAX_CHOICES = 128
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKEN_IDS = 1024
 MAX_REPETITION_PENALTY = 10.0
@@ -75,20 +76,16 @@ def metadata(value: Any, path: str) -> dict[str, str]:
     return {check_key(key, path): check_value(item, path) for key, item in value.items()}
 
 
-STREAM_OPTIONS = table(
-    honoured("include_usage", flag, "A usage chunk before [DONE]."),
-    neutral(
-        "include_obfuscation",
-        only(False, reason="chunks are never padded; only false is accepted"),
-        "false",
-    ),
+stream_options = object_of(
+    table(
+        honoured("include_usage", flag, "A usage chunk before [DONE]."),
+        neutral(
+            "include_obfuscation",
+            only(False, reason="chunks are never padded; only false is accepted"),
+            "false",
+        ),
+    )
 )
-
-
-def stream_options(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise wrong_type(path, "an object", value)
-    return read_fields(value, STREAM_OPTIONS, path=f"{path}.")
 
 
 SHARED_FIELDS: tuple[Field, ...] = (
@@ -107,6 +104,7 @@ SHARED_FIELDS: tuple[Field, ...] = (
     honoured("logit_bias", logit_bias, "Token ids to -100 … 100."),
     honoured("seed", integer(-(2**63), 2**63 - 1), "A 64-bit integer."),
     honoured("max_tokens", integer(1, MAX_TOKENS), "At least 1."),
+    honoured("n", integer(1, MAX_CHOICES), f"Answers to each prompt, up to {MAX_CHOICES}."),
     honoured("top_k", top_k, "Extension; -1 or 0 is off."),
     honoured("min_p", number(0, 1), "Extension; 0 to 1."),
     honoured(
@@ -119,7 +117,6 @@ SHARED_FIELDS: tuple[Field, ...] = (
     honoured(
         "stop_token_ids", array(token_id, MAX_STOP_TOKEN_IDS), "Extension; tokens that end it."
     ),
-    neutral("n", only(1, reason="only 1 choice is generated"), "1"),
     neutral("user", text(512), "A label; kept nowhere."),
 )
 

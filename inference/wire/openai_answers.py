@@ -1,0 +1,50 @@
+"""What chat and text completions have in common on their way out: chunks, usage, reasons. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from inference.protocol.events import FinishReason, Usage
+
+LEAST_LOGPROB = -9999.0
+"""What the API says for a token that is as good as impossible; JSON has no infinity."""
+
+DONE_FRAME = b"data: [DONE]\n\n"
+
+
+class Chunks:
+    """The server-sent events of one answer. ``start`` and ``end`` are what stands before and after
+    the JSON of a chunk's one choice, for whoever writes that choice himself."""
+
+    def __init__(self, head: dict[str, Any], *, include_usage: bool) -> None:
+        """``head``: what every chunk says before its choices."""
+        self._include_usage = include_usage
+        self.start = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self.end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+
+    def choice(self, choice: dict[str, Any]) -> bytes:
+        return self.start + orjson.dumps(choice) + self.end
+
+    def last(self, usage: Usage) -> bytes:
+        """The usage chunk, where one is due, and the end of the stream."""
+        if not self._include_usage:
+            return DONE_FRAME
+        told = orjson.dumps(usage_object(usage))
+        return self.start + b'],"usage":' + told + b"}\n\n" + DONE_FRAME
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def finish_reason(reason: FinishReason) -> str:
+    """A full context is ``length`` to this API, as ``max_tokens`` is."""
+    return "length" if reason == "context" else reason

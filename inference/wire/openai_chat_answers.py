@@ -1,0 +1,239 @@
+"""A chat completion on its way out: events in, chunks or one body out.
+
+    event ─▶ added(event) ─▶ ChatStreamEncoder      each addition is a chunk
+                          └▶ ChatBodyEncoder        additions are put together, as an SDK would
+
+Both say what ``added`` says, so a stream and a body of the same events cannot differ. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    ReasoningDelta,
+    TextLogprob,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
+from inference.protocol.generation import GenerationRequest
+from inference.wire.openai_answers import LEAST_LOGPROB, Chunks, finish_reason, usage_object
+
+
+class Reasoning(StrEnum):
+    """Where a client sees what the model thinks."""
+
+    HIDDEN = "hidden"
+    FIELD = "field"
+    """In ``reasoning_content``."""
+    INLINE = "inline"
+    """In ``content``, between its markers."""
+
+
+def added(event: Event, reasoning: Reasoning) -> dict[str, Any]:
+    """What the event adds to its choice's message; empty where that is nothing."""
+    match event:
+        case Delta(text=text) if text:
+            return {"content": text}
+        case ReasoningDelta() if reasoning is not Reasoning.HIDDEN:
+            return _reasoning(event, reasoning)
+        case ToolCallStarted():
+            function = {"name": event.name, "arguments": ""}
+            call = {"id": event.call_id, "type": "function", "function": function}
+            return {"tool_calls": [{"index": event.call_index, **call}]}
+        case ToolCallDelta():
+            piece = {"arguments": event.arguments}
+            return {"tool_calls": [{"index": event.call_index, "function": piece}]}
+    return {}
+
+
+def _reasoning(event: ReasoningDelta, reasoning: Reasoning) -> dict[str, Any]:
+    if reasoning is Reasoning.FIELD:
+        return {"reasoning_content": event.text} if event.text else {}
+    inline = (event.opens or "") + event.text + (event.closes or "")
+    return {"content": inline} if inline else {}
+
+
+ROLE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
+"""The first chunk of a choice."""
+
+
+class ChatStreamEncoder:
+    """One request's events as server-sent events: a role chunk for each choice, then at most one
+    chunk for each event, then usage where it is due, then [DONE]."""
+
+    def __init__(
+        self,
+        generation: GenerationRequest,
+        reasoning: Reasoning,
+        *,
+        include_usage: bool,
+        request_id: str,
+        created_unix_s: int,
+    ) -> None:
+        head = _head("chat.completion.chunk", generation, request_id, created_unix_s)
+        self._chunks = Chunks(head, include_usage=include_usage)
+        self._reasoning = reasoning
+        start, end = self._chunks.start, self._chunks.end
+        self._content = [
+            start + b'{"index":%d,"delta":{"content":' % index for index in range(generation.n)
+        ]
+        self._content_end = b'},"logprobs":null,"finish_reason":null}' + end
+
+    def encode(self, event: Event) -> bytes:
+        match event:
+            case Delta(logprobs=None):  # most events are this one
+                if not event.text:
+                    return b""
+                return self._content[event.index] + orjson.dumps(event.text) + self._content_end
+            case Delta():
+                delta = {"content": event.text}
+                return self._choice(event.index, delta, logprobs=_logprobs(event.logprobs or []))
+            case ReasoningDelta() | ToolCallStarted() | ToolCallDelta():
+                delta = added(event, self._reasoning)
+                return self._choice(event.index, delta) if delta else b""
+            case Accepted():
+                return b"".join(self._choice(index, ROLE) for index in range(len(self._content)))
+            case ChoiceFinished():
+                return self._choice(event.index, {}, finished=finish_reason(event.reason))
+            case Finished():
+                return self._chunks.last(event.usage)
+        return b""
+
+    def _choice(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finished: str | None = None,
+    ) -> bytes:
+        return self._chunks.choice(
+            {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finished}
+        )
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice of the body, put together from what its events add."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """As in the body, but for their arguments, which are still in pieces."""
+    arguments: list[list[str]] = field(default_factory=list)
+    logprobs: list[TextLogprob] = field(default_factory=list)
+    finish_reason: str = ""
+
+    def add(self, delta: dict[str, Any]) -> None:
+        if "content" in delta:
+            self.content.append(delta["content"])
+        if "reasoning_content" in delta:
+            self.reasoning.append(delta["reasoning_content"])
+        for call in delta.get("tool_calls", ()):
+            self._add_call(call)
+
+    def _add_call(self, call: dict[str, Any]) -> None:
+        if call["index"] == len(self.calls):
+            self.calls.append({name: value for name, value in call.items() if name != "index"})
+            self.arguments.append([])
+        self.arguments[call["index"]].append(call["function"]["arguments"])
+
+    def message(self, reasoning: Reasoning) -> dict[str, Any]:
+        content = "".join(self.content)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if self.calls and not content else content,
+            "refusal": None,
+        }
+        if reasoning is Reasoning.FIELD:
+            message["reasoning_content"] = "".join(self.reasoning) or None
+        if self.calls:
+            message["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": "".join(pieces)}}
+                for call, pieces in zip(self.calls, self.arguments, strict=True)
+            ]
+        return message
+
+
+class ChatBodyEncoder:
+    """The same events folded into one body, which the last one completes."""
+
+    def __init__(
+        self,
+        generation: GenerationRequest,
+        reasoning: Reasoning,
+        *,
+        request_id: str,
+        created_unix_s: int,
+    ) -> None:
+        self._head = _head("chat.completion", generation, request_id, created_unix_s)
+        self._reasoning = reasoning
+        self._shows_logprobs = generation.sampling.top_logprobs is not None
+        self._choices = [Choice() for _ in range(generation.n)]
+
+    def encode(self, event: Event) -> bytes:
+        match event:
+            case Delta():
+                choice = self._choices[event.index]
+                choice.add(added(event, self._reasoning))
+                choice.logprobs.extend(event.logprobs or ())
+            case ReasoningDelta() | ToolCallStarted() | ToolCallDelta():
+                self._choices[event.index].add(added(event, self._reasoning))
+            case ChoiceFinished():
+                self._choices[event.index].finish_reason = finish_reason(event.reason)
+            case Finished():
+                return self._body(event.usage)
+        return b""
+
+    def _body(self, usage: Usage) -> bytes:
+        choices = [
+            {
+                "index": index,
+                "message": choice.message(self._reasoning),
+                "logprobs": _logprobs(choice.logprobs) if self._shows_logprobs else None,
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in enumerate(self._choices)
+        ]
+        return orjson.dumps({**self._head, "choices": choices, "usage": usage_object(usage)})
+
+
+def _head(
+    kind: str, generation: GenerationRequest, request_id: str, created_unix_s: int
+) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{request_id}",
+        "object": kind,
+        "created": created_unix_s,
+        "model": generation.model,
+    }
+
+
+def _logprobs(tokens: list[TextLogprob]) -> dict[str, Any]:
+    content = [
+        {
+            **_token(token.token, token.token_bytes, token.logprob),
+            "top_logprobs": [_token(*candidate) for candidate in token.top],
+        }
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(token: str, token_bytes: bytes, logprob: float) -> dict[str, Any]:
+    return {
+        "token": token,
+        "logprob": max(logprob, LEAST_LOGPROB),
+        "bytes": list(token_bytes),
+    }

@@ -1,0 +1,174 @@
+"""A text completion on its way out: events in, chunks or one body out.
+
+    event ─▶ CompletionStreamEncoder      a chunk for each piece of text
+          └▶ CompletionBodyEncoder        the pieces of each choice put together
+
+These requests have neither tools nor a chat template, so a thinking block is text like any other
+and no tool is ever called. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from inference.protocol.events import (
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    ReasoningDelta,
+    TextLogprob,
+    Usage,
+)
+from inference.protocol.generation import GenerationRequest
+from inference.wire.openai_answers import LEAST_LOGPROB, Chunks, finish_reason, usage_object
+
+
+@dataclass(slots=True)
+class Logprobs:
+    """The dialect's four parallel lists. ``text_offset`` counts characters of the output, token
+    by token, from ``num_chars`` on."""
+
+    num_chars: int = 0
+    tokens: list[str] = field(default_factory=list)
+    token_logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[dict[str, float]] = field(default_factory=list)
+    text_offset: list[int] = field(default_factory=list)
+
+    def extend(self, tokens: list[TextLogprob]) -> None:
+        for token in tokens:
+            self.tokens.append(token.token)
+            self.token_logprobs.append(max(token.logprob, LEAST_LOGPROB))
+            top = {token.token: token.logprob}
+            top |= {candidate: logprob for candidate, _, logprob in reversed(token.top)}
+            self.top_logprobs.append(
+                {candidate: max(logprob, LEAST_LOGPROB) for candidate, logprob in top.items()}
+            )
+            self.text_offset.append(self.num_chars)
+            self.num_chars += len(token.token)
+
+    def as_object(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "token_logprobs": self.token_logprobs,
+            "top_logprobs": self.top_logprobs,
+            "text_offset": self.text_offset,
+        }
+
+
+def text_of(event: Delta | ReasoningDelta) -> str:
+    if isinstance(event, Delta):
+        return event.text
+    return (event.opens or "") + event.text + (event.closes or "")
+
+
+class CompletionStreamEncoder:
+    """One request's events as server-sent events, at most one chunk for each."""
+
+    def __init__(
+        self,
+        generation: GenerationRequest,
+        num_choices: int,
+        *,
+        include_usage: bool,
+        request_id: str,
+        created_unix_s: int,
+    ) -> None:
+        head = _head(generation, request_id, created_unix_s)
+        self._chunks = Chunks(head, include_usage=include_usage)
+        start, end = self._chunks.start, self._chunks.end
+        self._text = [start + b'{"index":%d,"text":' % index for index in range(num_choices)]
+        self._text_end = b',"logprobs":null,"finish_reason":null}' + end
+        self._num_chars = [0] * num_choices
+
+    def encode(self, event: Event) -> bytes:
+        match event:
+            case Delta(logprobs=None) | ReasoningDelta():
+                text = text_of(event)
+                if not text:
+                    return b""
+                return self._text[event.index] + orjson.dumps(text) + self._text_end
+            case Delta():
+                logprobs = Logprobs(num_chars=self._num_chars[event.index])
+                logprobs.extend(event.logprobs or [])
+                self._num_chars[event.index] = logprobs.num_chars
+                return self._choice(event.index, event.text, logprobs=logprobs.as_object())
+            case ChoiceFinished():
+                return self._choice(event.index, "", finished=finish_reason(event.reason))
+            case Finished():
+                return self._chunks.last(event.usage)
+        return b""
+
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finished: str | None = None,
+    ) -> bytes:
+        return self._chunks.choice(
+            {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finished}
+        )
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice of the body. ``logprobs`` is ``None`` where nobody asked."""
+
+    logprobs: Logprobs | None
+    texts: list[str] = field(default_factory=list)
+    finish_reason: str = ""
+
+
+class CompletionBodyEncoder:
+    """The same events folded into one body, which the last one completes."""
+
+    def __init__(
+        self,
+        generation: GenerationRequest,
+        num_choices: int,
+        *,
+        request_id: str,
+        created_unix_s: int,
+    ) -> None:
+        self._head = _head(generation, request_id, created_unix_s)
+        shows_logprobs = generation.sampling.top_logprobs is not None
+        self._choices = [Choice(Logprobs() if shows_logprobs else None) for _ in range(num_choices)]
+
+    def encode(self, event: Event) -> bytes:
+        match event:
+            case Delta() | ReasoningDelta():
+                choice = self._choices[event.index]
+                choice.texts.append(text_of(event))
+                if choice.logprobs is not None and isinstance(event, Delta):
+                    choice.logprobs.extend(event.logprobs or [])
+            case ChoiceFinished():
+                self._choices[event.index].finish_reason = finish_reason(event.reason)
+            case Finished():
+                return self._body(event.usage)
+        return b""
+
+    def _body(self, usage: Usage) -> bytes:
+        choices = [
+            {
+                "index": index,
+                "text": "".join(choice.texts),
+                "logprobs": None if choice.logprobs is None else choice.logprobs.as_object(),
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in enumerate(self._choices)
+        ]
+        return orjson.dumps({**self._head, "choices": choices, "usage": usage_object(usage)})
+
+
+def _head(generation: GenerationRequest, request_id: str, created_unix_s: int) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{request_id}",
+        "object": "text_completion",
+        "created": created_unix_s,
+        "model": generation.model,
+    }

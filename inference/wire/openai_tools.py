@@ -1,0 +1,214 @@
+"""Tools in OpenAI's chat dialect: what may be called, what must be, and what earlier turns called.
+
+Only function tools: custom tools, which take free text, are refused by name. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from inference.protocol.generation import ToolCall, ToolChoice, ToolDefinition
+from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
+from inference.wire.fields import (
+    Check,
+    array,
+    flag,
+    honoured,
+    integer,
+    json_schema,
+    neutral,
+    object_of,
+    one_of,
+    only,
+    shown,
+    spelled,
+    table,
+    text,
+    wrong_type,
+)
+
+MAX_CALL_ID_CHARS = 256
+MAX_CALL_INDEX = 2**31 - 1
+
+_string = text()
+_called_name = text(256, min_chars=1)
+
+CACHE_CONTROL = neutral(
+    "cache_control",
+    object_of(
+        table(
+            neutral("type", only("ephemeral", reason="only ephemeral"), "ephemeral"),
+            neutral("ttl", only("5m", reason="only 5m, the default"), "5m"),
+        ),
+        required=("type",),
+    ),
+    "Every prefix is cached, marked or not.",
+)
+"""Anthropic's mark, which opencode and litellm put on messages, parts, tools and calls."""
+
+
+tool_name = spelled(
+    re.compile(r"[A-Za-z0-9_.-]{1,128}"),
+    "1 to 128 letters, digits, dots, underscores or dashes",
+)
+
+
+def _of_type_function(check: Check) -> Check:
+    """``check`` for objects whose ``type``, where they have one, is ``function``."""
+
+    def checked(value: Any, path: str) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise UnsupportedParameterError(
+                f"{path}.type", f"'{shown(kind)}' tools are not offered, only functions"
+            )
+        return check(value, path)
+
+    return checked
+
+
+_TYPE = honoured("type", text(), "function")
+
+_function = object_of(
+    table(
+        honoured("name", tool_name, "What the model calls it."),
+        honoured("description", _string, "Handed to the chat template."),
+        honoured("parameters", json_schema, "A JSON schema of the arguments."),
+        honoured("strict", flag, "The arguments follow the schema exactly."),
+    ),
+    required=("name",),
+)
+_tool = _of_type_function(
+    object_of(
+        table(_TYPE, honoured("function", _function, "The function."), CACHE_CONTROL),
+        required=("type", "function"),
+    )
+)
+
+
+def tools(value: Any, path: str) -> list[ToolDefinition]:
+    functions = [tool["function"] for tool in array(_tool)(value, path)]
+    names: set[str] = set()
+    for index, function in enumerate(functions):
+        if function["name"] in names:
+            raise InvalidRequestError(
+                f"'{path}' has two functions named '{function['name']}'.",
+                param=f"{path}[{index}].function.name",
+            )
+        names.add(function["name"])
+    return [
+        ToolDefinition(path=f"{path}[{index}].function.parameters", **function)
+        for index, function in enumerate(functions)
+    ]
+
+
+_named_function = _of_type_function(
+    object_of(
+        table(
+            _TYPE,
+            honoured(
+                "function",
+                object_of(table(honoured("name", _string, "Its name.")), required=("name",)),
+                "Which function.",
+            ),
+        ),
+        required=("type", "function"),
+    )
+)
+_allowed_tools = object_of(
+    table(
+        honoured("type", one_of("allowed_tools"), "allowed_tools"),
+        honoured(
+            "allowed_tools",
+            object_of(
+                table(
+                    honoured("mode", one_of("auto", "required"), "auto or required."),
+                    honoured("tools", array(_named_function, min_items=1), "Which functions."),
+                ),
+                required=("mode", "tools"),
+            ),
+            "The functions to choose among.",
+        ),
+    ),
+    required=("type", "allowed_tools"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Choosing:
+    """A checked ``tool_choice``: how to choose, and among which functions (``None``: all)."""
+
+    choice: ToolChoice
+    allowed: list[str] | None = None
+
+
+FREELY = Choosing(ToolChoice())
+"""What a client wants that says nothing."""
+
+
+def tool_choice(value: Any, path: str) -> Choosing:
+    """A mode, one function that must be called, or some that may be."""
+    if isinstance(value, str):
+        mode = one_of("auto", "none", "required")(value, path)
+        return Choosing(ToolChoice(mode=cast(Literal["auto", "none", "required"], mode)))
+    if not isinstance(value, dict):
+        raise wrong_type(path, "a string or an object", value)
+    if value.get("type") == "allowed_tools":
+        allowed = _allowed_tools(value, path)["allowed_tools"]
+        names = [tool["function"]["name"] for tool in allowed["tools"]]
+        return Choosing(ToolChoice(mode=allowed["mode"]), names)
+    named = _named_function(value, path)
+    return Choosing(ToolChoice(mode="required", name=named["function"]["name"]))
+
+
+def chosen_tools(
+    given: list[ToolDefinition], choosing: Choosing
+) -> tuple[list[ToolDefinition], ToolChoice]:
+    """The functions that are offered and how the model chooses among them. A function that may not
+    be called is not shown."""
+    choice = choosing.choice
+    known = {tool.name: tool for tool in given}
+    for name in [choice.name] if choice.name is not None else choosing.allowed or ():
+        if name not in known:
+            raise InvalidRequestError(
+                f"'tool_choice' names a function that is not in 'tools': '{name[:64]}'.",
+                param="tool_choice",
+            )
+    if choice.mode == "required" and not given:
+        raise InvalidRequestError(
+            "'tool_choice' is 'required' but 'tools' offers none.", param="tool_choice"
+        )
+    if choosing.allowed is not None:
+        given = [known[name] for name in dict.fromkeys(choosing.allowed)]
+    return given, choice
+
+
+_call = _of_type_function(
+    object_of(
+        table(
+            honoured("id", text(MAX_CALL_ID_CHARS, min_chars=1), "Its result names it."),
+            _TYPE,
+            honoured(
+                "function",
+                object_of(
+                    table(
+                        honoured("name", _called_name, "Which function."),
+                        honoured("arguments", _string, "JSON text, as the model gave it."),
+                    ),
+                    required=("name", "arguments"),
+                ),
+                "What was called.",
+            ),
+            neutral("index", integer(0, MAX_CALL_INDEX), "Left over from a stream."),
+            CACHE_CONTROL,
+        ),
+        required=("id", "function"),
+    )
+)
+
+
+def tool_calls(value: Any, path: str) -> list[ToolCall]:
+    """What an earlier assistant turn called."""
+    return [ToolCall(id=call["id"], **call["function"]) for call in array(_call)(value, path)]
