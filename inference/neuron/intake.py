@@ -10,11 +10,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
 from inference.neuron.choices import build_answer
+from inference.neuron.embedding_answers import EmbeddingAnswer
+from inference.neuron.embedding_prompts import prepare_embedding
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.errors import (
     EngineGoneError,
@@ -26,8 +28,8 @@ from inference.neuron.errors import (
 )
 from inference.neuron.model_text import ModelText
 from inference.neuron.prompts import Prepared, count_tokens, prepare
-from inference.neuron.request_table import AddressedEvent, RequestTable, sequence_id
-from inference.protocol.engine import SubmitSequence
+from inference.neuron.request_table import AddressedEvent, Answer, RequestTable, sequence_id
+from inference.protocol.engine import EmbedSequences, SubmitSequence
 from inference.protocol.events import Accepted, Failure, TokensCounted
 from inference.protocol.generation import (
     EmbeddingRequest,
@@ -84,6 +86,9 @@ class Intake:
         if time.time() > submit.deadline_unix_s:
             raise RequestRefusedError(deadline_passed())
         engine, text = self._take(submit.model)
+        wanted = "embedding" if isinstance(submit.request, EmbeddingRequest) else "generation"
+        if text.report.kind != wanted:
+            raise RequestRefusedError(wrong_kind(submit.model, text.report.kind))
         match submit.request:
             case GenerationRequest() as request:
                 self._start_generation(submit, request, engine, text)
@@ -92,8 +97,8 @@ class Intake:
                     request_id=submit.request_id, prompt_tokens=count_tokens(request, text)
                 )
                 self._publish(self._table.end(submit.request_id, counted))
-            case EmbeddingRequest():
-                raise RequestRefusedError(wrong_kind(submit.model, text.report.kind))
+            case EmbeddingRequest() as request:
+                self._start_embedding(submit, request, engine, text)
 
     def _start_generation(
         self, submit: Submit, request: GenerationRequest, engine: EngineProcess, text: ModelText
@@ -101,12 +106,37 @@ class Intake:
         request_id = submit.request_id
         prepared = prepare(request, text)
         answer = build_answer(request_id, request, prepared, text)
+        commands = _commands(request_id, request.n, prepared)
+        self._hand_over(submit, answer, commands, engine, prepared.num_prompt_tokens)
+
+    def _start_embedding(
+        self, submit: Submit, request: EmbeddingRequest, engine: EngineProcess, text: ModelText
+    ) -> None:
+        inputs = prepare_embedding(request, text)
+        num_tokens = sum(map(len, inputs))
+        answer = EmbeddingAnswer(submit.request_id, num_prompt_tokens=num_tokens)
+        command = EmbedSequences(
+            sequence_id=sequence_id(submit.request_id, 0),
+            prompts=inputs,
+            dimensions=request.dimensions,
+        )
+        self._hand_over(submit, answer, [command], engine, num_tokens)
+
+    def _hand_over(
+        self,
+        submit: Submit,
+        answer: Answer,
+        commands: Iterable[SubmitSequence | EmbedSequences],
+        engine: EngineProcess,
+        num_prompt_tokens: int,
+    ) -> None:
+        request_id = submit.request_id
         if not self._table.begin(request_id, answer, engine):
             return  # cancelled while it was prepared
-        accepted = Accepted(request_id=request_id, prompt_tokens=prepared.num_prompt_tokens)
+        accepted = Accepted(request_id=request_id, prompt_tokens=num_prompt_tokens)
         self._publish([AddressedEvent(submit.gateway_id, accepted)])
         try:
-            for command in _commands(request_id, request.n, prepared):
+            for command in commands:
                 engine.send(command)
         except EngineGoneError as error:
             raise RequestRefusedError(model_recovering(submit.model)) from error

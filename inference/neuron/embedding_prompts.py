@@ -1,0 +1,75 @@
+"""From a parsed embedding request to the token ids that the engine runs: tokenized and checked.
+
+An input over the model's limit is refused with both numbers, never cut. Pure but for the
+tokenizer's files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from inference.neuron.errors import RequestRefusedError, context_length_exceeded
+from inference.neuron.model_text import ModelText
+from inference.protocol.events import Failure
+from inference.protocol.generation import EmbeddingRequest, TextInput, TokensInput
+from inference.protocol.load import LoadReport
+
+
+def prepare_embedding(request: EmbeddingRequest, text: ModelText) -> list[list[int]]:
+    """Token ids of each input. Text gets the special tokens that the model puts around it; token
+    ids are taken as they are. Raises ``RequestRefusedError``."""
+    _check_dimensions(request.dimensions, text.report)
+    inputs = list(_token_ids(request.input, text))
+    for index, token_ids in enumerate(inputs):
+        _check(token_ids, index, text.report)
+    return inputs
+
+
+def _token_ids(given: TextInput | TokensInput, text: ModelText) -> Iterable[list[int]]:
+    if isinstance(given, TokensInput):
+        return given.prompts
+    return [text.tokenizer.encode(one, add_special_tokens=True) for one in given.texts]
+
+
+def _check(token_ids: list[int], index: int, report: LoadReport) -> None:
+    limit, vocab_size = report.context_tokens, report.vocab_size
+    if not token_ids:
+        raise _refusal("empty_prompt", f"input {index} holds no tokens", "input")
+    if len(token_ids) > limit:
+        message = (
+            f"this model's maximum input length is {limit} tokens and input {index} has "
+            f"{len(token_ids)}"
+        )
+        raise RequestRefusedError(context_length_exceeded(message, "input"))
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < vocab_size:
+            message = (
+                f"input {index} has the token id {token_id}, which is outside this model's "
+                f"vocabulary of {vocab_size}"
+            )
+            raise _refusal("bad_token_id", message, "input")
+
+
+def _check_dimensions(asked: int | None, report: LoadReport) -> None:
+    """Leading dimensions are of use alone only in models that were trained so, and those that say
+    so of themselves are the ones that may be asked; nothing can tell by looking at vectors."""
+    own = report.embedding_dimensions
+    if asked is None or asked == own:
+        return
+    if own is None or asked > own:
+        message = f"this model's vectors have {own} dimensions and you asked for {asked}"
+        raise _refusal("invalid_value", message, "dimensions")
+    if not report.is_matryoshka:
+        message = (
+            f"this model's vectors have {own} dimensions, and its config.json does not declare "
+            "that fewer of them are of use (is_matryoshka, matryoshka_dimensions)"
+        )
+        raise _refusal("unsupported_parameter", message, "dimensions")
+    if report.matryoshka_dimensions and asked not in report.matryoshka_dimensions:
+        known = ", ".join(map(str, report.matryoshka_dimensions))
+        message = f"this model gives vectors of {known} or {own} dimensions, not of {asked}"
+        raise _refusal("invalid_value", message, "dimensions")
+
+
+def _refusal(code: str, message: str, param: str) -> RequestRefusedError:
+    return RequestRefusedError(Failure(code=code, message=message, param=param))
