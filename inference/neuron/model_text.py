@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.protocol.load import LoadReport, LoadSpec
-from inference.text.chat_template import ChatTemplate, find_templates
+from inference.text.chat_template import ChatTemplate
 from inference.text.reasoning import ReasoningMarkers, find_markers
+from inference.text.template_sources import find_templates
 from inference.text.tokenizer import Tokenizer
 
 

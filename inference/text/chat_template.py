@@ -1,25 +1,21 @@
 """Conversations to the prompt text that a model was trained on, through its Jinja chat template.
 
-Owns where a template is found and what is tried when it refuses. The sandbox, its filters and
-globals are transformers' own, so a template sees here what it sees there.
-
-    spec override > chat_template.jinja > chat_template.json > tokenizer_config.json > ChatML
+Owns what a template is told and what is tried when it refuses. The sandbox, its filters and globals
+are transformers' own, so a template sees here what it sees there.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from inference.protocol.generation import ChatInput, ChatMessage, ToolCall, ToolDefinition
+from inference.protocol.generation import ChatInput, ChatMessage, ToolDefinition
 from inference.text.errors import TemplateRenderError
-from inference.text.tokenizer import read_json_object
+from inference.text.template_sources import TemplateSources
+from inference.text.turns import Turn, arrangements, plain_turns
 
 log = logging.getLogger(__name__)
 
@@ -43,48 +39,31 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 )
 """What a client's template_kwargs may not be called: the renderer's own arguments."""
 
-Turn = dict[str, Any]
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""What templates call the switch: Qwen and most others; DeepSeek and Granite."""
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateSources:
-    """``tool_use`` is the second template of models that publish one for chats with tools."""
-
-    default: str | None
-    tool_use: str | None = None
-
-
-def find_templates(directory: Path, override: str | None) -> TemplateSources:
-    """Raises ``TokenizerFilesError`` when a file that should hold a template is broken."""
-    if override is not None:
-        return TemplateSources(override)
-    jinja_file = directory / "chat_template.jinja"
-    if jinja_file.is_file():
-        return TemplateSources(jinja_file.read_text(encoding="utf-8"))
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        declared = read_json_object(directory / name).get("chat_template")
-        if declared is not None:
-            return _declared_templates(declared)
-    return TemplateSources(None)
+def wants_thinking(chat: ChatInput) -> bool | None:
+    """What the template is told: the client's template_kwargs, else its explicit wish, else no when
+    it will not see any. ``None``: nothing, the template decides."""
+    for name in THINKING_SWITCHES:
+        if name in chat.template_kwargs:
+            return bool(chat.template_kwargs[name])
+    if chat.thinking is None and not chat.shows_reasoning:
+        return False
+    return chat.thinking
 
 
-def _declared_templates(declared: object) -> TemplateSources:
-    """A string, or a list of {name, template}."""
-    if isinstance(declared, str):
-        return TemplateSources(declared)
-    named = {
-        entry["name"]: entry["template"]
-        for entry in (declared if isinstance(declared, list) else [])
-        if isinstance(entry, dict) and {"name", "template"} <= entry.keys()
-    }
-    return TemplateSources(named.get("default"), named.get("tool_use"))
+def rendered_tools(chat: ChatInput) -> Sequence[ToolDefinition]:
+    """Those that the model is told of: none when it may not call any."""
+    return () if chat.tool_choice.mode == "none" else chat.tools
 
 
 class ChatTemplate:
     """Stateless; any thread may render. A template is compiled once per process."""
 
     def __init__(self, sources: TemplateSources, special_tokens: Mapping[str, str]) -> None:
-        self._sources = sources
+        self.sources = sources
         self._special_tokens = dict(special_tokens)
 
     def render(self, chat: ChatInput) -> str:
@@ -94,27 +73,33 @@ class ChatTemplate:
         without tools a refusing template is replaced by ChatML, which the log tells.
         """
         _check_kwargs(chat.template_kwargs)
-        source = self._sources.default
-        if chat.tools:
-            source = self._sources.tool_use or source
-            if source is None or "tools" not in source:
-                raise TemplateRenderError("this model's chat template has no place for tools")
+        source = self._source(chat)
         if source is None:
             log.warning("the model has no chat template: rendering plain ChatML")
-            return self._render_source(CHATML, _turns(chat.messages), chat)
+            return self._render_chatml(chat)
         try:
             return self._render_arranged(source, chat)
         except Exception as error:  # templates are foreign code and may raise anything
-            if chat.tools or any(message.tool_calls for message in chat.messages):
+            if _is_about_tools(chat):
                 raise TemplateRenderError(f"the model's chat template failed: {error}") from error
             log.warning("chat template failed (%s): rendering plain ChatML", error)
-            return self._render_source(CHATML, _turns(chat.messages), chat)
+            return self._render_chatml(chat)
+
+    def _source(self, chat: ChatInput) -> str | None:
+        if not _is_about_tools(chat):
+            return self.sources.default
+        source = self.sources.for_tools
+        if source is None:
+            raise TemplateRenderError("this model's chat template has no place for tools")
+        if "tool_calls" not in source and any(message.tool_calls for message in chat.messages):
+            raise TemplateRenderError("this model's chat template has no place for tool calls")
+        return source
 
     def _render_arranged(self, source: str, chat: ChatInput) -> str:
-        """Tries arrangements of the system turns until one renders and loses none of them."""
+        """Tries arrangements of the turns until one renders and loses no system turn."""
         refusal: Exception | None = None
         first_rendered: str | None = None
-        for turns in _arrangements(_turns(chat.messages)):
+        for turns in arrangements(chat.messages):
             try:
                 rendered = self._render_source(source, turns, chat)
             except Exception as error:  # noqa: BLE001 - raised again below if nothing renders
@@ -129,16 +114,29 @@ class ChatTemplate:
         assert refusal is not None
         raise refusal
 
+    def _render_chatml(self, chat: ChatInput) -> str:
+        return self._render_source(CHATML, plain_turns(chat.messages), chat)
+
     def _render_source(self, source: str, turns: list[Turn], chat: ChatInput) -> str:
         rendered: Any = render_jinja_template(
             conversations=[turns],
-            tools=[_tool(tool) for tool in chat.tools] or None,
+            tools=[_tool(tool) for tool in rendered_tools(chat)] or None,
             chat_template=source,
             add_generation_prompt=True,
-            **{**self._special_tokens, **chat.template_kwargs},
+            **{**self._special_tokens, **_template_kwargs(chat)},
         )
         prompts, _ = rendered
         return str(prompts[0])
+
+
+def _template_kwargs(chat: ChatInput) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {}
+    thinking = wants_thinking(chat)
+    if thinking is not None:
+        kwargs |= dict.fromkeys(THINKING_SWITCHES, thinking)
+    if chat.reasoning_effort is not None:
+        kwargs["reasoning_effort"] = chat.reasoning_effort
+    return kwargs | chat.template_kwargs
 
 
 def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
@@ -146,22 +144,9 @@ def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
         raise TemplateRenderError(f"template_kwargs may not set {', '.join(clash)}")
 
 
-def _turns(messages: list[ChatMessage]) -> list[Turn]:
-    return [_turn(message) for message in messages]
-
-
-def _turn(message: ChatMessage) -> Turn:
-    """Absent fields are left out, as templates test for their presence."""
-    turn: Turn = {"role": message.role, "content": message.content or ""}
-    if message.name is not None:
-        turn["name"] = message.name
-    if message.tool_call_id is not None:
-        turn["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
-    if message.reasoning is not None:
-        turn["reasoning_content"] = message.reasoning
-    return turn
+def _is_about_tools(chat: ChatInput) -> bool:
+    in_history = any(message.tool_calls or message.role == "tool" for message in chat.messages)
+    return in_history or bool(rendered_tools(chat))
 
 
 def _tool(tool: ToolDefinition) -> dict[str, Any]:
@@ -170,31 +155,6 @@ def _tool(tool: ToolDefinition) -> dict[str, Any]:
         function["description"] = tool.description
     function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": function}
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    """The API carries arguments as JSON text; templates iterate them or write them with
-    ``tojson``. What is not JSON stays text."""
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except ValueError:
-        arguments = call.arguments
-    function = {"name": call.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _arrangements(turns: list[Turn]) -> Iterator[list[Turn]]:
-    """As sent; all system turns as one first turn; their text before the first user turn's."""
-    yield turns
-    systems = [turn for turn in turns if turn["role"] == "system"]
-    if not systems:
-        return
-    others = [turn for turn in turns if turn["role"] != "system"]
-    text = "\n\n".join(turn["content"] for turn in systems)
-    yield [{"role": "system", "content": text}, *others]
-    if others and others[0]["role"] == "user":
-        first = {**others[0], "content": f"{text}\n\n{others[0]['content']}"}
-        yield [first, *others[1:]]
 
 
 def _keeps_system_texts(rendered: str, messages: list[ChatMessage]) -> bool:

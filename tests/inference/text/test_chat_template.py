@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from inference.protocol.generation import ChatInput, ChatMessage, ToolCall, ToolDefinition
-from inference.text.chat_template import ChatTemplate, TemplateSources, find_templates
+from inference.protocol.generation import (
+    ChatInput,
+    ChatMessage,
+    ToolCall,
+    ToolChoice,
+    ToolDefinition,
+)
+from inference.text.chat_template import ChatTemplate
 from inference.text.errors import TemplateRenderError, TokenizerFilesError
+from inference.text.template_sources import TemplateSources, find_templates
 
 REFUSES_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
@@ -51,6 +58,14 @@ def test_a_named_list_has_a_template_for_tools(tmp_path: Path) -> None:
     assert "function" in template.render(_chat(("user", "x"), tools=[TOOL]))
 
 
+def test_a_further_template_file_is_for_tools(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("d")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    sources = find_templates(tmp_path, None)
+    assert (sources.default, sources.for_tools) == ("d", "{{ tools }}")
+
+
 def test_a_broken_template_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "chat_template.json").write_text("[")
     with pytest.raises(TokenizerFilesError, match=r"chat_template\.json"):
@@ -72,6 +87,73 @@ def test_tool_call_arguments_arrive_as_objects() -> None:
     chat = ChatInput(messages=[ChatMessage(role="assistant", tool_calls=[call])], tools=[TOOL])
     source = "{% if tools %}{{ messages[0].tool_calls[0].function.arguments.a + 1 }}{% endif %}"
     assert _render(source, chat) == "2"
+
+
+def _with_call(**kwargs: object) -> ChatInput:
+    call = ToolCall(id="call_0123456789", name="f", arguments='{"a": 1}')
+    messages = [
+        ChatMessage(role="assistant", tool_calls=[call]),
+        ChatMessage(role="tool", tool_call_id=call.id, content="2"),
+    ]
+    return ChatInput(messages=messages, **kwargs)  # type: ignore[arg-type]
+
+
+def test_arguments_stay_text_for_a_template_that_joins_them() -> None:
+    source = "{# tools #}{{ 'calls ' + messages[0].tool_calls[0].function.arguments }}"
+    assert _render(source, _with_call()) == 'calls {"a": 1}'
+
+
+def test_identifiers_are_shortened_for_a_template_that_counts_them() -> None:
+    source = (
+        "{# tools #}{% for m in messages %}"
+        "{% set id = m.tool_call_id if m.role == 'tool' else m.tool_calls[0].id %}"
+        "{% if id | length != 9 %}{{ raise_exception('nine characters') }}{% endif %}[{{ id }}]"
+        "{% endfor %}"
+    )
+    called, answered = _render(source, _with_call()).strip("[]").split("][")
+    assert called == answered
+    assert called.isalnum()
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"tools": [TOOL]}])
+def test_calls_that_a_template_cannot_show_are_refused(kwargs: dict[str, object]) -> None:
+    for source in (None, "{{ messages }}", "{# tools #}{{ messages[0].content }}"):
+        with pytest.raises(TemplateRenderError, match="no place for tool"):
+            _render(source, _with_call(**kwargs))
+
+
+def test_a_refusing_template_with_calls_in_the_history_is_an_error() -> None:
+    source = "{# tools tool_calls #}{{ raise_exception('one call at a time') }}"
+    with pytest.raises(TemplateRenderError, match="one call at a time"):
+        _render(source, _with_call())
+
+
+def test_tools_that_may_not_be_called_are_not_shown() -> None:
+    chat = _chat(("user", "x"), tools=[TOOL], tool_choice=ToolChoice(mode="none"))
+    assert _render("{{ tools is none }}", chat) == "True"
+    assert _render("no place", chat) == "no place"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "told"),
+    [
+        ({}, "False"),
+        ({"shows_reasoning": True}, "unsaid"),
+        ({"thinking": True}, "True"),
+        ({"thinking": False, "shows_reasoning": True}, "False"),
+        ({"thinking": False, "template_kwargs": {"enable_thinking": True}}, "True"),
+        ({"template_kwargs": {"thinking": True}}, "True"),
+    ],
+)
+def test_what_the_template_is_told_of_thinking(kwargs: dict[str, object], told: str) -> None:
+    for switch in ("enable_thinking", "thinking"):
+        source = f"{{{{ {switch} if {switch} is defined else 'unsaid' }}}}"
+        assert _render(source, _chat(("user", "x"), **kwargs)) == told
+
+
+def test_the_effort_reaches_the_template() -> None:
+    chat = _chat(("user", "x"), reasoning_effort="high")
+    assert _render("{{ reasoning_effort }}", chat) == "high"
 
 
 def test_a_missing_template_is_chatml_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -99,10 +181,11 @@ def test_a_template_without_tools_refuses_them() -> None:
         _render("{{ messages[0].content }}", _chat(("user", "x"), tools=[TOOL]))
 
 
-def test_system_turns_stay_where_they_are_when_the_template_takes_them() -> None:
+def test_system_turns_become_one_first_turn() -> None:
     source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     chat = _chat(("system", "a"), ("user", "x"), ("system", "b"))
-    assert _render(source, chat) == "[system]a[user]x[system]b"
+    assert _render(source, chat) == "[system]a\n\nb[user]x"
+    assert _render(source, _chat(("user", "x"), ("system", "b"))) == "[system]b[user]x"
 
 
 def test_lost_system_turns_are_merged() -> None:

@@ -1,0 +1,59 @@
+"""Where a model's chat template is found.
+
+    spec override > chat_template.jinja > chat_template.json > tokenizer_config.json
+
+A GGUF's template is in the tokenizer_config.json that its load has written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from inference.text.tokenizer import read_json_object
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSources:
+    """``tool_use`` is the second template of models that publish one for chats with tools."""
+
+    default: str | None
+    tool_use: str | None = None
+
+    @property
+    def for_tools(self) -> str | None:
+        """What renders a chat with tools; ``None``: nothing here has a place for them."""
+        source = self.tool_use or self.default
+        return source if source is not None and "tools" in source else None
+
+
+def find_templates(directory: Path, override: str | None) -> TemplateSources:
+    """Raises ``TokenizerFilesError`` when a file that should hold a template is broken."""
+    if override is not None:
+        return TemplateSources(override)
+    jinja_file = directory / "chat_template.jinja"
+    if jinja_file.is_file():
+        return TemplateSources(jinja_file.read_text(encoding="utf-8"), _tool_use_file(directory))
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        declared = read_json_object(directory / name).get("chat_template")
+        if declared is not None:
+            return _declared_templates(declared)
+    return TemplateSources(None)
+
+
+def _tool_use_file(directory: Path) -> str | None:
+    """Where transformers saves further templates beside a chat_template.jinja."""
+    path = directory / "additional_chat_templates" / "tool_use.jinja"
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _declared_templates(declared: object) -> TemplateSources:
+    """A string, or a list of {name, template}."""
+    if isinstance(declared, str):
+        return TemplateSources(declared)
+    named = {
+        entry["name"]: entry["template"]
+        for entry in (declared if isinstance(declared, list) else [])
+        if isinstance(entry, dict) and {"name", "template"} <= entry.keys()
+    }
+    return TemplateSources(named.get("default"), named.get("tool_use"))

@@ -1,0 +1,97 @@
+"""A conversation as templates see it: plain objects, in the forms that one template or another
+takes.
+
+    system turns     one first turn > before the first user turn's text > where they were sent
+    tool calls       arguments as objects > as JSON text > with identifiers of nine characters
+
+A template is tried with one form after the other, in that order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from inference.protocol.generation import ChatMessage, ToolCall
+
+Turn = dict[str, Any]
+
+SHORT_ID_CHARACTERS = 9
+"""Mistral's templates refuse identifiers of any other length."""
+
+
+def arrangements(messages: list[ChatMessage]) -> Iterator[list[Turn]]:
+    """The first is what most templates take."""
+    has_calls = any(message.tool_calls or message.tool_call_id for message in messages)
+    forms = (plain_turns, _text_argument_turns, _short_id_turns) if has_calls else (plain_turns,)
+    for form in forms:
+        yield from _system_arrangements(form(messages))
+
+
+def plain_turns(messages: list[ChatMessage]) -> list[Turn]:
+    return [_turn(message) for message in messages]
+
+
+def _turn(message: ChatMessage) -> Turn:
+    """Absent fields are left out, as templates test for their presence."""
+    turn: Turn = {"role": message.role, "content": message.content or ""}
+    if message.name is not None:
+        turn["name"] = message.name
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
+    if message.reasoning is not None:
+        turn["reasoning_content"] = message.reasoning
+    return turn
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    """The API carries arguments as JSON text; templates iterate them or write them with
+    ``tojson``. What is not JSON stays text."""
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except ValueError:
+        arguments = call.arguments
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _text_argument_turns(messages: list[ChatMessage]) -> list[Turn]:
+    """For templates that put the arguments beside other text."""
+    turns = plain_turns(messages)
+    for turn, message in zip(turns, messages, strict=True):
+        for call, sent in zip(turn.get("tool_calls", []), message.tool_calls, strict=True):
+            call["function"]["arguments"] = sent.arguments or "{}"
+    return turns
+
+
+def _short_id_turns(messages: list[ChatMessage]) -> list[Turn]:
+    turns = plain_turns(messages)
+    for turn in turns:
+        for call in turn.get("tool_calls", []):
+            call["id"] = _short_id(call["id"])
+        if "tool_call_id" in turn:
+            turn["tool_call_id"] = _short_id(turn["tool_call_id"])
+    return turns
+
+
+def _short_id(identity: str) -> str:
+    return hashlib.sha256(identity.encode()).hexdigest()[:SHORT_ID_CHARACTERS]
+
+
+def _system_arrangements(turns: list[Turn]) -> Iterator[list[Turn]]:
+    systems = [turn for turn in turns if turn["role"] == "system"]
+    if not systems:
+        yield turns
+        return
+    others = [turn for turn in turns if turn["role"] != "system"]
+    text = "\n\n".join(turn["content"] for turn in systems if turn["content"])
+    yield [{**systems[0], "content": text}, *others]
+    if others and others[0]["role"] == "user":
+        first = {**others[0], "content": f"{text}\n\n{others[0]['content']}"}
+        yield [first, *others[1:]]
+    if len(systems) > 1 or turns[0]["role"] != "system":
+        yield turns
