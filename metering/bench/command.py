@@ -13,6 +13,7 @@ from rich.console import Console
 from helexa_site.bootstrap.suite import fetch_default_model
 from helexa_site.config import REPOSITORY_DIR
 from inference.engine.bookkeeping_benchmark import bookkeeping_ms_per_step
+from metering.bench.encoding import as_lines, encoding_costs
 from metering.bench.report import as_json, print_table
 from metering.bench.run import Results, run
 from metering.bench.server import BenchServer
@@ -48,12 +49,15 @@ def main() -> None:
 
 
 def _print(results: Results, step_ms: float, *, as_json_text: bool) -> None:
+    costs = encoding_costs()
     if as_json_text:
-        print(json.dumps({**as_json(results), "step_bookkeeping_ms": step_ms}, indent=2))
+        told = {**as_json(results), "step_bookkeeping_ms": step_ms, "encoding_us": costs}
+        print(json.dumps(told, indent=2))
         return
     console = Console()
     print_table(results, console)
     console.print(f"bookkeeping of a step at {BOOKKEEPING_SEQUENCES} sequences: {step_ms:.3f} ms")
+    console.print("\n".join(as_lines(costs)))
 
 
 def _open_subjects(
