@@ -8,6 +8,7 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from django.urls import re_path
 
 from inference.gateway.consumers import UnknownUrlConsumer
+from inference.gateway.embeddings import EmbeddingsConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.generation import GenerationConsumer
 from inference.gateway.health import HealthConsumer
@@ -35,6 +36,7 @@ def build_application(gateway: Gateway, *, django_app: Any) -> ProtocolTypeRoute
         [
             re_path(r"^v1/chat/completions/?$", chat),
             re_path(r"^v1/completions/?$", completions),
+            re_path(r"^v1/embeddings/?$", EmbeddingsConsumer.as_asgi(gateway=gateway)),
             re_path(r"^v1/messages/?$", messages),
             re_path(r"^v1/messages/count_tokens/?$", count_tokens),
             re_path(r"^v1/messages/", no_messages),
