@@ -5,7 +5,8 @@
         headers.json                    and its headers, where they matter
         events.json                     what happened: then also
             parsed.json                 the request inside
-            stream.sse  body.json       the answer, streamed and whole
+            stream.sse  body.json       the answer, streamed and whole; streamed where there
+                                        are streams of the dialect
         or error.json                   the refusal, where the parser refuses
 
 ``python -m tests.inference.wire.golden`` writes every output anew; read the diff before you commit.
@@ -14,6 +15,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +23,24 @@ from typing import Any
 import msgspec
 
 from inference.protocol.events import Event
-from inference.wire import openai_chat, openai_completions, openai_errors
-from inference.wire.dialect import ErrorDialect, Parse, RequestContext
+from inference.protocol.generation import Request
+from inference.wire import (
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_errors,
+)
+from inference.wire.dialect import ErrorDialect, RequestContext
 from inference.wire.errors import ApiError
 
 GOLDEN_DIR = Path(__file__).resolve().parents[2] / "golden"
-DIALECTS: dict[str, tuple[Parse, ErrorDialect]] = {
+Parser = Callable[[bytes, RequestContext], Any]
+DIALECTS: dict[str, tuple[Parser, ErrorDialect]] = {
     "openai_chat": (openai_chat.parse, openai_errors),
     "openai_completions": (openai_completions.parse, openai_errors),
+    "openai_embeddings": (openai_embeddings.parse, openai_errors),
 }
+UNSTREAMED = frozenset({"openai_embeddings"})
 OPTIONAL = frozenset({"headers.json"})
 ANSWERED = frozenset({"request.json", "events.json", "parsed.json", "stream.sse", "body.json"})
 REFUSED = frozenset({"request.json", "error.json"})
@@ -58,13 +69,19 @@ class Case:
             return {"error.json": _pretty({"status": error.status, **said})}
         events = decode_events((self.path / "events.json").read_bytes())
         made = {"request_id": REQUEST_ID, "created_unix_s": CREATED_UNIX_S}
-        stream = fold(request.stream_encoder(**made), events)
         whole = fold(request.body_encoder(**made), events)
-        return {
+        outputs = {
             "parsed.json": _pretty(msgspec.to_builtins(request, str_keys=True)),
-            "stream.sse": stream,
             "body.json": _pretty(json.loads(whole)),
         }
+        if self.dialect not in UNSTREAMED:
+            outputs["stream.sse"] = fold(request.stream_encoder(**made), events)
+        return outputs
+
+    def complete_sets(self) -> tuple[frozenset[str], ...]:
+        """Which files a case of this dialect may have."""
+        streamed = {"stream.sse"} if self.dialect in UNSTREAMED else set()
+        return ANSWERED - streamed, REFUSED
 
     def _headers(self) -> dict[str, str]:
         path = self.path / "headers.json"
@@ -73,6 +90,12 @@ class Case:
 
 def fold(encoder: Any, events: list[Event]) -> bytes:
     return b"".join(encoder.encode(event) for event in events)
+
+
+def inside(parsed: Any) -> Request:
+    """What crosses to the neuron."""
+    request: Request = parsed.embedding if hasattr(parsed, "embedding") else parsed.generation
+    return request
 
 
 def cases() -> list[Case]:

@@ -11,10 +11,10 @@ from typing import Any
 import orjson
 import pytest
 
-from inference.protocol.generation import Submit, decode_inbox_frame, encode_inbox_frame
+from inference.protocol.generation import Request, Submit, decode_inbox_frame, encode_inbox_frame
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError
-from tests.inference.wire.golden import DIALECTS, cases
+from tests.inference.wire.golden import DIALECTS, cases, inside
 from tests.inference.wire.random_bodies import random_bodies
 
 NUM_BODIES = 100_000
@@ -42,17 +42,15 @@ def test_a_request_or_a_refusal(dialect: str) -> None:
         except Exception as error:
             raise AssertionError(f"{body[:2000]!r} broke the parser") from error
         else:
-            _crosses_to_the_neuron(request.generation)
+            _crosses_to_the_neuron(inside(request))
             code = "accepted"
         codes[code] = codes.get(code, 0) + 1
     assert codes["accepted"] > NUM_BODIES / 20, codes
     assert {"invalid_json", "invalid_type", "unsupported_parameter"} <= codes.keys(), codes
 
 
-def _crosses_to_the_neuron(generation: Any) -> None:
-    submit = Submit(
-        request_id="r", gateway_id="g", model="m", request=generation, deadline_unix_s=0.0
-    )
+def _crosses_to_the_neuron(request: Request) -> None:
+    submit = Submit(request_id="r", gateway_id="g", model="m", request=request, deadline_unix_s=0.0)
     assert decode_inbox_frame(encode_inbox_frame(submit)) == submit
 
 
