@@ -9,6 +9,7 @@ import torch
 
 from inference.engine.engine import Engine, EngineLimits
 from inference.engine.executor import TensorExecutor
+from inference.engine.grammars import GrammarCompiler
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.model_runner import ModelRunner
 from inference.engine.sampler import Sampler
@@ -24,6 +25,7 @@ def build_engine(
     kv_dtype: torch.dtype,
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
     scheduler_limits: SchedulerLimits | None = None,
+    grammars: GrammarCompiler | None = None,
     clock: Callable[[], float] = time.monotonic,
     check_when_idle: bool = False,
 ) -> Engine:
@@ -36,6 +38,7 @@ def build_engine(
         TensorExecutor(runner, Sampler(model.config.vocab_size)),
         Scheduler(kv_cache, scheduler_limits or SchedulerLimits()),
         EngineLimits(context_tokens=context_tokens, vocab_size=model.config.vocab_size),
+        grammars=grammars,
         clock=clock,
         check_when_idle=check_when_idle,
     )

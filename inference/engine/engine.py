@@ -6,11 +6,14 @@ Owned by one thread; everything here is called from it. Time and the tensor work
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Set
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
+from inference.engine.errors import GrammarError
 from inference.engine.pacing import PrefillPacer
 from inference.engine.rates import TokenRates
 from inference.engine.scheduler import Schedule, Scheduler
@@ -27,6 +30,14 @@ from inference.protocol.engine import (
 )
 from inference.protocol.sampling import TokenLogprob
 
+if TYPE_CHECKING:
+    from inference.engine.grammars import CompiledGrammar
+
+log = logging.getLogger(__name__)
+
+COMPILE_WAIT_S = 0.005
+"""How long a step waits for a grammar when it has nothing else to do."""
+
 Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
 
 
@@ -38,6 +49,12 @@ class Sampled:
     token_ids: list[int]
     failed: frozenset[int]
     logprobs: dict[int, TokenLogprob]
+    complete: frozenset[int] = frozenset()
+    """Rows whose grammar allows nothing after this token."""
+    ended: Set[int] = frozenset()
+    """Rows whose grammar allowed nothing but the end; their token ids mean nothing."""
+    broken: dict[int, str] = field(default_factory=dict)
+    """Rows whose grammar could not be followed, and why; their token ids mean nothing."""
 
 
 class Executor(Protocol):
@@ -49,6 +66,12 @@ class Executor(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """``sequence`` ended: drop what is kept for it."""
+        ...
+
+
+class GrammarSource(Protocol):
+    def compile(self, text: str) -> Future[CompiledGrammar]:
+        """Does not wait. The future raises ``GrammarError``."""
         ...
 
 
@@ -66,17 +89,21 @@ class Engine:
         scheduler: Scheduler,
         limits: EngineLimits,
         *,
+        grammars: GrammarSource | None = None,
         clock: Callable[[], float] = time.monotonic,
         check_when_idle: bool = False,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
         self._limits = limits
+        self._grammars = grammars
         self._clock = clock
         self._check_when_idle = check_when_idle
         self._sequences: dict[str, Sequence] = {}
         self._outputs: list[Output] = []
         """Refusals and cancellations since the last step."""
+        self._compiling: dict[str, Future[CompiledGrammar]] = {}
+        """Sequence id -> the grammar it waits for."""
         self._num_submitted = 0
         self._rates = TokenRates()
         self._pacer = PrefillPacer(
@@ -92,6 +119,7 @@ class Engine:
         """Advance every sequence that can be. Raises what the executor raises; see ``fail_all``."""
         started_s = self._clock()
         self._fail_overdue(started_s)
+        self._take_compiled()
         schedule = self._scheduler.schedule(self._pacer.num_tokens)
         if not schedule.is_empty:
             sampled = self._executor.execute(schedule)
@@ -115,7 +143,13 @@ class Engine:
             context_tokens=self._limits.context_tokens,
             arrival=self._num_submitted,
             deadline_s=self._clock() + self._scheduler.limits.max_queue_wait_s,
+            # One that has ended already cannot be waited for, nor need it be.
+            same_prompt_as=self._sequences.get(command.same_prompt_as or ""),
         )
+        if self._grammars is not None and command.params.grammar is not None:
+            self._compiling[command.sequence_id] = self._grammars.compile(
+                command.params.grammar.text
+            )
         self._sequences[command.sequence_id] = sequence
         self._scheduler.add(sequence)
 
@@ -181,6 +215,8 @@ class Engine:
             )
         elif self._scheduler.is_full:
             code, message = "queue_full", f"{len(self._scheduler.waiting)} sequences are waiting"
+        elif self._grammars is None and command.params.grammar is not None:
+            code, message = "invalid_grammar", "this engine has no grammars"
         elif command.sequence_id in self._sequences:
             code, message = "engine_error", "a sequence with this sequence id is running"
         else:
@@ -195,9 +231,14 @@ class Engine:
                 ended.append(sequence)
                 self._fail(sequence, "numerical_error", "the model's output was not a number")
                 continue
+            if (problem := sampled.broken.get(row)) is not None:
+                ended.append(sequence)
+                self._fail(sequence, "invalid_grammar", problem)
+                continue
             token_id = sequence.token_ids[-1]
-            is_stop = token_id in sequence.stop_ids
-            is_end = is_stop or len(sequence.token_ids) >= sequence.max_length
+            is_stop = token_id in sequence.stop_ids or row in sampled.ended
+            is_complete = is_stop or row in sampled.complete
+            is_end = is_complete or len(sequence.token_ids) >= sequence.max_length
             num_output_tokens = sequence.num_output_tokens
             logprob = sampled.logprobs.get(row)
             self._outputs.append(
@@ -208,7 +249,7 @@ class Engine:
                     num_cached_tokens=sequence.num_cached_tokens
                     if num_output_tokens == 1
                     else None,
-                    finish_reason="stop" if is_stop else "length" if is_end else None,
+                    finish_reason="stop" if is_complete else "length" if is_end else None,
                     num_output_tokens=num_output_tokens if is_end else 0,
                 )
             )
@@ -216,6 +257,24 @@ class Engine:
                 ended.append(sequence)
                 self._forget(sequence)
         self._scheduler.end_many(ended)
+
+    def _take_compiled(self) -> None:
+        """Let sequences start whose grammar is compiled, and fail those whose does not compile."""
+        if self._compiling and not self._scheduler.running:
+            wait(self._compiling.values(), COMPILE_WAIT_S, FIRST_COMPLETED)
+        done = [(name, future) for name, future in self._compiling.items() if future.done()]
+        for sequence_id, future in done:
+            del self._compiling[sequence_id]
+            sequence = self._sequences[sequence_id]
+            if (error := future.exception()) is None:
+                assert sequence.params.grammar is not None
+                sequence.grammar = future.result().start(sequence.params.grammar)
+                continue
+            if not isinstance(error, GrammarError):
+                log.error("%s: its grammar broke the compiler", sequence_id, exc_info=error)
+            message = str(error) if isinstance(error, GrammarError) else "it cannot be compiled"
+            self._scheduler.end(sequence)
+            self._fail(sequence, "invalid_grammar", message)
 
     def _fail_overdue(self, now_s: float) -> None:
         for sequence in self._scheduler.overdue(now_s):
@@ -231,6 +290,7 @@ class Engine:
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.sequence_id]
+        self._compiling.pop(sequence.sequence_id, None)
         self._executor.forget(sequence)
 
     def _record(self, schedule: Schedule, step_s: float) -> None:

@@ -6,6 +6,7 @@ and runs a first step through both phases. Knows no sockets and no neurons.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from inference.engine.build import build_engine
 from inference.engine.embedding_engine import EmbeddingEngine
 from inference.engine.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.engine import Engine
+from inference.engine.grammars import GrammarCompiler
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.memory import (
     KVPlan,
@@ -38,6 +40,8 @@ from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStag
 PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
 PREFILL_STEP_S = 0.1
 """Half of what a disconnect may take to free its blocks."""
+
+log = logging.getLogger(__name__)
 
 ReportProgress = Callable[[LoadProgress], None]
 
@@ -64,6 +68,11 @@ def load_engine(
         seconds = time.monotonic() - started_s
         return LoadedEngine(embedding_engine, embedding_report(opened, embedder, seconds))
     limit = min(opened.config.max_positions, spec.max_context_tokens or opened.config.max_positions)
+    grammars = GrammarCompiler(
+        opened.tokenizer_dir / "tokenizer.json",
+        opened.config.vocab_size,
+        tuple(opened.config.eos_token_ids),
+    )
     try:
         model, execution = build_fastest_model(
             opened.config, opened.weights, limit, data_dir / "cache" / "native"
@@ -88,9 +97,12 @@ def load_engine(
         num_kv_blocks=plan.num_blocks,
         kv_dtype=model.kv_dtype,
         scheduler_limits=scheduler_limits,
+        grammars=grammars,
         check_when_idle=check_when_idle,
     )
     warm_up(engine, opened.config.vocab_size, on_progress)
+    if (problem := grammars.wait_ready()) is not None:
+        log.warning("%s: %s", spec.model, problem)
     report = _report(opened, model, plan, execution, time.monotonic() - started_s)
     return LoadedEngine(engine, report)
 

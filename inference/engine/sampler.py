@@ -3,21 +3,25 @@
 A row's token depends on its own logits, parameters and random stream, never on its batch mates:
 every operation works along the vocabulary, and one uniform number per token, from the sequence's
 own generator, is looked up in the cumulative distribution.
+
+    logits ─ penalties ─ logit_bias ─ grammar ─ min_tokens ─▶ scores ─ temperature, filters ─▶ token
 """
 
 from __future__ import annotations
 
+import math
 import random
 
 import torch
 
 from inference.engine.engine import Sampled
+from inference.engine.filters import column, filter_probabilities
+from inference.engine.masks import GrammarMasks, Masked
 from inference.engine.penalties import TokenCounts
 from inference.engine.sequence import Sequence
+from inference.engine.thinking import ThinkingBudget
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 
-TOP_CANDIDATES = 1024
-"""Enough to hold the nucleus of most distributions: cheaper to find than to sort a vocabulary."""
 NUM_RANDOM_BITS = 24
 """What float32 holds exactly below 1."""
 
@@ -25,33 +29,31 @@ NUM_RANDOM_BITS = 24
 class Sampler:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self._masks = GrammarMasks(torch.get_num_threads())
         self._random: dict[str, random.Random] = {}
         self._counts: dict[str, TokenCounts] = {}
+        self._thinking: dict[str, ThinkingBudget] = {}
 
     @torch.inference_mode()
     def sample(self, sequences: list[Sequence], logits: torch.Tensor) -> Sampled:
         """``logits`` (num_sequences, vocab_size) float32; read only."""
         if not sequences:
             return Sampled([], frozenset(), {})
-        largest, greedy = logits.max(dim=-1)
-        failed = self._failed_rows(largest)
-        token_ids: list[int] = greedy.tolist()
+        largest, token_ids = largest_of(logits)
+        failed = frozenset(row for row, value in enumerate(largest) if not math.isfinite(value))
         special = [row for row, s in enumerate(sequences) if not is_plain_greedy(s)]
         special = [row for row in special if row not in failed]
+        masked = Masked()
         if special:
-            self._sample_special(sequences, logits, special, token_ids)
-        return Sampled(token_ids, failed, self._logprobs(sequences, logits, token_ids, failed))
+            masked = self._sample_special(sequences, logits, special, token_ids)
+        logprobs = self._logprobs(sequences, logits, token_ids, failed)
+        complete = self._follow(sequences, token_ids, masked)
+        return Sampled(token_ids, failed, logprobs, complete, masked.ended, masked.broken)
 
     def forget(self, sequence: Sequence) -> None:
         self._random.pop(sequence.sequence_id, None)
         self._counts.pop(sequence.sequence_id, None)
-
-    def _failed_rows(self, largest: torch.Tensor) -> frozenset[int]:
-        """Rows with a NaN (``max`` propagates it), or where nothing is finite."""
-        finite = torch.isfinite(largest)
-        if bool(finite.all()):
-            return frozenset()
-        return frozenset(torch.nonzero(~finite).flatten().tolist())
+        self._thinking.pop(sequence.sequence_id, None)
 
     def _sample_special(
         self,
@@ -59,21 +61,23 @@ class Sampler:
         logits: torch.Tensor,
         rows: list[int],
         token_ids: list[int],
-    ) -> None:
+    ) -> Masked:
         """Everything but plain greedy; writes into ``token_ids``."""
         chosen = [sequences[row] for row in rows]
-        scores = logits[rows].clone()
+        scores = logits.clone() if len(rows) == len(logits) else logits[rows]
         self._adjust(scores, chosen)
-        greedy = scores.argmax(dim=-1).tolist()
+        masked = self._masks.apply(scores, chosen)
+        forbid_early_stops(scores, chosen)
+        _, greedy = largest_of(scores)
         drawn_rows = [i for i, s in enumerate(chosen) if s.params.temperature > 0]
         drawn = self._draw(scores, chosen, drawn_rows)
-        for index, (row, sequence) in enumerate(zip(rows, chosen, strict=True)):
-            token_ids[row] = drawn.get(index, greedy[index])
-            if (counts := self._counts.get(sequence.sequence_id)) is not None:
-                counts.add(token_ids[row])
+        for index, row in enumerate(rows):
+            forced = self._forced_token(chosen[index])
+            token_ids[row] = drawn.get(index, greedy[index]) if forced is None else forced
+        return masked.at_rows(rows)
 
     def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> None:
-        """Penalties, then logit_bias, then forbidden stop tokens; in place."""
+        """Penalties, then logit_bias; in place."""
         for row, sequence in enumerate(sequences):
             params = sequence.params
             if has_penalties(params):
@@ -82,8 +86,37 @@ class Sampler:
                 ids = torch.tensor(list(params.logit_bias), device=scores.device)
                 bias = torch.tensor(list(params.logit_bias.values()), device=scores.device)
                 scores[row, ids] += bias
-            if sequence.num_output_tokens < params.min_tokens and params.stop_token_ids:
-                scores[row, params.stop_token_ids] = float("-inf")
+
+    def _forced_token(self, sequence: Sequence) -> int | None:
+        """The end of a thinking block that has had its share. A grammar that holds already says
+        itself what comes."""
+        if sequence.params.thinking_limit is None:
+            return None
+        if sequence.grammar is not None and sequence.grammar.is_active:
+            return None
+        return self._thinking_of(sequence).forced_token
+
+    def _follow(
+        self, sequences: list[Sequence], token_ids: list[int], masked: Masked
+    ) -> frozenset[int]:
+        """Tell what follows the output of its new tokens. Returns the rows whose grammar is
+        complete with theirs; adds to ``masked`` those that broke theirs."""
+        complete = []
+        for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
+            if (counts := self._counts.get(sequence.sequence_id)) is not None:
+                counts.add(token_id)
+            if sequence.params.thinking_limit is not None:
+                self._thinking_of(sequence).advance(token_id)
+            state = sequence.grammar
+            if state is None or row in masked.ended or row in masked.broken:
+                continue
+            if token_id not in sequence.stop_ids:
+                state.advance(token_id)
+                if (problem := state.problem) is not None:
+                    masked.broken[row] = problem
+                elif state.is_complete:
+                    complete.append(row)
+        return frozenset(complete)
 
     def _counts_of(self, sequence: Sequence, device: torch.device) -> TokenCounts:
         counts = self._counts.get(sequence.sequence_id)
@@ -92,6 +125,14 @@ class Sampler:
             self._counts[sequence.sequence_id] = counts
         return counts
 
+    def _thinking_of(self, sequence: Sequence) -> ThinkingBudget:
+        budget = self._thinking.get(sequence.sequence_id)
+        if budget is None:
+            assert sequence.params.thinking_limit is not None
+            budget = ThinkingBudget(sequence.params.thinking_limit)
+            self._thinking[sequence.sequence_id] = budget
+        return budget
+
     def _draw(
         self, scores: torch.Tensor, sequences: list[Sequence], rows: list[int]
     ) -> dict[int, int]:
@@ -99,9 +140,9 @@ class Sampler:
         if not rows:
             return {}
         params = [sequences[row].params for row in rows]
-        scaled = scores[rows] / _column([p.temperature for p in params], scores.device)
+        scaled = scores[rows] / column([p.temperature for p in params], scores.device)
         probabilities = filter_probabilities(torch.softmax(scaled, dim=-1), params)
-        uniform = _column([self._uniform(sequences[row]) for row in rows], scores.device)
+        uniform = column([self._uniform(sequences[row]) for row in rows], scores.device)
         cumulative = probabilities.cumsum(dim=-1)
         total = cumulative[:, -1:]
         # A uniform number below 1 times the total can round up to the total, past the last token.
@@ -141,11 +182,35 @@ class Sampler:
         return found
 
 
+def largest_of(scores: torch.Tensor) -> tuple[list[float], list[int]]:
+    """Each row's largest value and its first place. A row with a NaN gives NaN."""
+    if scores.device.type == "cpu":
+        # numpy's argmax is vectorised; torch's maximum with places is not, and ten times as slow.
+        array = scores.numpy()
+        places = array.argmax(axis=-1)
+        return array[range(len(array)), places].tolist(), places.tolist()
+    values, indices = scores.max(dim=-1)
+    return values.tolist(), indices.tolist()
+
+
+def forbid_early_stops(scores: torch.Tensor, sequences: list[Sequence]) -> None:
+    """min_tokens, in place. It gives way where the grammar leaves nothing but a stop token."""
+    for row, sequence in enumerate(sequences):
+        params = sequence.params
+        if sequence.num_output_tokens < params.min_tokens and params.stop_token_ids:
+            stops = scores[row, params.stop_token_ids]
+            scores[row, params.stop_token_ids] = float("-inf")
+            if bool(torch.isneginf(scores[row].amax())):
+                scores[row, params.stop_token_ids] = stops
+
+
 def is_plain_greedy(sequence: Sequence) -> bool:
     """Whether the largest raw logit is the answer."""
     params = sequence.params
     return (
         params.temperature == 0
+        and sequence.grammar is None
+        and params.thinking_limit is None
         and not has_penalties(params)
         and not params.logit_bias
         and sequence.num_output_tokens >= params.min_tokens
@@ -158,46 +223,3 @@ def has_penalties(params: SamplingParams) -> bool:
         or params.presence_penalty != 0.0
         or params.frequency_penalty != 0.0
     )
-
-
-def filter_probabilities(probabilities: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-    """Zero what top_k, top_p and min_p exclude: (num_rows, vocab_size), not renormalised.
-
-    Filters apply in that order, top_p to the distribution that top_k left. The most likely token
-    always stays.
-    """
-    if any(p.top_k > 0 or p.top_p < 1.0 for p in params):
-        thresholds = _nucleus_threshold(probabilities, params)
-        probabilities = probabilities * (probabilities >= thresholds)
-    if any(p.min_p > 0 for p in params):
-        largest = probabilities.max(dim=-1, keepdim=True).values
-        floor = largest * _column([p.min_p for p in params], probabilities.device)
-        probabilities = probabilities * (probabilities >= floor)
-    return probabilities
-
-
-def _nucleus_threshold(probabilities: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-    """(num_rows, 1): the smallest probability that top_k and top_p keep. Ties with it stay."""
-    device, vocab_size = probabilities.device, probabilities.shape[-1]
-    top_k = [p.top_k if p.top_k > 0 else vocab_size for p in params]
-    limits = _column([float(min(k, vocab_size)) for k in top_k], device)
-    top_p = _column([p.top_p for p in params], device)
-    num_candidates = min(max([TOP_CANDIDATES, *(p.top_k for p in params)]), vocab_size)
-    while True:
-        values = probabilities.topk(num_candidates, dim=-1).values
-        ranks = torch.arange(num_candidates, device=device)
-        values = values * (ranks < limits)
-        mass = torch.where(limits < vocab_size, values.sum(-1, keepdim=True), 1.0)
-        before = values.cumsum(dim=-1) - values
-        kept = (before < top_p * mass) & (ranks < limits)
-        # Where even the last candidate is kept there may be more behind it.
-        if num_candidates == vocab_size or not bool(
-            (kept[:, -1:] & (limits > num_candidates)).any()
-        ):
-            last = kept.sum(dim=-1, keepdim=True).clamp_min(1) - 1
-            return values.gather(-1, last)
-        num_candidates = vocab_size
-
-
-def _column(values: list[float], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)

@@ -4,14 +4,18 @@
 One step's rows: every decoding sequence (one token each), and prompt chunks up to a token
 budget, oldest sequence first. New sequences are admitted in order of arrival while there are seats
 and blocks. When a decoding sequence needs a block and none is free, the newest running sequence
-gives its blocks up and goes back to the head of the queue, to be recomputed.
+gives its blocks up and goes back to its place in the queue, to be recomputed.
 
-    arrival order:  running (oldest … newest) | waiting (preempted … never started)
+A sequence that is held (``Sequence.is_held``) keeps its place in the queue and lets later ones
+pass; once it may start it is the first of those that wait, and takes its place among those that
+run. So both lists are in order of arrival, and the oldest running sequence always gets to its end.
+
+    running (oldest … newest)      waiting (oldest … newest; preempted, held, never started)
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass, field
 
 from inference.engine.errors import IntegrityError
@@ -66,7 +70,7 @@ class Scheduler:
         self.kv_cache = kv_cache
         self.limits = limits
         self.running: list[Sequence] = []
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
         self._short_of_blocks = False
@@ -93,11 +97,13 @@ class Scheduler:
             if sequence.state is SequenceState.PREFILLING:
                 budget -= self._schedule_chunk(schedule, sequence, budget)
         self._short_of_blocks = False
-        while budget > 0 and self.waiting and len(self.running) < self.limits.max_running:
-            if not self._admit(self.waiting[0]):
+        while budget > 0 and len(self.running) < self.limits.max_running:
+            if (oldest := next((s for s in self.waiting if not s.is_held), None)) is None:
+                break
+            if not self._admit(oldest):
                 self._short_of_blocks = True
                 break
-            budget -= self._schedule_chunk(schedule, self.running[-1], budget)
+            budget -= self._schedule_chunk(schedule, oldest, budget)
         return schedule
 
     def _schedule_decodes(self, schedule: Schedule) -> None:
@@ -124,20 +130,21 @@ class Scheduler:
         sequence = self.running.pop()
         self.kv_cache.release(sequence)
         sequence.move_to(SequenceState.WAITING)
-        self.waiting.appendleft(sequence)
+        insort(self.waiting, sequence, key=_arrival)
         self.num_preemptions += 1
         return sequence
 
     def _admit(self, sequence: Sequence) -> bool:
         if not self.kv_cache.admit(sequence):
             return False
-        self.waiting.popleft()
+        self.waiting.remove(sequence)
         sequence.move_to(SequenceState.PREFILLING)
         sequence.deadline_s = None
+        sequence.same_prompt_as = None
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.prefix_hit_tokens += sequence.num_computed_tokens
-        self.running.append(sequence)
+        insort(self.running, sequence, key=_arrival)
         return True
 
     def _schedule_chunk(self, schedule: Schedule, sequence: Sequence, budget: int) -> int:
@@ -196,9 +203,16 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises ``IntegrityError``."""
-        arrivals = [s.arrival for s in [*self.running, *self.waiting]]
-        if arrivals != sorted(arrivals):
-            raise IntegrityError("running, then waiting, are not in order of arrival")
+        for queue in (self.running, self.waiting):
+            arrivals = [sequence.arrival for sequence in queue]
+            if arrivals != sorted(set(arrivals)):
+                raise IntegrityError("a queue is not in order of arrival")
         if any(sequence.block_ids for sequence in self.waiting):
             raise IntegrityError("a waiting sequence holds blocks")
+        if any(sequence.is_held for sequence in self.running):
+            raise IntegrityError("a sequence runs that was to be held")
         self.kv_cache.check_integrity(self.running)
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival

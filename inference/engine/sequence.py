@@ -9,9 +9,13 @@ them. Knows nothing of tensors or of other sequences.
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from inference.engine.errors import IntegrityError
 from inference.protocol.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from inference.engine.grammars import GrammarState
 
 
 class SequenceState(Enum):
@@ -44,6 +48,7 @@ class Sequence:
         "arrival",
         "block_ids",
         "deadline_s",
+        "grammar",
         "max_length",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -51,6 +56,7 @@ class Sequence:
         "num_registered_blocks",
         "params",
         "parent_content",
+        "same_prompt_as",
         "sequence_id",
         "state",
         "stop_ids",
@@ -66,6 +72,7 @@ class Sequence:
         context_tokens: int,
         arrival: int,
         deadline_s: float,
+        same_prompt_as: Sequence | None = None,
     ) -> None:
         self.sequence_id = sequence_id
         self.params = params
@@ -78,6 +85,10 @@ class Sequence:
         """Counts submissions: the higher, the newer."""
         self.deadline_s: float | None = deadline_s
         """On the engine's clock: must have started by then. ``None`` once it has."""
+        self.same_prompt_as = same_prompt_as
+        """Whose prompt blocks this one waits for, to share them. ``None`` once it has started."""
+        self.grammar: GrammarState | None = None
+        """``None`` until it is compiled, where ``params`` have one."""
         self.state = SequenceState.WAITING
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None
@@ -95,6 +106,21 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def has_prompt_in_blocks(self) -> bool:
+        return self.num_computed_tokens >= self.num_prompt_tokens
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it cannot start yet, however much room there is: its grammar is being compiled,
+        or the sequence whose prompt it shares is still computing that."""
+        if self.params.grammar is not None and self.grammar is None:
+            return True
+        first = self.same_prompt_as
+        if first is None or first.state is SequenceState.ENDED:
+            return False
+        return not first.has_prompt_in_blocks
 
     def move_to(self, state: SequenceState) -> None:
         """Raises ``IntegrityError`` on a move that the table does not have."""

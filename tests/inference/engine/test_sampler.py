@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.sampler import Sampler, filter_probabilities
+from inference.engine.filters import filter_probabilities
+from inference.engine.sampler import Sampler
 from inference.engine.sequence import Sequence
 from inference.protocol.sampling import SamplingParams
 

@@ -1,0 +1,54 @@
+"""What top_k, top_p and min_p leave of a distribution."""
+
+from __future__ import annotations
+
+import torch
+
+from inference.protocol.sampling import SamplingParams
+
+TOP_CANDIDATES = 1024
+"""Enough to hold the nucleus of most distributions: cheaper to find than to sort a vocabulary."""
+
+
+def filter_probabilities(probabilities: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    """Zero what top_k, top_p and min_p exclude: (num_rows, vocab_size), not renormalised.
+
+    Filters apply in that order, top_p to the distribution that top_k left. The most likely token
+    always stays.
+    """
+    if any(p.top_k > 0 or p.top_p < 1.0 for p in params):
+        thresholds = _nucleus_threshold(probabilities, params)
+        probabilities = probabilities * (probabilities >= thresholds)
+    if any(p.min_p > 0 for p in params):
+        largest = probabilities.max(dim=-1, keepdim=True).values
+        floor = largest * column([p.min_p for p in params], probabilities.device)
+        probabilities = probabilities * (probabilities >= floor)
+    return probabilities
+
+
+def _nucleus_threshold(probabilities: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    """(num_rows, 1): the smallest probability that top_k and top_p keep. Ties with it stay."""
+    device, vocab_size = probabilities.device, probabilities.shape[-1]
+    top_k = [p.top_k if p.top_k > 0 else vocab_size for p in params]
+    limits = column([float(min(k, vocab_size)) for k in top_k], device)
+    top_p = column([p.top_p for p in params], device)
+    num_candidates = min(max([TOP_CANDIDATES, *(p.top_k for p in params)]), vocab_size)
+    while True:
+        values = probabilities.topk(num_candidates, dim=-1).values
+        ranks = torch.arange(num_candidates, device=device)
+        values = values * (ranks < limits)
+        mass = torch.where(limits < vocab_size, values.sum(-1, keepdim=True), 1.0)
+        before = values.cumsum(dim=-1) - values
+        kept = (before < top_p * mass) & (ranks < limits)
+        # Where even the last candidate is kept there may be more behind it.
+        if num_candidates == vocab_size or not bool(
+            (kept[:, -1:] & (limits > num_candidates)).any()
+        ):
+            last = kept.sum(dim=-1, keepdim=True).clamp_min(1) - 1
+            return values.gather(-1, last)
+        num_candidates = vocab_size
+
+
+def column(values: list[float], device: torch.device) -> torch.Tensor:
+    """(num_values, 1) float32."""
+    return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
