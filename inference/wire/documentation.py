@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from inference.wire import openai_chat, openai_completions
+from inference.wire import openai_chat, openai_completions, openai_embeddings, openai_responses
 from inference.wire.fields import Field, Support
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "api.md"
@@ -18,6 +18,8 @@ BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"
 DIALECTS: dict[str, Mapping[str, Field]] = {
     "POST /v1/chat/completions": openai_chat.FIELDS,
     "POST /v1/completions": openai_completions.FIELDS,
+    "POST /v1/embeddings": openai_embeddings.FIELDS,
+    "POST /v1/responses": openai_responses.FIELDS,
 }
 
 VERDICTS = {

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest, ToolChoice
+from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
 from inference.protocol.sampling import SamplingOptions
 from inference.wire import openai_sampling
 from inference.wire.dialect import NO_CONTEXT, RequestContext
@@ -41,16 +41,15 @@ from inference.wire.openai_responses_events import (
     ResponseStreamEncoder,
 )
 from inference.wire.openai_responses_fields import (
+    CHOOSE_FREELY,
     ENCRYPTED_REASONING,
     LOGPROBS,
     PLAIN_TEXT,
-    Tool,
-    ensure_choosable,
     include,
     stream_options,
     text_settings,
     tool_choice,
-    tool_choice_object,
+    tool_object,
     tools,
 )
 from inference.wire.openai_responses_input import (
@@ -61,6 +60,7 @@ from inference.wire.openai_responses_input import (
 )
 from inference.wire.openai_responses_reasoning import Reasoning, reasoning
 from inference.wire.openai_responses_turns import Referred, chat_messages
+from inference.wire.openai_tools import chosen_tools
 
 MAX_TOP_LOGPROBS = 20
 
@@ -78,7 +78,7 @@ FIELDS = table(
     ),
     honoured("instructions", text(), "A system turn before the others; not carried over."),
     honoured("tools", tools, "Functions; every hosted tool is refused by name."),
-    honoured("tool_choice", tool_choice, "auto, none, required or a function."),
+    honoured("tool_choice", tool_choice, "auto, none, required, a function or allowed_tools."),
     honoured("parallel_tool_calls", flag, "false: at most one call."),
     honoured("text", text_settings, "format: text, json_object or json_schema; verbosity medium."),
     honoured(
@@ -196,14 +196,13 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ResponsesRequest
 
 def _generation(read: dict[str, Any]) -> GenerationRequest:
     wish: Reasoning = read.get("reasoning", Reasoning())
-    offered: list[Tool] = read.get("tools", [])
-    choice = read.get("tool_choice", ToolChoice())
-    ensure_choosable(choice, offered)
+    given = read.get("tool_choice", CHOOSE_FREELY)
+    offered, choice = chosen_tools(read.get("tools", []), given.choosing)
     return GenerationRequest(
         model=read["model"],
         input=ChatInput(
             messages=_messages(read.get("instructions"), read["input"]),
-            tools=[tool.definition for tool in offered],
+            tools=offered,
             tool_choice=choice,
             parallel_tool_calls=read.get("parallel_tool_calls", True),
             thinking=wish.thinking,
@@ -243,8 +242,8 @@ def _settings(read: dict[str, Any], *, store: bool, background: bool) -> AnswerS
         "reasoning": {"effort": wish.effort, "summary": wish.summary},
         "service_tier": "default",
         "text": read.get("text", PLAIN_TEXT).as_object(),
-        "tool_choice": tool_choice_object(read.get("tool_choice", ToolChoice())),
-        "tools": [tool.as_object() for tool in read.get("tools", [])],
+        "tool_choice": read.get("tool_choice", CHOOSE_FREELY).as_object,
+        "tools": [tool_object(tool) for tool in read.get("tools", [])],
         "top_logprobs": read.get("top_logprobs", 0),
         "truncation": "disabled",
     }

@@ -6,7 +6,7 @@ Each check returns what the parser keeps; ``as_object`` is how the response echo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 from inference.protocol.generation import OutputFormat, ToolChoice, ToolDefinition
 from inference.wire.errors import (
@@ -15,12 +15,14 @@ from inference.wire.errors import (
     UnsupportedParameterError,
 )
 from inference.wire.fields import (
-    Check,
     Field,
+    array,
     flag,
     honoured,
-    json_object,
+    json_schema,
     neutral,
+    object_of,
+    one_of,
     only,
     read_fields,
     refused,
@@ -29,10 +31,10 @@ from inference.wire.fields import (
     text,
     wrong_type,
 )
+from inference.wire.openai_tools import FREELY, Choosing, tool_name
 from inference.wire.strict_schemas import is_strict
 
-MAX_NAME_CHARS = 128
-MAX_TOOLS = 1024
+MAX_FORMAT_NAME_CHARS = 128
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 INCLUDABLE = (
@@ -48,109 +50,111 @@ INCLUDABLE = (
 """All but the first two ask for parts of items that no answer here has."""
 
 _string = text()
-_name = text(MAX_NAME_CHARS, min_chars=1)
 
-TOOL_FIELDS = table(
-    honoured("type", only("function", reason="only functions can be offered"), "function"),
-    honoured("name", _name, "The function's name."),
-    honoured("description", _string, "Told to the model."),
-    honoured("parameters", json_object, "A JSON schema."),
-    honoured("strict", flag, "Left out: true where the schema allows nothing but what it names."),
-    neutral(
-        "allowed_callers", only(["direct"], reason="only the model itself calls"), '["direct"]'
+_function = object_of(
+    table(
+        honoured("type", one_of("function"), "function"),
+        honoured("name", tool_name, "What the model calls it."),
+        honoured("description", _string, "Handed to the chat template."),
+        honoured("parameters", json_schema, "A JSON schema of the arguments."),
+        honoured(
+            "strict", flag, "Left out: true where the schema allows nothing but what it names."
+        ),
+        neutral(
+            "allowed_callers", only(["direct"], reason="only the model itself calls"), '["direct"]'
+        ),
+        neutral("async", only(False, reason="calls are not asynchronous"), "false"),
+        neutral("defer_loading", only(False, reason="every tool is told at once"), "false"),
+        refused("output_schema", "what a function returns is not checked"),
     ),
-    neutral("async", only(False, reason="calls are not asynchronous"), "false"),
-    neutral("defer_loading", only(False, reason="every tool is told at once"), "false"),
-    refused("output_schema", "what a function returns is not checked"),
+    required=("type", "name"),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
-    definition: ToolDefinition
-
-    def as_object(self) -> dict[str, Any]:
-        return {
-            "type": "function",
-            "name": self.definition.name,
-            "description": self.definition.description,
-            "parameters": self.definition.parameters,
-            "strict": self.definition.strict,
-        }
-
-
-def tools(value: Any, path: str) -> list[Tool]:
-    if not isinstance(value, list):
-        raise wrong_type(path, "an array", value)
-    if len(value) > MAX_TOOLS:
-        raise InvalidRequestError(
-            f"'{path}' may have {MAX_TOOLS} items; it has {len(value)}.", param=path
-        )
-    read = [_tool(given, f"{path}[{index}]") for index, given in enumerate(value)]
-    names = [tool.definition.name for tool in read]
-    for index, name in enumerate(names):
-        if name in names[:index]:
+def tools(value: Any, path: str) -> list[ToolDefinition]:
+    read: list[ToolDefinition] = array(_tool)(value, path)
+    names: set[str] = set()
+    for definition in read:
+        if definition.name in names:
             raise InvalidRequestError(
-                f"Two tools have the name '{shown(name)}'.", param=f"{path}[{index}].name"
+                f"'{path}' has two functions named '{definition.name}'.",
+                param=f"{definition.path}.name",
             )
+        names.add(definition.name)
     return read
 
 
-def _tool(value: Any, path: str) -> Tool:
+def _tool(value: Any, path: str) -> ToolDefinition:
     kind = _kind(value, path)
     if kind != "function":
         raise UnsupportedParameterError(
             f"{path}.type", f"'{shown(kind)}' is not offered here, only functions are"
         )
-    read = read_fields(value, TOOL_FIELDS, path=f"{path}.", required=("name",))
+    read = _function(value, path)
     parameters = read.get("parameters")
-    return Tool(
-        ToolDefinition(
-            name=read["name"],
-            path=path,
-            description=read.get("description"),
-            parameters=parameters,
-            strict=read.get("strict", parameters is not None and is_strict(parameters)),
-        )
+    return ToolDefinition(
+        name=read["name"],
+        path=path,
+        description=read.get("description"),
+        parameters=parameters,
+        strict=read.get("strict", parameters is not None and is_strict(parameters)),
     )
 
 
-FUNCTION_CHOICE = table(
-    honoured("type", only("function", reason="only functions can be chosen"), "function"),
-    honoured("name", _name, "One of the tools."),
+def tool_object(tool: ToolDefinition) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+
+
+_named_function = object_of(
+    table(
+        honoured("type", only("function", reason="only functions can be chosen"), "function"),
+        honoured("name", _string, "Its name."),
+    ),
+    required=("type", "name"),
+)
+_allowed_tools = object_of(
+    table(
+        honoured("type", one_of("allowed_tools"), "allowed_tools"),
+        honoured("mode", one_of("auto", "required"), "auto or required."),
+        honoured("tools", array(_named_function, min_items=1), "Which functions."),
+    ),
+    required=("mode", "tools"),
 )
 
 
-def tool_choice(value: Any, path: str) -> ToolChoice:
+@dataclass(frozen=True, slots=True)
+class GivenChoice:
+    """``as_object`` is what the client said."""
+
+    choosing: Choosing
+    as_object: Any
+
+
+CHOOSE_FREELY = GivenChoice(FREELY, "auto")
+
+
+def tool_choice(value: Any, path: str) -> GivenChoice:
     if isinstance(value, str):
-        match value:
-            case "auto" | "none" | "required":
-                return ToolChoice(mode=value)
-        raise InvalidRequestError(
-            f"'{path}' must be auto, none, required or a function.", param=path
-        )
+        mode = one_of("auto", "none", "required")(value, path)
+        choice = ToolChoice(mode=cast(Literal["auto", "none", "required"], mode))
+        return GivenChoice(Choosing(choice), value)
     kind = _kind(value, path)
+    if kind == "allowed_tools":
+        read = _allowed_tools(value, path)
+        names = [tool["name"] for tool in read["tools"]]
+        return GivenChoice(Choosing(ToolChoice(mode=read["mode"]), names), value)
     if kind != "function":
         raise UnsupportedParameterError(
             f"{path}.type", f"'{shown(kind)}' cannot be chosen, only functions can"
         )
-    read = read_fields(value, FUNCTION_CHOICE, path=f"{path}.", required=("name",))
-    return ToolChoice(mode="required", name=read["name"])
-
-
-def tool_choice_object(choice: ToolChoice) -> str | dict[str, str]:
-    return choice.mode if choice.name is None else {"type": "function", "name": choice.name}
-
-
-def ensure_choosable(choice: ToolChoice, offered: list[Tool]) -> None:
-    """Raises ``InvalidRequestError`` where a call is required that cannot be made."""
-    if choice.mode == "required" and not offered:
-        raise InvalidRequestError("'tool_choice' requires 'tools'.", param="tool_choice")
-    if choice.name is not None and all(choice.name != tool.definition.name for tool in offered):
-        raise InvalidRequestError(
-            f"'tool_choice' names '{shown(choice.name)}', which is not one of 'tools'.",
-            param="tool_choice.name",
-        )
+    named = ToolChoice(mode="required", name=_named_function(value, path)["name"])
+    return GivenChoice(Choosing(named), value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +168,16 @@ class TextSettings:
 
 PLAIN_TEXT = TextSettings({"type": "text"}, None)
 
-_type = honoured("type", _string, "text, json_object or json_schema.")
+_format_type = honoured("type", _string, "text, json_object or json_schema.")
 FORMAT_FIELDS: dict[str, dict[str, Field]] = {
-    "text": table(_type),
-    "json_object": table(_type),
+    "text": table(_format_type),
+    "json_object": table(_format_type),
     "json_schema": table(
-        _type,
-        honoured("name", _name, "Echoed."),
-        honoured("schema", json_object, "The JSON schema that the text follows."),
-        honoured("description", _string, "Echoed."),
-        honoured("strict", flag, "The schema is enforced either way."),
+        _format_type,
+        neutral("name", text(MAX_FORMAT_NAME_CHARS, min_chars=1), "A label; echoed."),
+        honoured("schema", json_schema, "A JSON schema."),
+        neutral("description", _string, "A note; the schema itself is enforced."),
+        neutral("strict", flag, "The schema is followed exactly either way."),
     ),
 }
 
@@ -192,41 +196,36 @@ def output_text_format(value: Any, path: str) -> TextSettings:
     return TextSettings(echoed, OutputFormat(path=f"{path}.schema", schema=read["schema"]))
 
 
-TEXT_FIELDS = table(
-    honoured("format", output_text_format, "text, json_object or json_schema."),
-    neutral("verbosity", only("medium", reason="only medium, the default"), "medium"),
+_text_fields = object_of(
+    table(
+        honoured("format", output_text_format, "text, json_object or json_schema."),
+        neutral("verbosity", only("medium", reason="only medium, the default"), "medium"),
+    )
 )
 
 
 def text_settings(value: Any, path: str) -> TextSettings:
-    if not isinstance(value, dict):
-        raise wrong_type(path, "an object", value)
-    settings: TextSettings = read_fields(value, TEXT_FIELDS, path=f"{path}.").get(
-        "format", PLAIN_TEXT
-    )
+    settings: TextSettings = _text_fields(value, path).get("format", PLAIN_TEXT)
     return settings
 
 
-def include(value: Any, path: str) -> frozenset[str]:
-    if not isinstance(value, list):
-        raise wrong_type(path, "an array", value)
-    check: Check = only(*INCLUDABLE, reason=f"one of {', '.join(INCLUDABLE)}")
-    return frozenset(check(name, f"{path}[{index}]") for index, name in enumerate(value))
+_includable = one_of(*INCLUDABLE)
 
 
-STREAM_OPTIONS = table(
-    neutral(
-        "include_obfuscation",
-        only(False, reason="events are never padded; only false is accepted"),
-        "false",
-    ),
+def include(value: Any, path: str) -> list[str]:
+    """Without what it names twice."""
+    return list(dict.fromkeys(array(_includable)(value, path)))
+
+
+stream_options = object_of(
+    table(
+        neutral(
+            "include_obfuscation",
+            only(False, reason="events are never padded; only false is accepted"),
+            "false",
+        ),
+    )
 )
-
-
-def stream_options(value: Any, path: str) -> None:
-    if not isinstance(value, dict):
-        raise wrong_type(path, "an object", value)
-    read_fields(value, STREAM_OPTIONS, path=f"{path}.")
 
 
 def _kind(value: Any, path: str) -> str:

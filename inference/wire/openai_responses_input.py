@@ -23,6 +23,7 @@ from inference.wire.fields import (
     Field,
     honoured,
     neutral,
+    one_of,
     only,
     read_fields,
     refused,
@@ -67,7 +68,7 @@ _id = honoured("id", _id_text, "Kept; made when left out.")
 _call_id = honoured("call_id", _id_text, "Which call.")
 _status = honoured(
     "status",
-    only("completed", "incomplete", "in_progress", reason="no such status"),
+    one_of("completed", "incomplete", "in_progress"),
     "Listed as given.",
 )
 _caller = neutral(
@@ -84,7 +85,7 @@ ITEM_FIELDS: dict[str, dict[str, Field]] = {
         honoured("content", content, "A string or text parts."),
         neutral(
             "phase",
-            only("commentary", "final_answer", reason="no such phase"),
+            one_of("commentary", "final_answer"),
             "A label that changes nothing.",
         ),
     ),

@@ -15,6 +15,7 @@ from inference.wire.errors import InvalidRequestError
 from inference.wire.fields import (
     honoured,
     neutral,
+    one_of,
     only,
     read_fields,
     table,
@@ -50,7 +51,7 @@ class Reasoning:
 
 
 REASONING_FIELDS = table(
-    honoured("effort", only(*EFFORTS, reason=f"one of {', '.join(EFFORTS)}"), "Any of OpenAI's."),
+    honoured("effort", one_of(*EFFORTS), "Any of OpenAI's."),
     neutral(
         "summary",
         only("auto", reason="reasoning is shown whole and not summarised; only auto"),

@@ -25,10 +25,14 @@ import msgspec
 from inference.protocol.events import Event
 from inference.protocol.generation import Request
 from inference.wire import (
+    anthropic_errors,
+    anthropic_messages,
     openai_chat,
     openai_completions,
     openai_embeddings,
     openai_errors,
+    openai_responses,
+    openai_responses_errors,
 )
 from inference.wire.dialect import ErrorDialect, RequestContext
 from inference.wire.errors import ApiError
@@ -36,9 +40,11 @@ from inference.wire.errors import ApiError
 GOLDEN_DIR = Path(__file__).resolve().parents[2] / "golden"
 Parser = Callable[[bytes, RequestContext], Any]
 DIALECTS: dict[str, tuple[Parser, ErrorDialect]] = {
+    "anthropic_messages": (anthropic_messages.parse, anthropic_errors),
     "openai_chat": (openai_chat.parse, openai_errors),
     "openai_completions": (openai_completions.parse, openai_errors),
     "openai_embeddings": (openai_embeddings.parse, openai_errors),
+    "openai_responses": (openai_responses.parse, openai_responses_errors),
 }
 UNSTREAMED = frozenset({"openai_embeddings"})
 OPTIONAL = frozenset({"headers.json"})

@@ -10,6 +10,7 @@ from inference.wire.fields import Field, Support
 from inference.wire.openai_chat import FIELDS as CHAT_FIELDS
 from inference.wire.openai_completions import FIELDS as COMPLETION_FIELDS
 from inference.wire.openai_embeddings import FIELDS as EMBEDDING_FIELDS
+from inference.wire.openai_responses import FIELDS as RESPONSES_FIELDS
 from tests.inference.wire.golden import (
     DIALECTS,
     GOLDEN_DIR,
@@ -42,6 +43,7 @@ def test_every_dialect_has_cases_and_every_folder_a_dialect() -> None:
         ("openai_chat", CHAT_FIELDS),
         ("openai_completions", COMPLETION_FIELDS),
         ("openai_embeddings", EMBEDDING_FIELDS),
+        ("openai_responses", RESPONSES_FIELDS),
     ],
 )
 def test_every_field_that_is_honoured_is_in_a_case(dialect: str, fields: dict[str, Field]) -> None:
