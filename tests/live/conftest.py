@@ -9,6 +9,7 @@ import anthropic
 import openai
 import pytest
 
+from tests.live.asking import Ask
 from tests.live.scripted_model import ScriptedModel
 from tests.live.scripted_server import ScriptedServe
 from tests.live.serving import Serve, wait_until
@@ -77,6 +78,11 @@ def openai_client(scripted_server: ScriptedServe) -> Iterator[openai.OpenAI]:
     url = f"{scripted_server.url}/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(params=["whole", "streamed"])
+def ask(request: pytest.FixtureRequest, openai_client: openai.OpenAI) -> Ask:
+    return Ask(openai_client, streams=request.param == "streamed")
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """One sequence of a scripted engine: which token comes next, and whether its grammar allows it.
 
 A script says what a model would write; sampling, penalties and biases have no part in it. What ends
-a sequence (stop ids, max_tokens, min_tokens), the thinking limit and logprobs are as in the engine.
+a sequence (stop ids, max_tokens, min_tokens), the thinking budget, the grammar and logprobs are as
+in the engine.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Iterator
 from itertools import chain, repeat
 from typing import Literal
 
-import llguidance
 import tokenizers
 
+from inference.engine.grammars import GrammarCompiler, GrammarState
+from inference.engine.thinking import ThinkingBudget
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit, TokenLogprob
 from tests.live.script import Rule
@@ -34,9 +36,9 @@ class Performance:
         *,
         end_token_id: int,
         num_cached_tokens: int,
-        grammar_tokens: llguidance.LLTokenizer,
+        grammars: GrammarCompiler,
     ) -> None:
-        """Raises ``GrammarBrokenError`` for a grammar that does not compile."""
+        """Raises ``GrammarError`` for a grammar that does not compile."""
         index = int(submit.sequence_id.rpartition("/")[2])
         answer = rule.choices[index % len(rule.choices)]
         token_ids = tokenizer.encode(answer, add_special_tokens=False).ids
@@ -47,7 +49,7 @@ class Performance:
         self._num_cached_tokens: int | None = num_cached_tokens
         self._num_output = 0
         grammar = submit.params.grammar
-        self._check = GrammarCheck(grammar, grammar_tokens) if grammar else None
+        self._check = GrammarCheck(grammar, grammars, tokenizer) if grammar else None
 
     def step(self) -> SequenceStep:
         """Raises ``GrammarBrokenError``."""
@@ -97,33 +99,30 @@ class Performance:
 class GrammarCheck:
     """What the engine's masks would have let through."""
 
-    def __init__(self, grammar: Grammar, tokens: llguidance.LLTokenizer) -> None:
-        self._tokens = tokens
-        self._matcher = llguidance.LLMatcher(tokens, grammar.text)
-        self._free_until = grammar.starts_after_token_id
+    def __init__(
+        self, grammar: Grammar, grammars: GrammarCompiler, tokenizer: tokenizers.Tokenizer
+    ) -> None:
+        """Raises ``GrammarError``."""
+        self._state: GrammarState = grammars.compile(grammar.text).result().start(grammar)
+        self._tokenizer = tokenizer
         self._taken: list[int] = []
-        self._raise_error()
 
     def take(self, token_id: int) -> None:
-        if self._free_until is not None:
-            if token_id == self._free_until:
-                self._free_until = None
-            return
-        if not self._matcher.consume_token(token_id):
-            written = self._tokens.dbg_tokens(self._taken)
-            refused = self._tokens.dbg_tokens([token_id])
-            raise GrammarBrokenError(f"after {written} the grammar forbids {refused}")
+        self._state.advance(token_id)
+        if self._state.problem is not None:
+            raise GrammarBrokenError(
+                f"after {self._written()!r} the grammar forbids "
+                f"{self._tokenizer.id_to_token(token_id)!r}"
+            )
         self._taken.append(token_id)
 
     def expect_complete(self) -> None:
-        self._raise_error()
-        if self._free_until is None and not self._matcher.is_accepting():
-            written = self._tokens.dbg_tokens(self._taken)
-            raise GrammarBrokenError(f"the grammar wants more after {written}")
+        if self._state.is_active and not self._state.matcher.is_accepting():
+            raise GrammarBrokenError(f"the grammar wants more after {self._written()!r}")
 
-    def _raise_error(self) -> None:
-        if self._matcher.is_error():
-            raise GrammarBrokenError(self._matcher.get_error())
+    def _written(self) -> str:
+        written: str = self._tokenizer.decode(self._taken, skip_special_tokens=False)
+        return written
 
 
 def _planned(
@@ -138,19 +137,12 @@ def _planned(
 
 
 def _limited_thinking(tokens: Iterator[int], limit: ThinkingLimit) -> Iterator[int]:
-    """The end token comes in the place of the first thought over the limit; the others are lost."""
-    num_thoughts = None if limit.start_token_id is not None else 0
+    """Thoughts over the budget are lost: the model's own end of the block comes in their place."""
+    budget = ThinkingBudget(limit)
     for token_id in tokens:
-        if num_thoughts is None:
-            num_thoughts = 0 if token_id == limit.start_token_id else None
-        elif token_id == limit.end_token_id:
-            num_thoughts = None
-        elif num_thoughts == limit.max_tokens:
-            yield next(later for later in tokens if later == limit.end_token_id)
-            num_thoughts = None
+        if budget.forced_token is not None and token_id != limit.end_token_id:
             continue
-        else:
-            num_thoughts += 1
+        budget.advance(token_id)
         yield token_id
 
 

@@ -33,7 +33,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     """The last rule that fits a prompt counts."""
 
     end_token: str
-    context_tokens: int = 32768
+    context_tokens: int
     rules: list[Rule] = []
 
     def rule_for(self, prompt: str) -> Rule | None:

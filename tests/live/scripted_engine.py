@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-import llguidance
 import msgspec
 import tokenizers
 
 from inference.engine.channel import Channel
-from inference.engine.errors import ChannelClosedError
+from inference.engine.errors import ChannelClosedError, GrammarError
+from inference.engine.grammars import GrammarCompiler
 from inference.protocol.engine import (
     CancelSequence,
     EngineCommand,
@@ -54,11 +54,12 @@ class ScriptedEngine:
         self._channel = channel
         self._folder = folder
         script = read_script(folder)
-        definition = (folder / "tokenizer.json").read_text(encoding="utf-8")
+        tokenizer_file = folder / "tokenizer.json"
         self._context_tokens = script.context_tokens
-        self._tokenizer = tokenizers.Tokenizer.from_str(definition)
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
         self._end_token_id = self._tokenizer.token_to_id(script.end_token)
-        self._grammar_tokens = llguidance.LLTokenizer(definition, eos_token=self._end_token_id)
+        self._vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self._grammars = GrammarCompiler(tokenizer_file, self._vocab_size, (self._end_token_id,))
         self._commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
         self._performances: dict[str, Performance] = {}
         self._prompts: list[list[int]] = []
@@ -122,10 +123,10 @@ class ScriptedEngine:
                 self._tokenizer,
                 end_token_id=self._end_token_id,
                 num_cached_tokens=self._num_cached_tokens(submit.token_ids),
-                grammar_tokens=self._grammar_tokens,
+                grammars=self._grammars,
             )
-        except GrammarBrokenError as error:
-            return [_failed(submit.sequence_id, str(error))]
+        except GrammarError as error:
+            return [_failed(submit.sequence_id, str(error), "invalid_grammar")]
         return []
 
     def _num_cached_tokens(self, token_ids: list[int]) -> int:
@@ -171,7 +172,7 @@ class ScriptedEngine:
             num_kv_blocks=NUM_BLOCKS,
             kv_block_tokens=BLOCK_TOKENS,
             context_tokens=self._context_tokens,
-            vocab_size=self._tokenizer.get_vocab_size(with_added_tokens=True),
+            vocab_size=self._vocab_size,
             quantization="none",
             compiled="eager",
             load_seconds=0.0,
@@ -188,8 +189,8 @@ def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _failed(sequence_id: str, message: str) -> SequenceFailed:
-    return SequenceFailed(sequence_id=sequence_id, code="engine_error", message=message)
+def _failed(sequence_id: str, message: str, code: str = "engine_error") -> SequenceFailed:
+    return SequenceFailed(sequence_id=sequence_id, code=code, message=message)
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ class Family:
     visible: tuple[str, ...] = ()
     bos: str
     eos: str
+    context_tokens: int = 131072
 
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -61,6 +62,7 @@ FAMILIES = {
         ),
         bos="<|begin_of_text|>",
         eos="<|eot_id|>",
+        context_tokens=8192,
     ),
     "mistral": Family(
         template="mistral.jinja",
@@ -131,5 +133,5 @@ def make_model(name: str, family: Family, folder: Path) -> ScriptedModel:
     config = {"bos_token": family.bos, "eos_token": family.eos}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text((TEMPLATES_DIR / family.template).read_text())
-    write_script(folder, Script(end_token=family.eos))
+    write_script(folder, Script(end_token=family.eos, context_tokens=family.context_tokens))
     return ScriptedModel(name, folder)

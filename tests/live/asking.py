@@ -1,0 +1,63 @@
+"""What the SDK tests ask for, and one way to ask whether or not the answer is streamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletion
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of the next days.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city"],
+        },
+    },
+}
+CLOCK = {
+    "type": "function",
+    "function": {
+        "name": "get_time",
+        "parameters": {
+            "type": "object",
+            "properties": {"zone": {"type": "string"}},
+            "required": ["zone"],
+        },
+    },
+}
+OSLO = {"city": "Oslo", "days": 3}
+OSLO_CALLS = {
+    "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}\n'
+    "</tool_call>",
+    "qwen-coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "llama3": '{"name": "get_weather", "parameters": {"city": "Oslo", "days": 3}}',
+    "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}]',
+}
+"""The same call as each family of models writes it."""
+CLOCK_CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "CET"}}\n</tool_call>'
+
+
+class Ask:
+    """``ask("text", tools=…)``: a chat completion, folded by the SDK when it was streamed."""
+
+    def __init__(self, client: openai.OpenAI, *, streams: bool) -> None:
+        self.client = client
+        self.streams = streams
+
+    def __call__(self, text: str = "", *, model: str = "hermes", **fields: Any) -> ChatCompletion:
+        body = {"model": model, "messages": [{"role": "user", "content": text}]} | fields
+        create: Any = self.client.chat.completions.create
+        if not self.streams:
+            answer: ChatCompletion = create(**body)
+            return answer
+        state = ChatCompletionStreamState()
+        for chunk in create(**body, stream=True, stream_options={"include_usage": True}):
+            state.handle_chunk(chunk)
+        return state.get_final_completion()
