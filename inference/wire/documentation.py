@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from inference.wire import openai_chat, openai_completions, openai_embeddings, openai_responses
+from inference.wire import (
+    anthropic_content,
+    anthropic_messages,
+    anthropic_tools,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_responses,
+)
 from inference.wire.fields import Field, Support
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "api.md"
@@ -18,6 +26,13 @@ BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"
 DIALECTS: dict[str, Mapping[str, Field]] = {
     "POST /v1/chat/completions": openai_chat.FIELDS,
     "POST /v1/completions": openai_completions.FIELDS,
+    "POST /v1/messages": anthropic_messages.FIELDS,
+    "POST /v1/messages: tools": anthropic_tools.TOOL_FIELDS,
+    **{
+        f"POST /v1/messages: {kind} blocks": fields
+        for kind, fields in anthropic_content.BLOCK_FIELDS.items()
+    },
+    "POST /v1/messages/count_tokens": anthropic_messages.COUNT_FIELDS,
     "POST /v1/embeddings": openai_embeddings.FIELDS,
     "POST /v1/responses": openai_responses.FIELDS,
 }

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from inference.wire.anthropic_messages import FIELDS as MESSAGES_FIELDS
 from inference.wire.fields import Field, Support
 from inference.wire.openai_chat import FIELDS as CHAT_FIELDS
 from inference.wire.openai_completions import FIELDS as COMPLETION_FIELDS
@@ -40,6 +41,7 @@ def test_every_dialect_has_cases_and_every_folder_a_dialect() -> None:
 @pytest.mark.parametrize(
     ("dialect", "fields"),
     [
+        ("anthropic_messages", MESSAGES_FIELDS),
         ("openai_chat", CHAT_FIELDS),
         ("openai_completions", COMPLETION_FIELDS),
         ("openai_embeddings", EMBEDDING_FIELDS),
