@@ -66,6 +66,17 @@ async def test_streams(client: AsgiClient, neuron: FakeNeuron) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+async def test_streams_tell_their_usage_unasked_where_the_operator_wants_it(
+    gateway: Gateway, client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    """HELEXA_ALWAYS_STREAM_USAGE: for clients that track their context without asking."""
+    *_, last, _done = (await client.post(CHAT, ask(stream=True))).chunks
+    assert "usage" not in last
+    gateway.config = _with(gateway.config, always_stream_usage=True)
+    *_, last, _done = (await client.post(CHAT, ask(stream=True))).chunks
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 5
+
+
 async def test_completions_take_token_ids(client: AsgiClient, neuron: FakeNeuron) -> None:
     body = {"model": "tiny", "prompt": [1, 2, 3], "stream": True}
     answer = await client.post("/v1/completions", body)

@@ -1,32 +1,106 @@
-"""However a text is cut into deltas, streams and bodies say the same."""
+"""However an answer is cut into events, streams and bodies say the same.
+
+An answer is drawn whole, then cut and its choices interleaved at random. The streams are put
+together by the openai package, so they hold what a client of it gets to see.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletionChunk
 
-from inference.protocol.events import Accepted, ChoiceFinished, Delta, Event, Finished, Usage
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    ReasoningDelta,
+    TextLogprob,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
 from inference.wire import openai_chat, openai_completions
+from inference.wire.dialect import RequestContext
 
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
-PROMPT = {"model": "m", "prompt": "Hi"}
-MADE = {"request_id": "r", "created_unix_s": 1}
+R = "r"
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+PROMPT = {"model": "m", "prompt": "Hi", "stream": True}
+MADE: dict[str, Any] = {"request_id": R, "created_unix_s": 1}
+USAGE = Usage(prompt_tokens=1, completion_tokens=9, reasoning_tokens=3)
+TOLD_USAGE = {"stream_options": {"include_usage": True}}
 
-pieces = st.lists(st.text(max_size=6), max_size=8)
+
+@dataclass(frozen=True)
+class Said:
+    """What one choice says: a thinking block, text, calls by name and arguments."""
+
+    reasoning: str | None
+    text: str
+    calls: list[tuple[str, str]]
+
+    def finish_reason(self) -> Any:
+        return "tool_calls" if self.calls else "stop"
 
 
-def events_of(texts: list[str]) -> list[Event]:
-    usage = Usage(prompt_tokens=1, completion_tokens=len(texts))
-    return [
-        Accepted(request_id="r", prompt_tokens=1),
-        *(Delta(request_id="r", text=text) for text in texts),
-        ChoiceFinished(request_id="r", reason="stop"),
-        Finished(request_id="r", usage=usage),
-    ]
+texts = st.text(max_size=20)
+answers = st.lists(
+    st.builds(
+        Said,
+        reasoning=st.none() | texts,
+        text=texts,
+        calls=st.lists(
+            st.tuples(st.sampled_from(["f", "g"]), st.just("{}") | st.text(min_size=1, max_size=9)),
+            max_size=2,
+        ),
+    ),
+    min_size=1,
+    max_size=3,
+)
+randoms = st.randoms(use_true_random=False)
+
+
+def cut(text: str, random: Random) -> list[str]:
+    pieces = []
+    while text:
+        length = random.randint(1, len(text))
+        pieces.append(text[:length])
+        text = text[length:]
+    return pieces
+
+
+def events_of_choice(index: int, said: Said, random: Random) -> list[Event]:
+    at: dict[str, Any] = {"request_id": R, "index": index}
+    events: list[Event] = []
+    if said.reasoning is not None:
+        pieces = cut(said.reasoning, random)
+        events.append(ReasoningDelta(**at, text=pieces.pop(0) if pieces else "", opens="<t>"))
+        events += [ReasoningDelta(**at, text=piece) for piece in pieces]
+        events.append(ReasoningDelta(**at, text="", closes="</t>"))
+    events += [Delta(**at, text=piece) for piece in cut(said.text, random)]
+    for call_index, (name, arguments) in enumerate(said.calls):
+        of_call = {**at, "call_index": call_index}
+        events.append(ToolCallStarted(**of_call, call_id=f"call_{index}_{call_index}", name=name))
+        events += [ToolCallDelta(**of_call, arguments=piece) for piece in cut(arguments, random)]
+    return [*events, ChoiceFinished(**at, reason=said.finish_reason())]
+
+
+def events_of(answer: list[Said], random: Random) -> list[Event]:
+    """A choice's events in order, the choices interleaved."""
+    queues = [events_of_choice(index, said, random) for index, said in enumerate(answer)]
+    events: list[Event] = [Accepted(request_id=R, prompt_tokens=1)]
+    while any(queues):
+        events.append(random.choice([queue for queue in queues if queue]).pop(0))
+    return [*events, Finished(request_id=R, usage=USAGE)]
 
 
 def frames_of(encoder: Any, events: list[Event]) -> list[Any]:
@@ -36,32 +110,148 @@ def frames_of(encoder: Any, events: list[Event]) -> list[Any]:
     return [json.loads(frame) for frame in data]
 
 
-@pytest.mark.parametrize("usage", [True, False])
-@given(texts=pieces)
-def test_chat(texts: list[str], usage: bool) -> None:
-    options = {"stream": True, "stream_options": {"include_usage": usage}}
-    request = openai_chat.parse(json.dumps({**CHAT, **options}).encode())
-    events = events_of(texts)
+def body_of(encoder: Any, events: list[Event]) -> Any:
+    (body,) = filter(None, map(encoder.encode, events))
+    return json.loads(body)
+
+
+def as_the_sdk_sees_it(frames: list[Any]) -> Any:
+    state = ChatCompletionStreamState()
+    for frame in frames:
+        state.handle_chunk(ChatCompletionChunk.model_validate(frame))
+    return state.current_completion_snapshot.model_dump()
+
+
+def essence(completion: Any) -> list[Any]:
+    """What the choices say, without the difference between nothing and absent."""
+    return [
+        (
+            choice["index"],
+            choice["finish_reason"],
+            choice["message"]["role"],
+            choice["message"].get("content") or "",
+            choice["message"].get("reasoning_content") or "",
+            [
+                (call["id"], call["type"], call["function"]["name"], call["function"]["arguments"])
+                for call in choice["message"].get("tool_calls") or []
+            ],
+        )
+        for choice in sorted(completion["choices"], key=lambda choice: choice["index"])
+    ]
+
+
+def expected(answer: list[Said], shown: str) -> list[Any]:
+    expected = []
+    for index, said in enumerate(answer):
+        calls = [
+            (f"call_{index}_{number}", "function", name, arguments)
+            for number, (name, arguments) in enumerate(said.calls)
+        ]
+        inline = shown == "inline" and said.reasoning is not None
+        text = f"<t>{said.reasoning}</t>{said.text}" if inline else said.text
+        reasoning = (said.reasoning or "") if shown == "field" else ""
+        expected.append((index, said.finish_reason(), "assistant", text, reasoning, calls))
+    return expected
+
+
+CONTEXTS = {"inline": RequestContext(headers={"x-include-thinking": "true"})}
+
+
+@pytest.mark.parametrize("shown", ["hidden", "field", "inline"])
+@given(answer=answers, random=randoms, usage=st.booleans())
+def test_chat(shown: str, answer: list[Said], random: Random, usage: bool) -> None:
+    options = {"n": len(answer), "include_reasoning": shown == "field"}
+    body = {**CHAT, **options, **(TOLD_USAGE if usage else {})}
+    request = openai_chat.parse(json.dumps(body).encode(), CONTEXTS.get(shown, RequestContext()))
+    events, other_events = events_of(answer, random), events_of(answer, random)
     frames = frames_of(request.stream_encoder(**MADE), events)
-    choices = [frame["choices"][0] for frame in frames if frame["choices"]]
-    assert choices[0]["delta"]["role"] == "assistant"
-    streamed = "".join(choice["delta"].get("content", "") for choice in choices)
-    (body,) = filter(None, map(request.body_encoder(**MADE).encode, events))
-    whole = json.loads(body)
-    assert streamed == whole["choices"][0]["message"]["content"] == "".join(texts)
-    assert choices[-1]["finish_reason"] == whole["choices"][0]["finish_reason"] == "stop"
-    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
-    assert len(choices) <= len(texts) + 2
+    whole = body_of(request.body_encoder(**MADE), events)
+    assert whole == body_of(request.body_encoder(**MADE), other_events)
+    assert essence(whole) == expected(answer, shown)
+    assert essence(as_the_sdk_sees_it(frames)) == expected(answer, shown)
+    assert len(frames) <= len(events) + len(answer)
+    _check_frames(frames, whole, num_choices=len(answer), usage=usage)
+    for choice, said in zip(whole["choices"], answer, strict=True):
+        only_calls = said.calls and not expected([said], shown)[0][3]
+        assert (choice["message"]["content"] is None) == bool(only_calls)
+
+
+@given(answer=answers, random=randoms, usage=st.booleans())
+def test_completions(answer: list[Said], random: Random, usage: bool) -> None:
+    answer = [Said(said.reasoning, said.text, []) for said in answer]
+    body = {**PROMPT, "n": len(answer), **(TOLD_USAGE if usage else {})}
+    request = openai_completions.parse(json.dumps(body).encode())
+    events, other_events = events_of(answer, random), events_of(answer, random)
+    frames = frames_of(request.stream_encoder(**MADE), events)
+    whole = body_of(request.body_encoder(**MADE), events)
+    assert whole == body_of(request.body_encoder(**MADE), other_events)
+    texts = [""] * len(answer)
+    for choice in (choice for frame in frames for choice in frame["choices"]):
+        texts[choice["index"]] += choice["text"]
+    inline = [text for _, _, _, text, _, _ in expected(answer, "inline")]
+    assert texts == [choice["text"] for choice in whole["choices"]] == inline
+    _check_frames(frames, whole, num_choices=len(answer), usage=usage)
+
+
+def _check_frames(frames: list[Any], whole: Any, *, num_choices: int, usage: bool) -> None:
+    """Each choice ends once, with its last chunk; usage comes last, where it was asked for."""
     if usage:
-        assert frames[-1]["usage"] == whole["usage"]
-        assert frames[-1]["choices"] == []
+        last = frames.pop()
+        assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    assert all(("usage" in frame) == usage and not frame.get("usage") for frame in frames)
+    reasons: dict[int, list[Any]] = {index: [] for index in range(num_choices)}
+    for frame in frames:
+        (choice,) = frame["choices"]
+        reasons[choice["index"]].append(choice["finish_reason"])
+    for index, told in reasons.items():
+        assert told == [None] * (len(told) - 1) + [whole["choices"][index]["finish_reason"]]
 
 
-@given(texts=pieces)
-def test_completions(texts: list[str]) -> None:
-    request = openai_completions.parse(json.dumps({**PROMPT, "stream": True}).encode())
-    events = events_of(texts)
+@pytest.mark.parametrize("parse", [openai_chat.parse, openai_completions.parse])
+@pytest.mark.parametrize("asked", [{}, {"stream_options": {"include_usage": False}}, TOLD_USAGE])
+@pytest.mark.parametrize("always", [True, False])
+def test_usage_comes_when_the_client_or_the_operator_wants_it(
+    parse: Any, asked: dict[str, Any], always: bool
+) -> None:
+    good = CHAT if parse is openai_chat.parse else PROMPT
+    context = RequestContext(always_include_usage=always)
+    request = parse(json.dumps({**good, **asked}).encode(), context)
+    events = events_of([Said(None, "Paris", [])], Random(1))
     frames = frames_of(request.stream_encoder(**MADE), events)
-    (body,) = filter(None, map(request.body_encoder(**MADE).encode, events))
-    streamed = "".join(frame["choices"][0]["text"] for frame in frames)
-    assert streamed == json.loads(body)["choices"][0]["text"] == "".join(texts)
+    assert (frames[-1].get("usage") is not None) == (always or asked == TOLD_USAGE)
+
+
+@given(
+    tokens=st.lists(st.tuples(st.integers(0, 1), st.text(max_size=3)), max_size=6),
+    random=randoms,
+)
+def test_logprobs_are_the_same_whole_or_in_pieces(
+    tokens: list[tuple[int, str]], random: Random
+) -> None:
+    """Each of two choices gains tokens, one or several a step."""
+    pending: list[list[TextLogprob]] = [[], []]
+    events: list[Event] = [Accepted(request_id=R, prompt_tokens=1)]
+    for index, token in [*tokens, (0, "end"), (1, "end")]:
+        pending[index].append(
+            TextLogprob(token=token, token_bytes=token.encode(), logprob=-0.5, top=[])
+        )
+        if token == "end" or random.random() < 0.5:
+            text = "".join(one.token for one in pending[index])
+            events.append(Delta(request_id=R, index=index, text=text, logprobs=pending[index]))
+            pending[index] = []
+    events += [ChoiceFinished(request_id=R, index=index, reason="stop") for index in (0, 1)]
+    events.append(Finished(request_id=R, usage=USAGE))
+    chat = openai_chat.parse(json.dumps({**CHAT, "n": 2, "logprobs": True}).encode())
+    legacy = openai_completions.parse(json.dumps({**PROMPT, "n": 2, "logprobs": 0}).encode())
+    for request, names in (
+        (chat, ["content"]),
+        (legacy, ["tokens", "token_logprobs", "top_logprobs", "text_offset"]),
+    ):
+        streamed: list[dict[str, list[Any]]] = [{name: [] for name in names} for _ in range(2)]
+        for frame in frames_of(request.stream_encoder(**MADE), events):
+            (choice,) = frame["choices"]
+            for name in names:
+                streamed[choice["index"]][name] += (choice["logprobs"] or {}).get(name, [])
+        whole = body_of(request.body_encoder(**MADE), events)["choices"]
+        told = [{name: choice["logprobs"][name] for name in names} for choice in whole]
+        assert streamed == told
