@@ -11,6 +11,7 @@ import redis
 
 from helexa_site.bootstrap.redis_server import running_redis
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
+from tests.embedding_model import fetch_embedding_model
 from tests.leftovers import leftovers, mark_this_run
 
 mark_this_run()
@@ -59,6 +60,12 @@ def model_cache_dir() -> Path:
 def default_gguf(model_cache_dir: Path) -> Path:
     """SmolLM2-135M-Instruct Q4_1, whole and checked."""
     return fetch_default_model()
+
+
+@pytest.fixture(scope="session")
+def embedding_model_dir(model_cache_dir: Path) -> Path:
+    """all-MiniLM-L6-v2 as a directory, whole and checked."""
+    return fetch_embedding_model()
 
 
 @pytest.fixture(scope="session")
