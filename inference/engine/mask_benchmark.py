@@ -1,0 +1,116 @@
+"""What a grammar costs: a decode step of eight sequences with one and without, in turns.
+
+``python -m inference.engine.mask_benchmark MODEL.gguf``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from llguidance import LLTokenizer
+
+from inference.engine.engine import Engine
+from inference.engine.load import configure_threads, load_engine
+from inference.protocol.engine import SubmitSequence
+from inference.protocol.load import LoadSpec
+from inference.protocol.sampling import Grammar, SamplingParams
+
+NUM_SEQUENCES = 8
+STEPS_PER_TURN = 40
+PROMPT = (
+    "<|im_start|>user\nInvent people: number {index}, and others. Answer in JSON.<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "kind": {"enum": ["friend", "colleague", "neighbour"]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "address": {
+            "type": "object",
+            "properties": {"street": {"type": "string"}, "zip": {"type": "string"}},
+            "required": ["street", "zip"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "age", "kind", "tags", "address"],
+    "additionalProperties": False,
+}
+# So many people that nobody is done within a turn.
+SCHEMA = {"type": "array", "items": PERSON, "minItems": 50}
+GRAMMAR = Grammar(text=json.dumps({"grammars": [{"json_schema": SCHEMA}]}))
+
+
+@dataclass(frozen=True, slots=True)
+class MaskCost:
+    """Median milliseconds of a step; the share is the median of the turns' own shares."""
+
+    free_ms: float
+    masked_ms: float
+    share: float
+    """What the grammar adds, of a step without one."""
+
+
+def measure_mask_cost(gguf: Path, data_dir: Path, num_turns: int = 10) -> MaskCost:
+    spec = LoadSpec(job_id="bench", model="bench", source=f"path:{gguf}")
+    loaded = load_engine(spec, data_dir, lambda progress: None)
+    assert isinstance(loaded.engine, Engine), "grammars are for a model of text"
+    tokenizer = LLTokenizer(str(Path(loaded.report.tokenizer_dir) / "tokenizer.json"))
+    prompts = [
+        tokenizer.tokenize_str(PROMPT.format(index=index), parse_special=True)
+        for index in range(NUM_SEQUENCES)
+    ]
+    _turn_ms(loaded.engine, prompts, GRAMMAR)  # compiles it, and pays for first times
+    free, masked = [], []
+    for _ in range(num_turns):
+        free.append(_turn_ms(loaded.engine, prompts, None))
+        masked.append(_turn_ms(loaded.engine, prompts, GRAMMAR))
+    shares = [with_ms / without_ms - 1 for without_ms, with_ms in zip(free, masked, strict=True)]
+    return MaskCost(statistics.median(free), statistics.median(masked), statistics.median(shares))
+
+
+def _turn_ms(engine: Engine, prompts: list[list[int]], grammar: Grammar | None) -> float:
+    """Median milliseconds of a step in which every prompt's sequence decodes."""
+    for index, prompt in enumerate(prompts):
+        params = SamplingParams(
+            max_tokens=2 * STEPS_PER_TURN + len(prompts), temperature=0.0, grammar=grammar
+        )
+        engine.submit(SubmitSequence(sequence_id=str(index), token_ids=prompt, params=params))
+    outputs = engine.step().outputs
+    while len(outputs) < len(prompts):
+        outputs = engine.step().outputs
+    seconds = []
+    for _ in range(STEPS_PER_TURN):
+        started_s = time.perf_counter()
+        outputs = engine.step().outputs
+        seconds.append(time.perf_counter() - started_s)
+        if len(outputs) != len(prompts):
+            raise RuntimeError(f"a sequence ended early: {outputs}")
+    engine.cancel_all()
+    return statistics.median(seconds) * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("gguf", type=Path, help="the default model's file")
+    parser.add_argument("--turns", type=int, default=10)
+    arguments = parser.parse_args()
+    configure_threads()
+    with tempfile.TemporaryDirectory() as data_dir:
+        cost = measure_mask_cost(arguments.gguf, Path(data_dir), arguments.turns)
+    print(
+        f"decode step of {NUM_SEQUENCES}: {cost.free_ms:.2f} ms free, "
+        f"{cost.masked_ms:.2f} ms with a grammar, {cost.share:+.1%}"
+    )
+
+
+if __name__ == "__main__":
+    main()
