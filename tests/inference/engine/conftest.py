@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE, WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from inference.engine.grammars import GrammarCompiler
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.dense import DenseWeights
 from inference.models.native.build import NativeUnavailableError, load_library
@@ -182,3 +183,27 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair(request: pytest.FixtureRequest, native_cache_dir: Path) -> Pair:
     name, path = request.param
     return build_pair(name, path, native_cache_dir)
+
+
+END_ID, THINK_ID, END_THINK_ID = 96, 97, 98
+
+
+@pytest.fixture(scope="session")
+def ascii_tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer.json with one token for each printable character (its code less 32), one for the
+    newline (95), the special ones above and another end (99)."""
+    vocabulary = {"\u0120" if code == 32 else chr(code): code - 32 for code in range(32, 127)}
+    tokenizer = Tokenizer(BPE(vocab=vocabulary | {"\u010a": 95}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(word, special=True) for word in ("<|end|>", "<think>", "</think>", "<|eot|>")]
+    )
+    file = tmp_path_factory.mktemp("ascii") / "tokenizer.json"
+    tokenizer.save(str(file))
+    return file
+
+
+@pytest.fixture(scope="session")
+def compiler(ascii_tokenizer_file: Path) -> GrammarCompiler:
+    return GrammarCompiler(ascii_tokenizer_file, VOCAB_SIZE, (END_ID,))
