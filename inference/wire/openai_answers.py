@@ -14,18 +14,31 @@ LEAST_LOGPROB = -9999.0
 DONE_FRAME = b"data: [DONE]\n\n"
 
 
+def answer_head(answer_id: str, kind: str, created_unix_s: int, model: str) -> dict[str, Any]:
+    """How every object of one answer begins."""
+    return {"id": answer_id, "object": kind, "created": created_unix_s, "model": model}
+
+
 class Chunks:
     """The server-sent events of one answer. ``start`` and ``end`` are what stands before and after
     the JSON of a chunk's one choice, for whoever writes that choice himself."""
 
     def __init__(self, head: dict[str, Any], *, include_usage: bool) -> None:
-        """``head``: what every chunk says before its choices."""
         self._include_usage = include_usage
         self.start = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
         self.end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
-    def choice(self, choice: dict[str, Any]) -> bytes:
-        return self.start + orjson.dumps(choice) + self.end
+    def choice(
+        self,
+        index: int,
+        content: dict[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+    ) -> bytes:
+        """One chunk. ``content``: what the dialect's choices have that the other's have not."""
+        end = {"logprobs": logprobs, "finish_reason": finish_reason}
+        return self.start + orjson.dumps({"index": index, **content, **end}) + self.end
 
     def last(self, usage: Usage) -> bytes:
         """The usage chunk, where one is due, and the end of the stream."""
@@ -33,6 +46,10 @@ class Chunks:
             return DONE_FRAME
         told = orjson.dumps(usage_object(usage))
         return self.start + b'],"usage":' + told + b"}\n\n" + DONE_FRAME
+
+
+def whole_body(head: dict[str, Any], choices: list[dict[str, Any]], usage: Usage) -> bytes:
+    return orjson.dumps({**head, "choices": choices, "usage": usage_object(usage)})
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from inference.wire.fields import (
     table,
     text,
 )
+from inference.wire.openai_answers import Chunks, answer_head
 from inference.wire.openai_chat_answers import ChatBodyEncoder, ChatStreamEncoder, Reasoning
 from inference.wire.openai_formats import response_format
 from inference.wire.openai_messages import messages
@@ -101,18 +102,16 @@ class ChatRequest:
     reasoning: Reasoning
 
     def stream_encoder(self, *, request_id: str, created_unix_s: int) -> ChatStreamEncoder:
-        return ChatStreamEncoder(
-            self.generation,
-            self.reasoning,
-            include_usage=self.include_usage,
-            request_id=request_id,
-            created_unix_s=created_unix_s,
-        )
+        head = self._head("chat.completion.chunk", request_id, created_unix_s)
+        chunks = Chunks(head, include_usage=self.include_usage)
+        return ChatStreamEncoder(chunks, self.generation.n, self.reasoning)
 
     def body_encoder(self, *, request_id: str, created_unix_s: int) -> ChatBodyEncoder:
-        return ChatBodyEncoder(
-            self.generation, self.reasoning, request_id=request_id, created_unix_s=created_unix_s
-        )
+        head = self._head("chat.completion", request_id, created_unix_s)
+        return ChatBodyEncoder(head, self.generation, self.reasoning)
+
+    def _head(self, kind: str, request_id: str, created_unix_s: int) -> dict[str, Any]:
+        return answer_head(f"chatcmpl-{request_id}", kind, created_unix_s, self.generation.model)
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:

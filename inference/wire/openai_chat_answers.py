@@ -27,7 +27,7 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.protocol.generation import GenerationRequest
-from inference.wire.openai_answers import LEAST_LOGPROB, Chunks, finish_reason, usage_object
+from inference.wire.openai_answers import LEAST_LOGPROB, Chunks, finish_reason, whole_body
 
 
 class Reasoning(StrEnum):
@@ -72,23 +72,14 @@ class ChatStreamEncoder:
     """One request's events as server-sent events: a role chunk for each choice, then at most one
     chunk for each event, then usage where it is due, then [DONE]."""
 
-    def __init__(
-        self,
-        generation: GenerationRequest,
-        reasoning: Reasoning,
-        *,
-        include_usage: bool,
-        request_id: str,
-        created_unix_s: int,
-    ) -> None:
-        head = _head("chat.completion.chunk", generation, request_id, created_unix_s)
-        self._chunks = Chunks(head, include_usage=include_usage)
+    def __init__(self, chunks: Chunks, num_choices: int, reasoning: Reasoning) -> None:
+        self._chunks = chunks
         self._reasoning = reasoning
-        start, end = self._chunks.start, self._chunks.end
         self._content = [
-            start + b'{"index":%d,"delta":{"content":' % index for index in range(generation.n)
+            chunks.start + b'{"index":%d,"delta":{"content":' % index
+            for index in range(num_choices)
         ]
-        self._content_end = b'},"logprobs":null,"finish_reason":null}' + end
+        self._content_end = b'},"logprobs":null,"finish_reason":null}' + chunks.end
 
     def encode(self, event: Event) -> bytes:
         match event:
@@ -97,30 +88,21 @@ class ChatStreamEncoder:
                     return b""
                 return self._content[event.index] + orjson.dumps(event.text) + self._content_end
             case Delta():
-                delta = {"content": event.text}
-                return self._choice(event.index, delta, logprobs=_logprobs(event.logprobs or []))
+                logprobs = _logprobs(event.logprobs or [])
+                return self._chunk(event.index, {"content": event.text}, logprobs=logprobs)
             case ReasoningDelta() | ToolCallStarted() | ToolCallDelta():
                 delta = added(event, self._reasoning)
-                return self._choice(event.index, delta) if delta else b""
+                return self._chunk(event.index, delta) if delta else b""
             case Accepted():
-                return b"".join(self._choice(index, ROLE) for index in range(len(self._content)))
+                return b"".join(self._chunk(index, ROLE) for index in range(len(self._content)))
             case ChoiceFinished():
-                return self._choice(event.index, {}, finished=finish_reason(event.reason))
+                return self._chunk(event.index, {}, finish_reason=finish_reason(event.reason))
             case Finished():
                 return self._chunks.last(event.usage)
         return b""
 
-    def _choice(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        *,
-        logprobs: dict[str, Any] | None = None,
-        finished: str | None = None,
-    ) -> bytes:
-        return self._chunks.choice(
-            {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finished}
-        )
+    def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> bytes:
+        return self._chunks.choice(index, {"delta": delta}, **more)
 
 
 @dataclass(slots=True)
@@ -170,14 +152,9 @@ class ChatBodyEncoder:
     """The same events folded into one body, which the last one completes."""
 
     def __init__(
-        self,
-        generation: GenerationRequest,
-        reasoning: Reasoning,
-        *,
-        request_id: str,
-        created_unix_s: int,
+        self, head: dict[str, Any], generation: GenerationRequest, reasoning: Reasoning
     ) -> None:
-        self._head = _head("chat.completion", generation, request_id, created_unix_s)
+        self._head = head
         self._reasoning = reasoning
         self._shows_logprobs = generation.sampling.top_logprobs is not None
         self._choices = [Choice() for _ in range(generation.n)]
@@ -206,18 +183,7 @@ class ChatBodyEncoder:
             }
             for index, choice in enumerate(self._choices)
         ]
-        return orjson.dumps({**self._head, "choices": choices, "usage": usage_object(usage)})
-
-
-def _head(
-    kind: str, generation: GenerationRequest, request_id: str, created_unix_s: int
-) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{request_id}",
-        "object": kind,
-        "created": created_unix_s,
-        "model": generation.model,
-    }
+        return whole_body(self._head, choices, usage)
 
 
 def _logprobs(tokens: list[TextLogprob]) -> dict[str, Any]:

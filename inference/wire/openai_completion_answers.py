@@ -23,8 +23,7 @@ from inference.protocol.events import (
     TextLogprob,
     Usage,
 )
-from inference.protocol.generation import GenerationRequest
-from inference.wire.openai_answers import LEAST_LOGPROB, Chunks, finish_reason, usage_object
+from inference.wire.openai_answers import LEAST_LOGPROB, Chunks, finish_reason, whole_body
 
 
 @dataclass(slots=True)
@@ -68,51 +67,31 @@ def text_of(event: Delta | ReasoningDelta) -> str:
 class CompletionStreamEncoder:
     """One request's events as server-sent events, at most one chunk for each."""
 
-    def __init__(
-        self,
-        generation: GenerationRequest,
-        num_choices: int,
-        *,
-        include_usage: bool,
-        request_id: str,
-        created_unix_s: int,
-    ) -> None:
-        head = _head(generation, request_id, created_unix_s)
-        self._chunks = Chunks(head, include_usage=include_usage)
-        start, end = self._chunks.start, self._chunks.end
-        self._text = [start + b'{"index":%d,"text":' % index for index in range(num_choices)]
-        self._text_end = b',"logprobs":null,"finish_reason":null}' + end
+    def __init__(self, chunks: Chunks, num_choices: int) -> None:
+        self._chunks = chunks
+        self._text = [chunks.start + b'{"index":%d,"text":' % index for index in range(num_choices)]
+        self._text_end = b',"logprobs":null,"finish_reason":null}' + chunks.end
         self._num_chars = [0] * num_choices
 
     def encode(self, event: Event) -> bytes:
         match event:
             case Delta(logprobs=None) | ReasoningDelta():
-                text = text_of(event)
-                if not text:
+                piece = text_of(event)
+                if not piece:
                     return b""
-                return self._text[event.index] + orjson.dumps(text) + self._text_end
+                return self._text[event.index] + orjson.dumps(piece) + self._text_end
             case Delta():
                 logprobs = Logprobs(num_chars=self._num_chars[event.index])
                 logprobs.extend(event.logprobs or [])
                 self._num_chars[event.index] = logprobs.num_chars
-                return self._choice(event.index, event.text, logprobs=logprobs.as_object())
+                text = {"text": event.text}
+                return self._chunks.choice(event.index, text, logprobs=logprobs.as_object())
             case ChoiceFinished():
-                return self._choice(event.index, "", finished=finish_reason(event.reason))
+                reason = finish_reason(event.reason)
+                return self._chunks.choice(event.index, {"text": ""}, finish_reason=reason)
             case Finished():
                 return self._chunks.last(event.usage)
         return b""
-
-    def _choice(
-        self,
-        index: int,
-        text: str,
-        *,
-        logprobs: dict[str, Any] | None = None,
-        finished: str | None = None,
-    ) -> bytes:
-        return self._chunks.choice(
-            {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finished}
-        )
 
 
 @dataclass(slots=True)
@@ -127,16 +106,8 @@ class Choice:
 class CompletionBodyEncoder:
     """The same events folded into one body, which the last one completes."""
 
-    def __init__(
-        self,
-        generation: GenerationRequest,
-        num_choices: int,
-        *,
-        request_id: str,
-        created_unix_s: int,
-    ) -> None:
-        self._head = _head(generation, request_id, created_unix_s)
-        shows_logprobs = generation.sampling.top_logprobs is not None
+    def __init__(self, head: dict[str, Any], num_choices: int, *, shows_logprobs: bool) -> None:
+        self._head = head
         self._choices = [Choice(Logprobs() if shows_logprobs else None) for _ in range(num_choices)]
 
     def encode(self, event: Event) -> bytes:
@@ -162,13 +133,4 @@ class CompletionBodyEncoder:
             }
             for index, choice in enumerate(self._choices)
         ]
-        return orjson.dumps({**self._head, "choices": choices, "usage": usage_object(usage)})
-
-
-def _head(generation: GenerationRequest, request_id: str, created_unix_s: int) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{request_id}",
-        "object": "text_completion",
-        "created": created_unix_s,
-        "model": generation.model,
-    }
+        return whole_body(self._head, choices, usage)

@@ -28,6 +28,7 @@ from inference.wire.fields import (
     text,
     wrong_type,
 )
+from inference.wire.openai_answers import Chunks, answer_head
 from inference.wire.openai_completion_answers import (
     CompletionBodyEncoder,
     CompletionStreamEncoder,
@@ -75,18 +76,19 @@ class CompletionRequest:
     include_usage: bool
 
     def stream_encoder(self, *, request_id: str, created_unix_s: int) -> CompletionStreamEncoder:
-        return CompletionStreamEncoder(
-            self.generation,
-            self.num_choices,
-            include_usage=self.include_usage,
-            request_id=request_id,
-            created_unix_s=created_unix_s,
-        )
+        chunks = Chunks(self._head(request_id, created_unix_s), include_usage=self.include_usage)
+        return CompletionStreamEncoder(chunks, self.num_choices)
 
     def body_encoder(self, *, request_id: str, created_unix_s: int) -> CompletionBodyEncoder:
         return CompletionBodyEncoder(
-            self.generation, self.num_choices, request_id=request_id, created_unix_s=created_unix_s
+            self._head(request_id, created_unix_s),
+            self.num_choices,
+            shows_logprobs=self.generation.sampling.top_logprobs is not None,
         )
+
+    def _head(self, request_id: str, created_unix_s: int) -> dict[str, Any]:
+        model = self.generation.model
+        return answer_head(f"cmpl-{request_id}", "text_completion", created_unix_s, model)
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionRequest:
