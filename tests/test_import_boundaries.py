@@ -45,6 +45,10 @@ BOUNDARIES = (
     Boundary(
         "inference/gateway", ("torch", "transformers", "inference.neuron", "inference.models")
     ),
+    Boundary(
+        "inference/conversations",
+        ("torch", "transformers", "inference.neuron", "inference.engine", "inference.gateway"),
+    ),
     Boundary("fleet", ("torch", "transformers", "inference.neuron", "inference.engine")),
     Boundary("helexa_site", ("torch", "transformers", "inference.neuron", "inference.engine")),
     Boundary("inference/engine/scheduler.py", ("torch", "numpy")),

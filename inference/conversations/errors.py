@@ -1,0 +1,33 @@
+"""Why a request cannot build on what is stored.
+
+    ConversationError
+    ├── PreviousResponseMissingError       it, or one that it builds on, is not there
+    └── PreviousResponseUnfinishedError    it is being worked on, failed or was cancelled
+
+Messages are written for clients.
+"""
+
+from __future__ import annotations
+
+
+class ConversationError(Exception):
+    """``response_id`` is the response that stands in the way."""
+
+    def __init__(self, response_id: str, message: str) -> None:
+        super().__init__(message)
+        self.response_id = response_id
+        self.message = message
+
+
+class PreviousResponseMissingError(ConversationError):
+    def __init__(self, response_id: str) -> None:
+        super().__init__(response_id, f"Previous response with id '{response_id}' not found.")
+
+
+class PreviousResponseUnfinishedError(ConversationError):
+    def __init__(self, response_id: str, status: str) -> None:
+        super().__init__(
+            response_id,
+            f"Previous response with id '{response_id}' is {status}: only completed and "
+            "incomplete ones can be built on.",
+        )

@@ -1,0 +1,49 @@
+"""A stored response as it crosses to the gateway, and the words for how it stands. Pure.
+
+queued ─▶ in_progress ─▶ completed | incomplete | failed          a background response
+   └──────────┴────────▶ cancelled | failed
+                         completed | incomplete | failed          any other: stored at its end
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+ACTIVE = ("queued", "in_progress")
+ENDED = ("completed", "incomplete", "failed", "cancelled")
+STATUSES = (*ACTIVE, *ENDED)
+CONTINUABLE = ("completed", "incomplete")
+"""What another request may build on."""
+
+_RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseRecord:
+    """``response`` and ``input_items`` are what the API shows of it; ``previous_id`` is the
+    response it continues, which may have been deleted since."""
+
+    response: dict[str, Any]
+    input_items: list[dict[str, Any]]
+    previous_id: str | None
+    background: bool
+
+    @property
+    def id(self) -> str:
+        return str(self.response["id"])
+
+    @property
+    def status(self) -> str:
+        return str(self.response["status"])
+
+    @property
+    def output_items(self) -> list[dict[str, Any]]:
+        output: list[dict[str, Any]] = self.response["output"]
+        return output
+
+
+def is_response_id(text: str) -> bool:
+    """Whether an id can be one of ours; what cannot need not be looked for."""
+    return _RESPONSE_ID.fullmatch(text) is not None

@@ -1,0 +1,90 @@
+"""Writes of stored responses. A response ends once: what ends it is a conditional update."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+from django.utils import timezone
+
+from inference.conversations.models import StoredResponse
+from inference.conversations.records import ACTIVE, ResponseRecord, is_response_id
+
+LEASE_S = 30.0
+"""Many times the period in which gateways renew it."""
+FORGET_BATCH = 500
+
+
+def response_save(*, record: ResponseRecord) -> None:
+    """A response that is new here; an active one is leased to the caller's gateway."""
+    StoredResponse.objects.create(
+        id=record.id,
+        model=record.response["model"],
+        status=record.status,
+        background=record.background,
+        previous_id=record.previous_id or "",
+        response_json=_json(record.response),
+        input_items_json=_json(record.input_items),
+        created_at=datetime.fromtimestamp(record.response["created_at"], UTC),
+        lease_until=_lease_end() if record.status in ACTIVE else None,
+    )
+
+
+def response_progress(*, response: dict[str, Any]) -> bool:
+    """Records how an active response now stands, or how it ended. ``False``: it had ended
+    already, or was deleted, and nothing was written."""
+    is_active = response["status"] in ACTIVE
+    changed = StoredResponse.objects.filter(pk=response["id"], status__in=ACTIVE).update(
+        status=response["status"],
+        response_json=_json(response),
+        lease_until=_lease_end() if is_active else None,
+    )
+    return changed == 1
+
+
+def response_cancel(*, response_id: str) -> bool:
+    """``False``: it had ended already, or is not there."""
+    if not is_response_id(response_id):
+        return False
+    row = StoredResponse.objects.filter(pk=response_id, status__in=ACTIVE).first()
+    if row is None:
+        return False
+    return response_progress(response={**orjson.loads(row.response_json), "status": "cancelled"})
+
+
+def response_delete(*, response_id: str) -> bool:
+    """``False``: it is not there."""
+    if not is_response_id(response_id):
+        return False
+    deleted, _ = StoredResponse.objects.filter(pk=response_id).delete()
+    return deleted > 0
+
+
+def leases_renew(*, response_ids: Collection[str]) -> set[str]:
+    """Which of these are still active; the others were cancelled or deleted elsewhere."""
+    active = StoredResponse.objects.filter(pk__in=response_ids, status__in=ACTIVE)
+    active.update(lease_until=_lease_end())
+    return set(active.values_list("pk", flat=True))
+
+
+def responses_forget(*, older_than: timedelta) -> int:
+    """Deletes what was created before that, but for what is being worked on; returns how many. In
+    batches, so that no transaction holds the database for long."""
+    old = StoredResponse.objects.filter(created_at__lt=timezone.now() - older_than).exclude(
+        status__in=ACTIVE, lease_until__gte=timezone.now()
+    )
+    num_deleted = 0
+    while batch := list(old.order_by("created_at").values_list("pk", flat=True)[:FORGET_BATCH]):
+        StoredResponse.objects.filter(pk__in=batch).delete()
+        num_deleted += len(batch)
+    return num_deleted
+
+
+def _lease_end() -> datetime:
+    return timezone.now() + timedelta(seconds=LEASE_S)
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
