@@ -6,14 +6,14 @@ off by the end of the answer, a key without its value and an unfinished number a
 
 from __future__ import annotations
 
-from inference.text.parts import CallArguments, Part, TextPart
 from inference.text.tool_calls.json_scanner import JsonScanner, ReadState
+from inference.text.tool_calls.part_list import PartList
 
 
 class ArgumentsStream:
     """Adds to ``parts``, its caller's list."""
 
-    def __init__(self, parts: list[Part]) -> None:
+    def __init__(self, parts: PartList) -> None:
         self._scanner = JsonScanner()
         self._parts = parts
 
@@ -27,16 +27,11 @@ class ArgumentsStream:
         unread = ""
         if self._scanner.state is ReadState.BROKEN:
             unread = self._scanner.close()
-        self._take()
-        if unread:
-            self._parts.append(TextPart(unread))
+        self._parts.add_arguments(self._scanner.take())
+        self._parts.add_text(unread)
         return position
 
     def close(self) -> None:
         """The answer has ended."""
         self._scanner.close()
-        self._take()
-
-    def _take(self) -> None:
-        if written := self._scanner.take():
-            self._parts.append(CallArguments(written))
+        self._parts.add_arguments(self._scanner.take())

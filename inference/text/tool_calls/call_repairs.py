@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from inference.text.tool_calls.json_scanner import compact_json, is_encodable
 from inference.text.tool_calls.known_tools import KnownTools
@@ -25,10 +25,16 @@ CALL_KEYS = frozenset({"name", *ARGUMENTS_KEYS, "function", "type", "id"})
 _Call = tuple[str, dict[str, Any]]
 
 
+class ResolvedCall(NamedTuple):
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
 def resolve_call(
     members: Mapping[str, Any], tools: KnownTools, *, is_marked: bool
-) -> tuple[str, str] | None:
-    """Name and arguments, as JSON text, of a call object's members. ``is_marked``: it stood between
+) -> ResolvedCall | None:
+    """The call that an object's members make. ``is_marked``: it stood between
     markers, so that a name alone is a call too."""
     function = members.get("function")
     if isinstance(function, dict):
@@ -38,7 +44,7 @@ def resolve_call(
         return None
     name, arguments = call
     try:
-        return name, compact_json(arguments)
+        return ResolvedCall(name, compact_json(arguments))
     except (ValueError, RecursionError):
         return None
 
@@ -61,12 +67,13 @@ def _resolve(members: Mapping[str, Any], tools: KnownTools, *, is_marked: bool) 
 
 
 def _as_object(value: object) -> dict[str, Any] | None:
-    if isinstance(value, str) and value.strip():
+    """A JSON object, also one written as a string; nothing at all stands for an empty one."""
+    if isinstance(value, str):
         try:
-            value = json.loads(value, strict=False)
+            value = json.loads(value or "null", strict=False)
         except (ValueError, RecursionError):
             return None
-    if value is None or value == "" or (isinstance(value, str) and not value.strip()):
+    if value is None:
         return {}
     return value if isinstance(value, dict) else None
 

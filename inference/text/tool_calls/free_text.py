@@ -42,12 +42,15 @@ class _MarkerMatch:
 class FreeText:
     """Of markers that begin alike, none may be the beginning of another."""
 
-    def __init__(self, markers: Sequence[str], *, follows_call: bool = False) -> None:
-        """``follows_call``: leading whitespace is the format's, not the text's."""
+    def __init__(
+        self, markers: Sequence[str], *, follows_call: bool = False, has_text: bool = False
+    ) -> None:
+        """``follows_call``: leading whitespace is the format's, not the text's, and so is a marker
+        of which the answer's end leaves only a part. ``has_text``: text came directly before."""
         self.found: str | None = None
         self.space = ""
-        """Whitespace directly before ``found``, or before what comes next."""
-        self.has_text = False
+        """Whitespace directly before ``found``."""
+        self.has_text = has_text
         """Whether anything but whitespace was read."""
         self._drops_space = follows_call
         self._match = _MarkerMatch(markers)
@@ -70,12 +73,19 @@ class FreeText:
         self._text.clear()
         return text
 
+    def reject(self) -> None:
+        """What was found is text after all."""
+        assert self.found is not None
+        self._write(self.found)
+        self.found, self._match.read = None, ""
+
     def flush(self) -> str:
-        """The answer has ended: the rest of the text."""
-        if self._match.read:
-            self._write(self._match.read)
+        """The answer has ended: the rest of the text. A marker that was found, and the space before
+        it, are the caller's."""
+        if self.found is not None:
+            return self.take()
         if not self._drops_space:
-            self._text.extend(self._space)
+            self._text += [*self._space, self._match.read]
         return self.take()
 
     def _read(self, text: str, position: int) -> int:

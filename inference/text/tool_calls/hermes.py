@@ -13,22 +13,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.parts import Part, TextPart, ToolCallParser
+from inference.text.parts import Part, ToolCallParser
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.free_text import FreeText
+from inference.text.tool_calls.grammar_rules import (
+    answer_rules,
+    callable_tools,
+    json_call_rules,
+    literal,
+    marker,
+)
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.known_tools import KnownTools
-from inference.text.tool_calls.markers import special_token_ids
+from inference.text.tool_calls.markers import special_marker_ids
+from inference.text.tool_calls.part_list import PartList
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
+NEWLINE = "\n"
 
 
 class HermesFormat:
     name = "hermes"
 
     def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        return special_token_ids(tokenizer, (OPEN, CLOSE))
+        return special_marker_ids(tokenizer, (OPEN, CLOSE))
 
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         return HermesParser(tools)
@@ -41,13 +50,21 @@ class HermesFormat:
         parallel: bool,
         tokenizer: Tokenizer,
     ) -> str | None:
-        return None
+        called = callable_tools(tools, choice, parallel=parallel)
+        if not called:
+            return None
+        rules = [
+            *answer_rules(OPEN, choice, parallel=parallel, tokenizer=tokenizer, between="\n"),
+            f"rest: {literal(NEWLINE)} object {literal(NEWLINE)} {marker(tokenizer, CLOSE)}",
+            *json_call_rules(called, choice, arguments_key="arguments"),
+        ]
+        return "\n".join(rules)
 
 
 class HermesParser:
     def __init__(self, tools: Sequence[ToolDefinition]) -> None:
         self._tools = KnownTools(tools)
-        self._parts: list[Part] = []
+        self._parts = PartList()
         self._text = FreeText((OPEN, CLOSE))
         self._follows_call = False
         self._calls: JsonCalls | None = None
@@ -57,23 +74,23 @@ class HermesParser:
         while position < len(text):
             read = self._read_text if self._calls is None else self._read_calls
             position = read(text, position)
-        return self._take()
+        return self._parts.take()
 
     def flush(self) -> list[Part]:
         if self._calls is not None:
             self._calls.close()
         else:
-            self._show(self._text.flush())
-        return self._take()
+            self._parts.add_text(self._text.flush())
+        return self._parts.take()
 
     def _read_text(self, text: str, start: int) -> int:
         position = self._text.feed(text, start)
-        self._show(self._text.take())
+        self._parts.add_text(self._text.take())
         if self._text.found == OPEN:
             self._calls = JsonCalls(self._tools, self._parts, lead=self._text.space + OPEN)
         elif self._text.found == CLOSE:
             if not self._follows_call or self._text.has_text:
-                self._show(self._text.space + CLOSE)
+                self._parts.add_text(self._text.space + CLOSE)
                 self._follows_call = False
             self._text = FreeText((OPEN, CLOSE), follows_call=self._follows_call)
         return position
@@ -86,12 +103,3 @@ class HermesParser:
             self._text = FreeText((OPEN, CLOSE), follows_call=self._follows_call)
             self._calls = None
         return position
-
-    def _show(self, text: str) -> None:
-        if text:
-            self._parts.append(TextPart(text))
-
-    def _take(self) -> list[Part]:
-        parts = list(self._parts)
-        self._parts.clear()  # the list itself is shared with the readers
-        return parts

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from inference.text.parts import CallArguments, CallStarted, Part
 from inference.text.tool_calls.arguments_stream import ArgumentsStream
 from inference.text.tool_calls.call_repairs import (
     ARGUMENTS_KEYS,
@@ -21,13 +20,14 @@ from inference.text.tool_calls.call_repairs import (
 )
 from inference.text.tool_calls.json_scanner import WHITESPACE, JsonScanner, ReadState
 from inference.text.tool_calls.known_tools import KnownTools
+from inference.text.tool_calls.part_list import PartList
 
 
 class JsonCall:
     """``is_marked``: it stands between markers; without them, an object with other keys than a
     call's is taken for the answer itself, at the first such key."""
 
-    def __init__(self, tools: KnownTools, parts: list[Part], *, is_marked: bool) -> None:
+    def __init__(self, tools: KnownTools, parts: PartList, *, is_marked: bool) -> None:
         self.state = ReadState.RUNNING
         self.has_started = False
         self._tools = tools
@@ -98,7 +98,7 @@ class JsonCall:
             and not self.has_started
         ):
             self.has_started = True
-            self._parts.append(CallStarted(str(name)))
+            self._parts.start_call(str(name))
             self._arguments = ArgumentsStream(self._parts)
             self._read = self._read_arguments
         else:
@@ -139,7 +139,8 @@ class JsonCall:
             if call is None:
                 return self._stop(position)
             self.has_started = True
-            self._parts += [CallStarted(call[0]), CallArguments(call[1])]
+            self._parts.start_call(call.name)
+            self._parts.add_arguments(call.arguments)
         self.state = ReadState.COMPLETE
         return position
 

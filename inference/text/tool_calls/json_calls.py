@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inference.text.parts import Part, TextPart
 from inference.text.tool_calls.json_call import JsonCall
 from inference.text.tool_calls.json_scanner import WHITESPACE, ReadState
 from inference.text.tool_calls.known_tools import KnownTools
+from inference.text.tool_calls.part_list import PartList
 
 MAX_EXTRA_BRACES = 3
 
@@ -23,7 +23,7 @@ class JsonCalls:
     """Adds to ``parts``, its caller's list."""
 
     def __init__(
-        self, tools: KnownTools, parts: list[Part], *, lead: str, is_marked: bool = True
+        self, tools: KnownTools, parts: PartList, *, lead: str, is_marked: bool = True
     ) -> None:
         """``lead`` was read before the first call (whitespace and marker) and is text again when
         no call follows."""
@@ -103,8 +103,8 @@ class JsonCalls:
 
     def _end(self, position: int = 0) -> int:
         held = "".join(self._held)
-        if held and (self.num_calls == 0 or held.strip(WHITESPACE)):
-            self._parts.append(TextPart(held))
+        if self.num_calls == 0 or held.strip(WHITESPACE):
+            self._parts.add_text(held)
         self._held.clear()
         self.is_done = True
         return position

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from inference.text.parts import ToolFormat
 from inference.text.tokenizer import Tokenizer
-from inference.text.tool_calls.hermes import HermesFormat
+from inference.text.tool_calls import hermes, llama3, mistral, named_call, qwen_coder, tagged_call
+from inference.text.tool_calls.markers import marker_token_id
+
+OTHER_FORMATS = ("<arg_key>", "<|tool_call|>", "<｜tool▁call")  # noqa: RUF001 - DeepSeek's own
+"""Formats that are not read, and share markers with those that are."""
+LLAMA_JSON = '"parameters": dictionary of argument name'
+"""What Meta's templates tell the model to write."""
 
 
 def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat | None:
     """``template`` is the one that renders chats with tools. ``None``: no format that is known."""
-    if template is None:
+    if template is None or "tools" not in template:
         return None
-    if "<tool_call>" in template and "<arg_key>" not in template:
-        return HermesFormat()
-    return None
+    if any(marker in template for marker in OTHER_FORMATS):
+        return None
+    if tagged_call.FUNCTION in template and tagged_call.PARAMETER in template:
+        return qwen_coder.QwenCoderFormat()
+    if hermes.OPEN in template:
+        return hermes.HermesFormat()
+    if mistral.CALLS in template or marker_token_id(tokenizer, mistral.CALLS) is not None:
+        return mistral.MistralFormat(writes_lists=named_call.ARGUMENTS not in template)
+    is_llama = llama3.TAG in template or marker_token_id(tokenizer, llama3.TAG) is not None
+    return llama3.Llama3Format() if is_llama or LLAMA_JSON in template else None

@@ -1,0 +1,109 @@
+"""What the formats' grammars have in common: llguidance lark rules, as lines of text.
+
+    required    start: call (between call)*    call: marker rest      once: start: call
+    auto        start: call* TEXT              call: head rest        once: start: TEXT | call
+
+``head`` is free text that ends in the marker, as one token or spelled out. ``rest`` is the
+format's. Syntax: llguidance's docs/syntax.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls.markers import marker_token_id
+
+TEXT_TERMINAL = r"TEXT: /(.|\n)*/"
+JSON_OPTIONS = {"whitespace_pattern": " ?"}
+"""Room for the usual spaces; without a bound, small models write whitespace until the end."""
+
+
+def callable_tools(
+    tools: Sequence[ToolDefinition], choice: ToolChoice, *, parallel: bool
+) -> Sequence[ToolDefinition]:
+    """The tools that the answer may call. Empty where nothing is to be enforced."""
+    if choice.mode == "none":
+        return ()
+    if choice.mode == "required":
+        named = [tool for tool in tools if choice.name in (None, tool.name)]
+        assert named, "a call is required of a tool that is not there"
+        return named
+    return tools if not parallel or any(tool.strict for tool in tools) else ()
+
+
+def literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def marker(tokenizer: Tokenizer, text: str) -> str:
+    token_id = marker_token_id(tokenizer, text)
+    return literal(text) if token_id is None else f"<[{token_id}]>"
+
+
+def answer_rules(
+    opening: str,
+    choice: ToolChoice,
+    *,
+    parallel: bool,
+    tokenizer: Tokenizer,
+    between: str,
+    also: str = "",
+) -> list[str]:
+    """Rules for the whole answer but ``rest``, which is what follows the marker ``opening`` of one
+    call. ``between`` are the format's characters between two calls; ``also`` is another way in
+    which a call may begin in free text."""
+    if choice.mode == "required":
+        more = f" ({literal(between)} call)*" if between else " call*"
+        return [
+            f"start: call{more if parallel else ''}",
+            f"call: {marker(tokenizer, opening)} rest",
+            TEXT_TERMINAL,
+        ]
+    return [
+        "start: call* TEXT" if parallel else "start: TEXT | call",
+        f"call: head rest{f' | {also}' if also else ''}",
+        *head_rules("head", opening, tokenizer),
+        TEXT_TERMINAL,
+    ]
+
+
+def head_rules(name: str, opening: str, tokenizer: Tokenizer) -> list[str]:
+    """Free text up to the first marker. A lazy terminal ends the text that could go on."""
+    token_id = marker_token_id(tokenizer, opening)
+    spelled = f"{name}_spelled[lazy]: TEXT {literal(opening)}"
+    if token_id is None:
+        return [f"{name}: {name}_spelled", spelled]
+    return [f"{name}: TEXT <[{token_id}]> | {name}_spelled", spelled]
+
+
+def json_rule(name: str, schema: dict[str, Any]) -> str:
+    return f"{name}: %json {json.dumps(schema)}"
+
+
+def arguments_schema(tool: ToolDefinition, choice: ToolChoice) -> dict[str, Any]:
+    """The schema of the arguments object: the tool's own for a strict tool; as much of it as the
+    grammar can express where a call is forced, which a model may not have in mind; any object for
+    calls that a model makes by itself."""
+    if not tool.strict and choice.mode != "required":
+        return {"type": "object", "x-guidance": JSON_OPTIONS}
+    schema = tool.parameters
+    if schema is None:
+        schema = {"properties": {}, "additionalProperties": False}
+    options = JSON_OPTIONS if tool.strict else {**JSON_OPTIONS, "lenient": True}
+    return {**schema, "type": "object", "x-guidance": options}
+
+
+def json_call_rules(
+    tools: Sequence[ToolDefinition], choice: ToolChoice, *, arguments_key: str
+) -> list[str]:
+    """``object`` is one call, ``{"name": …, arguments_key: …}``, of any of the tools."""
+    rules = [f"object: {' | '.join(f'object_{index}' for index in range(len(tools)))}"]
+    for index, tool in enumerate(tools):
+        head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{arguments_key}": '
+        rules.append(f'object_{index}: {literal(head)} arguments_{index} "}}"')
+        rules.append(json_rule(f"arguments_{index}", arguments_schema(tool, choice)))
+    return rules

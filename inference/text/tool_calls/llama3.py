@@ -1,0 +1,167 @@
+"""Llama 3.1 and later: JSON or Python calls without markers, or behind ``<|python_tag|>``.
+
+    {"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}
+    <|python_tag|>{"name": "f", "parameters": {"a": 1}}
+    [f(a=1, b="x"), g()]
+
+Without the tag, JSON is looked for where a line begins and a Python list where the answer begins.
+An object with other keys than a call's is text at its first such key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.parts import Part, ToolCallParser
+from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls.free_text import FreeText
+from inference.text.tool_calls.grammar_rules import callable_tools, json_call_rules
+from inference.text.tool_calls.json_calls import JsonCalls
+from inference.text.tool_calls.json_scanner import WHITESPACE
+from inference.text.tool_calls.known_tools import KnownTools
+from inference.text.tool_calls.markers import marker_token_id, special_marker_ids
+from inference.text.tool_calls.part_list import PartList
+from inference.text.tool_calls.pythonic_calls import PythonicCalls
+
+TAG = "<|python_tag|>"
+MARKERS = (TAG, "{", "[")
+
+# Free text beside strict tools: nothing that the parser would take for a call.
+_CALL_LINE = (
+    r"/((.|\n)*\n)?[ \t\r\n]*\{[ \t\r\n]*"
+    r'"(name|type|id|function|parameters|arguments)"(.|\n)*/'
+)
+_LIST_START = r"/[ \t\r\n]*\[(.|\n)*/"
+_SPELLED_TAG = r"/(.|\n)*<\|python_tag\|>(.|\n)*/"
+_FREE_TERMINAL = f"FREE: /(.|\\n)*/ & ~{_CALL_LINE} & ~{_LIST_START} & ~{_SPELLED_TAG}"
+
+
+class Llama3Format:
+    name = "llama3"
+
+    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
+        return special_marker_ids(tokenizer, (TAG,))
+
+    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
+        return Llama3Parser(tools)
+
+    def grammar(
+        self,
+        tools: Sequence[ToolDefinition],
+        choice: ToolChoice,
+        *,
+        parallel: bool,
+        tokenizer: Tokenizer,
+    ) -> str | None:
+        """The calls are JSON, which every model of this format writes. Beside free text they come
+        at the answer's beginning or behind the tag."""
+        called = callable_tools(tools, choice, parallel=parallel)
+        if not called:
+            return None
+        rules = [
+            'calls: object ("; " object)*' if parallel else "calls: object",
+            *json_call_rules(called, choice, arguments_key="parameters"),
+        ]
+        if choice.mode == "required":
+            return "\n".join(["start: calls", *rules])
+        tag_id = marker_token_id(tokenizer, TAG)
+        tagged = "" if tag_id is None else f" | FREE <[{tag_id}]> calls | <[{tag_id}]> calls"
+        return "\n".join([f"start: FREE | calls{tagged}", _FREE_TERMINAL, *rules])
+
+
+class Llama3Parser:
+    def __init__(self, tools: Sequence[ToolDefinition]) -> None:
+        self._tools = KnownTools(tools)
+        self._parts = PartList()
+        self._text = FreeText(MARKERS)
+        self._calls: JsonCalls | PythonicCalls | None = None
+        self._lead: list[str] = []
+        """Read before a call that may follow."""
+        self._is_tagged = False
+        self._read: Callable[[str, int], int] = self._read_text
+
+    def feed(self, text: str) -> list[Part]:
+        position = 0
+        while position < len(text):
+            position = self._read(text, position)
+        return self._parts.take()
+
+    def flush(self) -> list[Part]:
+        if self._calls is not None:
+            self._calls.close()
+        else:
+            self._parts.add_text("".join(self._lead) + self._text.flush())
+        return self._parts.take()
+
+    def _read_text(self, text: str, start: int) -> int:
+        position = self._text.feed(text, start)
+        if self._text.found is None:
+            pass
+        elif self._text.found == TAG:
+            self._lead = [self._text.space, TAG]
+            self._is_tagged, self._read = True, self._read_start
+        elif self._may_begin_call(self._text):
+            self._lead = [self._text.space]
+            self._is_tagged, self._read = False, self._read_start
+            position -= 1  # the bracket is read again
+        else:
+            self._text.reject()
+        self._parts.add_text(self._text.take())
+        return position
+
+    @staticmethod
+    def _may_begin_call(text: FreeText) -> bool:
+        """A bracket without the tag before it."""
+        return not text.has_text or (text.found == "{" and "\n" in text.space)
+
+    def _read_start(self, text: str, position: int) -> int:
+        """Where a call may begin."""
+        character = text[position]
+        if character in WHITESPACE or character == "[":
+            self._lead.append(character)
+            self._read = self._read_list_start if character == "[" else self._read_start
+            return position + 1
+        return self._begin_json(position) if character == "{" else self._reject(position)
+
+    def _read_list_start(self, text: str, position: int) -> int:
+        character = text[position]
+        if character in WHITESPACE:
+            self._lead.append(character)
+            return position + 1
+        if character == "{":
+            return self._begin_json(position)
+        self._calls = PythonicCalls(self._parts, lead="".join(self._lead))
+        self._read = self._read_calls
+        return position
+
+    def _begin_json(self, position: int) -> int:
+        before, bracket, space = "".join(self._lead).rpartition("[")
+        calls = JsonCalls(
+            self._tools,
+            self._parts,
+            lead=before if bracket else space,
+            is_marked=self._is_tagged,
+        )
+        if bracket:
+            calls.feed(bracket + space, 0)
+        self._calls, self._read = calls, self._read_calls
+        return position
+
+    def _reject(self, position: int) -> int:
+        self._parts.add_text("".join(self._lead))
+        self._resume(follows_call=False)
+        return position
+
+    def _read_calls(self, text: str, start: int) -> int:
+        assert self._calls is not None
+        position = self._calls.feed(text, start)
+        if self._calls.is_done:
+            self._resume(follows_call=self._calls.num_calls > 0)
+        return position
+
+    def _resume(self, *, follows_call: bool) -> None:
+        self._text = FreeText(MARKERS, follows_call=follows_call, has_text=not follows_call)
+        self._calls = None
+        self._lead.clear()
+        self._read = self._read_text

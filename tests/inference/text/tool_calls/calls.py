@@ -1,0 +1,100 @@
+"""Tools that tests offer, and a parser's parts in a shape that is easy to compare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from inference.protocol.generation import ToolDefinition
+from inference.text.parts import CallArguments, CallStarted, Part, TextPart, ToolFormat
+from inference.text.tool_calls.hermes import HermesFormat
+from inference.text.tool_calls.llama3 import Llama3Format
+from inference.text.tool_calls.mistral import MistralFormat
+from inference.text.tool_calls.qwen_coder import QwenCoderFormat
+
+FORMATS: dict[str, ToolFormat] = {
+    "hermes": HermesFormat(),
+    "qwen_coder": QwenCoderFormat(),
+    "llama3": Llama3Format(),
+    "mistral": MistralFormat(writes_lists=True),
+    "mistral_named": MistralFormat(writes_lists=False),
+}
+
+
+def tool(
+    name: str, properties: dict[str, Any], *, required: Sequence[str] = (), strict: bool = False
+) -> ToolDefinition:
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+    return ToolDefinition(name=name, path=f"tools.{name}", parameters=parameters, strict=strict)
+
+
+TOOLS = [
+    tool(
+        "get_weather",
+        {"city": {"type": "string"}, "days": {"type": "integer"}},
+        required=["city"],
+    ),
+    tool("bash", {"command": {"type": "string"}}, required=["command"]),
+    tool("create_user", {"name": {"type": "string"}, "age": {"type": "integer"}}),
+    tool(
+        "write_file",
+        {
+            "path": {"type": "string"},
+            "content": {"type": "string"},
+            "mode": {"type": ["integer", "null"]},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "options": {"type": "object"},
+        },
+        required=["path", "content"],
+    ),
+    ToolDefinition(name="now", path="tools.now"),
+]
+
+Call = tuple[str, str]
+Told = list[str | Call]
+"""Texts, and calls as name and arguments, in order; neighbours of a kind are one."""
+
+
+def parts_of(
+    tool_format: ToolFormat, chunks: Iterable[str], tools: Sequence[ToolDefinition] = TOOLS
+) -> list[Part]:
+    parser = tool_format.parser(tools)
+    parts = [part for chunk in chunks for part in parser.feed(chunk)]
+    return [*parts, *parser.flush()]
+
+
+def told(parts: Iterable[Part]) -> Told:
+    """Fails when arguments come outside of a call, or do not make up one JSON object."""
+    told: Told = []
+    is_in_call = False
+    for part in parts:
+        match part:
+            case TextPart(text=text):
+                assert text
+                is_in_call = False
+                if told and isinstance(told[-1], str):
+                    told[-1] += text
+                else:
+                    told.append(text)
+            case CallStarted(name=name):
+                is_in_call = True
+                told.append((name, ""))
+            case CallArguments(fragment=fragment):
+                assert fragment
+                assert is_in_call
+                name, arguments = told[-1]
+                told[-1] = (name, arguments + fragment)
+    for one in told:
+        if not isinstance(one, str):
+            assert isinstance(json.loads(one[1]), dict), one
+    return told
+
+
+def read(tool_format: ToolFormat, text: str, tools: Sequence[ToolDefinition] = TOOLS) -> Told:
+    return told(parts_of(tool_format, [text], tools))

@@ -1,0 +1,146 @@
+"""However an answer's text is cut, the parts say the same; and no text makes a parser fail."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.inference.text.tool_calls.calls import FORMATS, parts_of, read, told
+
+FRAGMENTS = {
+    "hermes": ["<tool_call>", "</tool_call>", "<tool", "</tool_c"],
+    "qwen_coder": [
+        *("<tool_call>", "</tool_call>", "<function=bash>", "<function=new>", "</function>"),
+        *("<parameter=command>", "<parameter=mode>", "<parameter=tags>", "</parameter>"),
+        *("<function=", "<parameter=", "</", "</para", "7", "null", '["a"]'),
+    ],
+    "llama3": [
+        *("<|python_tag|>", "<|py", "[bash(command='l')]", "bash(", "a=1", "b='x'", ")", "(", "'"),
+        *(";", '[now(), get_weather(city="P", days=2)]', "True", "null"),
+    ],
+    "mistral": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "abc123def", "bash", "[TOOL", "now"],
+}
+JSON_FRAGMENTS = [
+    *('{"name": "bash", "arguments": {"command": "', '{"name": "now"', '"arguments": {', "{}"),
+    *('{"arguments": {"name": "bash", "command": "ls"}}', '{"arguments": "{\\"command\\": 1}"'),
+    *(
+        '{"parameters": {"city": "P"}, "name": "get_weather"}',
+        '"name"',
+        ":",
+        ",",
+        '"',
+        "\\",
+        "\\u00e",
+    ),
+    *(
+        "{",
+        "}",
+        "[",
+        "]",
+        "}}",
+        "}}}",
+        "}}}}",
+        "1",
+        "-",
+        "2.5e",
+        "true",
+        "nul",
+        "\n",
+        " ",
+        "é🙂",
+        "\x01",
+    ),
+]
+
+
+def answers(name: str) -> st.SearchStrategy[str]:
+    fragments = [*FRAGMENTS[name.removesuffix("_named")], *JSON_FRAGMENTS]
+    return st.lists(st.sampled_from(fragments) | st.text(max_size=4), max_size=14).map("".join)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(data=st.data())
+def test_any_split_gives_the_same_parts(name: str, data: st.DataObject) -> None:
+    text = data.draw(answers(name))
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
+    borders = sorted({0, len(text), *cuts})
+    chunks = [text[start:end] for start, end in itertools.pairwise(borders)]
+    whole = read(FORMATS[name], text)
+    assert told(parts_of(FORMATS[name], chunks)) == whole
+    assert told(parts_of(FORMATS[name], text)) == whole
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen_coder", "mistral", "mistral_named"])
+@given(text=st.text() | st.text('<tol_ca>[]{}fp/=\n "'))
+@example(text=" \n ")
+def test_text_without_markers_is_unchanged(name: str, text: str) -> None:
+    assert read(FORMATS[name], text) == ([text] if text else [])
+
+
+@given(text=st.text() | st.text('[]{}()"abc:=,\n ', max_size=30))
+def test_llama_text_without_calls_is_unchanged(text: str) -> None:
+    parts = read(FORMATS["llama3"], text, [])
+    if not any(isinstance(part, tuple) for part in parts):
+        assert parts == ([text] if text else [])
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+ARGUMENTS = st.dictionaries(st.text(), VALUES, max_size=4)
+WRITTEN = {
+    "hermes": '<tool_call>\n{{"name": "f", "arguments": {}}}\n</tool_call>',
+    "llama3": '{{"name": "f", "parameters": {}}}',
+    "mistral": '[TOOL_CALLS][{{"name": "f", "arguments": {}}}]',
+    "mistral_named": "[TOOL_CALLS]f[ARGS]{}",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@given(arguments=ARGUMENTS, indent=st.none() | st.integers(0, 2), is_ascii=st.booleans())
+def test_json_arguments_come_through(
+    name: str, arguments: dict[str, object], indent: int | None, is_ascii: bool
+) -> None:
+    written = json.dumps(arguments, indent=indent, ensure_ascii=is_ascii)
+    ((called, streamed),) = read(FORMATS[name], WRITTEN[name].format(written))
+    assert called == "f"
+    assert json.loads(streamed) == arguments
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@given(arguments=ARGUMENTS, data=st.data())
+def test_a_call_that_is_cut_off_is_still_json(
+    name: str, arguments: dict[str, object], data: st.DataObject
+) -> None:
+    text = WRITTEN[name].format(json.dumps(arguments))
+    cut = text[: data.draw(st.integers(0, len(text)))]
+    parts = read(FORMATS[name], cut)
+    if any(isinstance(part, str) for part in parts):
+        assert parts == [cut]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_arguments_are_told_as_they_come(name: str) -> None:
+    text = WRITTEN[name].format('{"a": "' + "x" * 100 + '"}')
+    parser = FORMATS[name].parser([])
+    begin = text.index("x") + 1
+    parser.feed(text[:begin])
+    for _ in range(99):
+        assert [part.fragment for part in parser.feed("x")] == ["x"]
+
+
+def test_text_arguments_of_tags_are_told_as_they_come() -> None:
+    parser = FORMATS["qwen_coder"].parser([])
+    parser.feed("<tool_call>\n<function=f>\n<parameter=a>\nx")
+    for _ in range(99):
+        assert [part.fragment for part in parser.feed("x")] == ["x"]
