@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from inference.protocol.heartbeat import DeviceInfo, NeuronHeartbeat, ReplicaState, ReplicaStatus
+from inference.protocol.heartbeat import (
+    Capability,
+    DeviceInfo,
+    NeuronHeartbeat,
+    ReplicaState,
+    ReplicaStatus,
+)
 from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
 
 
@@ -35,6 +41,8 @@ class ReplicaView:
     """``None``: no forward pass yet."""
     progress: LoadProgress | None = None
     report: LoadReport | None = None
+    capabilities: tuple[Capability, ...] = ()
+    """What the loaded model can do; empty until it is loaded."""
     failure: LoadFailure | None = None
 
     @property
@@ -127,6 +135,7 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         num_restarts=state.num_restarts,
         progress=state.progress,
         report=state.report,
+        capabilities=tuple(state.capabilities),
         failure=state.failure,
     )
     if state.stats is None:

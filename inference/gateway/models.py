@@ -1,13 +1,20 @@
-"""GET /v1/models and /v1/models/{id}: the catalogue, with what the live fleet says of it."""
+"""GET /v1/models and /v1/models/{id}: the catalogue, with what the live fleet says of it.
+
+In OpenAI's shape, or in Anthropic's for clients that send ``anthropic-version``.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+from urllib.parse import parse_qsl
+
 from fleet.catalogue import CatalogueEntry
 from fleet.placement import Reject, place
-from fleet.snapshot import FleetSnapshot
+from fleet.snapshot import FleetSnapshot, ReplicaView
 from inference.gateway.consumers import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.wire.openai_models import ModelCard, model_body, model_list_body
+from inference.wire import anthropic_errors, anthropic_models, openai_models
+from inference.wire.model_card import ModelCard
 
 BEST_FIRST = (
     ReplicaStatus.READY,
@@ -19,22 +26,40 @@ BEST_FIRST = (
 UNLOADED = "unloaded"
 
 
-class ModelListConsumer(ApiConsumer):
+class _ModelsConsumer(ApiConsumer):
+    is_anthropic = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if b"anthropic-version" in dict(scope["headers"]):
+            self.is_anthropic = True
+            self.errors = anthropic_errors
+        await super().__call__(scope, receive, send)
+
+
+class ModelListConsumer(_ModelsConsumer):
+    """OpenAI's list has no pages; Anthropic's has."""
+
     async def answer(self, body: bytes) -> None:
+        query = dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
+        page = anthropic_models.parse_page(query if self.is_anthropic else {})
         entries = await self.gateway.catalogue.entries()
         snapshot = await self.gateway.liveness.snapshot()
         cards = [model_card(entry, snapshot) for entry in entries]
-        await self.respond(200, model_list_body(cards))
+        if self.is_anthropic:
+            await self.respond(200, anthropic_models.model_list_body(cards, page))
+        else:
+            await self.respond(200, openai_models.model_list_body(cards))
 
 
-class ModelConsumer(ApiConsumer):
+class ModelConsumer(_ModelsConsumer):
     """By name or alias; the card's id is always the catalogue's name."""
 
     async def answer(self, body: bytes) -> None:
         name = self.scope["url_route"]["kwargs"]["name"]
         entry = await self.gateway.catalogue.find(name)
-        snapshot = await self.gateway.liveness.snapshot()
-        await self.respond(200, model_body(model_card(entry, snapshot)))
+        card = model_card(entry, await self.gateway.liveness.snapshot())
+        dialect = anthropic_models if self.is_anthropic else openai_models
+        await self.respond(200, dialect.model_body(card))
 
 
 def model_card(entry: CatalogueEntry, snapshot: FleetSnapshot) -> ModelCard:
@@ -52,6 +77,18 @@ def model_card(entry: CatalogueEntry, snapshot: FleetSnapshot) -> ModelCard:
         feasible_on=_feasible_on(entry, snapshot),
         # A request may land on any of them, so the least is what holds everywhere.
         context_tokens=min(limits, default=None),
+        capabilities=_shared_capabilities(ready),
+    )
+
+
+def _shared_capabilities(ready: list[ReplicaView]) -> tuple[str, ...] | None:
+    if not ready:
+        return None
+    first, *others = ready
+    return tuple(
+        capability
+        for capability in first.capabilities
+        if all(capability in other.capabilities for other in others)
     )
 
 

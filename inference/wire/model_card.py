@@ -1,0 +1,71 @@
+"""What is told of a catalogue model, before a dialect writes it down. Pure.
+
+``limit`` is the limit that is enforced, and capabilities are those of what is loaded: both are
+known once a replica is ready.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """``status`` is the best of its replicas', or ``unloaded``. ``locations`` are the neurons that
+    hold it ready, ``feasible_on`` those that could serve it. ``capabilities`` are what every ready
+    replica can do; ``None``: none is ready."""
+
+    id: str
+    created_unix_s: int
+    description: str
+    aliases: tuple[str, ...]
+    status: str
+    locations: tuple[str, ...]
+    feasible_on: tuple[str, ...]
+    context_tokens: int | None
+    max_output_tokens: int | None = None
+    """The operator's bound on an answer."""
+    capabilities: tuple[str, ...] | None = None
+
+    def can(self, capability: str) -> bool | None:
+        return None if self.capabilities is None else capability in self.capabilities
+
+    @property
+    def max_input_tokens(self) -> int | None:
+        """Prompt and output share the context; either may take all of it but one token."""
+        return None if self.context_tokens is None else self.context_tokens - 1
+
+    @property
+    def longest_output_tokens(self) -> int | None:
+        longest = self.max_input_tokens
+        if longest is None or self.max_output_tokens is None:
+            return longest
+        return min(longest, self.max_output_tokens)
+
+
+def own_fields(card: ModelCard) -> dict[str, Any]:
+    """What every dialect's model object has beyond its API's own fields. ``cost`` is ``null``:
+    nothing is charged for."""
+    return {
+        "description": card.description,
+        "aliases": card.aliases,
+        "limit": _limit(card),
+        "cost": None,
+        "tool_call": card.can("tool_call"),
+        "reasoning": card.can("reasoning"),
+        "loaded": bool(card.locations),
+        "locations": card.locations,
+        "feasible_on": card.feasible_on,
+        "status": card.status,
+    }
+
+
+def _limit(card: ModelCard) -> dict[str, int | None] | None:
+    if card.context_tokens is None:
+        return None
+    return {
+        "context": card.context_tokens,
+        "input": card.max_input_tokens,
+        "output": card.longest_output_tokens,
+    }
