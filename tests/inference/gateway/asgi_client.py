@@ -81,6 +81,7 @@ class AsgiClient:
         parts: list[bytes] | None = None,
         headers: dict[str, str] | None = None,
         peer: str = "127.0.0.1",
+        query: str = "",
     ) -> Exchange:
         if parts is None:
             parts = [b"" if body is None else json.dumps(body).encode()]
@@ -93,7 +94,7 @@ class AsgiClient:
             "path": path,
             "raw_path": path.encode(),
             "root_path": "",
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [
                 (name.lower().encode(), value.encode()) for name, value in (headers or {}).items()
             ],

@@ -25,6 +25,7 @@ from inference.protocol.events import (
 )
 from inference.protocol.generation import Cancel, InboxFrame, Submit, decode_inbox_frame
 from inference.protocol.heartbeat import (
+    Capability,
     DeviceInfo,
     HostInfo,
     NeuronHeartbeat,
@@ -32,6 +33,7 @@ from inference.protocol.heartbeat import (
     ReplicaStatus,
     encode_heartbeat,
 )
+from inference.protocol.load import LoadReport
 
 Script = Callable[[Submit], AsyncIterator[list[Event]]]
 
@@ -69,6 +71,8 @@ class FakeNeuron:
         self.name = name
         self.model = model
         self.status: ReplicaStatus | None = ReplicaStatus.READY
+        self.capabilities: list[Capability] = ["chat", "completions"]
+        self.report: LoadReport | None = None
         self.epoch = uuid.uuid4().hex
         self.script: Script = paris
         self.frames: list[InboxFrame] = []
@@ -156,6 +160,8 @@ class FakeNeuron:
                     job_id="job",
                     status=self.status,
                     since_unix_s=now_s,
+                    report=self.report,
+                    capabilities=self.capabilities,
                     stats=stats if self.status is ReplicaStatus.READY else None,
                 )
             ]
