@@ -25,6 +25,10 @@ BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"
 
 DIALECTS: dict[str, Mapping[str, Field]] = {
     "POST /v1/chat/completions": openai_chat.FIELDS,
+    **{
+        f"POST /v1/chat/completions: {what}": fields
+        for what, fields in openai_chat.NESTED_FIELDS.items()
+    },
     "POST /v1/completions": openai_completions.FIELDS,
     "POST /v1/messages": anthropic_messages.FIELDS,
     "POST /v1/messages: tools": anthropic_tools.TOOL_FIELDS,

@@ -7,14 +7,16 @@ Source: https://platform.openai.com/docs/api-reference/chat. Pure: ids and times
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from inference.protocol.generation import ChatInput, GenerationRequest
-from inference.wire import openai_sampling
+from inference.wire import openai_sampling, openai_tools
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import InvalidRequestError
 from inference.wire.fields import (
+    Field,
     flag,
     honoured,
     integer,
@@ -31,9 +33,8 @@ from inference.wire.fields import (
 )
 from inference.wire.openai_answers import Chunks, answer_head
 from inference.wire.openai_chat_answers import ChatBodyEncoder, ChatStreamEncoder, Reasoning
-from inference.wire.openai_formats import response_format
-from inference.wire.openai_messages import messages
-from inference.wire.openai_tools import FREELY, chosen_tools, tool_choice, tools
+from inference.wire.openai_formats import FORMAT_FIELDS, SCHEMA_FIELDS, response_format
+from inference.wire.openai_messages import MESSAGE_FIELDS, PART_FIELDS, messages
 
 MAX_TOP_LOGPROBS = 20
 THINKING_EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -42,11 +43,16 @@ NOT_THINKING_EFFORTS = ("none", "minimal")
 INLINE_REASONING_HEADER = "x-include-thinking"
 """``true``: the client wants the thinking block in the answer's text, as some bridges do."""
 
+PROMPT_CACHE_FIELDS = table(neutral("mode", only("implicit", reason="only implicit"), "implicit"))
 FIELDS = table(
     *openai_sampling.SHARED_FIELDS,
     honoured("messages", messages, "At least one turn; text only."),
-    honoured("tools", tools, "Functions; custom tools are refused."),
-    honoured("tool_choice", tool_choice, "auto, none, required, a function, or allowed_tools."),
+    honoured("tools", openai_tools.tools, "Functions; custom tools are refused."),
+    honoured(
+        "tool_choice",
+        openai_tools.tool_choice,
+        "auto, none, required, a function, or allowed_tools.",
+    ),
     honoured("parallel_tool_calls", flag, "false: at most one call in an answer."),
     honoured("response_format", response_format, "text, json_object or json_schema."),
     honoured(
@@ -82,16 +88,30 @@ FIELDS = table(
         only("none", "auto", reason="functions are now called tools: use tool_choice"),
         "none, auto",
     ),
-    neutral(
-        "prompt_cache_options",
-        object_of(table(neutral("mode", only("implicit", reason="only implicit"), "implicit"))),
-        "mode implicit",
-    ),
+    neutral("prompt_cache_options", object_of(PROMPT_CACHE_FIELDS), "mode implicit"),
     refused("audio", "audio is not generated"),
     refused("moderation", "nothing is moderated here"),
     refused("prediction", "predicted outputs are not used"),
     refused("web_search_options", "there is no web search"),
 )
+
+NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
+    **{f"{role} messages": fields for role, fields in MESSAGE_FIELDS.items()},
+    **{f"{kind} parts": fields for kind, fields in PART_FIELDS.items()},
+    "tool calls": openai_tools.CALL_FIELDS,
+    "the function of a tool call": openai_tools.CALLED_FIELDS,
+    "tools": openai_tools.TOOL_FIELDS,
+    "the function of a tool": openai_tools.FUNCTION_FIELDS,
+    "tool_choice of one function": openai_tools.NAMED_FIELDS,
+    "tool_choice of several functions": openai_tools.ALLOWED_TOOLS_FIELDS,
+    "allowed_tools": openai_tools.ALLOWED_FIELDS,
+    "response_format": FORMAT_FIELDS,
+    "json_schema": SCHEMA_FIELDS,
+    "stream_options": openai_sampling.STREAM_OPTION_FIELDS,
+    "prompt_cache_options": PROMPT_CACHE_FIELDS,
+    "cache_control": openai_tools.CACHE_CONTROL_FIELDS,
+}
+"""The objects inside a request, by what they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +157,9 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
 
 
 def _chat(read: dict[str, Any], reasoning: Reasoning) -> ChatInput:
-    offered, choice = chosen_tools(read.get("tools", []), read.get("tool_choice", FREELY))
+    offered, choice = openai_tools.chosen_tools(
+        read.get("tools", []), read.get("tool_choice", openai_tools.FREELY)
+    )
     effort = read.get("reasoning_effort")
     return ChatInput(
         messages=read["messages"],

@@ -23,22 +23,21 @@ _format_name = spelled(
     re.compile(r"[A-Za-z0-9_-]{1,64}"), "1 to 64 letters, digits, underscores or dashes"
 )
 
-_schema = object_of(
-    table(
-        neutral("name", _format_name, "A label."),
-        neutral("description", text(), "A note; the schema itself is enforced."),
-        honoured("schema", json_schema, "A JSON schema."),
-        neutral("strict", flag, "The schema is followed exactly either way."),
-    ),
-    required=("name",),
+SCHEMA_FIELDS = table(
+    neutral("name", _format_name, "A label."),
+    neutral("description", text(), "A note; the schema itself is enforced."),
+    honoured("schema", json_schema, "A JSON schema; without one, any object."),
+    neutral("strict", flag, "The schema is followed exactly either way."),
 )
-_format = object_of(
-    table(
-        honoured("type", one_of("text", "json_object", "json_schema"), "Which format."),
-        honoured("json_schema", _schema, "Only with type json_schema, which needs it."),
+FORMAT_FIELDS = table(
+    honoured("type", one_of("text", "json_object", "json_schema"), "Which format."),
+    honoured(
+        "json_schema",
+        object_of(SCHEMA_FIELDS, required=("name",)),
+        "Only with type json_schema, which needs it.",
     ),
-    required=("type",),
 )
+_format = object_of(FORMAT_FIELDS, required=("type",))
 
 
 def response_format(value: Any, path: str) -> OutputFormat | None:

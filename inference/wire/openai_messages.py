@@ -21,7 +21,6 @@ from inference.wire.fields import (
     honoured,
     json_object,
     neutral,
-    object_of,
     only,
     read_fields,
     refused,
@@ -39,24 +38,18 @@ IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
 _string = text()
 
 _TYPE = honoured("type", _string, "Which kind of part.")
-PARTS = {
-    "text": object_of(
-        table(
-            _TYPE,
-            honoured("text", _string, "The text."),
-            neutral(
-                "prompt_cache_breakpoint",
-                only({"mode": "explicit"}, reason="only mode explicit, without a lifetime"),
-                "Every prefix is cached, marked or not.",
-            ),
-            CACHE_CONTROL,
+PART_FIELDS = {
+    "text": table(
+        _TYPE,
+        honoured("text", _string, "The text."),
+        neutral(
+            "prompt_cache_breakpoint",
+            only({"mode": "explicit"}, reason="only mode explicit, without a lifetime"),
+            "Every prefix is cached, marked or not.",
         ),
-        required=("text",),
+        CACHE_CONTROL,
     ),
-    "refusal": object_of(
-        table(_TYPE, honoured("refusal", _string, "Why it would not answer.")),
-        required=("refusal",),
-    ),
+    "refusal": table(_TYPE, honoured("refusal", _string, "Why it would not answer.")),
 }
 """By type. A part's text is in the field of that name."""
 
@@ -94,7 +87,7 @@ def _part_text(part: Any, path: str, kinds: tuple[str, ...]) -> str:
         raise UnsupportedParameterError(
             f"{path}.type", f"'{shown(kind)}' parts are not read here, only {' and '.join(kinds)}"
         )
-    return str(PARTS[kind](part, path)[kind])
+    return str(read_fields(part, PART_FIELDS[kind], path=f"{path}.", required=(kind,))[kind])
 
 
 _role = honoured("role", _string, "system, developer, user, assistant or tool.")

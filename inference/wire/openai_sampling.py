@@ -76,17 +76,14 @@ def metadata(value: Any, path: str) -> dict[str, str]:
     return {check_key(key, path): check_value(item, path) for key, item in value.items()}
 
 
-stream_options = object_of(
-    table(
-        honoured("include_usage", flag, "A usage chunk before [DONE]."),
-        neutral(
-            "include_obfuscation",
-            only(False, reason="chunks are never padded; only false is accepted"),
-            "false",
-        ),
-    )
+STREAM_OPTION_FIELDS = table(
+    honoured("include_usage", flag, "A usage chunk before [DONE]."),
+    neutral(
+        "include_obfuscation",
+        only(False, reason="chunks are never padded; only false is accepted"),
+        "false",
+    ),
 )
-
 
 SHARED_FIELDS: tuple[Field, ...] = (
     honoured(
@@ -95,7 +92,7 @@ SHARED_FIELDS: tuple[Field, ...] = (
         "A catalogue model's name or an alias; echoed as given.",
     ),
     honoured("stream", flag, "Server-sent events instead of one body."),
-    honoured("stream_options", stream_options, "include_usage; only with stream."),
+    honoured("stream_options", object_of(STREAM_OPTION_FIELDS), "include_usage; only with stream."),
     honoured("stop", stop, "One string or up to 4."),
     honoured("temperature", number(0, 2), "0 to 2; 0 is greedy."),
     honoured("top_p", number(0, 1), "0 to 1."),

@@ -6,6 +6,7 @@ Only function tools: custom tools, which take free text, are refused by name. Pu
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -13,6 +14,7 @@ from inference.protocol.generation import ToolCall, ToolChoice, ToolDefinition
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.fields import (
     Check,
+    Field,
     array,
     flag,
     honoured,
@@ -33,30 +35,28 @@ MAX_CALL_ID_CHARS = 256
 MAX_CALL_INDEX = 2**31 - 1
 
 _string = text()
-_called_name = text(256, min_chars=1)
 
+CACHE_CONTROL_FIELDS = table(
+    neutral("type", only("ephemeral", reason="only ephemeral"), "ephemeral"),
+    neutral("ttl", only("5m", reason="only 5m, the default"), "5m"),
+)
 CACHE_CONTROL = neutral(
     "cache_control",
-    object_of(
-        table(
-            neutral("type", only("ephemeral", reason="only ephemeral"), "ephemeral"),
-            neutral("ttl", only("5m", reason="only 5m, the default"), "5m"),
-        ),
-        required=("type",),
-    ),
+    object_of(CACHE_CONTROL_FIELDS, required=("type",)),
     "Every prefix is cached, marked or not.",
 )
 """Anthropic's mark, which opencode and litellm put on messages, parts, tools and calls."""
-
 
 tool_name = spelled(
     re.compile(r"[A-Za-z0-9_.-]{1,128}"),
     "1 to 128 letters, digits, dots, underscores or dashes",
 )
+_TYPE = honoured("type", text(), "function")
 
 
-def _of_type_function(check: Check) -> Check:
-    """``check`` for objects whose ``type``, where they have one, is ``function``."""
+def _function_object(fields: Mapping[str, Field], *, required: Iterable[str]) -> Check:
+    """Objects that say they are about a function."""
+    check = object_of(fields, required=required)
 
     def checked(value: Any, path: str) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
@@ -69,27 +69,22 @@ def _of_type_function(check: Check) -> Check:
     return checked
 
 
-_TYPE = honoured("type", text(), "function")
-
-_function = object_of(
-    table(
-        honoured("name", tool_name, "What the model calls it."),
-        honoured("description", _string, "Handed to the chat template."),
-        honoured("parameters", json_schema, "A JSON schema of the arguments."),
-        honoured("strict", flag, "The arguments follow the schema exactly."),
-    ),
-    required=("name",),
+FUNCTION_FIELDS = table(
+    honoured("name", tool_name, "What the model calls it."),
+    honoured("description", _string, "Handed to the chat template."),
+    honoured("parameters", json_schema, "A JSON schema of the arguments."),
+    honoured("strict", flag, "The arguments follow the schema exactly."),
 )
-_tool = _of_type_function(
-    object_of(
-        table(_TYPE, honoured("function", _function, "The function."), CACHE_CONTROL),
-        required=("type", "function"),
-    )
+TOOL_FIELDS = table(
+    _TYPE,
+    honoured("function", object_of(FUNCTION_FIELDS, required=("name",)), "The function."),
+    CACHE_CONTROL,
 )
+_tools = array(_function_object(TOOL_FIELDS, required=("type", "function")))
 
 
 def tools(value: Any, path: str) -> list[ToolDefinition]:
-    functions = [tool["function"] for tool in array(_tool)(value, path)]
+    functions = [tool["function"] for tool in _tools(value, path)]
     names: set[str] = set()
     for index, function in enumerate(functions):
         if function["name"] in names:
@@ -104,36 +99,28 @@ def tools(value: Any, path: str) -> list[ToolDefinition]:
     ]
 
 
-_named_function = _of_type_function(
-    object_of(
-        table(
-            _TYPE,
-            honoured(
-                "function",
-                object_of(table(honoured("name", _string, "Its name.")), required=("name",)),
-                "Which function.",
-            ),
-        ),
-        required=("type", "function"),
-    )
-)
-_allowed_tools = object_of(
-    table(
-        honoured("type", one_of("allowed_tools"), "allowed_tools"),
-        honoured(
-            "allowed_tools",
-            object_of(
-                table(
-                    honoured("mode", one_of("auto", "required"), "auto or required."),
-                    honoured("tools", array(_named_function, min_items=1), "Which functions."),
-                ),
-                required=("mode", "tools"),
-            ),
-            "The functions to choose among.",
-        ),
+NAMED_FIELDS = table(
+    _TYPE,
+    honoured(
+        "function",
+        object_of(table(honoured("name", _string, "Its name.")), required=("name",)),
+        "Which function.",
     ),
-    required=("type", "allowed_tools"),
 )
+_named = _function_object(NAMED_FIELDS, required=("type", "function"))
+ALLOWED_FIELDS = table(
+    honoured("mode", one_of("auto", "required"), "auto or required."),
+    honoured("tools", array(_named, min_items=1), "Which functions."),
+)
+ALLOWED_TOOLS_FIELDS = table(
+    honoured("type", one_of("allowed_tools"), "allowed_tools"),
+    honoured(
+        "allowed_tools",
+        object_of(ALLOWED_FIELDS, required=("mode", "tools")),
+        "The functions to choose among; others are not shown to the model.",
+    ),
+)
+_allowed_tools = object_of(ALLOWED_TOOLS_FIELDS, required=("type", "allowed_tools"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +146,7 @@ def tool_choice(value: Any, path: str) -> Choosing:
         allowed = _allowed_tools(value, path)["allowed_tools"]
         names = [tool["function"]["name"] for tool in allowed["tools"]]
         return Choosing(ToolChoice(mode=allowed["mode"]), names)
-    named = _named_function(value, path)
+    named = _named(value, path)
     return Choosing(ToolChoice(mode="required", name=named["function"]["name"]))
 
 
@@ -173,7 +160,7 @@ def chosen_tools(
     for name in [choice.name] if choice.name is not None else choosing.allowed or ():
         if name not in known:
             raise InvalidRequestError(
-                f"'tool_choice' names a function that is not in 'tools': '{name[:64]}'.",
+                f"'tool_choice' names a function that is not in 'tools': '{shown(name)}'.",
                 param="tool_choice",
             )
     if choice.mode == "required" and not given:
@@ -185,30 +172,22 @@ def chosen_tools(
     return given, choice
 
 
-_call = _of_type_function(
-    object_of(
-        table(
-            honoured("id", text(MAX_CALL_ID_CHARS, min_chars=1), "Its result names it."),
-            _TYPE,
-            honoured(
-                "function",
-                object_of(
-                    table(
-                        honoured("name", _called_name, "Which function."),
-                        honoured("arguments", _string, "JSON text, as the model gave it."),
-                    ),
-                    required=("name", "arguments"),
-                ),
-                "What was called.",
-            ),
-            neutral("index", integer(0, MAX_CALL_INDEX), "Left over from a stream."),
-            CACHE_CONTROL,
-        ),
-        required=("id", "function"),
-    )
+CALLED_FIELDS = table(
+    honoured("name", text(256, min_chars=1), "Which function."),
+    honoured("arguments", _string, "JSON text, as the model gave it."),
 )
+CALL_FIELDS = table(
+    honoured("id", text(MAX_CALL_ID_CHARS, min_chars=1), "Its result names it."),
+    _TYPE,
+    honoured(
+        "function", object_of(CALLED_FIELDS, required=("name", "arguments")), "What was called."
+    ),
+    neutral("index", integer(0, MAX_CALL_INDEX), "Left over from a stream."),
+    CACHE_CONTROL,
+)
+_calls = array(_function_object(CALL_FIELDS, required=("id", "function")))
 
 
 def tool_calls(value: Any, path: str) -> list[ToolCall]:
     """What an earlier assistant turn called."""
-    return [ToolCall(id=call["id"], **call["function"]) for call in array(_call)(value, path)]
+    return [ToolCall(id=call["id"], **call["function"]) for call in _calls(value, path)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from inference.wire.anthropic_messages import FIELDS as MESSAGES_FIELDS
 from inference.wire.fields import Field, Support
 from inference.wire.openai_chat import FIELDS as CHAT_FIELDS
+from inference.wire.openai_chat import NESTED_FIELDS
 from inference.wire.openai_completions import FIELDS as COMPLETION_FIELDS
 from inference.wire.openai_embeddings import FIELDS as EMBEDDING_FIELDS
 from inference.wire.openai_responses import FIELDS as RESPONSES_FIELDS
@@ -56,3 +59,22 @@ def test_every_field_that_is_honoured_is_in_a_case(dialect: str, fields: dict[st
             given |= json.loads((case.path / "request.json").read_bytes()).keys()
     taken = {name for name, field in fields.items() if field.support is not Support.REFUSED}
     assert taken <= given, f"no answered case gives {sorted(taken - given)}"
+
+
+def test_every_nested_field_of_a_chat_is_in_a_case() -> None:
+    given: set[str] = set()
+    for case in cases():
+        if case.dialect == "openai_chat" and (case.path / "body.json").exists():
+            given |= set(_names(json.loads((case.path / "request.json").read_bytes())))
+    for what, fields in NESTED_FIELDS.items():
+        taken = {name for name, field in fields.items() if field.support is not Support.REFUSED}
+        assert taken <= given, f"no answered case gives {sorted(taken - given)} of {what}"
+
+
+def _names(value: Any) -> Iterator[str]:
+    """Of the objects in it, at any depth."""
+    if isinstance(value, dict):
+        yield from value
+    for child in value.values() if isinstance(value, dict) else value:
+        if isinstance(child, dict | list):
+            yield from _names(child)
