@@ -2,7 +2,8 @@
 
 TextError
 ├── TokenizerFilesError      the model's tokenizer files are missing or not understood
-└── TemplateRenderError      the chat template refused the conversation
+├── TemplateRenderError      the chat template refused the conversation
+└── SchemaError              a JSON schema is invalid or cannot be enforced
 """
 
 from __future__ import annotations
@@ -18,3 +19,18 @@ class TokenizerFilesError(TextError):
 
 class TemplateRenderError(TextError):
     """``str(error)`` is written for the client."""
+
+
+class SchemaError(TextError):
+    """``str(error)`` is written for the client; ``steps`` lead from the schema's root to the
+    keyword."""
+
+    def __init__(self, steps: tuple[str | int, ...], message: str) -> None:
+        super().__init__(message)
+        self.steps = steps
+
+    def path(self, root: str) -> str:
+        """``root`` is where the schema stood: ``root.properties.x.anyOf[1]``."""
+        return root + "".join(
+            f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.steps
+        )

@@ -1,0 +1,68 @@
+"""What an answer must be, as one grammar: JSON text, tool calls, either; after thinking or at once.
+
+    prompt has opened the block   everything up to its end is free, then  space? (calls | JSON)
+    model may open one itself     (<think> anything </think> space?)? (calls | JSON)
+    told not to think             (calls | JSON)
+
+Text of the parts is llguidance's: lark or JSON schema, put together as named grammars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+from inference.protocol.sampling import Grammar
+from inference.text.reasoning import ReasoningMarkers
+from inference.text.schemas import grammar_text
+
+SPACE_RULE = r"SPACE: /[ \n]{1,4}/"
+"""Between a thinking block and the answer; not part of either."""
+
+
+class Thinking(Enum):
+    """Whether a thinking block comes before what the grammar binds."""
+
+    NONE = "none"
+    OPENED = "opened by the prompt"
+    POSSIBLE = "up to the model"
+
+
+LEADS = {Thinking.NONE: "", Thinking.OPENED: "SPACE? ", Thinking.POSSIBLE: "thought? "}
+
+
+def calls_part(lark: str) -> dict[str, Any]:
+    return {"lark_grammar": lark}
+
+
+def answer_grammar(
+    parts: Sequence[dict[str, Any]],
+    *,
+    thinking: Thinking = Thinking.NONE,
+    markers: ReasoningMarkers | None = None,
+    end_token_ids: Sequence[int] = (),
+) -> Grammar:
+    """The answer is one of ``parts``. ``end_token_ids`` are the model's, which do not end an answer
+    inside its thinking. ``markers`` are there wherever thinking is. Raises ``SchemaError``."""
+    if thinking is Thinking.NONE and len(parts) == 1:
+        return Grammar(text=grammar_text(parts))
+    named = [{"name": f"part_{index}", **part} for index, part in enumerate(parts)]
+    answer = " | ".join(f"@{part['name']}" for part in named)
+    rules = [f"start: {LEADS[thinking]}({answer})"]
+    if thinking is Thinking.POSSIBLE:
+        rules.append(_thought_rule(markers, end_token_ids))
+    if thinking is not Thinking.NONE:
+        rules.append(SPACE_RULE)
+    is_open = thinking is Thinking.OPENED
+    return Grammar(
+        text=grammar_text([{"lark_grammar": "\n".join(rules)}, *named]),
+        starts_after_token_id=markers.end_token_id if is_open and markers else None,
+    )
+
+
+def _thought_rule(markers: ReasoningMarkers | None, end_token_ids: Sequence[int]) -> str:
+    """By token ids, so that a block may be closed in the middle of a character."""
+    assert markers is not None
+    bound = ",".join(map(str, [markers.end_token_id, *end_token_ids]))
+    return f"thought: <[{markers.start_token_id}]> <[^{bound}]>* <[{markers.end_token_id}]> SPACE?"

@@ -1,0 +1,130 @@
+"""Schemas that can be enforced pass; of every other one, the keyword is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.text.compiling import problem_of
+from inference.text.errors import SchemaError
+from inference.text.schemas import KNOWN, check_schema, grammar_text, json_part
+
+PERSON = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "$id": "person",
+    "title": "Person",
+    "description": "Somebody.",
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "examples": ["Ann"], "x-order": 1},
+        "age": {"type": ["integer", "null"], "minimum": 0, "default": None},
+        "born": {"type": "string", "format": "date", "deprecated": True},
+        "tags": {"type": "array", "items": {"enum": ["a", 1, None]}, "maxItems": 3},
+        "code": {"type": "string", "pattern": "^[A-Z]{2}$"},
+        "friend": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        "pet": {"$ref": "#/$defs/pet"},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+    "$defs": {"pet": {"type": "object", "properties": {"kind": {"const": "cat"}}}},
+}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        PERSON,
+        True,
+        {},
+        {"type": "object", "patternProperties": {"^x": {"type": "integer"}}},
+        {"definitions": {"a": {"type": "string"}}, "$ref": "#/definitions/a"},
+        {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+        {"type": "array", "prefixItems": [{"type": "string"}], "items": False},
+        {"type": "number", "exclusiveMinimum": 0, "multipleOf": 0.5},
+    ],
+)
+def test_what_can_be_enforced_passes(schema: dict[str, Any] | bool) -> None:
+    check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"properties": {"x": {"not": {}}}}, "S.properties.x.not"),
+        ({"anyOf": [{"type": "null"}, {"if": {}}]}, "S.anyOf[1].if"),
+        ({"items": {"uniqueItems": True}}, "S.items.uniqueItems"),
+        ({"$defs": {"a": {"nullable": True}}}, "S.$defs.a.nullable"),
+        ({"contentEncoding": "base64"}, "S.contentEncoding"),
+        ({"x-guidance": {"lenient": True}}, "S.x-guidance"),
+        ({"properties": {"x": {"minimun": 3}}}, "S.properties.x.minimun"),
+        ({"properties": {"x": {"$ref": "https://a/b"}}}, "S.properties.x.$ref"),
+        ({"properties": {"x": {"$ref": "#/$defs/a"}}}, "S.properties.x.$ref"),
+        ({"properties": {"x": {"type": "string", "format": "odd"}}}, "S.properties.x.format"),
+        ({"type": "integer", "format": "int32"}, "S.format"),
+        ({"items": {"type": "string", "pattern": "a(?=b)"}}, "S.items.pattern"),
+        ({"items": {"type": "string", "pattern": "("}}, "S.items.pattern"),
+        ({"anyOf": [{"type": "strin"}, {"type": "null"}]}, "S.anyOf[0].type"),
+        ({"type": "integer", "minimum": 5, "maximum": 2}, "S.minimum"),
+        ({"properties": {"x": {"minLength": -1}}}, "S.properties.x.minLength"),
+        ({"oneOf": [{"type": "string"}, {"minLength": 3}]}, "S.oneOf"),
+        ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, "S.minProperties"),
+        ({"required": "a"}, "S.required"),
+        ({"properties": {"x": 5}}, "S.properties.x"),
+        ({"properties": []}, "S.properties"),
+        ({"anyOf": []}, "S.anyOf"),
+        ({"type": 5, "format": "date"}, "S.format"),
+        (False, "S"),
+    ],
+)
+def test_what_cannot_names_the_keyword(schema: dict[str, Any] | bool, path: str) -> None:
+    with pytest.raises(SchemaError) as refused:
+        check_schema(schema)
+    assert refused.value.path("S") == path
+    assert str(refused.value)
+
+
+def test_messages_are_of_one_line_and_ours() -> None:
+    with pytest.raises(SchemaError, match="look-around"):
+        check_schema({"pattern": "a(?=b)"})
+    with pytest.raises(SchemaError, match="use anyOf"):
+        check_schema({"oneOf": [{"type": "string"}, {"minLength": 3}]})
+
+
+@pytest.mark.parametrize("keyword", ["items", "anyOf"])
+def test_deep_nesting_is_refused(keyword: str) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(400):
+        schema = {keyword: schema if keyword == "items" else [schema]}
+    with pytest.raises(SchemaError, match="nested too deeply"):
+        check_schema(schema)
+
+
+def test_deep_values_are_refused() -> None:
+    value: list[Any] = []
+    for _ in range(20_000):
+        value = [value]
+    with pytest.raises(SchemaError):
+        check_schema({"const": value})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab#/$(", max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(sorted(KNOWN)) | st.text("ab", max_size=2), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(schema=st.dictionaries(st.sampled_from(sorted(KNOWN)), JSON, max_size=5))
+def test_any_object_passes_or_is_refused_by_name(schema: dict[str, Any]) -> None:
+    try:
+        check_schema(schema)
+    except SchemaError as error:
+        assert error.path("S").startswith("S")
+    else:
+        assert problem_of(grammar_text([json_part(schema)])) is None
