@@ -33,10 +33,14 @@ def build_answer(
 
 
 def _choice_text(request: GenerationRequest, prepared: Prepared, text: ModelText) -> ChoiceText:
+    tools, tool_format = prepared.tools, text.tool_format
+    calls = tool_format if tools else None
     return ChoiceText(
         text.tokenizer,
         stop=request.stop,
         continues_text=prepared.continues_text,
         markers=prepared.markers,
         starts_thinking=prepared.starts_thinking,
+        tool_calls=None if calls is None else calls.parser(tools),
+        shown_token_ids=frozenset() if calls is None else calls.shown_token_ids(text.tokenizer),
     )

@@ -95,6 +95,10 @@ def max_output_exceeded(asked: int, limit: int) -> Failure:
     return Failure(code="invalid_value", message=message, param="max_tokens")
 
 
+def invalid_schema(message: str, path: str) -> Failure:
+    return Failure(code="invalid_schema", message=f"{path}: {message}", param=path)
+
+
 def bad_token_id(token_id: int, vocab_size: int) -> Failure:
     return Failure(
         code="bad_token_id",

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from inference.protocol.heartbeat import Capability
 from inference.protocol.load import LoadReport, LoadSpec
 from inference.text.chat_template import ChatTemplate
+from inference.text.parts import ToolFormat
 from inference.text.reasoning import ReasoningMarkers, find_markers
 from inference.text.template_sources import find_templates
 from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls.registry import find_tool_format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +24,8 @@ class ModelText:
     report: LoadReport
     markers: ReasoningMarkers | None = None
     """Of its thinking block; ``None``: it does not think."""
+    tool_format: ToolFormat | None = None
+    """How it writes tool calls; ``None``: its template takes no tools, or in no known way."""
     max_output_tokens: int | None = None
     """The operator's bound on an answer."""
 
@@ -35,5 +40,23 @@ class ModelText:
             template=ChatTemplate(templates, tokenizer.special_tokens),
             report=report,
             markers=find_markers(tokenizer, templates.default),
+            tool_format=find_tool_format(templates.for_tools, tokenizer),
             max_output_tokens=spec.max_output_tokens,
         )
+
+    @property
+    def capabilities(self) -> list[Capability]:
+        """As its files say."""
+        if self.report.kind == "embedding":
+            return ["embeddings"]
+        found: list[Capability] = ["chat", "completions", "logprobs", "structured_output"]
+        if self.tool_format is not None:
+            found.append("tool_call")
+        if self.markers is not None and self._template_thinks(self.markers):
+            found.append("reasoning")
+        return found
+
+    def _template_thinks(self, markers: ReasoningMarkers) -> bool:
+        """Some models have the markers from a relative that thinks and never write them."""
+        template = self.template.sources.default or ""
+        return markers.opens in template or markers.closes in template or "thinking" in template

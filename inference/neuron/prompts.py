@@ -7,6 +7,7 @@ Pure but for the tokenizer's files. Knows no Redis, no process, no other request
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import msgspec
 from inference.neuron.errors import RequestRefusedError, bad_token_id
 from inference.neuron.limits import AnswerLimit, answer_limit
 from inference.neuron.model_text import ModelText
+from inference.neuron.output_rules import request_grammar
 from inference.protocol.events import Failure
 from inference.protocol.generation import (
     ChatInput,
@@ -22,9 +24,11 @@ from inference.protocol.generation import (
     TextInput,
     TokenCountRequest,
     TokensInput,
+    ToolDefinition,
 )
 from inference.protocol.load import LoadReport
 from inference.protocol.sampling import SamplingOptions, SamplingParams, ThinkingLimit
+from inference.text.chat_template import rendered_tools
 from inference.text.detokenizer import Detokenizer
 from inference.text.errors import TemplateRenderError
 from inference.text.reasoning import ReasoningMarkers, opens_block
@@ -54,6 +58,8 @@ class Prepared:
     """What the answer's thinking stands between; ``None``: nothing is looked for."""
     starts_thinking: bool = False
     """The prompt has opened the thinking block."""
+    tools: Sequence[ToolDefinition] = ()
+    """Those that the answer may call."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -71,16 +77,22 @@ def prepare(request: GenerationRequest, text: ModelText) -> Prepared:
     )
     params = resolve_sampling(request.sampling, limit.max_tokens, text.report)
     if not isinstance(request.input, ChatInput):
+        grammar = request_grammar(request, text)
+        params = msgspec.structs.replace(params, grammar=grammar)
         return Prepared(prompts=prompts, params=params, limit=limit, continues_text=True)
     starts_thinking = opens_block(prompts[0], text.markers, text.tokenizer)
-    thinking_limit = _thinking_limit(request.input, text.markers, starts_thinking)
     return Prepared(
         prompts=prompts,
-        params=msgspec.structs.replace(params, thinking_limit=thinking_limit),
+        params=msgspec.structs.replace(
+            params,
+            grammar=request_grammar(request, text, starts_thinking=starts_thinking),
+            thinking_limit=_thinking_limit(request.input, text.markers, starts_thinking),
+        ),
         limit=limit,
         continues_text=False,
         markers=text.markers,
         starts_thinking=starts_thinking,
+        tools=rendered_tools(request.input),
     )
 
 

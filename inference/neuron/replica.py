@@ -129,6 +129,7 @@ class Replica:
                 since_unix_s=self._since_unix_s,
                 progress=self._progress if is_loading else None,
                 report=self._report(),
+                capabilities=self._text.capabilities if self._text is not None else [],
                 failure=self._failure,
                 stats=self._stats,
                 num_restarts=self._num_restarts,

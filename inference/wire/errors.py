@@ -6,9 +6,11 @@
     │   ├── InvalidTypeError            400 invalid_type
     │   ├── MissingParameterError       400 missing_required_parameter
     │   ├── UnsupportedParameterError   400 unsupported_parameter
+    │   ├── PreviousResponseNotFoundError 400 previous_response_not_found
     │   └── VisionUnsupportedError      400 vision_unsupported
     ├── InvalidApiKeyError              401 invalid_api_key
     ├── ModelNotFoundError              404 model_not_found
+    ├── ResponseNotFoundError           404 response_not_found
     ├── UnknownUrlError                 404 unknown_url
     ├── MethodNotAllowedError           405 method_not_allowed
     ├── RequestTooLargeError            413 request_too_large
@@ -86,6 +88,13 @@ class VisionUnsupportedError(InvalidRequestError):
         super().__init__("This model reads text only; it was sent an image.", param=param)
 
 
+class PreviousResponseNotFoundError(InvalidRequestError):
+    code = "previous_response_not_found"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="previous_response_id")
+
+
 class InvalidApiKeyError(ApiError):
     status = 401
     type = "authentication_error"
@@ -99,6 +108,17 @@ class ModelNotFoundError(ApiError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The model '{name}' does not exist here.", param="model")
+
+
+class ResponseNotFoundError(ApiError):
+    """No response of that id is stored: it never was, or it has been deleted."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"Response with id '{response_id}' not found.")
 
 
 class UnknownUrlError(ApiError):
@@ -178,6 +198,8 @@ FAILURES: dict[str, FailureKind] = {
     "unsupported_parameter": _BAD_REQUEST,
     "vision_unsupported": _BAD_REQUEST,
     "empty_prompt": _BAD_REQUEST,
+    "invalid_schema": _BAD_REQUEST,
+    "invalid_grammar": _BAD_REQUEST,
     "model_not_found": FailureKind(404, "invalid_request_error"),
     "template_render_failed": FailureKind(422, "invalid_request_error"),
     # too much at once

@@ -8,38 +8,17 @@ import pytest
 
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.model_text import ModelText
-from inference.neuron.prompts import Prepared, echo_text, prepare
+from inference.neuron.prompts import Prepared, count_tokens, echo_text, prepare
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
     GenerationRequest,
     TextInput,
+    TokenCountRequest,
     TokensInput,
 )
-from inference.protocol.load import LoadReport, LoadSpec
-from inference.protocol.sampling import SamplingOptions
-
-
-def _text(directory: Path, **changes: object) -> ModelText:
-    report = {
-        "architecture": "fake",
-        "device": "cpu",
-        "dtype": "float32",
-        "num_parameters": 0,
-        "weight_bytes": 0,
-        "kv_bytes": 0,
-        "num_kv_blocks": 1,
-        "kv_block_tokens": 16,
-        "context_tokens": 100,
-        "vocab_size": 1000,
-        "quantization": "",
-        "compiled": "",
-        "load_seconds": 0.0,
-        "tokenizer_dir": str(directory),
-        "eos_token_ids": [2],
-    }
-    spec = LoadSpec(job_id="j", model="m", source="fake:")
-    return ModelText.load(spec, LoadReport(**(report | changes)))  # type: ignore[arg-type]
+from inference.protocol.sampling import SamplingOptions, ThinkingLimit
+from tests.inference.neuron.model_texts import model_text
 
 
 def _prepare(text: ModelText, prompt: object, **sampling: object) -> Prepared:
@@ -51,14 +30,14 @@ def _prepare(text: ModelText, prompt: object, **sampling: object) -> Prepared:
 
 
 def test_a_text_prompt_gets_its_bos_and_a_chat_renders_its_own(sentencepiece_dir: Path) -> None:
-    text = _text(sentencepiece_dir)
+    text = model_text(sentencepiece_dir)
     assert _prepare(text, TextInput(texts=["The"])).prompts[0][0] == 1
     chat = ChatInput(messages=[ChatMessage(role="user", content="The")])
     assert 1 not in _prepare(text, chat).prompts[0]
 
 
 def test_a_chat_becomes_special_tokens(byte_level_dir: Path) -> None:
-    text = _text(byte_level_dir)
+    text = model_text(byte_level_dir)
     chat = ChatInput(messages=[ChatMessage(role="user", content="Hi")])
     prompt = _prepare(text, chat)
     assert prompt.prompts[0][0] == 1
@@ -67,7 +46,7 @@ def test_a_chat_becomes_special_tokens(byte_level_dir: Path) -> None:
 
 
 def test_token_prompts_are_verbatim_and_checked(byte_level_dir: Path) -> None:
-    text = _text(byte_level_dir)
+    text = model_text(byte_level_dir)
     assert _prepare(text, TokensInput(prompts=[[7, 8]])).prompts[0] == [7, 8]
     for bad in (1000, -1):
         with pytest.raises(RequestRefusedError) as refused:
@@ -77,12 +56,12 @@ def test_token_prompts_are_verbatim_and_checked(byte_level_dir: Path) -> None:
 
 def test_an_empty_prompt_is_refused(byte_level_dir: Path) -> None:
     with pytest.raises(RequestRefusedError) as refused:
-        _prepare(_text(byte_level_dir), TextInput(texts=[""]))
+        _prepare(model_text(byte_level_dir), TextInput(texts=[""]))
     assert refused.value.failure.code == "empty_prompt"
 
 
 def test_the_rest_of_the_context_is_the_default_limit(byte_level_dir: Path) -> None:
-    text = _text(byte_level_dir)
+    text = model_text(byte_level_dir)
     assert _prepare(text, TokensInput(prompts=[[5] * 99])).params.max_tokens == 1
     assert _prepare(text, TokensInput(prompts=[[5] * 90]), max_tokens=10).params.max_tokens == 10
 
@@ -93,13 +72,15 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(RequestRefusedError) as refused:
         _prepare(
-            _text(byte_level_dir), TokensInput(prompts=[[5] * num_prompt]), max_tokens=max_tokens
+            model_text(byte_level_dir),
+            TokensInput(prompts=[[5] * num_prompt]),
+            max_tokens=max_tokens,
         )
     assert refused.value.failure.code == "context_length_exceeded"
 
 
 def test_sampling_is_the_clients_then_the_models_then_neutral(byte_level_dir: Path) -> None:
-    text = _text(byte_level_dir, generation_defaults={"temperature": 0.6, "top_k": 20.0})
+    text = model_text(byte_level_dir, generation_defaults={"temperature": 0.6, "top_k": 20.0})
     params = _prepare(text, TextInput(texts=["x"]), temperature=0.0).params
     assert params.temperature == 0.0
     assert params.top_k == 20
@@ -108,7 +89,7 @@ def test_sampling_is_the_clients_then_the_models_then_neutral(byte_level_dir: Pa
 
 
 def test_stop_token_ids_hold_eos_unless_it_is_ignored(byte_level_dir: Path) -> None:
-    text = _text(byte_level_dir)
+    text = model_text(byte_level_dir)
     asked = {"stop_token_ids": [9, 2]}
     assert _prepare(text, TextInput(texts=["x"]), **asked).params.stop_token_ids == [2, 9]
     ignoring = _prepare(text, TextInput(texts=["x"]), ignore_eos=True, stop_token_ids=[9])
@@ -120,13 +101,119 @@ def test_token_ids_outside_the_vocabulary_are_refused(
     byte_level_dir: Path, field: dict[str, object]
 ) -> None:
     with pytest.raises(RequestRefusedError) as refused:
-        _prepare(_text(byte_level_dir), TextInput(texts=["x"]), **field)
+        _prepare(model_text(byte_level_dir), TextInput(texts=["x"]), **field)
     assert refused.value.failure.param == next(iter(field))
 
 
 def test_echo_is_the_clients_text_or_its_tokens_as_text(byte_level_dir: Path) -> None:
-    text = _text(byte_level_dir)
+    text = model_text(byte_level_dir)
     token_ids = text.tokenizer.encode("Straße", add_special_tokens=False)
     for prompt in (TextInput(texts=["Straße"]), TokensInput(prompts=[token_ids])):
         request = GenerationRequest(model="m", input=prompt, echo=True)
         assert echo_text(0, prepare(request, text), text, request) == "Straße"
+
+
+def _ask(**request: object) -> GenerationRequest:
+    """Of 90 tokens, unless it says otherwise."""
+    given = {"input": TokensInput(prompts=[[5] * 90])} | request
+    return GenerationRequest(model="m", **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "bound", "ends_at_context", "max_tokens", "reason"),
+    [
+        (None, None, False, 10, "length"),
+        (None, None, True, 10, "context"),
+        (None, 4, True, 4, "length"),
+        (None, 50, False, 10, "length"),
+        (None, 50, True, 10, "context"),
+        (10, None, True, 10, "length"),
+        (11, None, True, 10, "context"),
+        (4, 4, False, 4, "length"),
+    ],
+)
+def test_how_long_an_answer_may_be_and_why(
+    byte_level_dir: Path,
+    asked: int | None,
+    bound: int | None,
+    ends_at_context: bool,
+    max_tokens: int,
+    reason: str,
+) -> None:
+    text = model_text(byte_level_dir, max_output_tokens=bound)
+    options = SamplingOptions(max_tokens=asked)
+    prepared = prepare(_ask(sampling=options, ends_at_context=ends_at_context), text)
+    assert prepared.params.max_tokens == max_tokens
+    assert prepared.limit.reason == reason
+
+
+def test_more_than_the_operator_allows_is_refused_with_both_numbers(byte_level_dir: Path) -> None:
+    text = model_text(byte_level_dir, max_output_tokens=4)
+    for ends_at_context in (False, True):
+        options = SamplingOptions(max_tokens=5)
+        with pytest.raises(RequestRefusedError, match="at most 4 tokens and you asked for 5") as no:
+            prepare(_ask(sampling=options, ends_at_context=ends_at_context), text)
+        assert no.value.failure.param == "max_tokens"
+
+
+THINKS = "{% for m in messages %}{{ m.content }}{% endfor %}"
+OPENS = THINKS + "{% if enable_thinking is not false %}<think>\n{% endif %}"
+
+
+def _chat(**kwargs: object) -> ChatInput:
+    messages = [ChatMessage(role="user", content="Hi")]
+    return ChatInput(messages=messages, **kwargs)  # type: ignore[arg-type]
+
+
+def test_a_prompt_that_opens_the_block_is_noticed(thinking_dir: Path) -> None:
+    text = model_text(thinking_dir, chat_template=OPENS)
+    assert prepare(_ask(input=_chat(thinking=True)), text).starts_thinking
+    assert prepare(_ask(input=_chat(shows_reasoning=True)), text).starts_thinking
+    assert not prepare(_ask(input=_chat()), text).starts_thinking
+
+
+def test_thinking_is_looked_for_in_chats_only(thinking_dir: Path) -> None:
+    text = model_text(thinking_dir, chat_template=OPENS)
+    assert prepare(_ask(input=_chat()), text).markers is not None
+    raw = prepare(_ask(input=TextInput(texts=["<think>"])), text)
+    assert (raw.markers, raw.starts_thinking) == (None, False)
+
+
+def test_a_budget_limits_the_block(thinking_dir: Path, byte_level_dir: Path) -> None:
+    def limit(directory: Path, template: str) -> ThinkingLimit | None:
+        text = model_text(directory, chat_template=template)
+        asked = _chat(thinking=True, thinking_budget_tokens=7)
+        return prepare(_ask(input=asked), text).params.thinking_limit
+
+    markers = model_text(thinking_dir).markers
+    assert markers is not None
+    end = markers.end_token_id
+    assert limit(thinking_dir, OPENS) == ThinkingLimit(max_tokens=7, end_token_id=end)
+    assert limit(thinking_dir, THINKS) == ThinkingLimit(
+        max_tokens=7, end_token_id=end, start_token_id=markers.start_token_id
+    )
+    assert limit(byte_level_dir, THINKS) is None
+
+
+def test_counting_renders_what_answering_renders(thinking_dir: Path) -> None:
+    text = model_text(thinking_dir, chat_template=OPENS)
+    for chat in (_chat(), _chat(thinking=True)):
+        counted = count_tokens(TokenCountRequest(model="m", input=chat), text)
+        assert counted == prepare(_ask(input=chat), text).num_prompt_tokens
+    assert counted > count_tokens(TokenCountRequest(model="m", input=_chat()), text)
+
+
+def test_capabilities_are_what_the_files_say(byte_level_dir: Path, thinking_dir: Path) -> None:
+    always = {"chat", "completions", "logprobs", "structured_output"}
+    takes_tools = "{{ tools }}<tool_call>"
+    for directory, template, more in (
+        (byte_level_dir, None, set()),
+        (byte_level_dir, takes_tools, {"tool_call"}),
+        (byte_level_dir, OPENS, set()),
+        (thinking_dir, THINKS, set()),
+        (thinking_dir, OPENS, {"reasoning"}),
+        (thinking_dir, OPENS + takes_tools, {"reasoning", "tool_call"}),
+    ):
+        found = model_text(directory, chat_template=template).capabilities
+        assert set(found) == always | more
+    assert model_text(byte_level_dir, kind="embedding").capabilities == ["embeddings"]

@@ -1,0 +1,127 @@
+"""What a request demands of its answer, as the grammar that the engine is told.
+
+    tools auto            free text, unless strict tools or single calls ask for a grammar
+    tools required        calls                        response format            JSON
+    tools auto + format   calls | JSON                 tools required + format    calls
+
+Schemas are checked here, before the engine hears of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inference.neuron.errors import RequestRefusedError, invalid_schema
+from inference.neuron.model_text import ModelText
+from inference.protocol.events import Failure
+from inference.protocol.generation import (
+    ChatInput,
+    GenerationRequest,
+    OutputFormat,
+    ToolChoice,
+    ToolDefinition,
+)
+from inference.protocol.sampling import Grammar
+from inference.text.chat_template import rendered_tools, wants_thinking
+from inference.text.compiling import problem_of
+from inference.text.errors import SchemaError
+from inference.text.grammars import Thinking, answer_grammar, calls_part
+from inference.text.schemas import check_schema, grammar_text, json_part
+
+
+def request_grammar(
+    request: GenerationRequest, text: ModelText, *, starts_thinking: bool = False
+) -> Grammar | None:
+    """Raises ``RequestRefusedError`` for schemas and tools that cannot be enforced."""
+    parts: list[dict[str, Any]] = []
+    thinking, must_call = Thinking.NONE, False
+    if isinstance(request.input, ChatInput):
+        calls = _calls_grammar(request.input, request.output_format, text)
+        if calls is not None:
+            parts.append(calls_part(calls))
+        thinking = _thinking(request.input, text, starts_thinking)
+        must_call = request.input.tool_choice.mode == "required"
+    if request.output_format is not None and not must_call:
+        parts.append(_json_part(request.output_format))
+    if not parts:
+        return None
+    grammar = answer_grammar(
+        parts,
+        thinking=thinking,
+        markers=text.markers,
+        end_token_ids=text.report.eos_token_ids,
+    )
+    problem = problem_of(grammar.text)
+    if problem is not None:
+        raise RequestRefusedError(Failure(code="invalid_grammar", message=problem))
+    return grammar
+
+
+def _thinking(chat: ChatInput, text: ModelText, starts_thinking: bool) -> Thinking:
+    """A model that was told not to think is held to it, unless its template opens the block."""
+    if starts_thinking:
+        return Thinking.OPENED
+    if text.markers is None or wants_thinking(chat) is False:
+        return Thinking.NONE
+    return Thinking.POSSIBLE
+
+
+def _json_part(output_format: OutputFormat) -> dict[str, Any]:
+    schema = output_format.schema
+    if schema is not None:
+        try:
+            check_schema(schema)
+        except SchemaError as error:
+            failure = invalid_schema(str(error), error.path(output_format.path))
+            raise RequestRefusedError(failure) from error
+    return json_part(schema)
+
+
+def _calls_grammar(
+    chat: ChatInput, output_format: OutputFormat | None, text: ModelText
+) -> str | None:
+    """Lark text for the calls that the answer must or may be; ``None``: nothing is enforced."""
+    tools, choice = rendered_tools(chat), chat.tool_choice
+    if choice.mode == "required" and choice.name not in {None, *(tool.name for tool in tools)}:
+        raise RequestRefusedError(_refused_choice(f"there is no tool named {choice.name!r}"))
+    if choice.mode == "required" and not tools:
+        raise RequestRefusedError(_refused_choice("a call is required and there are no tools"))
+    if not tools:
+        return None
+    if text.tool_format is None:
+        message = "how this model writes tool calls is not known here"
+        failure = Failure(code="unsupported_parameter", message=message, param="tools")
+        raise RequestRefusedError(failure)
+    if output_format is not None:
+        choice = ToolChoice(mode="required", name=choice.name)
+    for tool in tools:
+        _check_tool(tool, is_forced=choice.mode == "required")
+    return text.tool_format.grammar(
+        tools, choice, parallel=chat.parallel_tool_calls, tokenizer=text.tokenizer
+    )
+
+
+def _check_tool(tool: ToolDefinition, *, is_forced: bool) -> None:
+    """A strict tool's schema must be enforced whole; another one's as far as it can be, and only
+    where a call is forced."""
+    if tool.parameters is None:
+        return
+    try:
+        if tool.strict:
+            check_schema(tool.parameters)
+        elif is_forced:
+            _check_leniently(tool.parameters)
+    except SchemaError as error:
+        failure = invalid_schema(str(error), error.path(tool.path))
+        raise RequestRefusedError(failure) from error
+
+
+def _check_leniently(schema: dict[str, Any]) -> None:
+    lenient = {**schema, "type": "object", "x-guidance": {"lenient": True}}
+    problem = problem_of(grammar_text([{"json_schema": lenient}]))
+    if problem is not None:
+        raise SchemaError((), problem)
+
+
+def _refused_choice(message: str) -> Failure:
+    return Failure(code="invalid_value", message=message, param="tool_choice")

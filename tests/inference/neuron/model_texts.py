@@ -1,0 +1,49 @@
+"""The text side of a model that is only a tokenizer directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inference.neuron.model_text import ModelText
+from inference.protocol.load import LoadReport, LoadSpec
+
+CHAT_TEMPLATE = (
+    "{% if tools %}<call>{{ tools | tojson }}{% endif %}{% for m in messages %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+"""With a place for tools; says nothing of thinking."""
+
+
+def model_text(
+    directory: Path,
+    *,
+    chat_template: str | None = None,
+    max_output_tokens: int | None = None,
+    **report: object,
+) -> ModelText:
+    """A context of 100 tokens, 1000 in the vocabulary, ended by token 2; ``report`` changes it."""
+    known: dict[str, object] = {
+        "architecture": "fake",
+        "device": "cpu",
+        "dtype": "float32",
+        "num_parameters": 0,
+        "weight_bytes": 0,
+        "kv_bytes": 0,
+        "num_kv_blocks": 1,
+        "kv_block_tokens": 16,
+        "context_tokens": 100,
+        "vocab_size": 1000,
+        "quantization": "",
+        "compiled": "",
+        "load_seconds": 0.0,
+        "tokenizer_dir": str(directory),
+        "eos_token_ids": [2],
+    }
+    spec = LoadSpec(
+        job_id="j",
+        model="m",
+        source="fake:",
+        chat_template=chat_template,
+        max_output_tokens=max_output_tokens,
+    )
+    return ModelText.load(spec, LoadReport(**(known | report)))  # type: ignore[arg-type]

@@ -1,0 +1,153 @@
+"""Which grammar a request comes to, and which of its schemas and tools are refused, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.neuron.errors import RequestRefusedError
+from inference.neuron.model_text import ModelText
+from inference.neuron.output_rules import request_grammar
+from inference.protocol.events import Failure
+from inference.protocol.generation import (
+    ChatInput,
+    ChatMessage,
+    GenerationRequest,
+    OutputFormat,
+    TextInput,
+    ToolChoice,
+    ToolDefinition,
+)
+from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
+from tests.inference.text.marked_calls import MarkedCalls
+
+FORMAT = OutputFormat(path="response_format.json_schema.schema", schema={"type": "integer"})
+TOOL = ToolDefinition(name="f", path="tools[0].function.parameters")
+REQUIRED = ToolChoice(mode="required")
+
+
+@pytest.fixture(scope="module")
+def text(thinking_dir: Path) -> ModelText:
+    loaded = model_text(thinking_dir, chat_template=CHAT_TEMPLATE)
+    return dataclasses.replace(loaded, tool_format=MarkedCalls())
+
+
+def _request(output_format: OutputFormat | None = None, **chat: object) -> GenerationRequest:
+    messages = [ChatMessage(role="user", content="Hi")]
+    return GenerationRequest(
+        model="m",
+        input=ChatInput(messages=messages, **chat),  # type: ignore[arg-type]
+        output_format=output_format,
+    )
+
+
+def _grammars(request: GenerationRequest, text: ModelText) -> list[dict[str, Any]]:
+    grammar = request_grammar(request, text)
+    assert grammar is not None
+    found: list[dict[str, Any]] = json.loads(grammar.text)["grammars"]
+    return found
+
+
+def _refusal(request: GenerationRequest, text: ModelText) -> Failure:
+    with pytest.raises(RequestRefusedError) as refused:
+        request_grammar(request, text)
+    return refused.value.failure
+
+
+def test_free_text_has_no_grammar(text: ModelText) -> None:
+    assert request_grammar(_request(), text) is None
+    assert request_grammar(_request(tools=[TOOL]), text) is None
+    none = ToolChoice(mode="none")
+    assert request_grammar(_request(tools=[TOOL], tool_choice=none), text) is None
+
+
+def test_a_format_is_json_and_nothing_else(text: ModelText) -> None:
+    (grammar,) = _grammars(_request(FORMAT), text)
+    assert grammar["json_schema"]["type"] == "integer"
+    (grammar,) = _grammars(_request(OutputFormat(path="response_format")), text)
+    assert grammar["json_schema"]["type"] == "object"
+
+
+def test_prompts_that_are_no_chats_have_formats_too(text: ModelText) -> None:
+    request = GenerationRequest(model="m", input=TextInput(texts=["x"]), output_format=FORMAT)
+    assert "json_schema" in _grammars(request, text)[0]
+
+
+def test_required_calls_win_over_the_format(text: ModelText) -> None:
+    for output_format in (None, FORMAT):
+        request = _request(output_format, tools=[TOOL], tool_choice=REQUIRED)
+        (grammar,) = _grammars(request, text)
+        assert '"f"' in grammar["lark_grammar"]
+
+
+def test_with_a_format_the_answer_is_a_call_or_the_json(text: ModelText) -> None:
+    rules, calls, answer = _grammars(_request(FORMAT, tools=[TOOL]), text)
+    assert rules["lark_grammar"] == f"start: (@{calls['name']} | @{answer['name']})"
+
+
+def test_a_model_that_may_think_may_think_first(text: ModelText) -> None:
+    rules, answer = _grammars(_request(FORMAT, shows_reasoning=True), text)
+    assert rules["lark_grammar"].startswith(f"start: thought? (@{answer['name']})")
+    assert len(_grammars(_request(FORMAT, thinking=False), text)) == 1
+    without = dataclasses.replace(text, markers=None)
+    assert len(_grammars(_request(FORMAT, shows_reasoning=True), without)) == 1
+
+
+def test_after_a_block_that_the_prompt_opened(text: ModelText) -> None:
+    assert text.markers is not None
+    for thinking in (None, False):  # a template may open it whatever it is told
+        request = _request(FORMAT, thinking=thinking)
+        grammar = request_grammar(request, text, starts_thinking=True)
+        assert grammar is not None
+        assert grammar.starts_after_token_id == text.markers.end_token_id
+
+
+def test_a_bad_schema_is_named_where_the_client_wrote_it(text: ModelText) -> None:
+    schema = {"type": "object", "properties": {"x": {"not": {}}}}
+    failure = _refusal(_request(OutputFormat(path=FORMAT.path, schema=schema)), text)
+    assert failure.code == "invalid_schema"
+    assert failure.param == "response_format.json_schema.schema.properties.x.not"
+    assert failure.message.startswith(failure.param)
+
+
+def _tool(parameters: dict[str, Any], **kwargs: object) -> ToolDefinition:
+    path = "tools[1].function.parameters"
+    return ToolDefinition(name="g", path=path, parameters=parameters, **kwargs)  # type: ignore[arg-type]
+
+
+def test_a_strict_tools_schema_is_checked_whole(text: ModelText) -> None:
+    strict = _tool({"properties": {"x": {"uniqueItems": True}}}, strict=True)
+    failure = _refusal(_request(tools=[TOOL, strict]), text)
+    assert failure.code == "invalid_schema"
+    assert failure.param == "tools[1].function.parameters.properties.x.uniqueItems"
+
+
+def test_another_tools_schema_is_checked_where_a_call_is_forced(text: ModelText) -> None:
+    odd = _tool({"properties": {"x": {"uniqueItems": True}}})
+    assert request_grammar(_request(tools=[odd], tool_choice=REQUIRED), text) is not None
+    broken = _tool({"properties": {"x": {"type": "strin"}}})
+    assert request_grammar(_request(tools=[broken]), text) is None
+    failure = _refusal(_request(tools=[broken], tool_choice=REQUIRED), text)
+    assert failure.param == "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize(
+    ("chat", "param"),
+    [
+        ({"tools": [TOOL], "tool_choice": ToolChoice(mode="required", name="h")}, "tool_choice"),
+        ({"tool_choice": REQUIRED}, "tool_choice"),
+    ],
+)
+def test_calls_that_cannot_be_made_are_refused(
+    text: ModelText, chat: dict[str, Any], param: str
+) -> None:
+    assert _refusal(_request(**chat), text).param == param
+
+
+def test_tools_for_a_model_of_an_unknown_form_are_refused(text: ModelText) -> None:
+    unknown = dataclasses.replace(text, tool_format=None)
+    assert _refusal(_request(tools=[TOOL]), unknown).code == "unsupported_parameter"
