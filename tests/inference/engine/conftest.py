@@ -185,6 +185,11 @@ def pair(request: pytest.FixtureRequest, native_cache_dir: Path) -> Pair:
     return build_pair(name, path, native_cache_dir)
 
 
+@pytest.fixture(scope="session", params=["torch", "native"])
+def llama(request: pytest.FixtureRequest, native_cache_dir: Path) -> Pair:
+    return build_pair("llama", request.param, native_cache_dir)
+
+
 END_ID, THINK_ID, END_THINK_ID = 96, 97, 98
 
 

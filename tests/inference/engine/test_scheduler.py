@@ -1,0 +1,180 @@
+"""Queues under any order of arrivals, holds, cancels and steps: nobody is lost, nobody starves."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from inference.engine.grammars import GrammarState
+from inference.engine.kv_cache import KVCache
+from inference.engine.scheduler import Schedule, Scheduler, SchedulerLimits
+from inference.engine.sequence import Sequence, SequenceState
+from inference.protocol.sampling import Grammar, SamplingParams
+
+BLOCK_TOKENS = 4
+NUM_BLOCKS = 8
+CONTEXT_TOKENS = BLOCK_TOKENS * NUM_BLOCKS
+COMPILED = GrammarState.__new__(GrammarState)
+"""Only that there is one matters here."""
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler(
+            KVCache(NUM_BLOCKS, BLOCK_TOKENS), SchedulerLimits(max_running=4, max_queue_depth=8)
+        )
+        self.live: list[Sequence] = []
+        self.num_submitted = 0
+
+    def submit(
+        self, prompt: list[int], max_tokens: int, first: Sequence | None, grammar: Grammar | None
+    ) -> None:
+        if self.scheduler.is_full:
+            return
+        self.num_submitted += 1
+        sequence = Sequence(
+            f"r{self.num_submitted}",
+            prompt,
+            SamplingParams(max_tokens=max_tokens, grammar=grammar),
+            context_tokens=CONTEXT_TOKENS,
+            arrival=self.num_submitted,
+            deadline_s=0.0,
+            same_prompt_as=first,
+        )
+        self.live.append(sequence)
+        self.scheduler.add(sequence)
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20),
+        max_tokens=st.integers(1, 20),
+        num_choices=st.integers(1, 4),
+        grammar=st.sampled_from([None, None, Grammar(text="")]),
+    )
+    def submit_request(
+        self, prompt: list[int], max_tokens: int, num_choices: int, grammar: Grammar | None
+    ) -> None:
+        first = None
+        for _ in range(num_choices):
+            self.submit(prompt, max_tokens, first, grammar)
+            first = first or (self.live[-1] if self.live else None)
+
+    @precondition(lambda self: any(s.grammar is None and s.params.grammar for s in self.live))
+    @rule(data=st.data())
+    def compile(self, data: st.DataObject) -> None:
+        pending = [s for s in self.live if s.params.grammar is not None and s.grammar is None]
+        data.draw(st.sampled_from(pending)).grammar = COMPILED
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.live))
+        self.live.remove(sequence)
+        self.scheduler.end(sequence)
+
+    @rule(budget=st.integers(1, 16), data=st.data())
+    def step(self, budget: int, data: st.DataObject) -> None:
+        schedule = self.scheduler.schedule(budget)
+        self.check_rows(schedule, budget)
+        self.run(schedule, [data.draw(st.integers(0, 1)) for _ in schedule.sampled])
+
+    def check_rows(self, schedule: Schedule, budget: int) -> None:
+        assert schedule.num_prefill_tokens <= budget
+        assert len(self.scheduler.running) <= 4
+        for sequence in schedule.decodes:
+            assert len(sequence.block_ids) * BLOCK_TOKENS >= len(sequence.token_ids)
+        for chunk in schedule.prefills:
+            assert len(chunk.sequence.block_ids) * BLOCK_TOKENS >= chunk.end > chunk.start
+
+    def run(self, schedule: Schedule, token_ids: list[int]) -> None:
+        rows = schedule.sampled
+        self.scheduler.commit(schedule, token_ids)
+        ended = [s for s in rows if len(s.token_ids) >= s.max_length]
+        self.scheduler.end_many(ended)
+        self.live = [s for s in self.live if s not in ended]
+
+    @invariant()
+    def queues_are_sound(self) -> None:
+        self.scheduler.check_integrity()
+        queued = [*self.scheduler.running, *self.scheduler.waiting]
+        assert sorted(s.arrival for s in queued) == [s.arrival for s in self.live]
+
+    @invariant()
+    def nothing_is_held_for_ever(self) -> None:
+        """The oldest of those that wait waits for its own grammar only."""
+        if self.scheduler.waiting and not self.scheduler.running:
+            oldest = self.scheduler.waiting[0]
+            assert not oldest.is_held or oldest.params.grammar is not None
+
+    def teardown(self) -> None:
+        """With every grammar compiled all get to their end, in a bounded number of steps."""
+        for sequence in self.live:
+            sequence.grammar = COMPILED
+        for _ in range(60 * (len(self.live) + 1)):
+            schedule = self.scheduler.schedule(16)
+            assert not (schedule.is_empty and self.live)
+            self.run(schedule, [1] * len(schedule.sampled))
+            if not self.live:
+                break
+        assert not self.live
+        assert self.scheduler.kv_cache.allocator.num_used == 0
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def sequence_of(arrival: int, prompt: list[int], first: Sequence | None = None) -> Sequence:
+    return Sequence(
+        f"r{arrival}",
+        prompt,
+        SamplingParams(max_tokens=9),
+        context_tokens=CONTEXT_TOKENS,
+        arrival=arrival,
+        deadline_s=0.0,
+        same_prompt_as=first,
+    )
+
+
+def test_a_held_sequence_lets_later_ones_pass_and_keeps_its_place() -> None:
+    scheduler = Scheduler(KVCache(16, BLOCK_TOKENS), SchedulerLimits(max_running=3))
+    first = sequence_of(1, [1] * 12)
+    choice = sequence_of(2, [1] * 12, first)
+    other = sequence_of(3, [2] * 4)
+    for sequence in (first, choice, other):
+        scheduler.add(sequence)
+    schedule = scheduler.schedule(8)
+    assert [chunk.sequence for chunk in schedule.prefills] == [first]
+    scheduler.commit(schedule, [])
+    schedule = scheduler.schedule(8)
+    assert [chunk.sequence for chunk in schedule.prefills] == [first, other]
+    scheduler.commit(schedule, [5, 6])
+    schedule = scheduler.schedule(8)
+    assert scheduler.running == [first, choice, other]
+    assert choice.num_cached_tokens == 8
+    assert choice.block_ids[:2] == first.block_ids[:2]
+
+
+def test_is_full_counts_every_choice() -> None:
+    scheduler = Scheduler(
+        KVCache(16, BLOCK_TOKENS), SchedulerLimits(max_running=1, max_queue_depth=2)
+    )
+    first = sequence_of(1, [1] * 4)
+    scheduler.add(first)
+    for arrival in (2, 3):
+        assert not scheduler.is_full
+        scheduler.add(sequence_of(arrival, [1] * 4, first))
+    assert scheduler.is_full
+
+
+def test_a_choice_may_start_as_soon_as_the_first_decodes() -> None:
+    scheduler = Scheduler(KVCache(NUM_BLOCKS, BLOCK_TOKENS), SchedulerLimits())
+    first = sequence_of(1, [1] * 8)
+    choice = sequence_of(2, [1] * 8, first)
+    scheduler.add(first)
+    scheduler.add(choice)
+    assert choice.is_held
+    scheduler.commit(scheduler.schedule(8), [3])
+    assert first.state is SequenceState.DECODING
+    assert not choice.is_held
