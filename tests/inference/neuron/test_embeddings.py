@@ -1,0 +1,228 @@
+"""Embedding requests in the neuron: tokenized, checked, handed over and answered."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.neuron.embedding_prompts import prepare_embedding
+from inference.neuron.errors import RequestRefusedError
+from inference.neuron.intake import Intake
+from inference.neuron.model_text import ModelText
+from inference.neuron.request_table import AddressedEvent, RequestTable, sequence_id
+from inference.protocol.engine import EmbedSequences, SequenceFailed, SequencesEmbedded
+from inference.protocol.events import Accepted, Embedded, Event, Failed, Usage
+from inference.protocol.generation import (
+    ChatInput,
+    ChatMessage,
+    EmbeddingRequest,
+    GenerationRequest,
+    Request,
+    Submit,
+    TextInput,
+    TokenCountRequest,
+    TokensInput,
+)
+from inference.protocol.load import LoadReport, LoadSpec
+
+LIMIT = 20
+DIMENSIONS = 8
+CHAT = ChatInput(messages=[ChatMessage(role="user", content="Hi")])
+
+
+def report(directory: Path, **fields: Any) -> LoadReport:
+    made: dict[str, Any] = {
+        "architecture": "bert",
+        "kind": "embedding",
+        "device": "cpu",
+        "dtype": "float32",
+        "num_parameters": 1,
+        "weight_bytes": 1,
+        "kv_bytes": 0,
+        "num_kv_blocks": 0,
+        "kv_block_tokens": 0,
+        "context_tokens": LIMIT,
+        "vocab_size": 350,
+        "quantization": "dense",
+        "compiled": "",
+        "load_seconds": 0.0,
+        "tokenizer_dir": str(directory),
+        "embedding_dimensions": DIMENSIONS,
+    }
+    return LoadReport(**(made | fields))
+
+
+def text_of(directory: Path, **fields: Any) -> ModelText:
+    spec = LoadSpec(job_id="j", model="m", source="path:/m")
+    return ModelText.load(spec, report(directory, **fields))
+
+
+def request(*texts: str, dimensions: int | None = None) -> EmbeddingRequest:
+    return EmbeddingRequest(model="m", input=TextInput(texts=list(texts)), dimensions=dimensions)
+
+
+def tokens(*prompts: list[int]) -> EmbeddingRequest:
+    return EmbeddingRequest(model="m", input=TokensInput(prompts=list(prompts)))
+
+
+@pytest.fixture
+def text(sentencepiece_dir: Path) -> ModelText:
+    """Its tokenizer puts a bos before each text, and there is no chat template."""
+    assert "chat_template" not in json.loads(
+        (sentencepiece_dir / "tokenizer_config.json").read_text()
+    )
+    return text_of(sentencepiece_dir)
+
+
+def test_texts_get_special_tokens_and_token_ids_do_not(text: ModelText) -> None:
+    capital, paris = prepare_embedding(request("The capital", "Paris"), text)
+    assert capital[0] == paris[0] == 1
+    assert capital != paris
+    assert prepare_embedding(tokens([5, 6], [7]), text) == [[5, 6], [7]]
+
+
+def test_an_input_may_be_as_long_as_the_limit_and_no_longer(text: ModelText) -> None:
+    assert prepare_embedding(tokens([5] * LIMIT), text) == [[5] * LIMIT]
+    with pytest.raises(RequestRefusedError) as refused:
+        prepare_embedding(tokens([5], [5] * (LIMIT + 1)), text)
+    failure = refused.value.failure
+    assert (failure.code, failure.param) == ("context_length_exceeded", "input")
+    for said in (str(LIMIT), str(LIMIT + 1), "input 1"):
+        assert said in failure.message
+
+
+@pytest.mark.parametrize("token_id", [-1, 350])
+def test_token_ids_are_checked(text: ModelText, token_id: int) -> None:
+    with pytest.raises(RequestRefusedError) as refused:
+        prepare_embedding(tokens([5], [5, token_id, 5]), text)
+    assert refused.value.failure.code == "bad_token_id"
+    assert str(token_id) in refused.value.failure.message
+
+
+def test_a_text_without_tokens_is_refused(byte_level_dir: Path) -> None:
+    """Such a tokenizer puts nothing around a text."""
+    with pytest.raises(RequestRefusedError) as refused:
+        prepare_embedding(request("fine", ""), text_of(byte_level_dir))
+    assert refused.value.failure.code == "empty_prompt"
+
+
+@pytest.mark.parametrize(
+    ("declared", "asked", "code"),
+    [
+        ({}, DIMENSIONS, None),
+        ({}, 4, "unsupported_parameter"),
+        ({}, DIMENSIONS + 1, "invalid_value"),
+        ({"is_matryoshka": True}, 3, None),
+        ({"is_matryoshka": True}, DIMENSIONS + 1, "invalid_value"),
+        ({"is_matryoshka": True, "matryoshka_dimensions": [2, 4]}, 4, None),
+        ({"is_matryoshka": True, "matryoshka_dimensions": [2, 4]}, DIMENSIONS, None),
+        ({"is_matryoshka": True, "matryoshka_dimensions": [2, 4]}, 3, "invalid_value"),
+    ],
+)
+def test_dimensions(
+    sentencepiece_dir: Path, declared: dict[str, Any], asked: int, code: str | None
+) -> None:
+    model = text_of(sentencepiece_dir, **declared)
+    if code is None:
+        prepare_embedding(request("Paris", dimensions=asked), model)
+        return
+    with pytest.raises(RequestRefusedError) as refused:
+        prepare_embedding(request("Paris", dimensions=asked), model)
+    assert (refused.value.failure.code, refused.value.failure.param) == (code, "dimensions")
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+        self.cancelled: list[str] = []
+
+    def send(self, command: object) -> None:
+        self.sent.append(command)
+
+    def cancel(self, sequence_id: str) -> None:
+        self.cancelled.append(sequence_id)
+
+
+class Neuron:
+    """An intake, a table and an engine that is told things and says nothing."""
+
+    def __init__(self, text: ModelText) -> None:
+        self.engine = FakeEngine()
+        self.table = RequestTable()
+        self.events: list[Event] = []
+        self._intake = Intake(
+            table=self.table,
+            publish=self._publish,
+            take=lambda model: (self.engine, text),  # type: ignore[arg-type, return-value]
+        )
+
+    def _publish(self, events: list[AddressedEvent]) -> None:
+        self.events += [addressed.event for addressed in events]
+
+    def run(self, *requests: Request) -> None:
+        """They are r0, r1 …"""
+        for index, one in enumerate(requests):
+            submit = Submit(
+                request_id=f"r{index}",
+                gateway_id="g",
+                model="m",
+                request=one,
+                deadline_unix_s=time.time() + 60,
+            )
+            self._intake.put(submit)
+        self._intake.stop()
+        self._intake._run()
+
+
+def test_a_request_is_one_sequence(text: ModelText) -> None:
+    neuron = Neuron(text)
+    neuron.run(EmbeddingRequest(model="m", input=TokensInput(prompts=[[5, 6], [7]]), dimensions=8))
+    name = sequence_id("r0", 0)
+    assert neuron.engine.sent == [
+        EmbedSequences(sequence_id=name, prompts=[[5, 6], [7]], dimensions=8)
+    ]
+    assert neuron.events == [Accepted(request_id="r0", prompt_tokens=3)]
+    applied = neuron.table.apply([SequencesEmbedded(sequence_id=name, vectors=[b"a", b"b"])])
+    assert [addressed.event for addressed in applied.events] == [
+        Embedded(
+            request_id="r0",
+            vectors=[b"a", b"b"],
+            usage=Usage(prompt_tokens=3, completion_tokens=0),
+        )
+    ]
+    assert not applied.ended_early
+    assert neuron.table.cancel("r0") == []
+
+
+def test_a_cancel_reaches_the_engine(text: ModelText) -> None:
+    neuron = Neuron(text)
+    neuron.run(tokens([5]))
+    assert neuron.table.cancel("r0") == []
+    assert neuron.engine.cancelled == [sequence_id("r0", 0)]
+
+
+def test_the_engines_refusal_ends_it(text: ModelText) -> None:
+    neuron = Neuron(text)
+    neuron.run(tokens([5]))
+    failed = SequenceFailed(sequence_id=sequence_id("r0", 0), code="queue_full", message="full")
+    (addressed,) = neuron.table.apply([failed]).events
+    assert isinstance(addressed.event, Failed)
+    assert addressed.event.failure.code == "queue_full"
+
+
+def test_the_wrong_kind_of_model(text: ModelText, sentencepiece_dir: Path) -> None:
+    to_embedding = Neuron(text)
+    to_embedding.run(
+        GenerationRequest(model="m", input=CHAT), TokenCountRequest(model="m", input=CHAT)
+    )
+    to_generation = Neuron(text_of(sentencepiece_dir, kind="generation"))
+    to_generation.run(tokens([5]))
+    for event in [*to_embedding.events, *to_generation.events]:
+        assert isinstance(event, Failed)
+        assert (event.failure.code, event.failure.param) == ("invalid_value", "model")
+    assert len(to_embedding.events) == 2 and len(to_generation.events) == 1
+    assert not to_embedding.engine.sent and not to_generation.engine.sent
