@@ -93,7 +93,7 @@ class QwenCoderParser:
         assert self._call is not None
         position = self._call.feed(text, start)
         if self._call.is_done:
-            self._follows_call = self._call.has_started
+            self._follows_call = not self._call.is_broken
             self._text = FreeText(MARKERS, follows_call=self._follows_call)
             self._call = None
             self._read = self._read_text

@@ -35,6 +35,8 @@ class TaggedCall:
     def __init__(self, tools: KnownTools, parts: PartList, *, lead: str, is_wrapped: bool) -> None:
         self.is_done = False
         self.has_started = False
+        self.is_broken = False
+        """Its end, or all of it, is text."""
         self._tools = tools
         self._parts = parts
         self._held = lead
@@ -156,5 +158,5 @@ class TaggedCall:
         if self.has_started:
             self._parts.add_arguments("}")
         self._parts.add_text(self._held + self._tag_text)
-        self.is_done = True
+        self.is_done = self.is_broken = True
         return position
