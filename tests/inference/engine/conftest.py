@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE, WordLevel
+from tokenizers.models import BPE
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.engine.grammars import GrammarCompiler
@@ -166,12 +167,11 @@ def native_cache_dir(data_dir: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory, ascii_tokenizer_file: Path) -> Path:
     """A tiny llama as files: config.json, model.safetensors, tokenizer.json."""
     directory = tmp_path_factory.mktemp("tiny-llama")
     build_reference("llama").save_pretrained(directory)
-    words = {f"word{index}": index for index in range(VOCAB_SIZE)}
-    Tokenizer(WordLevel(words, unk_token="word0")).save(str(directory / "tokenizer.json"))
+    shutil.copy(ascii_tokenizer_file, directory / "tokenizer.json")
     return directory
 
 

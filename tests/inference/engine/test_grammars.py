@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from inference.engine import grammars
 from inference.engine.errors import GrammarError
@@ -75,8 +77,10 @@ def test_output_is_free_up_to_the_named_token(compiler: GrammarCompiler) -> None
     assert state.is_complete
 
 
-def test_tokenizer_that_llguidance_cannot_read(tiny_model_dir: Path, tmp_path: Path) -> None:
-    for file in (tiny_model_dir / "tokenizer.json", tmp_path / "missing.json"):
+def test_tokenizer_that_llguidance_cannot_read(tmp_path: Path) -> None:
+    words = {f"word{index}": index for index in range(VOCAB_SIZE)}
+    Tokenizer(WordLevel(words, unk_token="word0")).save(str(tmp_path / "words.json"))
+    for file in (tmp_path / "words.json", tmp_path / "missing.json"):
         compiler = GrammarCompiler(file, VOCAB_SIZE, (END_ID,))
         problem = compiler.wait_ready()
         assert problem is not None and "tokenizer cannot be used with grammars" in problem

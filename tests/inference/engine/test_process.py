@@ -33,11 +33,12 @@ from inference.protocol.engine import (
     encode_engine_frame,
 )
 from inference.protocol.load import LoadSpec
-from inference.protocol.sampling import SamplingParams
+from inference.protocol.sampling import Grammar, SamplingParams
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 EXIT_TIMEOUT_S = 30
 KV_MEMORY_BYTES = 4 * 1024**2
+A_GRAMMAR = '{"grammars": [{"lark_grammar": "start: /[ab]{3}/"}]}'
 
 
 class EngineProcess:
@@ -49,8 +50,8 @@ class EngineProcess:
     def send(self, command: msgspec.Struct) -> None:
         self.channel.send(encode_engine_frame(command))
 
-    def submit(self, sequence_id: str, max_tokens: int) -> None:
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    def submit(self, sequence_id: str, max_tokens: int, grammar: Grammar | None = None) -> None:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, grammar=grammar)
         self.send(SubmitSequence(sequence_id=sequence_id, token_ids=[1, 2, 3], params=params))
 
     def messages(self) -> Iterator[EngineMessage]:
@@ -108,6 +109,11 @@ def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Pa
         answered = engine.terminal("answered")
         assert isinstance(answered, SequenceStep)
         assert (answered.finish_reason, answered.num_output_tokens) == ("length", 5)
+
+        engine.submit("bound", 50, Grammar(text=A_GRAMMAR))
+        bound = engine.terminal("bound")
+        assert isinstance(bound, SequenceStep)
+        assert (bound.finish_reason, bound.num_output_tokens) == ("stop", 3)
 
         engine.submit("cancelled", 200)
         engine.send(CancelSequence(sequence_id="cancelled"))
