@@ -46,6 +46,7 @@ class CatalogueEntry:
     sha256: str | None = None
     dtype: Dtype = "auto"
     max_context_tokens: int | None = None
+    max_output_tokens: int | None = None
     kv_memory_bytes: int | None = None
     pinned: bool = False
     description: str = ""
@@ -71,6 +72,7 @@ class CatalogueEntry:
             sha256=self.sha256,
             dtype=self.dtype,
             max_context_tokens=self.max_context_tokens,
+            max_output_tokens=self.max_output_tokens,
             kv_memory_bytes=self.kv_memory_bytes,
         )
 

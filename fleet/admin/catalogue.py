@@ -86,7 +86,10 @@ class CatalogueModelAdmin(UnfoldAdmin):
     fieldsets = (
         (None, {"fields": ("name", "description", "enabled", "pinned")}),
         ("Files", {"fields": ("source", "file", "revision", "sha256")}),
-        ("Limits", {"fields": ("dtype", "max_context_tokens", "kv_memory_bytes")}),
+        (
+            "Limits",
+            {"fields": ("dtype", "max_context_tokens", "max_output_tokens", "kv_memory_bytes")},
+        ),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:

@@ -49,6 +49,13 @@ class CatalogueModel(models.Model):
         validators=[MinValueValidator(1)],
         help_text="Caps the model's own limit. Empty: the model's own.",
     )
+    max_output_tokens = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="The longest answer a request may ask for, and how long one may become that does "
+        "not say. Empty: what the context leaves.",
+    )
     kv_memory_bytes = models.PositiveBigIntegerField(
         null=True,
         blank=True,
@@ -86,6 +93,11 @@ class CatalogueModel(models.Model):
                 name="catalogue_context_positive",
             ),
             models.CheckConstraint(
+                condition=models.Q(max_output_tokens__isnull=True)
+                | models.Q(max_output_tokens__gt=0),
+                name="catalogue_output_positive",
+            ),
+            models.CheckConstraint(
                 condition=models.Q(kv_memory_bytes__isnull=True) | models.Q(kv_memory_bytes__gt=0),
                 name="catalogue_kv_memory_positive",
             ),
@@ -104,6 +116,7 @@ class CatalogueModel(models.Model):
             sha256=self.sha256 or None,
             dtype=to_dtype(self.dtype),
             max_context_tokens=self.max_context_tokens,
+            max_output_tokens=self.max_output_tokens,
             kv_memory_bytes=self.kv_memory_bytes,
             pinned=self.pinned,
             description=self.description,

@@ -117,6 +117,7 @@ def test_adding_a_model(admin_client) -> None:
         ({"source": "huggingface:tiny"}, "is not of the form huggingface:org/name"),
         ({"sha256": "12"}, "64 lower-case hexadecimal digits"),
         ({"max_context_tokens": "0"}, "greater than"),
+        ({"max_output_tokens": "0"}, "greater than"),
         ({"name": "taken"}, "already"),
         ({"name": "nick"}, "is an alias already"),
     ],
@@ -133,10 +134,11 @@ def test_a_form_says_what_is_wrong(admin_client, changes: dict[str, str], messag
 def test_changing_a_model_leaves_its_name(admin_client, model) -> None:
     url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
     changed = FORM | {"name": "other", "source": "pypi:other", "pinned": "on"}
+    changed["max_output_tokens"] = "128"
     assert admin_client.post(url, changed).status_code == 302
     entry = selectors.catalogue_find("tiny")
     assert entry is not None
-    assert (entry.source, entry.pinned) == ("pypi:other", True)
+    assert (entry.source, entry.pinned, entry.max_output_tokens) == ("pypi:other", True, 128)
 
 
 def test_deleting_models(admin_client, model) -> None:

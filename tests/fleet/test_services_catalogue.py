@@ -19,11 +19,12 @@ def create(name: str = "tiny", **values) -> CatalogueModel:
 
 def test_a_created_model_is_found_at_once() -> None:
     assert selectors.catalogue_find("tiny") is None
-    create(file="tiny.gguf", max_context_tokens=512)
+    create(file="tiny.gguf", max_context_tokens=512, max_output_tokens=128)
     entry = selectors.catalogue_find("tiny")
     assert entry is not None
     assert (entry.name, entry.source, entry.file) == ("tiny", "pypi:tiny", "tiny.gguf")
     assert (entry.revision, entry.sha256, entry.max_context_tokens) == (None, None, 512)
+    assert entry.max_output_tokens == 128
     assert entry.created_unix_s > 1_600_000_000
 
 
@@ -136,6 +137,7 @@ def test_the_command_ensures_the_default_model(capsys) -> None:
         {"source": "no scheme"},
         {"dtype": "int3"},
         {"max_context_tokens": 0},
+        {"max_output_tokens": 0},
         {"kv_memory_bytes": 0},
     ],
 )
