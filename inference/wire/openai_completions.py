@@ -16,7 +16,6 @@ from inference.wire import openai_sampling
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.fields import (
-    array,
     flag,
     honoured,
     integer,
@@ -25,42 +24,24 @@ from inference.wire.fields import (
     read_json_object,
     refused,
     table,
-    text,
-    wrong_type,
 )
 from inference.wire.openai_answers import Chunks, answer_head
 from inference.wire.openai_completion_answers import (
     CompletionBodyEncoder,
     CompletionStreamEncoder,
 )
+from inference.wire.openai_prompts import prompts
 from inference.wire.openai_sampling import MAX_CHOICES
 
 MAX_LOGPROBS = 5
 DEFAULT_MAX_TOKENS = 16
 """The dialect's own default, unlike chat's."""
 
-_text = text(min_chars=1)
-_texts = array(_text, MAX_CHOICES)
-_token_ids = array(openai_sampling.token_id, min_items=1)
-_token_lists = array(_token_ids, MAX_CHOICES)
-
-
-def prompt(value: Any, path: str) -> TextInput | TokensInput:
-    """A string, several, token ids, or several lists of them."""
-    if isinstance(value, str):
-        return TextInput(texts=[_text(value, path)])
-    if not isinstance(value, list):
-        raise wrong_type(path, "a string or an array", value)
-    if value and isinstance(value[0], str):
-        return TextInput(texts=_texts(value, path))
-    if value and isinstance(value[0], list):
-        return TokensInput(prompts=_token_lists(value, path))
-    return TokensInput(prompts=[_token_ids(value, path)])
-
-
 FIELDS = table(
     *openai_sampling.SHARED_FIELDS,
-    honoured("prompt", prompt, "A string or an array of token ids, or several of one kind."),
+    honoured(
+        "prompt", prompts(MAX_CHOICES), "A string or an array of token ids, or several of one kind."
+    ),
     honoured("echo", flag, "The prompt's text first; not together with logprobs."),
     honoured("logprobs", integer(0, MAX_LOGPROBS), "0 to 5."),
     neutral("best_of", integer(1, MAX_CHOICES), "1, or what n is."),

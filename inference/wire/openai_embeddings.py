@@ -9,6 +9,7 @@ There are no streams of it. Source: https://platform.openai.com/docs/api-referen
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,12 +17,10 @@ import numpy as np
 import orjson
 
 from inference.protocol.events import Embedded, Event
-from inference.protocol.generation import EmbeddingRequest, TextInput, TokensInput
-from inference.wire import openai_sampling
+from inference.protocol.generation import EmbeddingRequest
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import InvalidRequestError
 from inference.wire.fields import (
-    array,
     honoured,
     integer,
     neutral,
@@ -31,30 +30,12 @@ from inference.wire.fields import (
     text,
     wrong_type,
 )
+from inference.wire.openai_prompts import prompts
 
 MAX_INPUTS = 2048
 MAX_DIMENSIONS = 2**20
 MAX_MODEL_NAME_CHARS = 256
 EncodingFormat = Literal["float", "base64"]
-
-_text = text(min_chars=1)
-_texts = array(_text, MAX_INPUTS, min_items=1)
-_token_ids = array(openai_sampling.token_id, min_items=1)
-_lists_of_token_ids = array(_token_ids, MAX_INPUTS, min_items=1)
-
-
-def embedding_input(value: Any, path: str) -> TextInput | TokensInput:
-    """A list's first item says which of the three kinds of list it is."""
-    if isinstance(value, str):
-        return TextInput(texts=[_text(value, path)])
-    if not isinstance(value, list):
-        raise wrong_type(path, "a string or an array", value)
-    match value[:1]:
-        case [list()]:
-            return TokensInput(prompts=_lists_of_token_ids(value, path))
-        case [int()]:
-            return TokensInput(prompts=[_token_ids(value, path)])
-    return TextInput(texts=_texts(value, path))
 
 
 def encoding_format(value: Any, path: str) -> EncodingFormat:
@@ -74,7 +55,7 @@ FIELDS = table(
     ),
     honoured(
         "input",
-        embedding_input,
+        prompts(MAX_INPUTS),
         "A string, token ids, or up to 2048 of either; none may be empty. Text gets the special "
         "tokens of the model, token ids are taken as they are. An input over the model's limit is "
         "refused, never cut.",
@@ -117,23 +98,22 @@ class EmbeddingsBodyEncoder:
         self._as_base64 = request.encoding_format == "base64"
 
     def encode(self, event: Event) -> bytes:
-        return self._body(event) if isinstance(event, Embedded) else b""
+        return b"".join(self.parts(event)) if isinstance(event, Embedded) else b""
 
-    def _body(self, embedded: Embedded) -> bytes:
+    def parts(self, embedded: Embedded) -> Iterator[bytes]:
+        """The body in pieces of one vector each: all of them together may take a third of a
+        second, which nobody need wait for at one go."""
+        yield b'{"object":"list","data":['
+        for index, vector in enumerate(embedded.vectors):
+            head = b"{" if index == 0 else b",{"
+            numbers = self._vector(vector)
+            yield b'%b"object":"embedding","index":%d,"embedding":%b}' % (head, index, numbers)
         num_tokens = embedded.usage.prompt_tokens
-        body = {
-            "object": "list",
-            "data": [
-                {"object": "embedding", "index": index, "embedding": self._vector(vector)}
-                for index, vector in enumerate(embedded.vectors)
-            ],
-            "model": self._model,
-            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-        }
-        return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        yield b'],"model":%b,"usage":%b}' % (orjson.dumps(self._model), orjson.dumps(usage))
 
-    def _vector(self, vector: bytes) -> str | np.ndarray[Any, np.dtype[np.float32]]:
+    def _vector(self, vector: bytes) -> bytes:
         """As numbers they are written with the fewest digits that make the same float32."""
         if self._as_base64:
-            return base64.b64encode(vector).decode()
-        return np.frombuffer(vector, dtype="<f4")
+            return b'"%b"' % base64.b64encode(vector)
+        return orjson.dumps(np.frombuffer(vector, dtype="<f4"), option=orjson.OPT_SERIALIZE_NUMPY)
