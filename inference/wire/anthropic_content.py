@@ -13,7 +13,7 @@ import orjson
 
 from inference.protocol.generation import ToolCall
 from inference.wire.anthropic_fields import CACHE_CONTROL, kind_of, type_field
-from inference.wire.anthropic_tools import tool_name
+from inference.wire.anthropic_tools import ToolReference, tool_name
 from inference.wire.errors import (
     InvalidRequestError,
     UnsupportedParameterError,
@@ -68,6 +68,7 @@ class ToolResult:
     tool_use_id: str
     content: str
     path: str
+    references: tuple[ToolReference, ...] = ()
 
 
 Block = Text | Thinking | Redacted | ToolUse | ToolResult
@@ -85,13 +86,13 @@ TEXT_FIELDS = table(
 _read_text = object_of(TEXT_FIELDS, required=("text",))
 
 
-def _text(value: Any, path: str) -> str:
-    """One text block's text; every other kind is refused."""
+def _text(value: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> str:
+    """One text block's text; every other kind is refused, ``kinds`` being those that are read."""
     kind = kind_of(value, path)
     if kind == "image":
         raise VisionUnsupportedError(path)
     if kind != "text":
-        raise _not_read(kind, path, ("text",))
+        raise _not_read(kind, path, kinds)
     return str(_read_text(value, path)["text"])
 
 
@@ -104,6 +105,36 @@ def joined_text(value: Any, path: str) -> str:
     return BLOCK_SEPARATOR.join(
         [_text(block, f"{path}[{index}]") for index, block in enumerate(value)]
     )
+
+
+REFERENCE_FIELDS = table(
+    type_field("tool_reference"),
+    honoured("tool_name", tool_name, "Offers a deferred tool; the model reads the name."),
+    CACHE_CONTROL,
+)
+_read_reference = object_of(REFERENCE_FIELDS, required=("tool_name",))
+
+
+@dataclass(frozen=True, slots=True)
+class _ResultContent:
+    text: str
+    references: tuple[ToolReference, ...] = ()
+
+
+def _result_content(value: Any, path: str) -> _ResultContent:
+    """A string, or blocks of text and tool references."""
+    if not isinstance(value, list):
+        return _ResultContent(joined_text(value, path))
+    lines, references = [], []
+    for index, block in enumerate(value):
+        at = f"{path}[{index}]"
+        if kind_of(block, at) == "tool_reference":
+            name = _read_reference(block, at)["tool_name"]
+            references.append(ToolReference(name, f"{at}.tool_name"))
+            lines.append(name)
+        else:
+            lines.append(_text(block, at, ("text", "tool_reference")))
+    return _ResultContent(BLOCK_SEPARATOR.join(lines), tuple(references))
 
 
 BLOCK_FIELDS: dict[str, dict[str, Field]] = {
@@ -129,7 +160,7 @@ BLOCK_FIELDS: dict[str, dict[str, Field]] = {
     "tool_result": table(
         type_field("tool_result"),
         honoured("tool_use_id", _id, "Of a call before it that has no result yet."),
-        honoured("content", joined_text, "A string or text blocks."),
+        honoured("content", _result_content, "A string, text or tool_reference blocks."),
         honoured("is_error", flag, "true: the model reads 'Error: ' before the content."),
         CACHE_CONTROL,
         _toolset,
@@ -181,10 +212,14 @@ def _made(kind: str, read: Mapping[str, Any], path: str) -> Block:
             arguments = orjson.dumps(read["input"]).decode()
             return ToolUse(ToolCall(id=read["id"], name=read["name"], arguments=arguments))
         case "tool_result":
-            content = read.get("content", "")
-            if read.get("is_error", False):
-                content = ERROR_PREFIX + content
-            return ToolResult(read["tool_use_id"], content, f"{path}.tool_use_id")
+            content = read.get("content", _ResultContent(""))
+            prefix = ERROR_PREFIX if read.get("is_error", False) else ""
+            return ToolResult(
+                read["tool_use_id"],
+                prefix + content.text,
+                f"{path}.tool_use_id",
+                content.references,
+            )
     return Redacted()
 
 

@@ -24,8 +24,8 @@ from inference.protocol.sampling import SamplingOptions
 from inference.wire import anthropic_fields as options
 from inference.wire.anthropic_encoders import MessageBodyEncoder, MessageStreamEncoder, Style
 from inference.wire.anthropic_fields import MAX_TOKENS, Thinking
-from inference.wire.anthropic_tools import Choice, check_choice, tool_choice, tools
-from inference.wire.anthropic_turns import chat_messages, messages, system
+from inference.wire.anthropic_tools import Choice, check_choice, offered_tools, tool_choice, tools
+from inference.wire.anthropic_turns import chat_messages, messages, system, tool_references
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import InvalidRequestError
 from inference.wire.fields import (
@@ -163,10 +163,11 @@ def count_body(num_tokens: int) -> bytes:
 
 def _chat_input(read: dict[str, Any], thinking: Thinking) -> ChatInput:
     choice: Choice = read.get("tool_choice", Choice())
-    offered = read.get("tools", [])
+    turns = read["messages"]
+    offered = offered_tools(read.get("tools", []), tool_references(turns))
     check_choice(choice.tool_choice, offered)
     return ChatInput(
-        messages=chat_messages(read["messages"], read.get("system", "")),
+        messages=chat_messages(turns, read.get("system", "")),
         tools=offered,
         tool_choice=choice.tool_choice,
         parallel_tool_calls=choice.parallel,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,24 +21,17 @@ from inference.wire.fields import (
     only,
     refused,
     shown,
+    spelled,
     table,
     text,
-    wrong_type,
 )
 
 MAX_TOOLS = 1024
-NAME_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 
-def tool_name(value: Any, path: str) -> str:
-    if not isinstance(value, str):
-        raise wrong_type(path, "a string", value)
-    if not NAME_PATTERN.fullmatch(value):
-        raise InvalidRequestError(
-            f"'{path}' must have 1 to 128 letters, digits, underscores and hyphens.", param=path
-        )
-    return value
-
+tool_name = spelled(
+    re.compile(r"[a-zA-Z0-9_-]{1,128}"), "1 to 128 letters, digits, underscores and hyphens"
+)
 
 TOOL_FIELDS = table(
     neutral("type", only("custom", reason="only custom tools"), "custom"),
@@ -47,14 +41,28 @@ TOOL_FIELDS = table(
     honoured("strict", flag, "true: the input follows the schema exactly, by grammar."),
     CACHE_CONTROL,
     neutral("eager_input_streaming", flag, "Inputs stream as they are generated, always."),
-    neutral("defer_loading", only(False, reason="tools are not searched for"), "false"),
+    honoured("defer_loading", flag, "true: not offered until a tool_reference names it."),
     neutral("allowed_callers", only(["direct"], reason="only the model calls"), '["direct"]'),
     refused("input_examples", "chat templates have no place for them; use the description"),
 )
 _read_tool = object_of(TOOL_FIELDS, required=("name", "input_schema"))
 
 
-def _tool(value: Any, path: str) -> ToolDefinition:
+@dataclass(frozen=True, slots=True)
+class Tool:
+    definition: ToolDefinition
+    is_deferred: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReference:
+    """A tool's result that makes a deferred tool known. ``path`` is where the name stood."""
+
+    name: str
+    path: str
+
+
+def _tool(value: Any, path: str) -> Tool:
     if isinstance(value, dict) and value.get("type") is not None:
         kind = kind_of(value, path)
         if kind != "custom":
@@ -63,26 +71,47 @@ def _tool(value: Any, path: str) -> ToolDefinition:
                 f"'{shown(kind)}' is not a tool this server has; declare custom tools",
             )
     read = _read_tool(value, path)
-    return ToolDefinition(
+    definition = ToolDefinition(
         name=read["name"],
         path=f"{path}.input_schema",
         description=read.get("description"),
         parameters=read["input_schema"],
         strict=read.get("strict", False),
     )
+    return Tool(definition, is_deferred=read.get("defer_loading", False))
 
 
-def tools(value: Any, path: str) -> list[ToolDefinition]:
-    read: list[ToolDefinition] = array(_tool, MAX_TOOLS)(value, path)
+def tools(value: Any, path: str) -> list[Tool]:
+    read: list[Tool] = array(_tool, MAX_TOOLS)(value, path)
     seen: set[str] = set()
     for index, tool in enumerate(read):
-        if tool.name in seen:
+        name = tool.definition.name
+        if name in seen:
             raise InvalidRequestError(
-                f"'{path}[{index}].name' is there twice: '{tool.name}'.",
-                param=f"{path}[{index}].name",
+                f"'{path}[{index}].name' is there twice: '{name}'.", param=f"{path}[{index}].name"
             )
-        seen.add(tool.name)
+        seen.add(name)
     return read
+
+
+def offered_tools(
+    declared: Iterable[Tool], references: Iterable[ToolReference]
+) -> list[ToolDefinition]:
+    """Those that the model is told of. Raises ``InvalidRequestError`` for a reference to a tool
+    that is not declared."""
+    by_name = {tool.definition.name: tool for tool in declared}
+    referenced = set()
+    for reference in references:
+        if reference.name not in by_name:
+            raise InvalidRequestError(
+                f"'{reference.path}' is none of 'tools': '{reference.name}'.", param=reference.path
+            )
+        referenced.add(reference.name)
+    return [
+        tool.definition
+        for name, tool in by_name.items()
+        if not tool.is_deferred or name in referenced
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,5 +153,6 @@ def check_choice(choice: ToolChoice, offered: list[ToolDefinition]) -> None:
         raise InvalidRequestError("'tool_choice' asks for a call without 'tools'.", param="tools")
     if choice.name is not None and choice.name not in {tool.name for tool in offered}:
         raise InvalidRequestError(
-            f"'tool_choice.name' is none of 'tools': '{choice.name}'.", param="tool_choice.name"
+            f"'tool_choice.name' is none of the tools offered: '{choice.name}'.",
+            param="tool_choice.name",
         )

@@ -27,6 +27,7 @@ from inference.wire.anthropic_content import (
     blocks,
     joined_text,
 )
+from inference.wire.anthropic_tools import ToolReference
 from inference.wire.errors import InvalidRequestError, MissingParameterError
 from inference.wire.fields import (
     Field,
@@ -124,6 +125,13 @@ def chat_messages(turns: list[Turn], system_text: str) -> list[ChatMessage]:
             chat.append(_assistant_message(content))
             open_ids.update(call.id for call in chat[-1].tool_calls)
     return chat
+
+
+def tool_references(turns: Iterable[Turn]) -> Iterator[ToolReference]:
+    for turn in turns:
+        for block in turn.blocks:
+            if isinstance(block, ToolResult):
+                yield from block.references
 
 
 def _system_texts(turns: list[Turn]) -> Iterator[str]:
