@@ -144,6 +144,25 @@ def test_what_json_cannot_hold_is_refused(text: bytes) -> None:
         ("stream_options", []),
         ("chat_template_kwargs", []),
         ("user", 7),
+        ("n", 0),
+        ("n", 129),
+        ("n", 1.0),
+        ("tools", {}),
+        ("tools", [7]),
+        ("tools", [{}]),
+        ("tools", [{"type": 7, "function": {"name": "f"}}]),
+        ("tools", [{"type": "function", "function": {"name": "f" * 129}}]),
+        ("tools", [{"type": "function", "function": {"name": "f", "strict": "yes"}}]),
+        ("tool_choice", 7),
+        ("tool_choice", {}),
+        ("tool_choice", {"type": "allowed_tools"}),
+        ("tool_choice", {"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": []}}),
+        ("response_format", "json_object"),
+        ("response_format", {}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "a b"}}),
+        ("reasoning_effort", 1),
+        ("include_reasoning", 1),
+        ("parallel_tool_calls", "no"),
     ],
 )
 def test_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
@@ -162,3 +181,28 @@ def test_null_is_the_same_as_absent() -> None:
 def test_the_last_of_two_equal_keys_counts() -> None:
     body = b'{"model":"a","model":"b","prompt":"Hi"}'
     assert openai_completions.parse(body).generation.model == "b"
+
+
+def schema_of_depth(depth: int) -> dict[str, Any]:
+    """``depth`` objects, one inside the other."""
+    schema: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(("depth", "taken"), [(96, True), (97, False), (900, False)])
+def test_how_deep_a_schema_may_be(depth: int, taken: bool) -> None:
+    schema = schema_of_depth(depth)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    format_ = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    for more in ({"tools": tools}, {"response_format": format_}):
+        assert accepts(openai_chat.parse, json.dumps({**GOOD, **more}).encode()) is taken
+
+
+def test_a_token_that_is_none_is_named_among_many() -> None:
+    for wrong in (True, -1, 2**31, 1.0, "7", None):
+        body = {"model": "m", "prompt": [*range(1000), wrong]}
+        with pytest.raises(ApiError) as refused:
+            openai_completions.parse(json.dumps(body).encode())
+        assert refused.value.param == "prompt[1000]"
