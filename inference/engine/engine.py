@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from inference.engine.errors import GrammarError
-from inference.engine.pacing import PrefillPacer
 from inference.engine.rates import TokenRates
 from inference.engine.scheduler import Schedule, Scheduler
 from inference.engine.sequence import Sequence
+from inference.engine.step_pacing import StepPacer
 from inference.protocol.engine import (
     CancelSequence,
     EngineStats,
@@ -106,8 +106,10 @@ class Engine:
         """Sequence id -> the grammar it waits for."""
         self._num_submitted = 0
         self._rates = TokenRates()
-        self._pacer = PrefillPacer(
-            scheduler.limits.prefill_tokens_per_step, scheduler.limits.prefill_step_s
+        self._pacer = StepPacer(
+            scheduler.limits.max_running,
+            scheduler.limits.prefill_tokens_per_step,
+            scheduler.limits.target_step_s,
         )
         self._last_forward_unix_s: float | None = None
 
@@ -120,7 +122,7 @@ class Engine:
         started_s = self._clock()
         self._fail_overdue(started_s)
         self._take_compiled()
-        schedule = self._scheduler.schedule(self._pacer.num_tokens)
+        schedule = self._scheduler.schedule(self._pacer)
         if not schedule.is_empty:
             sampled = self._executor.execute(schedule)
             self._scheduler.commit(schedule, sampled.token_ids)
@@ -294,12 +296,14 @@ class Engine:
         self._executor.forget(sequence)
 
     def _record(self, schedule: Schedule, step_s: float) -> None:
-        num_prefill_tokens = schedule.num_prefill_tokens
+        num_decodes, num_prefill_tokens = len(schedule.decodes), schedule.num_prefill_tokens
         self._last_forward_unix_s = time.time()
-        self._pacer.record(num_prefill_tokens=num_prefill_tokens, step_s=step_s)
+        self._pacer.record(
+            num_decode_rows=num_decodes, num_prefill_tokens=num_prefill_tokens, step_s=step_s
+        )
         self._rates.record(
             now_s=self._clock(),
             step_s=step_s,
-            num_decode_tokens=len(schedule.decodes),
+            num_decode_tokens=num_decodes,
             num_prefill_tokens=num_prefill_tokens,
         )

@@ -38,7 +38,7 @@ from inference.models.registry import AnyModel, build_fastest_model
 from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStage
 
 PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
-PREFILL_STEP_S = 0.1
+STEP_S = 0.1
 """Half of what a disconnect may take to free its blocks."""
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def load_engine(
         max_queue_depth=spec.max_queue_depth,
         max_queue_wait_s=spec.max_queue_wait_s,
         prefill_tokens_per_step=PREFILL_TOKENS_PER_STEP[model.device.type],
-        prefill_step_s=PREFILL_STEP_S,
+        target_step_s=STEP_S,
     )
     on_progress(LoadProgress(stage=LoadStage.WARMUP, unit="steps", detail="measuring memory"))
     plan = _plan(spec, model, scheduler_limits)

@@ -3,8 +3,9 @@
 
 One step's rows: every decoding sequence (one token each), and prompt chunks up to a token
 budget, oldest sequence first. New sequences are admitted in order of arrival while there are seats
-and blocks. When a decoding sequence needs a block and none is free, the newest running sequence
-gives its blocks up and goes back to its place in the queue, to be recomputed.
+(how many is the pace's business) and blocks. When a decoding sequence needs a block and none is
+free, the newest running sequence gives its blocks up and goes back to its place in the queue, to be
+recomputed.
 
 A sequence that is held (``Sequence.is_held``) keeps its place in the queue and lets later ones
 pass; once it may start it is the first of those that wait, and takes its place among those that
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from inference.engine.errors import IntegrityError
 from inference.engine.kv_cache import KVCache
@@ -30,8 +32,19 @@ class SchedulerLimits:
     max_queue_wait_s: float = 60.0
     prefill_tokens_per_step: int = 512
     """Most prompt rows of one step, beside its decode rows."""
-    prefill_step_s: float | None = None
-    """How long a step with prompt rows should take; fewer rows are run when it takes longer."""
+    target_step_s: float | None = None
+    """How long a step should take: see ``inference.engine.step_pacing``."""
+
+
+class Pace(Protocol):
+    """How much the next step may hold."""
+
+    @property
+    def num_seats(self) -> int:
+        """Most sequences to run: more keep running where they already do."""
+        ...
+
+    def prefill_tokens(self, num_decode_rows: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +91,29 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """Whether one more sequence would wait deeper than ``max_queue_depth``."""
+        """Whether one more sequence would wait deeper than ``max_queue_depth``. Every seat counts,
+        whether or not the pace has it in use just now: what was accepted a moment ago is not
+        refused because one step was slow."""
         seats = 0 if self._short_of_blocks else self.limits.max_running - len(self.running)
         return len(self.waiting) - seats >= self.limits.max_queue_depth
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
-    def schedule(self, max_prefill_tokens: int) -> Schedule:
+    def schedule(self, pace: Pace) -> Schedule:
         """Choose the next step's rows. Moves sequences between queues; the KV blocks that the rows
         write to are theirs when this returns."""
         schedule = Schedule()
         self._schedule_decodes(schedule)
-        budget = max_prefill_tokens
+        budget = pace.prefill_tokens(len(schedule.decodes))
         for sequence in self.running:
             if budget <= 0:
                 break
             if sequence.state is SequenceState.PREFILLING:
                 budget -= self._schedule_chunk(schedule, sequence, budget)
         self._short_of_blocks = False
-        while budget > 0 and len(self.running) < self.limits.max_running:
+        num_seats = min(pace.num_seats, self.limits.max_running)
+        while budget > 0 and len(self.running) < num_seats:
             if (oldest := next((s for s in self.waiting if not s.is_held), None)) is None:
                 break
             if not self._admit(oldest):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from inference.engine.bookkeeping_benchmark import bookkeeping_ms_per_step
@@ -50,7 +52,7 @@ class CountingExecutor:
 
 
 class Harness:
-    def __init__(self, *, num_blocks: int = 64, context_tokens: int = 64, **limits: int) -> None:
+    def __init__(self, *, num_blocks: int = 64, context_tokens: int = 64, **limits: Any) -> None:
         self.now_s = 0.0
         self.executor = CountingExecutor()
         self.engine = Engine(
@@ -235,6 +237,35 @@ def test_engine_goes_on_after_a_step_that_raised() -> None:
     harness.submit("b", max_tokens=1)
     assert len(harness.drain()) == 1
     assert harness.engine.stats().kv_blocks_used == 0
+
+
+class TimedExecutor(CountingExecutor):
+    """Takes its time, on the harness's clock: so much a row."""
+
+    def __init__(self, harness: Harness) -> None:
+        super().__init__()
+        self.harness = harness
+        self.seconds: list[float] = []
+
+    def execute(self, schedule: Schedule) -> Sampled:
+        took_s = 0.002 * len(schedule.decodes) + 0.0005 * schedule.num_prefill_tokens
+        self.seconds.append(took_s)
+        self.harness.now_s += took_s
+        return super().execute(schedule)
+
+
+def test_a_crowd_is_served_in_steps_of_a_tenth_of_a_second() -> None:
+    harness = Harness(num_blocks=4096, target_step_s=0.1, max_queue_wait_s=1e9)
+    executor = TimedExecutor(harness)
+    harness.engine._executor = executor
+    for index in range(256):
+        harness.submit(f"r{index}", num_tokens=20, max_tokens=40)
+    outputs = harness.drain()
+    ends = [o for o in outputs if isinstance(o, SequenceStep) and o.finish_reason]
+    assert len(ends) == 256
+    assert max(executor.seconds) < 0.15
+    busy = executor.seconds[20:-60]
+    assert sum(busy) / len(busy) == pytest.approx(0.1, rel=0.15)
 
 
 def test_bookkeeping_benchmark_measures_full_steps() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -17,6 +19,15 @@ NUM_BLOCKS = 8
 CONTEXT_TOKENS = BLOCK_TOKENS * NUM_BLOCKS
 COMPILED = GrammarState.__new__(GrammarState)
 """Only that there is one matters here."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPace:
+    tokens: int = 8
+    num_seats: int = 99
+
+    def prefill_tokens(self, num_decode_rows: int) -> int:
+        return self.tokens
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -73,9 +84,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.live.remove(sequence)
         self.scheduler.end(sequence)
 
-    @rule(budget=st.integers(1, 16), data=st.data())
-    def step(self, budget: int, data: st.DataObject) -> None:
-        schedule = self.scheduler.schedule(budget)
+    @rule(budget=st.integers(1, 16), num_seats=st.integers(1, 6), data=st.data())
+    def step(self, budget: int, num_seats: int, data: st.DataObject) -> None:
+        num_running = len(self.scheduler.running)
+        schedule = self.scheduler.schedule(FixedPace(budget, num_seats))
+        assert len(self.scheduler.running) <= max(num_running, num_seats)
         self.check_rows(schedule, budget)
         self.run(schedule, [data.draw(st.integers(0, 1)) for _ in schedule.sampled])
 
@@ -112,7 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for sequence in self.live:
             sequence.grammar = COMPILED
         for _ in range(60 * (len(self.live) + 1)):
-            schedule = self.scheduler.schedule(16)
+            schedule = self.scheduler.schedule(FixedPace(16))
             assert not (schedule.is_empty and self.live)
             self.run(schedule, [1] * len(schedule.sampled))
             if not self.live:
@@ -144,13 +157,13 @@ def test_a_held_sequence_lets_later_ones_pass_and_keeps_its_place() -> None:
     other = sequence_of(3, [2] * 4)
     for sequence in (first, choice, other):
         scheduler.add(sequence)
-    schedule = scheduler.schedule(8)
+    schedule = scheduler.schedule(FixedPace())
     assert [chunk.sequence for chunk in schedule.prefills] == [first]
     scheduler.commit(schedule, [])
-    schedule = scheduler.schedule(8)
+    schedule = scheduler.schedule(FixedPace())
     assert [chunk.sequence for chunk in schedule.prefills] == [first, other]
     scheduler.commit(schedule, [5, 6])
-    schedule = scheduler.schedule(8)
+    schedule = scheduler.schedule(FixedPace())
     assert scheduler.running == [first, choice, other]
     assert choice.num_cached_tokens == 8
     assert choice.block_ids[:2] == first.block_ids[:2]
@@ -175,6 +188,22 @@ def test_a_choice_may_start_as_soon_as_the_first_decodes() -> None:
     scheduler.add(first)
     scheduler.add(choice)
     assert choice.is_held
-    scheduler.commit(scheduler.schedule(8), [3])
+    scheduler.commit(scheduler.schedule(FixedPace()), [3])
     assert first.state is SequenceState.DECODING
     assert not choice.is_held
+
+
+def test_fewer_seats_keep_new_ones_waiting_and_evict_nobody() -> None:
+    scheduler = Scheduler(KVCache(16, BLOCK_TOKENS), SchedulerLimits())
+    sequences = [sequence_of(arrival, [arrival] * 2) for arrival in range(1, 5)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    scheduler.commit(scheduler.schedule(FixedPace(num_seats=3)), [5, 5, 5])
+    assert scheduler.running == sequences[:3]
+    schedule = scheduler.schedule(FixedPace(num_seats=1))
+    assert schedule.decodes == sequences[:3]
+    scheduler.commit(schedule, [5, 5, 5])
+    scheduler.end_many(sequences[:2])
+    assert scheduler.schedule(FixedPace(num_seats=1)).decodes == sequences[2:3]
+    scheduler.schedule(FixedPace(num_seats=2))
+    assert scheduler.running == sequences[2:]
