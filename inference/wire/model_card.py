@@ -33,12 +33,15 @@ class ModelCard:
 
     @property
     def max_input_tokens(self) -> int | None:
-        """Prompt and output share the context; either may take all of it but one token."""
-        return None if self.context_tokens is None else self.context_tokens - 1
+        """Prompt and output share the context; either may take all of it but one token. Vectors
+        take none of it."""
+        if self.context_tokens is None or self.can("embeddings"):
+            return self.context_tokens
+        return self.context_tokens - 1
 
     @property
     def longest_output_tokens(self) -> int | None:
-        longest = self.max_input_tokens
+        longest = 0 if self.can("embeddings") else self.max_input_tokens
         if longest is None or self.max_output_tokens is None:
             return longest
         return min(longest, self.max_output_tokens)

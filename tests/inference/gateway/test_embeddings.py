@@ -11,6 +11,7 @@ from typing import Any
 from inference.gateway.gateway import Gateway
 from inference.protocol.events import Accepted, Embedded, Event, Failed, Failure, Usage
 from inference.protocol.generation import EmbeddingRequest, Submit, TextInput
+from inference.protocol.load import LoadReport
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron
 
@@ -86,3 +87,29 @@ async def test_whoever_leaves_is_cancelled(
     assert await asyncio.wait_for(neuron.cancelled.get(), 10) == submit.request_id
     assert exchange.body == b""
     assert len(gateway.streams) == 0
+
+
+async def test_an_input_may_take_the_whole_context(client: AsgiClient, neuron: FakeNeuron) -> None:
+    """There is no answer that would need room in it."""
+    neuron.capabilities = ["embeddings"]
+    neuron.report = LoadReport(
+        architecture="bert",
+        kind="embedding",
+        device="cpu",
+        dtype="float32",
+        num_parameters=1,
+        weight_bytes=1,
+        kv_bytes=0,
+        num_kv_blocks=0,
+        kv_block_tokens=0,
+        context_tokens=256,
+        vocab_size=30522,
+        quantization="dense",
+        compiled="",
+        load_seconds=0.0,
+        tokenizer_dir="",
+    )
+    await neuron.beat()
+    card = (await client.open("GET", "/v1/models/tiny").finish()).json
+    assert card["limit"] == {"context": 256, "input": 256, "output": 0}
+    assert list(card["capabilities"]) == ["embeddings"]
