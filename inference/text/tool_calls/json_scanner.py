@@ -179,8 +179,11 @@ class JsonScanner:
 
     def _read_scalar(self, text: str, position: int) -> int:
         if run := _SCALAR_RUN.match(text, position):
-            self._scalar += run.group()[: MAX_SCALAR_LENGTH + 1]
-            return run.end() if len(self._scalar) <= MAX_SCALAR_LENGTH else self._break(position)
+            room = MAX_SCALAR_LENGTH + 1 - len(self._scalar)
+            piece = run.group()[:room]
+            self._scalar += piece
+            position += len(piece)
+            return self._break(position) if len(piece) == room else position
         literal = _LITERALS.get(self._scalar)
         if literal is None and not _NUMBER.fullmatch(self._scalar):
             return self._break(position)

@@ -22,7 +22,8 @@ CLOSE = "</tool_call>"
 FUNCTION = "<function="
 FUNCTION_END = "</function>"
 PARAMETER = "<parameter="
-MAX_NAME_LENGTH = 300
+MAX_TAG_LENGTH = 300
+"""Of a name or key; what is longer is text."""
 
 _AFTER_TAG = (PARAMETER, FUNCTION_END, CLOSE)
 _TAG_RUN = re.compile(r"[^<>\n]+")
@@ -105,7 +106,8 @@ class TaggedCall:
         if text[position] != ">":
             return self._read_tag_text(text, position)
         self._name = self._tag_text.strip()
-        if not self._name or not (self._is_wrapped or self._name in self._tools):
+        is_offered = self._is_wrapped or self._name in self._tools
+        if not self._name or not is_offered or len(self._tag_text) > MAX_TAG_LENGTH:
             return self._refuse(position)
         self._held += f"{self._tag_text}>"
         self._tag_text = ""
@@ -115,6 +117,8 @@ class TaggedCall:
     def _read_key(self, text: str, position: int) -> int:
         if text[position] != ">":
             return self._read_tag_text(text, position)
+        if len(self._tag_text) > MAX_TAG_LENGTH:
+            return self._refuse(position)
         self._start()
         key = self._tag_text.strip()
         self._tag_text = ""
@@ -130,7 +134,7 @@ class TaggedCall:
 
     def _read_tag_text(self, text: str, position: int) -> int:
         run = _TAG_RUN.match(text, position)
-        if run is None or len(self._tag_text) > MAX_NAME_LENGTH:
+        if run is None or len(self._tag_text) > MAX_TAG_LENGTH:
             return self._refuse(position)
         self._tag_text += run.group()
         return run.end()

@@ -1,0 +1,67 @@
+"""A small byte-level tokenizer in three shapes, as models differ in what their markers are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import tokenizers
+from llguidance import LLTokenizer
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+
+from inference.text.tokenizer import Tokenizer
+
+MARKERS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"]
+CORPUS = [
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+    "<function=bash>\n<parameter=command>\nls\n</parameter>\n</function> [TOOL_CALLS] [ARGS]",
+    '{"name": "bash", "parameters": {"command": "ls"}}; I look at the weather.',
+]
+END_TOKEN_ID = 0
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The same tokenizer as the text layer and as llguidance see it."""
+
+    text: Tokenizer
+    grammar: LLTokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return self.text.encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: list[int]) -> str:
+        return b"".join(map(self.text.bytes_of, token_ids)).decode(errors="replace")
+
+
+def _vocabulary(markers: list[str], *, special: bool) -> Vocabulary:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    added = [AddedToken(marker, special=special, normalized=False) for marker in markers]
+    tokenizer.add_tokens(added)
+    definition = tokenizer.to_str()
+    return Vocabulary(Tokenizer(definition, {}), LLTokenizer(definition, eos_token=[END_TOKEN_ID]))
+
+
+@pytest.fixture(scope="session")
+def vocabularies() -> dict[str, Vocabulary]:
+    """``special``: markers are special tokens. ``added``: tokens, but not special. ``spelled``:
+    no tokens at all."""
+    return {
+        "special": _vocabulary(MARKERS, special=True),
+        "added": _vocabulary(MARKERS, special=False),
+        "spelled": _vocabulary([], special=False),
+    }
+
+
+@pytest.fixture(params=["special", "added", "spelled"])
+def vocabulary(request: pytest.FixtureRequest, vocabularies: dict[str, Vocabulary]) -> Vocabulary:
+    return vocabularies[request.param]
