@@ -43,6 +43,8 @@ class ReplicaView:
     report: LoadReport | None = None
     capabilities: tuple[Capability, ...] = ()
     """What the loaded model can do; empty until it is loaded."""
+    max_output_tokens: int | None = None
+    """The bound on an answer that its neuron enforces."""
     failure: LoadFailure | None = None
 
     @property
@@ -136,6 +138,7 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         progress=state.progress,
         report=state.report,
         capabilities=tuple(state.capabilities),
+        max_output_tokens=state.max_output_tokens,
         failure=state.failure,
     )
     if state.stats is None:

@@ -67,6 +67,7 @@ def model_card(entry: CatalogueEntry, snapshot: FleetSnapshot) -> ModelCard:
     ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
     statuses = [replica.status for replica in replicas]
     limits = [replica.context_tokens for replica in ready if replica.context_tokens is not None]
+    bounds = [bound for replica in ready if (bound := replica.max_output_tokens) is not None]
     return ModelCard(
         id=entry.name,
         created_unix_s=entry.created_unix_s,
@@ -77,6 +78,8 @@ def model_card(entry: CatalogueEntry, snapshot: FleetSnapshot) -> ModelCard:
         feasible_on=_feasible_on(entry, snapshot),
         # A request may land on any of them, so the least is what holds everywhere.
         context_tokens=min(limits, default=None),
+        max_output_tokens=entry.max_output_tokens,
+        max_output_tokens=min(bounds, default=None),
         capabilities=_shared_capabilities(ready),
     )
 

@@ -130,6 +130,7 @@ class Replica:
                 progress=self._progress if is_loading else None,
                 report=self._report(),
                 capabilities=self._text.capabilities if self._text is not None else [],
+                max_output_tokens=self.spec.max_output_tokens,
                 failure=self._failure,
                 stats=self._stats,
                 num_restarts=self._num_restarts,

@@ -74,6 +74,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     report: LoadReport | None = None
     capabilities: list[Capability] = []
     """What the loaded model can do, as its files say; empty before it is loaded."""
+    max_output_tokens: int | None = None
+    """The operator's bound on an answer, as it was when the load was asked for."""
     failure: LoadFailure | None = None
     stats: EngineStats | None = None
     num_restarts: int = 0

@@ -35,6 +35,12 @@ def test_counters_come_from_the_engine(build) -> None:
     assert view.context_tokens == 1024
 
 
+def test_a_view_says_what_the_neuron_enforces(build) -> None:
+    state = build.replica(capabilities=["chat", "tool_call"], max_output_tokens=128)
+    (view,) = build_snapshot([build.heartbeat(replicas=[state])]).replicas()
+    assert (view.capabilities, view.max_output_tokens) == (("chat", "tool_call"), 128)
+
+
 def test_without_stats_counters_are_zero(build) -> None:
     beat = build.heartbeat(replicas=[build.replica(status=ReplicaStatus.LOADING)])
     (view,) = build_snapshot([beat]).replicas()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import redis
@@ -17,7 +18,7 @@ from inference.neuron.redis_client import connect
 from inference.neuron.restart_policy import RestartPolicy
 from inference.neuron.service import NeuronService
 from inference.protocol.events import Accepted, Cancelled, Delta, Failed, Finished
-from inference.protocol.generation import GenerationRequest, TextInput, TokensInput
+from inference.protocol.generation import GenerationRequest, OutputFormat, TextInput, TokensInput
 from inference.protocol.keys import gateway_alive_key, heartbeat_key, specs_key
 from inference.protocol.sampling import SamplingOptions
 
@@ -238,6 +239,30 @@ def test_an_engine_that_dies_while_loading_fails_the_load(
     state = gateway.wait_status("failed")
     assert state.failure.code == "engine_crashed"
     assert "code 3" in state.failure.message
+
+
+def test_a_replica_says_what_it_can_do_once_it_is_loaded(
+    make_service: MakeService, fake_spec: Any, gateway: Any
+) -> None:
+    spec = msgspec.structs.replace(fake_spec(load_s=0.3), max_output_tokens=7)
+    make_service().load_model(spec)
+    assert gateway.wait_status("loading").capabilities == []
+    state = gateway.wait_status("ready")
+    assert "structured_output" in state.capabilities
+    assert "tool_call" not in state.capabilities
+    assert state.max_output_tokens == 7
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused_by_name(loaded: Any, gateway: Any) -> None:
+    request = GenerationRequest(
+        model="m",
+        input=TextInput(texts=[TEXT]),
+        output_format=OutputFormat(path="response_format", schema={"not": {}}),
+    )
+    request_id = gateway.submit(request=request)
+    loaded.drain_inbox()
+    failure = gateway.wait_end(request_id)[-1].failure
+    assert (failure.code, failure.param) == ("invalid_schema", "response_format.not")
 
 
 def test_a_second_load_of_the_same_spec_takes_over_the_job(
