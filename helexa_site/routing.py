@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from channels.routing import ProtocolTypeRouter, URLRouter
-from django.urls import re_path
+from django.urls import URLPattern, re_path
 
+from inference.gateway.background import BackgroundRuns
 from inference.gateway.consumers import UnknownUrlConsumer
 from inference.gateway.embeddings import EmbeddingsConsumer
 from inference.gateway.gateway import Gateway
@@ -14,6 +15,13 @@ from inference.gateway.generation import GenerationConsumer
 from inference.gateway.health import HealthConsumer
 from inference.gateway.lifespan import LifespanConsumer
 from inference.gateway.models import ModelConsumer, ModelListConsumer
+from inference.gateway.response_store import ResponseStore
+from inference.gateway.responses import ResponsesConsumer
+from inference.gateway.stored_responses import (
+    CancelResponseConsumer,
+    InputItemsConsumer,
+    ResponseConsumer,
+)
 from inference.gateway.token_counts import TokenCountConsumer
 from inference.wire import anthropic_errors, anthropic_messages, openai_chat, openai_completions
 
@@ -40,6 +48,7 @@ def build_application(gateway: Gateway, *, django_app: Any) -> ProtocolTypeRoute
             re_path(r"^v1/messages/?$", messages),
             re_path(r"^v1/messages/count_tokens/?$", count_tokens),
             re_path(r"^v1/messages/", no_messages),
+            *_responses(gateway),
             re_path(r"^v1/models/?$", ModelListConsumer.as_asgi(gateway=gateway)),
             re_path(r"^v1/models/(?P<name>.+)$", ModelConsumer.as_asgi(gateway=gateway)),
             re_path(r"^v1(?:/.*)?$", UnknownUrlConsumer.as_asgi(gateway=gateway)),
@@ -48,3 +57,15 @@ def build_application(gateway: Gateway, *, django_app: Any) -> ProtocolTypeRoute
         ]
     )
     return ProtocolTypeRouter({"http": http, "lifespan": LifespanConsumer(gateway)})
+
+
+def _responses(gateway: Gateway) -> list[URLPattern]:
+    store = ResponseStore()
+    kept = {"gateway": gateway, "store": store, "runs": BackgroundRuns(gateway, store)}
+    one = r"^v1/responses/(?P<response_id>[^/]+)"
+    return [
+        re_path(r"^v1/responses/?$", ResponsesConsumer.as_asgi(**kept)),
+        re_path(one + r"/input_items/?$", InputItemsConsumer.as_asgi(**kept)),
+        re_path(one + r"/cancel/?$", CancelResponseConsumer.as_asgi(**kept)),
+        re_path(one + r"/?$", ResponseConsumer.as_asgi(**kept)),
+    ]

@@ -1,34 +1,24 @@
 """The gateway's way to the database: names to entries, and starting a load. Off the event loop.
 
-Runs in threads of its own, so that a slow page of the admin does not hold up requests. Every
-failure becomes an ``ApiError``.
+Every failure becomes an ``ApiError``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
-
-from channels.db import DatabaseSyncToAsync
-from django.db import DatabaseError, InterfaceError
+from typing import Protocol
 
 from fleet import selectors, services
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import FleetError, UnknownNeuronError
+from inference.gateway.database import DatabaseThreads
 from inference.protocol.events import Failure
 from inference.wire.errors import ApiError, ModelNotFoundError, RequestFailedError
-from inference.wire.errors import ServiceUnavailableError as Unavailable
 
 logger = logging.getLogger(__name__)
 
 CACHE_S = 1.0
-NUM_THREADS = 2
-QUERY_TIMEOUT_S = 30.0
-
-Result = TypeVar("Result")
 
 
 class Catalogue(Protocol):
@@ -49,7 +39,7 @@ class DatabaseCatalogue:
     """Keeps what it read for ``CACHE_S``, so that the hot path stays on the event loop."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="catalogue")
+        self._database = DatabaseThreads("catalogue")
         self._found: dict[str, tuple[float, CatalogueEntry]] = {}
 
     async def find(self, name: str) -> CatalogueEntry:
@@ -58,18 +48,18 @@ class DatabaseCatalogue:
         if cached is not None and now_s - cached[0] < CACHE_S:
             return cached[1]
         self._found.pop(name, None)
-        entry = await self._query(lambda: selectors.catalogue_find(name))
+        entry = await self._database.query(lambda: selectors.catalogue_find(name))
         if entry is None:
             raise ModelNotFoundError(name)
         self._found[name] = (now_s, entry)
         return entry
 
     async def entries(self) -> tuple[CatalogueEntry, ...]:
-        return await self._query(selectors.catalogue_list)
+        return await self._database.query(selectors.catalogue_list)
 
     async def start_load(self, *, model: str, neuron: str) -> None:
         try:
-            await self._query(
+            await self._database.query(
                 lambda: services.load_job_start(
                     model_name=model, neuron_name=neuron, requested_by="gateway"
                 )
@@ -78,17 +68,6 @@ class DatabaseCatalogue:
             logger.info("%s has not been recorded yet; its heartbeat is ahead", neuron)
         except FleetError as error:
             raise _refusal(error) from error
-
-    async def _query(self, query: Callable[[], Result]) -> Result:
-        call = DatabaseSyncToAsync(query, thread_sensitive=False, executor=self._threads)
-        try:
-            result: Result = await asyncio.wait_for(call(), QUERY_TIMEOUT_S)
-        except (DatabaseError, InterfaceError, TimeoutError) as error:
-            logger.warning("the database does not answer: %s", error)
-            raise Unavailable(
-                "database_unavailable", "The database does not answer; try again shortly."
-            ) from error
-        return result
 
 
 def _refusal(error: FleetError) -> ApiError:

@@ -45,6 +45,8 @@ class ApiConsumer(AsyncConsumer):  # type: ignore[misc]
     """One request. Subclasses implement ``answer`` and raise ``ApiError`` for what they refuse."""
 
     method: ClassVar[str] = "GET"
+    other_methods: ClassVar[tuple[str, ...]] = ()
+    """What is answered at the same path beside ``method``."""
     needs_key: ClassVar[bool] = True
 
     scope: dict[str, Any]
@@ -156,8 +158,9 @@ class ApiConsumer(AsyncConsumer):  # type: ignore[misc]
             return
         if self.needs_key:
             authorize(self.gateway.config, self.scope.get("client"), self.scope["headers"])
-        if self.scope["method"] != self.method:
-            raise MethodNotAllowedError(self.scope["method"], self.method)
+        allowed = (self.method, *self.other_methods)
+        if self.scope["method"] not in allowed:
+            raise MethodNotAllowedError(self.scope["method"], ", ".join(allowed))
         if self.gateway.draining:
             raise ServiceUnavailableError("shutting_down", "This server is shutting down.")
         declared = dict(self.scope["headers"]).get(b"content-length", b"0")

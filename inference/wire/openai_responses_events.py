@@ -88,7 +88,8 @@ class ResponseStreamEncoder:
             case ChoiceFinished():
                 return self._choice_finished(event)
             case Finished():
-                return self._finished(event.usage)
+                status, fields = self._ending(event.usage)
+                return self._lifecycle(status, **fields)
         return b""
 
     def opening(self) -> bytes:
@@ -112,6 +113,11 @@ class ResponseStreamEncoder:
         frames = self._close("incomplete") + self._frame(*error_event(error))
         self.response = self._object("cancelled")
         return frames
+
+    def response_after(self, event: Finished) -> dict[str, Any]:
+        """What encoding that event will say: for keeping it before anybody is told."""
+        status, fields = self._ending(event.usage)
+        return self._object(status, **fields)
 
     def _text(self, event: Delta) -> bytes:
         if event.logprobs is not None:
@@ -167,11 +173,12 @@ class ResponseStreamEncoder:
             frames, _ = self._open_message()
         return frames + self._close("incomplete" if self._is_cut else "completed")
 
-    def _finished(self, usage: Usage) -> bytes:
+    def _ending(self, usage: Usage) -> tuple[str, dict[str, Any]]:
+        """The status it ends with and what else the response then says."""
+        used = {"usage": usage_object(usage)}
         if not self._is_cut:
-            return self._lifecycle("completed", usage=usage_object(usage))
-        why = {"reason": "max_output_tokens"}
-        return self._lifecycle("incomplete", usage=usage_object(usage), incomplete_details=why)
+            return "completed", used
+        return "incomplete", {**used, "incomplete_details": {"reason": "max_output_tokens"}}
 
     @property
     def _is_cut(self) -> bool:
@@ -234,9 +241,8 @@ class ResponseBodyEncoder:
     def __init__(self, settings: AnswerSettings, request_id: str, created_unix_s: int) -> None:
         self._events = ResponseStreamEncoder(settings, request_id, created_unix_s)
 
-    @property
-    def response(self) -> dict[str, Any] | None:
-        return self._events.response
+    def response_after(self, event: Finished) -> dict[str, Any]:
+        return self._events.response_after(event)
 
     def encode(self, event: Event) -> bytes:
         self._events.encode(event)

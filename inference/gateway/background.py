@@ -1,0 +1,203 @@
+"""Responses that are worked on without their client: begun, watched, cancelled, and stored.
+
+    start ─▶ run_request ─▶ events ─▶ encoder ─▶ store, feed of the client that watches
+    every second: leases renewed; what was cancelled or deleted through another gateway stops
+
+A gateway that stops fails its runs and says so; one that dies leaves leases that run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+from inference.gateway.frame_feed import FrameFeed
+from inference.gateway.gateway import Gateway
+from inference.gateway.response_store import ResponseStore
+from inference.gateway.running import run_request
+from inference.gateway.streams import RequestStream
+from inference.protocol.events import Accepted, Event, Failure, Finished
+from inference.wire.errors import (
+    ApiError,
+    InternalError,
+    RequestFailedError,
+    ServiceUnavailableError,
+)
+from inference.wire.openai_responses import ResponsesRequest
+from inference.wire.openai_responses_events import ResponseStreamEncoder, response_id
+
+logger = logging.getLogger(__name__)
+
+WATCH_INTERVAL_S = 1.0
+SAVE_AGAIN_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+"""A database that is away for a moment does not cost an answer that took minutes."""
+
+
+class BackgroundRun:
+    """One response. ``feed``: of the client that asked for it as a stream."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        store: ResponseStore,
+        request: ResponsesRequest,
+        *,
+        request_id: str,
+        encoder: ResponseStreamEncoder,
+        feed: FrameFeed | None,
+    ) -> None:
+        """``encoder`` has given its opening already."""
+        self.id = response_id(request_id)
+        self._gateway = gateway
+        self._store = store
+        self._request = request
+        self._request_id = request_id
+        self._encoder = encoder
+        self._feed = feed
+        self._is_cancelled = False
+        self._is_ending = False
+        self.task: asyncio.Task[None] | None = None
+
+    def cancel(self) -> None:
+        """Stops it; the store has been told already. Ignored where the store is just being told
+        how it ended: it says which of the two came first."""
+        if self._is_ending:
+            return
+        self._is_cancelled = True
+        if self.task is not None:
+            self.task.cancel()
+
+    async def work(self) -> None:
+        try:
+            await self._answer()
+        except asyncio.CancelledError:
+            if self._is_cancelled:
+                self._put(self._encoder.cancelled(_cancelled()))
+            else:
+                await self._fail(
+                    ServiceUnavailableError("shutting_down", "This server is shutting down.")
+                )
+        except ApiError as error:
+            await self._fail(error)
+        except Exception:
+            logger.exception("response %s failed", self.id)
+            await self._fail(InternalError())
+        finally:
+            if self._feed is not None:
+                self._feed.close()
+
+    async def _answer(self) -> None:
+        async with run_request(
+            self._gateway, self._request_id, self._request.generation, abort=_nobody_to_abort
+        ) as stream:
+            async for event in _events(stream):
+                if isinstance(event, Finished) and not await self._keep(event):
+                    self._put(self._encoder.cancelled(_cancelled()))
+                    return
+                self._put(self._encoder.encode(event))
+                if isinstance(event, Accepted):
+                    await self._tell_progress()
+
+    async def _tell_progress(self) -> None:
+        """What is shown of it is late where the database is away, and nothing else."""
+        assert self._encoder.response is not None, "the encoder has opened"
+        try:
+            await self._store.progress(self._encoder.response)
+        except ServiceUnavailableError:
+            logger.warning("response %s: its progress is not stored", self.id)
+
+    async def _keep(self, event: Finished) -> bool:
+        """``False``: it was cancelled before. Raises ``ServiceUnavailableError`` when the database
+        stays away."""
+        self._is_ending = True
+        response = self._encoder.response_after(event)
+        for pause_s in SAVE_AGAIN_AFTER_S:
+            try:
+                return await self._store.progress(response)
+            except ServiceUnavailableError:
+                logger.warning("response %s is not stored yet", self.id)
+                await asyncio.sleep(pause_s)
+        return await self._store.progress(response)
+
+    async def _fail(self, error: ApiError) -> None:
+        self._put(self._encoder.failed(error))
+        assert self._encoder.response is not None, "the encoder has opened"
+        try:
+            await self._store.progress(self._encoder.response)
+        except ServiceUnavailableError:
+            logger.error("response %s failed (%s) and cannot say so", self.id, error.code)
+
+    def _put(self, frames: bytes) -> None:
+        if self._feed is not None:
+            self._feed.put(frames)
+
+
+class BackgroundRuns:
+    """Those of this gateway, by response id. Belongs to one event loop."""
+
+    def __init__(self, gateway: Gateway, store: ResponseStore) -> None:
+        self._gateway = gateway
+        self._store = store
+        self._runs: dict[str, BackgroundRun] = {}
+        self._watcher: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def start(
+        self,
+        request: ResponsesRequest,
+        *,
+        request_id: str,
+        encoder: ResponseStreamEncoder,
+        feed: FrameFeed | None,
+    ) -> None:
+        """``request`` has been stored as queued."""
+        run = BackgroundRun(
+            self._gateway, self._store, request, request_id=request_id, encoder=encoder, feed=feed
+        )
+        self._runs[run.id] = run
+        run.task = self._gateway.spawn(run.work())
+        run.task.add_done_callback(lambda _: self._forget(run.id))
+        if len(self._runs) == 1:
+            self._watcher = asyncio.create_task(self._watch(), name="gateway background runs")
+
+    def cancel(self, cancelled_id: str) -> None:
+        """Once the store has been told. Ignored for what does not run here."""
+        run = self._runs.get(cancelled_id)
+        if run is not None:
+            run.cancel()
+
+    def _forget(self, ended_id: str) -> None:
+        self._runs.pop(ended_id, None)
+        if not self._runs and self._watcher is not None:
+            self._watcher.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            watched = list(self._runs)
+            try:
+                active = await self._store.renew_leases(watched)
+            except ServiceUnavailableError:
+                active = set(watched)
+            for lost_id in set(watched) - active:
+                self.cancel(lost_id)
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+async def _events(stream: RequestStream) -> AsyncIterator[Event]:
+    """Up to the last one."""
+    while True:
+        for event in await stream.next_events():
+            yield event
+            if isinstance(event, Finished):
+                return
+
+
+def _cancelled() -> ApiError:
+    return RequestFailedError(Failure(code="cancelled", message="The response was cancelled."))
+
+
+def _nobody_to_abort() -> None:
+    """The stream fails by itself when its events are not taken."""

@@ -1,0 +1,43 @@
+"""The gateway's threads for database work: off the event loop, every failure an ``ApiError``.
+
+Each user has threads of its own, so that a slow page of the admin does not hold up requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from channels.db import DatabaseSyncToAsync
+from django.db import DatabaseError, InterfaceError
+
+from inference.wire.errors import ServiceUnavailableError
+
+logger = logging.getLogger(__name__)
+
+NUM_THREADS = 2
+QUERY_TIMEOUT_S = 30.0
+
+Result = TypeVar("Result")
+
+
+class DatabaseThreads:
+    """``name`` is for people who look at threads."""
+
+    def __init__(self, name: str) -> None:
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix=name)
+
+    async def query(self, query: Callable[[], Result]) -> Result:
+        """Raises ``ServiceUnavailableError`` (database_unavailable)."""
+        call = DatabaseSyncToAsync(query, thread_sensitive=False, executor=self._threads)
+        try:
+            result: Result = await asyncio.wait_for(call(), QUERY_TIMEOUT_S)
+        except (DatabaseError, InterfaceError, TimeoutError) as error:
+            logger.warning("the database does not answer: %s", error)
+            raise ServiceUnavailableError(
+                "database_unavailable", "The database does not answer; try again shortly."
+            ) from error
+        return result

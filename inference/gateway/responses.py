@@ -1,0 +1,118 @@
+"""Making responses: what they build on is looked up first, what they become is kept at the end.
+
+    parse ─▶ continued ─┬▶ generate ─▶ keep ─▶ last event         with its client
+                        └▶ keep as queued ─▶ BackgroundRun        without it; a stream watches
+
+A response is stored before its client is told that it is complete: whoever has read its id can
+build on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import orjson
+
+from inference.gateway.background import BackgroundRuns
+from inference.gateway.frame_feed import FrameFeed
+from inference.gateway.gateway import Gateway
+from inference.gateway.generation import KEEP_ALIVE_S, GenerationConsumer
+from inference.gateway.keep_alive import QuietTimer
+from inference.gateway.response_store import ResponseStore, record_of
+from inference.protocol.events import Event, Finished
+from inference.wire import openai_responses, openai_responses_errors
+from inference.wire.dialect import Encoder, ParsedRequest
+from inference.wire.errors import ApiError
+from inference.wire.openai_responses import ResponsesRequest
+from inference.wire.openai_responses_events import ResponseBodyEncoder, ResponseStreamEncoder
+
+logger = logging.getLogger(__name__)
+
+
+class ResponsesConsumer(GenerationConsumer):
+    """POST /v1/responses."""
+
+    def __init__(self, *, gateway: Gateway, store: ResponseStore, runs: BackgroundRuns) -> None:
+        super().__init__(
+            gateway=gateway, parse=openai_responses.parse, errors=openai_responses_errors
+        )
+        self._store = store
+        self._runs = runs
+        self._asked: ResponsesRequest | None = None
+        self._stream_encoder: ResponseStreamEncoder | None = None
+
+    async def _generate(self, request: ParsedRequest) -> None:
+        assert isinstance(request, ResponsesRequest), "this consumer has one parser"
+        self._asked = await self._store.continued(request)
+        if request.background:
+            await self._start_in_background(self._asked)
+        else:
+            await super()._generate(self._asked)
+
+    def _encoder(self, request: ParsedRequest) -> Encoder:
+        encoder = super()._encoder(request)
+        if isinstance(encoder, ResponseStreamEncoder):
+            self._stream_encoder = encoder
+        return encoder
+
+    async def _forward(self, events: list[Event], encoder: Encoder, request: ParsedRequest) -> None:
+        *earlier, last = events
+        if isinstance(last, Finished) and self._asked is not None and self._asked.store:
+            if earlier:
+                await super()._forward(earlier, encoder, request)
+            assert isinstance(encoder, ResponseStreamEncoder | ResponseBodyEncoder)
+            response = encoder.response_after(last)
+            await self._store.save(record_of(self._asked, response, request_id=self.request_id))
+            events = [last]
+        await super()._forward(events, encoder, request)
+
+    async def refuse(self, error: ApiError) -> None:
+        """A stream that has begun ends as its dialect has it, and is kept as failed."""
+        encoder = self._stream_encoder
+        if encoder is None or not self._response_started or self._response_ended:
+            await super().refuse(error)
+            return
+        frames = encoder.failed(error)
+        await self._keep_failed(encoder)
+        await self.send_body(frames, last=True)
+
+    async def _keep_failed(self, encoder: ResponseStreamEncoder) -> None:
+        """The client has its id, so it may ask for it; it is told of the failure either way."""
+        if self._asked is None or not self._asked.store or encoder.response is None:
+            return
+        try:
+            await self._store.save(
+                record_of(self._asked, encoder.response, request_id=self.request_id)
+            )
+        except ApiError as error:
+            logger.error("request %s failed and is not stored: %s", self.request_id, error.code)
+
+    async def _start_in_background(self, request: ResponsesRequest) -> None:
+        await self.gateway.catalogue.find(request.generation.model)
+        encoder = request.stream_encoder(
+            request_id=self.request_id, created_unix_s=int(time.time())
+        )
+        opening = encoder.opening()
+        queued = encoder.response
+        assert queued is not None, "the encoder has opened"
+        await self._store.save(record_of(request, queued, request_id=self.request_id))
+        feed = FrameFeed(self.abort) if request.stream else None
+        self._runs.start(request, request_id=self.request_id, encoder=encoder, feed=feed)
+        if feed is None:
+            await self.respond(200, orjson.dumps(queued))
+        else:
+            await self._watch(feed, opening)
+
+    async def _watch(self, feed: FrameFeed, opening: bytes) -> None:
+        """Until the run ends, or the client leaves it to itself."""
+        self._quiet = QuietTimer(self._keep_alive, first_s=KEEP_ALIVE_S, then_s=KEEP_ALIVE_S)
+        try:
+            await self._send_frames(opening, last=False)
+            is_last = False
+            while not is_last:
+                frames, is_last = await feed.take()
+                await self._send_frames(frames, last=is_last)
+        finally:
+            feed.leave()
+            self._quiet.stop()
