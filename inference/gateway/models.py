@@ -78,7 +78,6 @@ def model_card(entry: CatalogueEntry, snapshot: FleetSnapshot) -> ModelCard:
         feasible_on=_feasible_on(entry, snapshot),
         # A request may land on any of them, so the least is what holds everywhere.
         context_tokens=min(limits, default=None),
-        max_output_tokens=entry.max_output_tokens,
         max_output_tokens=min(bounds, default=None),
         capabilities=_shared_capabilities(ready),
     )
