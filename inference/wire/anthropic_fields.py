@@ -54,20 +54,18 @@ def type_field(kind: str) -> Field:
     return honoured("type", only(kind, reason=f"only {kind}"), kind)
 
 
-cache_control = object_of(
-    table(
-        type_field("ephemeral"),
-        neutral("ttl", one_of("5m", "1h"), "5m, 1h; a block stays while there is room."),
-        neutral("scope", text(64), "Of an account's caches; there is one."),
-    ),
-    required=("type",),
+CACHE_CONTROL_FIELDS = table(
+    type_field("ephemeral"),
+    neutral("ttl", one_of("5m", "1h"), "5m, 1h; a prefix stays while there is room."),
+    neutral("scope", text(64), "Whose cache; there is one."),
 )
 CACHE_CONTROL = neutral(
-    "cache_control", cache_control, "Prefixes are cached by content, without marks."
+    "cache_control",
+    object_of(CACHE_CONTROL_FIELDS, required=("type",)),
+    "Prefixes are cached by content, without marks.",
 )
-
-metadata = object_of(table(neutral("user_id", text(4096), "A label; kept nowhere.")))
-diagnostics = object_of(table(neutral("previous_message_id", text(256), "Not compared.")))
+METADATA_FIELDS = table(neutral("user_id", text(4096), "A label; kept nowhere."))
+DIAGNOSTICS_FIELDS = table(neutral("previous_message_id", text(256), "Not compared."))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +119,14 @@ def output_format(value: Any, path: str) -> OutputFormat:
     return OutputFormat(path=f"{path}.schema", schema=read["schema"])
 
 
-output_config = object_of(
-    table(
-        honoured("effort", one_of("low", "medium", "high", "xhigh", "max"), "To the template."),
-        honoured("format", output_format, "type json_schema with its schema."),
-        refused("task_budget", "budgets over several requests are not kept"),
-    )
+OUTPUT_CONFIG_FIELDS = table(
+    honoured(
+        "effort",
+        one_of("low", "medium", "high", "xhigh", "max"),
+        "Handed to the chat template as reasoning_effort.",
+    ),
+    honoured("format", output_format, "type json_schema with its schema."),
+    refused("task_budget", "budgets over several requests are not kept"),
 )
 
 
@@ -135,11 +135,8 @@ def _keeps_all(value: Any, path: str) -> Any:
     return only("all", {"type": "all"}, reason="only all: nothing is cleared here")(value, path)
 
 
-_CLEAR_THINKING = object_of(
-    table(
-        type_field("clear_thinking_20251015"),
-        neutral("keep", _keeps_all, "all"),
-    )
+CLEAR_THINKING_FIELDS = table(
+    type_field("clear_thinking_20251015"), neutral("keep", _keeps_all, "all")
 )
 
 
@@ -149,8 +146,10 @@ def _context_edit(value: Any, path: str) -> dict[str, Any]:
         raise UnsupportedParameterError(
             f"{path}.type", f"'{shown(kind)}' is not done; contexts are never edited here"
         )
-    checked: dict[str, Any] = _CLEAR_THINKING(value, path)
+    checked: dict[str, Any] = object_of(CLEAR_THINKING_FIELDS)(value, path)
     return checked
 
 
-context_management = object_of(table(neutral("edits", array(_context_edit), "See there.")))
+CONTEXT_MANAGEMENT_FIELDS = table(
+    neutral("edits", array(_context_edit), "Those of type clear_thinking_20251015 that keep all.")
+)

@@ -9,6 +9,7 @@ or refused by what it asks for. Source: https://docs.anthropic.com/en/api/messag
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,20 +23,37 @@ from inference.protocol.generation import (
 )
 from inference.protocol.sampling import SamplingOptions
 from inference.wire import anthropic_fields as options
+from inference.wire.anthropic_content import BLOCK_FIELDS, REFERENCE_FIELDS
 from inference.wire.anthropic_encoders import MessageBodyEncoder, MessageStreamEncoder, Style
 from inference.wire.anthropic_fields import MAX_TOKENS, Thinking
-from inference.wire.anthropic_tools import Choice, check_choice, offered_tools, tool_choice, tools
-from inference.wire.anthropic_turns import chat_messages, messages, system, tool_references
+from inference.wire.anthropic_tools import (
+    CHOICE_FIELDS,
+    TOOL_FIELDS,
+    Choice,
+    check_choice,
+    offered_tools,
+    tool_choice,
+    tools,
+)
+from inference.wire.anthropic_turns import (
+    MESSAGE_FIELDS,
+    chat_messages,
+    messages,
+    system,
+    tool_references,
+)
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import InvalidRequestError
 from inference.wire.fields import (
     MAX_TOKEN_ID,
+    Field,
     array,
     flag,
     honoured,
     integer,
     neutral,
     number,
+    object_of,
     one_of,
     only,
     read_fields,
@@ -79,19 +97,25 @@ FIELDS = table(
         "thinking", options.thinking, "enabled with budget_tokens, adaptive, disabled; display."
     ),
     honoured(
-        "output_config", options.output_config, "format json_schema; effort, for the template."
+        "output_config",
+        object_of(options.OUTPUT_CONFIG_FIELDS),
+        "format json_schema; effort, for the template.",
     ),
     honoured("output_format", options.output_format, "The older name of output_config.format."),
     options.CACHE_CONTROL,
-    neutral("metadata", options.metadata, "user_id: a label; kept nowhere."),
+    neutral("metadata", object_of(options.METADATA_FIELDS), "user_id: a label; kept nowhere."),
     neutral("service_tier", one_of("auto", "standard_only"), "There is one tier."),
     neutral("speed", only("standard", reason="there is one speed: standard"), "standard"),
     neutral(
         "context_management",
-        options.context_management,
+        object_of(options.CONTEXT_MANAGEMENT_FIELDS),
         "No edits, or clear_thinking_20251015 that keeps all.",
     ),
-    neutral("diagnostics", options.diagnostics, "Answered with null: nothing is compared."),
+    neutral(
+        "diagnostics",
+        object_of(options.DIAGNOSTICS_FIELDS),
+        "Answered with null: nothing is compared.",
+    ),
     neutral("mcp_servers", only([], reason="this server calls no MCP servers"), "[]"),
     neutral("fallbacks", only([], reason="no other model answers instead"), "[]"),
     refused("betas", "betas are named in the anthropic-beta header"),
@@ -104,6 +128,23 @@ FIELDS = table(
     refused("user_profile_id", "there are no user profiles"),
     refused("workspace_id", "there are no workspaces"),
 )
+NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
+    **{f"{role} messages": fields for role, fields in MESSAGE_FIELDS.items()},
+    **{f"{kind} blocks": fields for kind, fields in BLOCK_FIELDS.items()},
+    "tool_reference blocks of a result": REFERENCE_FIELDS,
+    "tools": TOOL_FIELDS,
+    **{f"tool_choice {kind}": fields for kind, fields in CHOICE_FIELDS.items()},
+    **{f"thinking {kind}": fields for kind, fields in options.THINKING_FIELDS.items()},
+    "output_config": options.OUTPUT_CONFIG_FIELDS,
+    "output_config.format": options.JSON_FORMAT_FIELDS,
+    "context_management": options.CONTEXT_MANAGEMENT_FIELDS,
+    "clear_thinking_20251015": options.CLEAR_THINKING_FIELDS,
+    "cache_control": options.CACHE_CONTROL_FIELDS,
+    "metadata": options.METADATA_FIELDS,
+    "diagnostics": options.DIAGNOSTICS_FIELDS,
+}
+"""The objects inside a request, by what they are."""
+
 COUNTED = (
     *("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"),
     *("output_format", "cache_control", "context_management", "mcp_servers", "speed"),

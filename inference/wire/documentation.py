@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from inference.wire import (
-    anthropic_content,
     anthropic_messages,
-    anthropic_tools,
     openai_chat,
     openai_completions,
     openai_embeddings,
@@ -31,10 +29,9 @@ DIALECTS: dict[str, Mapping[str, Field]] = {
     },
     "POST /v1/completions": openai_completions.FIELDS,
     "POST /v1/messages": anthropic_messages.FIELDS,
-    "POST /v1/messages: tools": anthropic_tools.TOOL_FIELDS,
     **{
-        f"POST /v1/messages: {kind} blocks": fields
-        for kind, fields in anthropic_content.BLOCK_FIELDS.items()
+        f"POST /v1/messages: {what}": fields
+        for what, fields in anthropic_messages.NESTED_FIELDS.items()
     },
     "POST /v1/messages/count_tokens": anthropic_messages.COUNT_FIELDS,
     "POST /v1/embeddings": openai_embeddings.FIELDS,

@@ -34,12 +34,13 @@ from inference.protocol.generation import (
     decode_inbox_frame,
     encode_inbox_frame,
 )
-from inference.wire import anthropic_content, anthropic_errors, anthropic_messages, anthropic_tools
+from inference.wire import anthropic_errors, anthropic_messages
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import ApiError, ModelNotFoundError, RequestFailedError
 from tests.inference.wire.golden import GOLDEN_DIR
 from tests.inference.wire.random_bodies import random_bodies
 
+NESTED = anthropic_messages.NESTED_FIELDS
 MESSAGES = [{"role": "user", "content": "Hi"}]
 BASE: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": MESSAGES}
 MADE: dict[str, Any] = {"request_id": "r", "created_unix_s": 1}
@@ -56,13 +57,31 @@ def parse(**changes: Any) -> anthropic_messages.MessagesRequest:
         (beta_create_params.MessageCreateParamsStreaming, anthropic_messages.FIELDS),
         (message_count_tokens_params.MessageCountTokensParams, anthropic_messages.COUNT_FIELDS),
         (beta_count_params.MessageCountTokensParams, anthropic_messages.COUNT_FIELDS),
-        (sdk.ToolParam, anthropic_tools.TOOL_FIELDS),
-        (beta.BetaToolParam, anthropic_tools.TOOL_FIELDS),
-        (sdk.TextBlockParam, anthropic_content.BLOCK_FIELDS["text"]),
-        (sdk.ThinkingBlockParam, anthropic_content.BLOCK_FIELDS["thinking"]),
-        (sdk.RedactedThinkingBlockParam, anthropic_content.BLOCK_FIELDS["redacted_thinking"]),
-        (sdk.ToolUseBlockParam, anthropic_content.BLOCK_FIELDS["tool_use"]),
-        (sdk.ToolResultBlockParam, anthropic_content.BLOCK_FIELDS["tool_result"]),
+        (sdk.ToolParam, NESTED["tools"]),
+        (beta.BetaToolParam, NESTED["tools"]),
+        (sdk.UserMessageParam, NESTED["user messages"]),
+        (sdk.AssistantMessageParam, NESTED["assistant messages"]),
+        (beta.BetaSystemMessageParam, NESTED["system messages"]),
+        (sdk.TextBlockParam, NESTED["text blocks"]),
+        (sdk.ThinkingBlockParam, NESTED["thinking blocks"]),
+        (sdk.RedactedThinkingBlockParam, NESTED["redacted_thinking blocks"]),
+        (sdk.ToolUseBlockParam, NESTED["tool_use blocks"]),
+        (sdk.ToolResultBlockParam, NESTED["tool_result blocks"]),
+        (sdk.ToolReferenceBlockParam, NESTED["tool_reference blocks of a result"]),
+        (sdk.ToolChoiceAnyParam, NESTED["tool_choice any"]),
+        (sdk.ToolChoiceAutoParam, NESTED["tool_choice auto"]),
+        (sdk.ToolChoiceNoneParam, NESTED["tool_choice none"]),
+        (sdk.ToolChoiceToolParam, NESTED["tool_choice tool"]),
+        (sdk.ThinkingConfigAdaptiveParam, NESTED["thinking adaptive"]),
+        (sdk.ThinkingConfigDisabledParam, NESTED["thinking disabled"]),
+        (sdk.ThinkingConfigEnabledParam, NESTED["thinking enabled"]),
+        (beta.BetaOutputConfigParam, NESTED["output_config"]),
+        (sdk.JSONOutputFormatParam, NESTED["output_config.format"]),
+        (beta.BetaContextManagementConfigParam, NESTED["context_management"]),
+        (beta.BetaClearThinking20251015EditParam, NESTED["clear_thinking_20251015"]),
+        (sdk.CacheControlEphemeralParam, NESTED["cache_control"]),
+        (sdk.MetadataParam, NESTED["metadata"]),
+        (sdk.DiagnosticsParam, NESTED["diagnostics"]),
     ],
 )
 def test_every_field_of_the_sdk_is_in_a_table(params: Any, fields: dict[str, Any]) -> None:
