@@ -58,8 +58,10 @@ def answer_rules(
     which a call may begin in free text."""
     if choice.mode == "required":
         more = f" ({literal(between)} call)*" if between else " call*"
+        # Models that write line breaks between calls write some behind their thinking too.
+        lead = r'("\n" | "\n\n")? ' if between else ""
         return [
-            f"start: call{more if parallel else ''}",
+            f"start: {lead}call{more if parallel else ''}",
             f"call: {marker(tokenizer, opening)} rest",
             TEXT_TERMINAL,
         ]

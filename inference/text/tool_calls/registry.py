@@ -7,10 +7,13 @@ from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls import hermes, llama3, mistral, named_call, qwen_coder, tagged_call
 from inference.text.tool_calls.markers import marker_token_id
 
-OTHER_FORMATS = ("<arg_key>", "<|tool_call|>", "<｜tool▁call")  # noqa: RUF001 - DeepSeek's own
-"""Formats that are not read, and share markers with those that are."""
-LLAMA_JSON = '"parameters": dictionary of argument name'
-"""What Meta's templates tell the model to write."""
+OTHER_FORMATS = (
+    *("<arg_key>", "<|tool_call|>", "<|tool_call>", "<TOOLCALL>", "functools["),
+    "<｜tool▁call",  # noqa: RUF001 - DeepSeek's own
+)
+"""Formats that are not read, of models that share markers or tokenizers with those that are."""
+LLAMA_PROMPTS = ("dictionary of argument name", "[func_name1(")
+"""What Llama's templates tell the model to write, as JSON and as Python."""
 
 
 def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat | None:
@@ -23,7 +26,12 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat |
         return qwen_coder.QwenCoderFormat()
     if hermes.OPEN in template:
         return hermes.HermesFormat()
-    if mistral.CALLS in template or marker_token_id(tokenizer, mistral.CALLS) is not None:
+    if mistral.CALLS in template or _has_token(tokenizer, mistral.CALLS):
         return mistral.MistralFormat(writes_lists=named_call.ARGUMENTS not in template)
-    is_llama = llama3.TAG in template or marker_token_id(tokenizer, llama3.TAG) is not None
-    return llama3.Llama3Format() if is_llama or LLAMA_JSON in template else None
+    if llama3.TAG in template or any(prompt in template for prompt in LLAMA_PROMPTS):
+        return llama3.Llama3Format()
+    return llama3.Llama3Format() if _has_token(tokenizer, llama3.TAG) else None
+
+
+def _has_token(tokenizer: Tokenizer, marker: str) -> bool:
+    return marker_token_id(tokenizer, marker) is not None

@@ -295,3 +295,12 @@ def test_what_a_grammar_lets_through_can_be_read(
         assert choice.mode == "auto" or parts == calls != [], answer
     assert num_ended > 0
     assert num_calls > 0 or choice.mode == "auto"
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen_coder"])
+def test_line_breaks_behind_thinking_are_allowed(name: str, vocabulary: Vocabulary) -> None:
+    enforced = Enforced(name, vocabulary, [NOW], REQUIRED)
+    call = written(name, NOW_CALL)
+    assert enforced.accepts(f"\n\n{call}")
+    assert not enforced.accepts(f"\n\n\n{call}")
+    assert read(FORMATS[name], f"\n\n{call}") == read(FORMATS[name], call)

@@ -1,0 +1,78 @@
+"""Which format a model speaks, by what its template says."""
+
+from __future__ import annotations
+
+import pytest
+
+from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.tool_calls.mistral import MistralFormat
+from inference.text.tool_calls.registry import find_tool_format
+from tests.inference.text.tool_calls.conftest import Vocabulary
+
+TOOLS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+TEMPLATES = {
+    "hermes": TOOLS + '<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call>',
+    "qwen_coder": TOOLS + "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>",
+    "llama3": TOOLS
+    + 'Respond in the format {"name": …, "parameters": dictionary of argument name}',
+    "mistral": TOOLS + "[TOOL_CALLS][{{ call | tojson }}]",
+}
+UNKNOWN = {
+    "no template": None,
+    "no place for tools": "{{ messages[0].content }}",
+    "GLM": TOOLS + "<tool_call>{{ name }}\n<arg_key>",
+    "DeepSeek": TOOLS + "<｜tool▁calls▁begin｜>",  # noqa: RUF001 - its own characters
+    "Granite": TOOLS + "<|tool_call|>[",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_tells_its_format(name: str, vocabularies: dict[str, Vocabulary]) -> None:
+    found = find_tool_format(TEMPLATES[name], vocabularies["spelled"].text)
+    assert found is not None
+    assert found.name == name
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_other_formats_are_not_guessed(name: str, vocabularies: dict[str, Vocabulary]) -> None:
+    for vocabulary in vocabularies.values():
+        assert find_tool_format(UNKNOWN[name], vocabulary.text) is None
+
+
+def test_a_tokenizer_tells_what_its_template_does_not(
+    vocabularies: dict[str, Vocabulary],
+) -> None:
+    assert find_tool_format(TOOLS, vocabularies["spelled"].text) is None
+    found = find_tool_format(TOOLS, vocabularies["special"].text)
+    assert found is not None
+    assert found.name == "mistral"
+
+
+def test_mistral_templates_tell_which_form_the_model_writes(
+    vocabularies: dict[str, Vocabulary],
+) -> None:
+    text = vocabularies["special"].text
+    for template, begins in (
+        (TEMPLATES["mistral"], 'rest: "["'),
+        (TOOLS + "'[TOOL_CALLS]' + name + '[ARGS]' + arguments", "rest: rest_0"),
+    ):
+        found = find_tool_format(template, text)
+        assert isinstance(found, MistralFormat)
+        grammar = found.grammar(
+            [ToolDefinition(name="f", path="")],
+            ToolChoice(mode="required"),
+            parallel=True,
+            tokenizer=text,
+        )
+        assert grammar is not None
+        assert begins in grammar
+
+
+def test_only_special_markers_need_to_be_shown(vocabularies: dict[str, Vocabulary]) -> None:
+    found = find_tool_format(TEMPLATES["hermes"], vocabularies["special"].text)
+    assert found is not None
+    special = vocabularies["special"]
+    markers = special.encode("<tool_call></tool_call>")
+    assert found.shown_token_ids(special.text) == frozenset(markers)
+    assert found.shown_token_ids(vocabularies["added"].text) == frozenset()
+    assert found.shown_token_ids(vocabularies["spelled"].text) == frozenset()
