@@ -1,4 +1,4 @@
-"""The one thread that turns submitted requests into sequences: render, tokenize, hand over.
+"""The thread that turns submitted requests into sequences: render, tokenize, hand over.
 
 Draining the inbox only queues them here, so a long prompt delays neither cancels nor heartbeats,
 and tokens of other requests go up on their replicas' own threads.

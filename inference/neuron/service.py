@@ -31,7 +31,7 @@ from inference.neuron.request_table import RequestTable
 from inference.neuron.restart_policy import RestartPolicy
 from inference.neuron.specs import SpecStore
 from inference.neuron.version import VERSION
-from inference.protocol.generation import Cancel, InboxFrame, Submit
+from inference.protocol.generation import Cancel, EmbeddingRequest, InboxFrame, Submit
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
 from inference.protocol.load import LoadSpec
 
@@ -65,6 +65,10 @@ class NeuronService:
             client, neuron=name, epoch=self.epoch, on_lost=self._table.forget
         )
         self._intake = Intake(table=self._table, publish=self._publisher.publish, take=self._take)
+        # Thousands of texts take a second to tokenize, which chats need not wait for.
+        self._embedding_intake = Intake(
+            table=self._table, publish=self._publisher.publish, take=self._take
+        )
         self._inbox = Inbox(client, neuron=name, handle=self._handle)
         self._specs = SpecStore(client, neuron=name)
         self._heartbeats = HeartbeatWriter(client, neuron=name)
@@ -82,6 +86,7 @@ class NeuronService:
     def start(self) -> None:
         """Loads again what the last life had, as soon as Redis answers. Returns at once."""
         self._intake.start()
+        self._embedding_intake.start()
         self._heart.start()
 
     def load_model(self, spec: LoadSpec) -> None:
@@ -148,6 +153,7 @@ class NeuronService:
     def _end_everything(self, replicas: list[Replica]) -> None:
         self._heart.stop(timeout_s=1.0)
         self._intake.stop()
+        self._embedding_intake.stop()
         self._publisher.publish(self._table.fail_all(neuron_stopping()))
         for replica in replicas:
             replica.stop()
@@ -163,6 +169,8 @@ class NeuronService:
 
     def _handle(self, frame: InboxFrame) -> None:
         match frame:
+            case Submit(request=EmbeddingRequest()):
+                self._embedding_intake.put(frame)
             case Submit():
                 self._intake.put(frame)
             case Cancel(request_id=request_id):
