@@ -24,6 +24,7 @@ from inference.loading.embedding_files import (
     check_embedding_fits,
     count_parameters,
 )
+from inference.loading.errors import BadSourceError
 from inference.loading.files import ModelFiles
 from inference.loading.gguf_config import read_gguf_config
 from inference.loading.gguf_header import read_headers
@@ -105,6 +106,7 @@ def _open_embedding_model(
     device: torch.device,
     free_bytes: int,
 ) -> OpenedEmbeddingModel:
+    _refuse_settings_of_text(spec)
     dtype = choose_dtype(spec, device)
     num_parameters = count_parameters(files.weights)
     limit = min(config.max_input_tokens, spec.max_context_tokens or config.max_input_tokens)
@@ -119,6 +121,15 @@ def _open_embedding_model(
     )
     check_embedding_fits(opened, free_bytes)
     return opened
+
+
+def _refuse_settings_of_text(spec: LoadSpec) -> None:
+    """Raises ``BadSourceError`` for what would change nothing."""
+    for name in ("kv_memory_bytes", "chat_template", "max_output_tokens"):
+        if getattr(spec, name) is not None:
+            raise BadSourceError(
+                f"{name} has no meaning for a model that makes embeddings; leave it out"
+            )
 
 
 def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _Described:

@@ -72,7 +72,7 @@ def test_loads_answers_cancels_and_shuts_down(decoder_dir: Path, data_dir: Path)
     reference = AutoModel.from_pretrained(decoder_dir, dtype=torch.float32).eval()
     last = [reference(torch.tensor([prompt])).last_hidden_state[0, -1] for prompt in prompts]
     expected = torch.nn.functional.normalize(torch.stack(last), dim=-1)
-    with started(f"path:{decoder_dir}", data_dir) as engine:
+    with started(f"path:{decoder_dir}", data_dir, kv_memory_bytes=None) as engine:
         loaded = engine.wait_loaded()
         assert isinstance(loaded, Loaded), loaded
         report = loaded.report

@@ -72,7 +72,9 @@ class EngineProcess:
 
 
 @contextmanager
-def started(source: str, data_dir: Path) -> Iterator[EngineProcess]:
+def started(
+    source: str, data_dir: Path, *, kv_memory_bytes: int | None = KV_MEMORY_BYTES
+) -> Iterator[EngineProcess]:
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, "-m", "inference.engine", "--fd", str(theirs.fileno())],
@@ -87,7 +89,7 @@ def started(source: str, data_dir: Path) -> Iterator[EngineProcess]:
     )
     theirs.close()
     engine = EngineProcess(process, ours)
-    spec = LoadSpec(job_id="1", model="tiny", source=source, kv_memory_bytes=KV_MEMORY_BYTES)
+    spec = LoadSpec(job_id="1", model="tiny", source=source, kv_memory_bytes=kv_memory_bytes)
     engine.channel.send(msgspec.msgpack.encode(spec))
     try:
         yield engine

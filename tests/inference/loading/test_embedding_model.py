@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from inference.loading import loader
 from inference.loading.embedding_files import OpenedEmbeddingModel
-from inference.loading.errors import DoesNotFitError
+from inference.loading.errors import BadSourceError, DoesNotFitError
 from inference.loading.loader import open_model
 from inference.models.embedding import EmbeddingModel
 from inference.protocol.load import LoadSpec
@@ -98,6 +98,16 @@ def test_the_operators_clamp(embedding_model_dir: Path, tmp_path: Path) -> None:
     assert clamped.config.max_input_tokens == 100
     generous = opened(embedding_model_dir, tmp_path, max_context_tokens=1000)
     assert generous.config.max_input_tokens == 256
+
+
+@pytest.mark.parametrize(
+    "setting", [{"kv_memory_bytes": 1000}, {"chat_template": "x"}, {"max_output_tokens": 5}]
+)
+def test_settings_of_text_are_refused(
+    embedding_model_dir: Path, tmp_path: Path, setting: dict[str, object]
+) -> None:
+    with pytest.raises(BadSourceError, match=next(iter(setting))):
+        opened(embedding_model_dir, tmp_path, **setting)
 
 
 def test_what_does_not_fit_is_refused(
