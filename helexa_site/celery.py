@@ -25,8 +25,10 @@ logger = logging.getLogger(__name__)
 
 TASK_RECORD_HEARTBEATS = "control.record_heartbeats"
 TASK_RECONCILE = "control.reconcile"
+TASK_FORGET_RESPONSES = "control.forget_responses"
 RECORD_HEARTBEATS_EVERY_S = 1.0
 RECONCILE_EVERY_S = 1.0
+FORGET_RESPONSES_EVERY_S = 600.0
 
 
 class TickScheduler(Scheduler):  # type: ignore[misc]
@@ -81,7 +83,8 @@ app.conf.update(
     beat_schedule={
         "record heartbeats": _tick(TASK_RECORD_HEARTBEATS, RECORD_HEARTBEATS_EVERY_S),
         "reconcile": _tick(TASK_RECONCILE, RECONCILE_EVERY_S),
+        "forget responses": _tick(TASK_FORGET_RESPONSES, FORGET_RESPONSES_EVERY_S),
     },
 )
 app.steps["worker"].add(BeatThread)
-app.autodiscover_tasks(["fleet"])
+app.autodiscover_tasks(["fleet", "inference.conversations"])

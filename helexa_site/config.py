@@ -56,6 +56,8 @@ class Config:
     """Streams end with their usage whether or not the client asked for it."""
     allow_anonymous: bool
     """Serve anybody who can reach the port, whatever address it is bound to."""
+    response_retention_days: int = 30
+    """Stored responses are forgotten after so long; 0 keeps them for ever."""
 
 
 def read_config() -> Config:
@@ -73,6 +75,7 @@ def read_config() -> Config:
         api_key=os.environ.get("HELEXA_API_KEY") or None,
         always_stream_usage=_flag("HELEXA_ALWAYS_STREAM_USAGE"),
         allow_anonymous=_flag("HELEXA_ALLOW_ANONYMOUS"),
+        response_retention_days=_integer("HELEXA_RESPONSE_RETENTION_DAYS", 30, minimum=0),
     )
 
 

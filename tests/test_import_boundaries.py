@@ -58,6 +58,7 @@ CELERY_FILES = {
     "fleet/neuron_client.py",
     "fleet/tasks.py",
     "helexa_site/celery.py",
+    "inference/conversations/tasks.py",
     "inference/neuron/tasks.py",
     "inference/neuron/celery_app.py",
     "inference/neuron/__main__.py",
