@@ -22,6 +22,7 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.sampling import Grammar
+from inference.text.bare_calls import ARGUMENTS_KEYS, bare_call_part
 from inference.text.chat_template import rendered_tools, wants_thinking
 from inference.text.compiling import problem_of
 from inference.text.errors import SchemaError
@@ -36,9 +37,7 @@ def request_grammar(
     parts: list[dict[str, Any]] = []
     thinking, must_call = Thinking.NONE, False
     if isinstance(request.input, ChatInput):
-        calls = _calls_grammar(request.input, request.output_format, text)
-        if calls is not None:
-            parts.append(calls_part(calls))
+        parts += _call_parts(request.input, request.output_format, text)
         thinking = _thinking(request.input, text, starts_thinking)
         must_call = request.input.tool_choice.mode == "required"
     if request.output_format is not None and not must_call:
@@ -77,28 +76,33 @@ def _json_part(output_format: OutputFormat) -> dict[str, Any]:
     return json_part(schema)
 
 
-def _calls_grammar(
+def _call_parts(
     chat: ChatInput, output_format: OutputFormat | None, text: ModelText
-) -> str | None:
-    """Lark text for the calls that the answer must or may be; ``None``: nothing is enforced."""
+) -> list[dict[str, Any]]:
+    """The calls that the answer must or may be; empty: nothing is enforced."""
     tools, choice = rendered_tools(chat), chat.tool_choice
     if choice.mode == "required" and choice.name not in {None, *(tool.name for tool in tools)}:
         raise RequestRefusedError(_refused_choice(f"there is no tool named {choice.name!r}"))
     if choice.mode == "required" and not tools:
         raise RequestRefusedError(_refused_choice("a call is required and there are no tools"))
     if not tools:
-        return None
+        return []
     if text.tool_format is None:
         message = "how this model writes tool calls is not known here"
         failure = Failure(code="unsupported_parameter", message=message, param="tools")
         raise RequestRefusedError(failure)
-    if output_format is not None:
-        choice = ToolChoice(mode="required", name=choice.name)
+    key = ARGUMENTS_KEYS.get(text.tool_format.name)
+    may_be_json = output_format is not None and choice.mode == "auto"
+    if may_be_json:
+        choice = ToolChoice(mode="required")
     for tool in tools:
         _check_tool(tool, is_forced=choice.mode == "required")
-    return text.tool_format.grammar(
+    if may_be_json and key is not None:
+        return [bare_call_part(tool, key) for tool in tools]
+    lark = text.tool_format.grammar(
         tools, choice, parallel=chat.parallel_tool_calls, tokenizer=text.tokenizer
     )
+    return [] if lark is None else [calls_part(lark)]
 
 
 def _check_tool(tool: ToolDefinition, *, is_forced: bool) -> None:

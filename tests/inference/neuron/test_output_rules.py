@@ -22,6 +22,7 @@ from inference.protocol.generation import (
     ToolChoice,
     ToolDefinition,
 )
+from inference.text.tool_calls.llama3 import Llama3Format
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
 from tests.inference.text.marked_calls import MarkedCalls
 
@@ -87,6 +88,15 @@ def test_required_calls_win_over_the_format(text: ModelText) -> None:
 def test_with_a_format_the_answer_is_a_call_or_the_json(text: ModelText) -> None:
     rules, calls, answer = _grammars(_request(FORMAT, tools=[TOOL]), text)
     assert rules["lark_grammar"] == f"start: (@{calls['name']} | @{answer['name']})"
+
+
+def test_bare_calls_are_json_beside_json(text: ModelText) -> None:
+    llama = dataclasses.replace(text, tool_format=Llama3Format())
+    _, call, answer = _grammars(_request(FORMAT, tools=[TOOL]), llama)
+    assert call["json_schema"]["properties"]["name"] == {"const": "f"}
+    assert answer["json_schema"]["type"] == "integer"
+    (grammar,) = _grammars(_request(FORMAT, tools=[TOOL], tool_choice=REQUIRED), llama)
+    assert "lark_grammar" in grammar
 
 
 def test_a_model_that_may_think_may_think_first(text: ModelText) -> None:

@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.protocol.sampling import Grammar
+from inference.text.bare_calls import bare_call_part
 from inference.text.compiling import problem_of
 from inference.text.grammars import Thinking, answer_grammar, calls_part
 from inference.text.reasoning import ReasoningMarkers, find_markers
@@ -100,6 +101,19 @@ def test_a_call_or_the_json(accepts: Accepts, tokenizer: Tokenizer) -> None:
     assert accepts(grammar, CALL)
     assert accepts(grammar, CALL + CALL)
     for text in ("yes", CALL + ROME, ROME + CALL, "<call>h {}</call>"):
+        assert not accepts(grammar, text), text
+
+
+def test_a_bare_call_or_the_json(accepts: Accepts) -> None:
+    point = {"type": "object", "properties": {"id": {"$ref": "#/$defs/n"}}, "required": ["id"]}
+    point |= {"$id": "point", "$defs": {"n": {"type": "integer"}}}
+    strict = ToolDefinition(name="f", path="t", parameters=point, strict=True)
+    calls = [bare_call_part(tool, "parameters") for tool in (strict, TOOLS[1])]
+    grammar = answer_grammar([*calls, json_part(SCHEMA)])
+    assert accepts(grammar, ROME)
+    assert accepts(grammar, '{"name": "f", "parameters": {"id": 1}}')
+    assert accepts(grammar, '{"name": "g", "parameters": {"any": []}}')
+    for text in ('{"name": "f", "parameters": {"id": "1"}}', '{"name": "h", "parameters": {}}'):
         assert not accepts(grammar, text), text
 
 
