@@ -38,7 +38,9 @@ def parse_page(query: Mapping[str, str]) -> PageRequest:
     if after_id is not None and before_id is not None:
         raise InvalidRequestError("Give 'after_id' or 'before_id', not both.", param="after_id")
     limit = query.get("limit", str(DEFAULT_LIMIT))
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and 1 <= int(limit) <= 1000):
+    if not (
+        limit.isascii() and limit.isdigit() and len(limit) <= 4 and 1 <= int(limit) <= MAX_LIMIT
+    ):
         raise InvalidRequestError(f"'limit' must be from 1 up to {MAX_LIMIT}.", param="limit")
     return PageRequest(limit=int(limit), after_id=after_id, before_id=before_id)
 

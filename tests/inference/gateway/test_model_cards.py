@@ -1,0 +1,42 @@
+"""What a card says when several replicas hold a model: only what holds for each of them."""
+
+from __future__ import annotations
+
+from fleet.catalogue import CatalogueEntry
+from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from inference.gateway.models import model_card
+from inference.protocol.heartbeat import Capability, ReplicaStatus
+
+ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny")
+
+
+def neuron(
+    name: str, *capabilities: Capability, status: ReplicaStatus = ReplicaStatus.READY
+) -> NeuronView:
+    replica = ReplicaView(
+        neuron=name,
+        model="tiny",
+        job_id="job",
+        status=status,
+        status_age_s=1.0,
+        capabilities=capabilities,
+    )
+    return NeuronView(name=name, epoch="e", version="0", devices=(), replicas=(replica,))
+
+
+def test_what_every_ready_replica_can_do() -> None:
+    snapshot = FleetSnapshot(
+        neurons=(
+            neuron("a", "chat", "tool_call", "reasoning"),
+            neuron("b", "chat", "reasoning"),
+            neuron("c", status=ReplicaStatus.LOADING),
+        )
+    )
+    card = model_card(ENTRY, snapshot)
+    assert card.capabilities == ("chat", "reasoning")
+    assert card.locations == ("a", "b")
+
+
+def test_nothing_is_known_before_one_is_ready() -> None:
+    card = model_card(ENTRY, FleetSnapshot(neurons=(neuron("a", status=ReplicaStatus.LOADING),)))
+    assert card.capabilities is None and card.status == "loading"

@@ -1,0 +1,141 @@
+"""What is told of a model, in both shapes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from anthropic.types import ModelInfo
+
+from inference.wire import anthropic_models, openai_models
+from inference.wire.anthropic_models import PageRequest
+from inference.wire.errors import InvalidRequestError
+from inference.wire.model_card import ModelCard
+
+CARD = ModelCard(
+    id="tiny",
+    created_unix_s=1_700_000_000,
+    description="A small one.",
+    aliases=("claude-haiku",),
+    status="ready",
+    locations=("beast",),
+    feasible_on=("beast",),
+    context_tokens=8192,
+    capabilities=("chat", "completions", "structured_output", "tool_call"),
+)
+UNLOADED = replace(
+    CARD, status="unloaded", locations=(), context_tokens=None, capabilities=None, aliases=()
+)
+
+
+def openai_shape(card: ModelCard) -> Any:
+    return json.loads(openai_models.model_body(card))
+
+
+def anthropic_shape(card: ModelCard) -> Any:
+    return json.loads(anthropic_models.model_body(card))
+
+
+@pytest.mark.parametrize("shape", [openai_shape, anthropic_shape])
+@pytest.mark.parametrize(
+    ("card", "limit"),
+    [
+        (CARD, {"context": 8192, "input": 8191, "output": 8191}),
+        (replace(CARD, max_output_tokens=1024), {"context": 8192, "input": 8191, "output": 1024}),
+        (replace(CARD, max_output_tokens=9000), {"context": 8192, "input": 8191, "output": 8191}),
+        (
+            replace(CARD, capabilities=("embeddings",)),
+            {"context": 8192, "input": 8192, "output": 0},
+        ),
+        (UNLOADED, None),
+    ],
+)
+def test_the_limit_that_is_enforced(shape: Any, card: ModelCard, limit: Any) -> None:
+    model = shape(card)
+    assert model["limit"] == limit
+    assert model["cost"] is None and model["aliases"] == list(card.aliases)
+
+
+def test_what_it_can_do() -> None:
+    loaded, unloaded = openai_shape(CARD), openai_shape(UNLOADED)
+    assert loaded["capabilities"] == list(CARD.capabilities or ())
+    assert (loaded["tool_call"], loaded["reasoning"], loaded["loaded"]) == (True, False, True)
+    assert (unloaded["capabilities"], unloaded["tool_call"], unloaded["reasoning"]) == (None,) * 3
+    assert (unloaded["loaded"], unloaded["status"]) == (False, "unloaded")
+
+
+def test_anthropics_shape_is_what_its_sdk_reads() -> None:
+    info = ModelInfo.model_validate(anthropic_shape(replace(CARD, max_output_tokens=1024)))
+    assert (info.id, info.type, info.lifecycle) == ("tiny", "model", "active")
+    assert info.created_at.isoformat() == "2023-11-14T22:13:20+00:00"
+    assert (info.max_input_tokens, info.max_tokens) == (8191, 1024)
+    capabilities = info.capabilities
+    assert capabilities is not None
+    assert capabilities.structured_outputs.supported
+    assert not capabilities.thinking.supported and not capabilities.image_input.supported
+    assert capabilities.thinking.types.adaptive.supported
+    assert ModelInfo.model_validate(anthropic_shape(UNLOADED)).capabilities is None
+
+
+def listed(page: PageRequest, *cards: ModelCard) -> Any:
+    return json.loads(anthropic_models.model_list_body(cards, page))
+
+
+def test_an_alias_is_an_entry() -> None:
+    model, alias = listed(PageRequest(), CARD)["data"]
+    assert (model["display_name"], alias["display_name"]) == ("tiny", "claude-haiku (tiny)")
+    assert {**alias, "id": "tiny", "display_name": "tiny"} == model
+
+
+def test_pages_meet_in_both_directions() -> None:
+    cards = [replace(CARD, id=f"m{n}", aliases=()) for n in range(7)]
+    names = [card.id for card in cards]
+    forwards: list[str] = []
+    page, more = PageRequest(limit=3), True
+    while more:
+        body = listed(page, *cards)
+        forwards += [model["id"] for model in body["data"]]
+        page, more = PageRequest(limit=3, after_id=body["last_id"]), body["has_more"]
+    assert forwards == names
+    backwards: list[str] = []
+    page, more = PageRequest(limit=3, before_id="m6"), True
+    while more:
+        body = listed(page, *cards)
+        backwards = [model["id"] for model in body["data"]] + backwards
+        page, more = PageRequest(limit=3, before_id=body["first_id"]), body["has_more"]
+    assert backwards == names[:6]
+
+
+def test_no_models() -> None:
+    assert listed(PageRequest()) == {
+        "data": [],
+        "first_id": None,
+        "last_id": None,
+        "has_more": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ({}, PageRequest(limit=20)),
+        ({"limit": "1000", "beta": "true"}, PageRequest(limit=1000)),
+        ({"after_id": "a"}, PageRequest(after_id="a")),
+        ({"before_id": "b", "limit": "1"}, PageRequest(before_id="b", limit=1)),
+    ],
+)
+def test_queries(query: dict[str, str], page: PageRequest) -> None:
+    assert anthropic_models.parse_page(query) == page
+
+
+@pytest.mark.parametrize("limit", ["", "0", "1001", "-1", "1.0", "x", "٣", "9" * 5000])
+def test_limits_out_of_range(limit: str) -> None:
+    with pytest.raises(InvalidRequestError, match="limit"):
+        anthropic_models.parse_page({"limit": limit})
+
+
+def test_both_directions_at_once() -> None:
+    with pytest.raises(InvalidRequestError, match="not both"):
+        anthropic_models.parse_page({"after_id": "a", "before_id": "b"})
