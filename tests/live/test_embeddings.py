@@ -115,6 +115,16 @@ def test_the_wrong_kind_of_model(client: openai.OpenAI, minilm: str) -> None:
     assert refused.value.param == "model"
 
 
+def test_what_the_fleet_says_of_it(helexa: Serve, client: openai.OpenAI, minilm: str) -> None:
+    embed(client, input="load it")
+    replica = helexa.replica(minilm)
+    assert replica is not None
+    assert replica["status"] == "ready"
+    card = client.models.retrieve(minilm).to_dict()
+    assert card["capabilities"] == ["embeddings"]
+    assert card["limit"] == {"context": LIMIT, "input": LIMIT, "output": 0}
+
+
 def test_a_client_that_leaves(helexa: Serve, client: openai.OpenAI, minilm: str) -> None:
     """What would take long is dropped; others are not held up by it meanwhile."""
     embed(client, input="load it")
