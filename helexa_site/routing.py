@@ -23,7 +23,19 @@ from inference.gateway.stored_responses import (
     ResponseConsumer,
 )
 from inference.gateway.token_counts import TokenCountConsumer
-from inference.wire import anthropic_errors, anthropic_messages, openai_chat, openai_completions
+from inference.wire import (
+    anthropic_errors,
+    anthropic_messages,
+    openai_chat,
+    openai_completions,
+    openai_errors,
+)
+from inference.wire.dialect import ErrorDialect
+
+
+def errors_of(path: bytes) -> ErrorDialect:
+    """For refusals before there is a consumer."""
+    return anthropic_errors if path.startswith(b"/v1/messages") else openai_errors
 
 
 def build_application(gateway: Gateway, *, django_app: Any) -> ProtocolTypeRouter:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from daphne.endpoints import build_endpoint_description_strings
@@ -19,7 +20,7 @@ from twisted.internet import reactor
 from twisted.internet.endpoints import serverFromString
 from twisted.logger import globalLogBeginner
 
-from inference.wire import openai_errors
+from inference.wire.dialect import ErrorDialect
 from inference.wire.errors import RequestTooLargeError
 
 logger = logging.getLogger(__name__)
@@ -87,9 +88,8 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
 
     def _refuse_body(self) -> None:
         self._refused = True
-        body = openai_errors.error_body(
-            RequestTooLargeError(self.server.max_body_bytes), request_id=""
-        )
+        errors = self.server.errors_of(self.channel._path)
+        body = errors.error_body(RequestTooLargeError(self.server.max_body_bytes), request_id="")
         self.channel.transport.write(
             b"HTTP/1.1 413 Content Too Large\r\nContent-Type: application/json\r\n"
             b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
@@ -105,10 +105,17 @@ class StreamFactory(HTTPFactory):  # type: ignore[misc]
 
 
 class DaphneServer(Server):  # type: ignore[misc]
-    """``serve`` returns when ``close`` was called, or at once with ``False`` when it cannot
-    listen."""
+    """``errors_of`` tells how the client of a path is told what went wrong."""
 
-    def __init__(self, application: Any, *, host: str, port: int, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        application: Any,
+        *,
+        host: str,
+        port: int,
+        max_body_bytes: int,
+        errors_of: Callable[[bytes], ErrorDialect],
+    ) -> None:
         super().__init__(
             application,
             endpoints=build_endpoint_description_strings(host=host, port=port),
@@ -117,6 +124,7 @@ class DaphneServer(Server):  # type: ignore[misc]
             server_name="helexa",
         )
         self.max_body_bytes = max_body_bytes
+        self.errors_of = errors_of
         self._ports: list[Any] = []
         self._listen_failure = ""
 

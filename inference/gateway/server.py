@@ -22,10 +22,15 @@ def run(host: str, port: int) -> None:
     """Serves until a signal asks it to stop. Raises ``SystemExit`` with one line when it cannot
     listen. Call in the main thread."""
     from helexa_site.asgi import application, gateway
+    from helexa_site.routing import errors_of
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     server = DaphneServer(
-        application, host=host, port=port, max_body_bytes=gateway.config.max_body_bytes
+        application,
+        host=host,
+        port=port,
+        max_body_bytes=gateway.config.max_body_bytes,
+        errors_of=errors_of,
     )
     server.event_loop.call_soon(_begin, server, gateway)
     if failure := server.serve():
