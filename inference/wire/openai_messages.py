@@ -107,6 +107,7 @@ MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
         honoured("tool_calls", tool_calls, "What it called."),
         honoured("reasoning_content", _string, _reasoning),
         honoured("reasoning", _string, _reasoning),
+        neutral("parsed", json_object, "The openai SDK's own reading of content."),
         neutral("annotations", array(only(reason="annotations are not read")), "[]"),
         neutral("provider_specific_fields", json_object, "litellm's notes on other servers."),
         refused("function_call", "functions are now called tools: use tool_calls"),

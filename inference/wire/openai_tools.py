@@ -19,6 +19,7 @@ from inference.wire.fields import (
     flag,
     honoured,
     integer,
+    json_object,
     json_schema,
     neutral,
     object_of,
@@ -175,6 +176,7 @@ def chosen_tools(
 CALLED_FIELDS = table(
     honoured("name", text(256, min_chars=1), "Which function."),
     honoured("arguments", _string, "JSON text, as the model gave it."),
+    neutral("parsed_arguments", json_object, "The openai SDK's own reading of arguments."),
 )
 CALL_FIELDS = table(
     honoured("id", text(MAX_CALL_ID_CHARS, min_chars=1), "Its result names it."),
