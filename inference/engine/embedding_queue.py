@@ -144,7 +144,8 @@ class EmbeddingQueue:
 def _downwards(job: EmbeddingJob, longest: int) -> Iterator[Row]:
     """Open inputs from ``longest`` down to half of it, longest first."""
     end = bisect_right(job.open_inputs, longest, key=lambda entry: entry[0])
-    for length, index in reversed(job.open_inputs[:end]):
+    for position in range(end - 1, -1, -1):
+        length, index = job.open_inputs[position]
         if 2 * length < longest:
             return
         yield Row(job, index)

@@ -16,8 +16,8 @@ import torch
 from inference.loading.errors import BadFileError, DoesNotFitError
 from inference.models.embedding_config import EmbeddingConfig
 
-LARGEST_STEP_TOKENS = 16384
-"""Most token rows of one forward, padding included; a single input may have more."""
+STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
+"""Most token rows of one forward, padding included, unless a single input has more."""
 HIDDEN_COPIES, INTERMEDIATE_COPIES = 8, 3
 """How many such vectors a layer holds at once for each token row, generously counted."""
 
@@ -35,8 +35,7 @@ class OpenedEmbeddingModel:
 
     @property
     def step_tokens(self) -> int:
-        """Most token rows of one forward."""
-        return max(LARGEST_STEP_TOKENS, self.config.max_input_tokens)
+        return max(STEP_TOKENS[self.device.type], self.config.max_input_tokens)
 
 
 def count_parameters(paths: Sequence[Path]) -> int:
