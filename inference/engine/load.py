@@ -6,7 +6,6 @@ and runs a first step through both phases. Knows no sockets and no neurons.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -40,8 +39,6 @@ from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStag
 PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
 STEP_S = 0.1
 """Half of what a disconnect may take to free its blocks."""
-
-log = logging.getLogger(__name__)
 
 ReportProgress = Callable[[LoadProgress], None]
 
@@ -101,9 +98,8 @@ def load_engine(
         check_when_idle=check_when_idle,
     )
     warm_up(engine, opened.config.vocab_size, on_progress)
-    if (problem := grammars.wait_ready()) is not None:
-        log.warning("%s: %s", spec.model, problem)
-    report = _report(opened, model, plan, execution, time.monotonic() - started_s)
+    problem = grammars.wait_ready()
+    report = _report(opened, model, plan, execution, time.monotonic() - started_s, problem)
     return LoadedEngine(engine, report)
 
 
@@ -135,7 +131,12 @@ def _plan(spec: LoadSpec, model: AnyModel, limits: SchedulerLimits) -> KVPlan:
 
 
 def _report(
-    opened: OpenedModel, model: AnyModel, plan: KVPlan, execution: str, load_seconds: float
+    opened: OpenedModel,
+    model: AnyModel,
+    plan: KVPlan,
+    execution: str,
+    load_seconds: float,
+    grammar_problem: str | None,
 ) -> LoadReport:
     config = opened.config
     return LoadReport(
@@ -155,4 +156,5 @@ def _report(
         tokenizer_dir=str(opened.tokenizer_dir),
         eos_token_ids=list(config.eos_token_ids),
         generation_defaults=dict(config.generation_defaults),
+        grammar_problem=grammar_problem,
     )

@@ -59,8 +59,8 @@ class MaskCost:
     """What the grammar adds, of a step without one."""
 
 
-def measure_mask_cost(gguf: Path, data_dir: Path, num_turns: int = 10) -> MaskCost:
-    spec = LoadSpec(job_id="bench", model="bench", source=f"path:{gguf}")
+def measure_mask_cost(model: Path, data_dir: Path, num_turns: int = 10) -> MaskCost:
+    spec = LoadSpec(job_id="bench", model="bench", source=f"path:{model}")
     loaded = load_engine(spec, data_dir, lambda progress: None)
     assert isinstance(loaded.engine, Engine), "grammars are for a model of text"
     tokenizer = LLTokenizer(str(Path(loaded.report.tokenizer_dir) / "tokenizer.json"))
@@ -100,12 +100,12 @@ def _turn_ms(engine: Engine, prompts: list[list[int]], grammar: Grammar | None) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("gguf", type=Path, help="the default model's file")
+    parser.add_argument("model", type=Path, help="a file or directory of a model of text")
     parser.add_argument("--turns", type=int, default=10)
     arguments = parser.parse_args()
     configure_threads()
     with tempfile.TemporaryDirectory() as data_dir:
-        cost = measure_mask_cost(arguments.gguf, Path(data_dir), arguments.turns)
+        cost = measure_mask_cost(arguments.model, Path(data_dir), arguments.turns)
     print(
         f"decode step of {NUM_SEQUENCES}: {cost.free_ms:.2f} ms free, "
         f"{cost.masked_ms:.2f} ms with a grammar, {cost.share:+.1%}"

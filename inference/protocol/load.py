@@ -92,6 +92,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """How many, when it names them; empty: any number."""
     generation_defaults: dict[str, float | int] = {}
     """Sampling defaults that the model's generation_config declares, by SamplingOptions name."""
+    grammar_problem: str | None = None
+    """Why no output of this model can be held to a grammar; ``None``: it can."""
 
 
 class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

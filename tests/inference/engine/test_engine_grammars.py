@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from inference.engine.build import build_engine
 from inference.engine.engine import Engine
 from inference.engine.grammars import CompiledGrammar, GrammarCompiler
+from inference.engine.mask_benchmark import measure_mask_cost
 from inference.engine.scheduler import SchedulerLimits
 from inference.protocol.engine import (
     CancelSequence,
@@ -212,3 +214,8 @@ def test_grammar_that_gets_stuck_fails_its_sequence(llama: Any, compiler: Gramma
     assert text_of(tokens["r"]) == "ab"
     assert ends["r"].code == "invalid_grammar"
     assert engine.stats().kv_blocks_used == 0
+
+
+def test_benchmark_measures_steps_with_and_without(tiny_model_dir: Path, data_dir: Path) -> None:
+    cost = measure_mask_cost(tiny_model_dir, data_dir, num_turns=1)
+    assert cost.free_ms > 0 and cost.masked_ms > 0

@@ -105,6 +105,7 @@ def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Pa
         assert isinstance(loaded, Loaded), loaded
         assert loaded.report.context_tokens == 256
         assert loaded.report.kv_bytes <= KV_MEMORY_BYTES
+        assert loaded.report.grammar_problem is None
 
         engine.process.send_signal(signal.SIGINT)  # Ctrl-C in the terminal is not for the engine
         engine.submit("answered", 5)
