@@ -48,7 +48,7 @@ class FakeHub(BaseHTTPRequestHandler):
         FakeHub.asked.append(f"{self.command} {self.path}")
         path = self.path.split("?")[0]
         if path.startswith("/org/tiny/resolve/"):
-            name = path.rsplit("/", 1)[-1]
+            name = path.removeprefix("/org/tiny/resolve/").partition("/")[2]
             self._send(200, FILES[name], with_body, etag=hashlib.sha256(FILES[name]).hexdigest())
         elif path.startswith("/api/models/org/tiny"):
             siblings = [{"rfilename": name, "size": len(body)} for name, body in FILES.items()]
@@ -123,6 +123,20 @@ def test_only_the_chosen_quant_and_the_texts_are_fetched(endpoint: str, tmp_path
     ]
     total = sum(len(FILES[name]) for name in ("config.json", "tokenizer.json", "x-Q4_0.gguf"))
     assert (told[-1].done, told[-1].total) == (total, total)
+
+
+def test_what_an_embedding_model_declares_is_fetched(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in a folder too; what other runtimes want is left there."""
+    wanted = ("model.safetensors", "modules.json", "sentence_bert_config.json")
+    for name in (*wanted, "1_Pooling/config.json", "onnx/model.onnx"):
+        monkeypatch.setitem(FILES, name, name.encode())
+    files, _ = download(endpoint, tmp_path, wanted=None)
+    pooling = files.directory / "1_Pooling" / "config.json"
+    assert pooling.read_bytes() == b"1_Pooling/config.json"
+    assert all((files.directory / name).is_file() for name in wanted)
+    assert not (files.directory / "onnx").exists()
 
 
 def test_a_tokenizer_is_fetched_without_weights_and_kept(endpoint: str, tmp_path: Path) -> None:
