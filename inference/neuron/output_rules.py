@@ -28,6 +28,7 @@ from inference.text.compiling import problem_of
 from inference.text.errors import SchemaError
 from inference.text.grammars import Thinking, answer_grammar, calls_part
 from inference.text.schemas import check_schema, grammar_text, json_part
+from inference.text.tool_calls.errors import UnsupportedSchemaError
 
 
 def request_grammar(
@@ -99,9 +100,12 @@ def _call_parts(
         _check_tool(tool, is_forced=choice.mode == "required")
     if may_be_json and key is not None:
         return [bare_call_part(tool, key) for tool in tools]
-    lark = text.tool_format.grammar(
-        tools, choice, parallel=chat.parallel_tool_calls, tokenizer=text.tokenizer
-    )
+    try:
+        lark = text.tool_format.grammar(
+            tools, choice, parallel=chat.parallel_tool_calls, tokenizer=text.tokenizer
+        )
+    except UnsupportedSchemaError as error:
+        raise RequestRefusedError(invalid_schema(str(error), error.param)) from error
     return [] if lark is None else [calls_part(lark)]
 
 

@@ -20,7 +20,7 @@ def bare_call_part(tool: ToolDefinition, arguments_key: str) -> dict[str, Any]:
     object."""
     arguments: dict[str, Any] = {"type": "object"}
     if tool.strict and tool.parameters is not None:
-        moved = _moved(tool.parameters, f"#/properties/{arguments_key}")
+        moved = rerooted(tool.parameters, f"#/properties/{arguments_key}")
         arguments = {**moved, "type": "object"}
     return json_part(
         {
@@ -32,17 +32,17 @@ def bare_call_part(tool: ToolDefinition, arguments_key: str) -> dict[str, Any]:
     )
 
 
-def _moved(schema: Any, root: str) -> Any:
+def rerooted(schema: Any, root: str) -> Any:
     """``schema`` with references that start at ``root``, where it will stand; an identifier of its
     own would be where they start."""
     if isinstance(schema, list):
-        return [_moved(item, root) for item in schema]
+        return [rerooted(item, root) for item in schema]
     if not isinstance(schema, dict):
         return schema
     return {
         key: root + value.removeprefix("#")
         if key == "$ref" and isinstance(value, str)
-        else _moved(value, root)
+        else rerooted(value, root)
         for key, value in schema.items()
         if not (key in ("$id", "id") and isinstance(value, str))
     }

@@ -72,5 +72,6 @@ class ToolFormat(Protocol):
         tokenizer: Tokenizer,
     ) -> str | None:
         """llguidance lark text for the whole answer; ``None`` where nothing is to be enforced:
-        choice ``auto`` without strict tools, with parallel calls allowed."""
+        choice ``auto`` without strict tools, with parallel calls allowed. Raises
+        ``UnsupportedSchemaError`` for what a strict tool asks and the format cannot express."""
         ...

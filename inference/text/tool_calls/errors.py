@@ -1,18 +1,18 @@
 """What a format's grammar cannot express.
 
-TextError
+SchemaError
 └── UnsupportedSchemaError      a strict tool's schema asks for it
 """
 
 from __future__ import annotations
 
-from inference.text.errors import TextError
+from inference.protocol.generation import ToolDefinition
+from inference.text.errors import SchemaError
 
 
-class UnsupportedSchemaError(TextError):
-    """``path`` is where in the client's body the keyword stands; ``str(error)`` is for the
-    client."""
+class UnsupportedSchemaError(SchemaError):
+    """``param`` is where in the client's body the keyword stands."""
 
-    def __init__(self, message: str, path: str) -> None:
-        super().__init__(message)
-        self.path = path
+    def __init__(self, tool: ToolDefinition, steps: tuple[str | int, ...], message: str) -> None:
+        super().__init__(steps, message)
+        self.param = self.path(tool.path)

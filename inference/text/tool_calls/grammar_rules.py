@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.schemas import OPTIONS, OUR_OPTIONS
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.markers import marker_token_id
 
 TEXT_TERMINAL = r"TEXT: /(.|\n)*/"
-JSON_OPTIONS = {"whitespace_pattern": " ?"}
-"""Room for the usual spaces; without a bound, small models write whitespace until the end."""
 
 
 def callable_tools(
@@ -58,10 +57,8 @@ def answer_rules(
     which a call may begin in free text."""
     if choice.mode == "required":
         more = f" ({literal(between)} call)*" if between else " call*"
-        # Models that write line breaks between calls write some behind their thinking too.
-        lead = r'("\n" | "\n\n")? ' if between else ""
         return [
-            f"start: {lead}call{more if parallel else ''}",
+            f"start: call{more if parallel else ''}",
             f"call: {marker(tokenizer, opening)} rest",
             TEXT_TERMINAL,
         ]
@@ -91,12 +88,12 @@ def arguments_schema(tool: ToolDefinition, choice: ToolChoice) -> dict[str, Any]
     grammar can express where a call is forced, which a model may not have in mind; any object for
     calls that a model makes by itself."""
     if not tool.strict and choice.mode != "required":
-        return {"type": "object", "x-guidance": JSON_OPTIONS}
+        return {"type": "object", OUR_OPTIONS: OPTIONS}
     schema = tool.parameters
     if schema is None:
         schema = {"properties": {}, "additionalProperties": False}
-    options = JSON_OPTIONS if tool.strict else {**JSON_OPTIONS, "lenient": True}
-    return {**schema, "type": "object", "x-guidance": options}
+    options = OPTIONS if tool.strict else {**OPTIONS, "lenient": True}
+    return {**schema, "type": "object", OUR_OPTIONS: options}
 
 
 def json_call_rules(

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.bare_calls import rerooted
+from inference.text.schemas import OUR_OPTIONS
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.argument_values import (
     allowed_types,
@@ -79,43 +81,50 @@ def _function_rules(rule: str, tool: ToolDefinition, choice: ToolChoice) -> list
     begin, end = literal(f"{tool.name}>\n"), literal(FUNCTION_END)
     if not tool.strict and choice.mode != "required":
         return [f"{rule}: {begin} any_argument* {end}"]
-    schema = arguments_schema(tool, choice)
-    if unknown := sorted(schema.keys() - ROOT_KEYWORDS - {"x-guidance"}):
+    root = arguments_schema(tool, choice)
+    if unknown := sorted(root.keys() - ROOT_KEYWORDS - {OUR_OPTIONS}):
         if tool.strict:
-            raise _unsupported(unknown[0], f"{tool.path}.parameters.{unknown[0]}")
+            raise _unsupported(tool, (unknown[0],))
         return [f"{rule}: {begin} any_argument* {end}"]
-    required = schema.get("required", [])
-    properties = {
-        **schema.get("properties", {}),
-        **{key: True for key in required if key not in schema.get("properties", {})},
-    }
+    required = root.get("required") or []
+    properties = dict.fromkeys(required, True) | (root.get("properties") or {})
     arguments, values = [], []
-    for number, (key, value) in enumerate(properties.items()):
+    for number, (key, schema) in enumerate(properties.items()):
+        if schema is False:
+            continue
         argument = f"{literal(f'{PARAMETER}{key}>{chr(10)}')} {rule}_{number}"
         arguments.append(argument if key in required else f"({argument})?")
-        path = f"{tool.path}.parameters.properties.{key}"
-        values.append(_value_rule(f"{rule}_{number}", value, schema, path if tool.strict else None))
+        if tool.strict:
+            _check_text(tool, key, alternatives(schema, root))
+        values.append(_value_rule(f"{rule}_{number}", schema, root))
     return [f"{rule}: {' '.join([begin, *arguments, end])}", *values]
 
 
-def _value_rule(rule: str, schema: Any, root: Mapping[str, Any], path: str | None) -> str:
-    """``path`` is given where the schema must be kept to the letter."""
+def _check_text(tool: ToolDefinition, key: str, options: Sequence[Mapping[str, Any]]) -> None:
+    texts = [option for option in options if "string" in allowed_types(option)]
+    for keyword in TEXT_KEYWORDS:
+        if any(keyword in option and not listed_values(option) for option in texts):
+            raise _unsupported(tool, ("properties", key, keyword))
+
+
+def _value_rule(rule: str, schema: Any, root: Mapping[str, Any]) -> str:
     options = alternatives(schema, root)
-    listed = [value for option in options for value in listed_values(option)]
-    if listed and all(listed_values(option) for option in options):
+    if all(listed_values(option) for option in options):
+        listed = [value for option in options for value in listed_values(option)]
         texts = [value if isinstance(value, str) else compact_json(value) for value in listed]
         return f"{rule}: ({' | '.join(map(literal, texts))}) {_VALUE_END}"
-    if not any("string" in allowed_types(option) for option in options):
-        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        value = {**shared, **schema, "x-guidance": root["x-guidance"]}
-        return f"{rule}: {rule}_json {_VALUE_END}\n{json_rule(f'{rule}_json', value)}"
-    for keyword in TEXT_KEYWORDS:
-        if path is not None and any(keyword in option for option in options):
-            raise _unsupported(keyword, f"{path}.{keyword}")
-    return f"{rule}: text_value {_NEWLINE}"
+    if any("string" in allowed_types(option) for option in options):
+        return f"{rule}: text_value {_NEWLINE}"
+    # The schema's references start at the tool's whole schema, which comes along.
+    whole = {key: value for key, value in root.items() if key != OUR_OPTIONS}
+    value = {
+        **rerooted(schema, "#/$defs/tool"),
+        "$defs": {"tool": rerooted(whole, "#/$defs/tool")},
+        OUR_OPTIONS: root[OUR_OPTIONS],
+    }
+    return f"{rule}: {rule}_json {_VALUE_END}\n{json_rule(f'{rule}_json', value)}"
 
 
-def _unsupported(keyword: str, path: str) -> UnsupportedSchemaError:
-    return UnsupportedSchemaError(
-        f"this model writes arguments as plain text, which cannot be held to {keyword!r}", path
-    )
+def _unsupported(tool: ToolDefinition, steps: tuple[str, ...]) -> UnsupportedSchemaError:
+    message = f"this model writes arguments as plain text, which cannot be held to {steps[-1]!r}"
+    return UnsupportedSchemaError(tool, steps, message)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from inference.neuron.errors import RequestRefusedError
@@ -23,6 +24,7 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.text.tool_calls.llama3 import Llama3Format
+from inference.text.tool_calls.qwen_coder import QwenCoderFormat
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
 from tests.inference.text.marked_calls import MarkedCalls
 
@@ -134,6 +136,15 @@ def test_a_strict_tools_schema_is_checked_whole(text: ModelText) -> None:
     failure = _refusal(_request(tools=[TOOL, strict]), text)
     assert failure.code == "invalid_schema"
     assert failure.param == "tools[1].function.parameters.properties.x.uniqueItems"
+
+
+def test_what_a_models_own_format_cannot_express_is_named(text: ModelText) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^a"}}}
+    tool = msgspec.structs.replace(TOOL, parameters=schema, strict=True)
+    tags = dataclasses.replace(text, tool_format=QwenCoderFormat())
+    failure = _refusal(_request(tools=[tool]), tags)
+    assert failure.code == "invalid_schema"
+    assert failure.param == "tools[0].function.parameters.properties.x.pattern"
 
 
 def test_another_tools_schema_is_checked_where_a_call_is_forced(text: ModelText) -> None:

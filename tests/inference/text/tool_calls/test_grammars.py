@@ -223,7 +223,7 @@ def test_tags_cannot_hold_text_to_a_pattern(vocabulary: Vocabulary) -> None:
     strict = tool("f", {"a": {"type": "string", "pattern": "^x"}}, strict=True)
     with pytest.raises(UnsupportedSchemaError, match="pattern") as caught:
         Enforced("qwen_coder", vocabulary, [strict], REQUIRED)
-    assert caught.value.path == "tools.f.parameters.properties.a.pattern"
+    assert caught.value.param == "tools.f.properties.a.pattern"
     loose = tool("f", {"a": {"type": "string", "pattern": "^x"}})
     assert Enforced("qwen_coder", vocabulary, [loose], REQUIRED).accepts(
         written("qwen_coder", ("f", {"a": "y"}))
@@ -297,10 +297,23 @@ def test_what_a_grammar_lets_through_can_be_read(
     assert num_calls > 0 or choice.mode == "auto"
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen_coder"])
-def test_line_breaks_behind_thinking_are_allowed(name: str, vocabulary: Vocabulary) -> None:
-    enforced = Enforced(name, vocabulary, [NOW], REQUIRED)
-    call = written(name, NOW_CALL)
-    assert enforced.accepts(f"\n\n{call}")
-    assert not enforced.accepts(f"\n\n\n{call}")
-    assert read(FORMATS[name], f"\n\n{call}") == read(FORMATS[name], call)
+def test_references_of_tags_start_at_the_tools_schema(vocabulary: Vocabulary) -> None:
+    properties = {
+        "size": {"type": "integer", "maximum": 9},
+        "depth": {"allOf": [{"$ref": "#/properties/size"}]},
+        "children": {"type": "array", "items": {"$ref": "#"}},
+        "never": False,
+    }
+    nested = tool("tree", properties, required=["size"], strict=True)
+    enforced = Enforced("qwen_coder", vocabulary, [nested], REQUIRED)
+    child = {"size": 1, "children": []}
+
+    def accepts(**arguments: Any) -> bool:
+        return enforced.accepts(written("qwen_coder", ("tree", arguments)))
+
+    assert accepts(size=3)
+    assert accepts(size=3, depth=2, children=[child])
+    assert not accepts(size=3, depth=10)
+    assert not accepts(size=3, children=[[]])
+    assert not accepts(size=3, never=1)
+    assert not accepts()
