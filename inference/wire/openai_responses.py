@@ -84,8 +84,8 @@ FIELDS = table(
     honoured(
         "reasoning",
         reasoning,
-        "effort: none and minimal turn thinking off, others on; summary only auto: reasoning is "
-        "shown whole.",
+        "effort: none and minimal turn thinking off, others on; summary auto or detailed: the "
+        "reasoning itself comes as the summary, else as content.",
     ),
     honoured("max_output_tokens", integer(1, openai_sampling.MAX_TOKENS), "At least 1."),
     honoured("temperature", number(0, 2), "0 to 2; 0 is greedy."),
@@ -249,6 +249,7 @@ def _settings(read: dict[str, Any], *, store: bool, background: bool) -> AnswerS
     }
     return AnswerSettings(
         echo=echo,
+        summarises=wish.summary is not None,
         carries_reasoning=ENCRYPTED_REASONING in read.get("include", ()),
         background=background,
     )

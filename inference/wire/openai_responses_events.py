@@ -45,6 +45,8 @@ class AnswerSettings:
     """``echo`` are the fields of the response object that say what was asked for."""
 
     echo: dict[str, Any]
+    summarises: bool
+    """Reasoning is shown where a summary of it would be."""
     carries_reasoning: bool
     background: bool
 
@@ -148,6 +150,7 @@ class ResponseStreamEncoder:
                     ReasoningItem(
                         self._item_id("rs"),
                         self._next_index(),
+                        as_summary=self._settings.summarises,
                         carries=self._settings.carries_reasoning,
                     )
                 )
@@ -257,7 +260,9 @@ def named_frame(kind: str, fields: dict[str, Any], sequence_number: int) -> byte
 
 
 def error_event(error: ApiError) -> NamedEvent:
-    return "error", {"code": error.code, "message": error.message, "param": error.param}
+    """Flat, as the reference documents it, and nested, as OpenAI sends it and its SDKs raise it."""
+    said = {"code": error.code, "message": error.message, "param": error.param}
+    return "error", {**said, "error": {"type": error.type, **said}}
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

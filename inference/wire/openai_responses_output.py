@@ -106,20 +106,27 @@ class MessageItem:
 
 
 class ReasoningItem:
-    """One thinking block, shown as it is. ``carries``: it also goes as ``encrypted_content``."""
+    """One thinking block, shown as it is: as ``content``, or as ``summary`` to clients that asked
+    for one, since they look nowhere else. ``carries``: it also goes as ``encrypted_content``."""
 
-    def __init__(self, item_id: str, output_index: int, *, carries: bool) -> None:
+    def __init__(self, item_id: str, output_index: int, *, as_summary: bool, carries: bool) -> None:
         self._id = item_id
-        self._place = {"item_id": item_id, "output_index": output_index, "content_index": 0}
         self._output_index = output_index
+        self._field = "summary" if as_summary else "content"
+        self._part_type = "summary_text" if as_summary else "reasoning_text"
+        self._text_event = "response.reasoning_" + ("summary_text" if as_summary else "text")
+        self._part_event = (
+            "response." + ("reasoning_summary" if as_summary else "content") + "_part"
+        )
+        self._place = {"item_id": item_id, "output_index": output_index, f"{self._field}_index": 0}
         self._texts: list[str] = []
         self._carries = carries
-        self._deltas = _Deltas("response.reasoning_text.delta", self._place)
+        self._deltas = _Deltas(f"{self._text_event}.delta", self._place)
 
     def opening(self) -> list[NamedEvent]:
         return [
             _item_added(self._output_index, self.as_object("in_progress")),
-            ("response.content_part.added", {**self._place, "part": self._part()}),
+            (f"{self._part_event}.added", {**self._place, "part": self._part()}),
         ]
 
     def delta(self, text: str, sequence_number: int) -> bytes:
@@ -129,8 +136,8 @@ class ReasoningItem:
     def closing(self, status: Status) -> list[NamedEvent]:
         part = self._part()
         return [
-            ("response.reasoning_text.done", {**self._place, "text": part["text"]}),
-            ("response.content_part.done", {**self._place, "part": part}),
+            (f"{self._text_event}.done", {**self._place, "text": part["text"]}),
+            (f"{self._part_event}.done", {**self._place, "part": part}),
             _item_done(self._output_index, self.as_object(status)),
         ]
 
@@ -140,14 +147,16 @@ class ReasoningItem:
             "type": "reasoning",
             "status": status,
             "summary": [],
-            "content": [] if status == "in_progress" else [self._part()],
+            "content": [],
         }
+        if status != "in_progress":
+            item[self._field] = [self._part()]
         if self._carries:
             item["encrypted_content"] = carried("".join(self._texts))
         return item
 
     def _part(self) -> dict[str, Any]:
-        return {"type": "reasoning_text", "text": "".join(self._texts)}
+        return {"type": self._part_type, "text": "".join(self._texts)}
 
 
 class CallItem:

@@ -50,14 +50,12 @@ class Reasoning:
         return self.effort if self.thinking else None
 
 
+_summary = only("auto", "detailed", reason="reasoning is not shortened; only auto or detailed")
+
 REASONING_FIELDS = table(
     honoured("effort", one_of(*EFFORTS), "Any of OpenAI's."),
-    neutral(
-        "summary",
-        only("auto", reason="reasoning is shown whole and not summarised; only auto"),
-        "auto",
-    ),
-    neutral("generate_summary", only("auto", reason="only auto"), "auto"),
+    honoured("summary", _summary, "auto or detailed: the whole of it."),
+    honoured("generate_summary", _summary, "The older name of summary."),
     neutral("context", only("auto", reason="the chat template decides; only auto"), "auto"),
     neutral("mode", only("standard", reason="only standard"), "standard"),
 )
@@ -67,7 +65,9 @@ def reasoning(value: Any, path: str) -> Reasoning:
     if not isinstance(value, dict):
         raise wrong_type(path, "an object", value)
     read = read_fields(value, REASONING_FIELDS, path=f"{path}.")
-    return Reasoning(effort=read.get("effort"), summary=read.get("summary"))
+    return Reasoning(
+        effort=read.get("effort"), summary=read.get("summary", read.get("generate_summary"))
+    )
 
 
 def carried(thought: str) -> str:

@@ -307,6 +307,14 @@ async def test_a_stream_that_breaks_is_told_and_kept(
     assert (refused.status, refused.error["code"]) == (400, "invalid_value")
 
 
+async def test_the_sdk_raises_what_breaks(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
+    neuron.script = breaks
+    with pytest.raises(openai.APIError, match="The engine crashed") as raised:
+        async for _ in await sdk.responses.create(**ask(stream=True)):
+            pass
+    assert raised.value.code == "engine_crashed"
+
+
 async def test_a_body_that_breaks_is_a_refusal(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.script = breaks
     refused = await client.post(RESPONSES, ask())

@@ -97,6 +97,10 @@ def accumulated(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 output.append(event["item"])
             case "response.content_part.added":
                 output[event["output_index"]]["content"].append(event["part"])
+            case "response.reasoning_summary_part.added":
+                output[event["output_index"]]["summary"].append(event["part"])
+            case "response.reasoning_summary_text.delta":
+                output[event["output_index"]]["summary"][0]["text"] += event["delta"]
             case "response.output_text.delta" | "response.reasoning_text.delta":
                 output[event["output_index"]]["content"][0]["text"] += event["delta"]
             case "response.function_call_arguments.delta":
@@ -104,9 +108,12 @@ def accumulated(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [item | {"status": "completed"} for item in output]
 
 
+@pytest.mark.parametrize("summary", [None, "auto"])
 @given(answer=parts)
-def test_any_cut_folds_to_the_same_response(answer: list[tuple[str, list[str]]]) -> None:
-    request = parse(stream=True)
+def test_any_cut_folds_to_the_same_response(
+    answer: list[tuple[str, list[str]]], summary: str | None
+) -> None:
+    request = parse(stream=True, reasoning={"summary": summary})
     events = streamed(request.stream_encoder(**MADE), events_of(answer, whole=False))
     (body,) = filter(None, map(request.body_encoder(**MADE).encode, events_of(answer, whole=True)))
     assert json.loads(body) == events[-1]["response"]
@@ -114,9 +121,12 @@ def test_any_cut_folds_to_the_same_response(answer: list[tuple[str, list[str]]])
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
+@pytest.mark.parametrize("summary", [None, "detailed"])
 @given(answer=parts)
-def test_what_was_answered_can_be_sent_back(answer: list[tuple[str, list[str]]]) -> None:
-    first = parse(include=["reasoning.encrypted_content"])
+def test_what_was_answered_can_be_sent_back(
+    answer: list[tuple[str, list[str]]], summary: str | None
+) -> None:
+    first = parse(include=["reasoning.encrypted_content"], reasoning={"summary": summary})
     encoder = first.body_encoder(**MADE)
     (body,) = filter(None, map(encoder.encode, events_of(answer, whole=False)))
     output = json.loads(body)["output"]
@@ -186,11 +196,11 @@ def test_a_failure_ends_what_was_begun() -> None:
 
 def test_a_failure_before_anything_is_one_event() -> None:
     (event,) = frames(openai_responses_errors.error_frame(failing(), request_id="r"))
+    said = {"code": "neuron_lost", "message": "It went away.", "param": None}
     assert event == {
         "type": "error",
-        "code": "neuron_lost",
-        "message": "It went away.",
-        "param": None,
+        **said,
+        "error": {"type": "server_error", **said},
         "sequence_number": 0,
     }
     encoder = parse(stream=True).stream_encoder(**MADE)
