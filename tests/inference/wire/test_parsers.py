@@ -16,10 +16,10 @@ from inference.protocol.generation import (
     decode_inbox_frame,
     encode_inbox_frame,
 )
-from inference.wire import openai_chat, openai_completions, openai_errors
+from inference.wire import anthropic_messages, openai_chat, openai_completions, openai_errors
 from inference.wire.errors import ApiError
 
-PARSERS = [openai_chat.parse, openai_completions.parse]
+PARSERS = [anthropic_messages.parse, openai_chat.parse, openai_completions.parse]
 MESSAGES = [{"role": "user", "content": "Hi"}]
 GOOD = {"model": "tiny", "messages": MESSAGES}
 
@@ -32,7 +32,14 @@ scalars = (
     | st.sampled_from(["user", "tool", "text", "image_url", "auto", "none", "0", "7", "-1"])
 )
 names = st.sampled_from(
-    sorted({*openai_chat.FIELDS, *openai_completions.FIELDS, "role", "content", "type", "text"})
+    sorted(
+        {
+            *anthropic_messages.FIELDS,
+            *openai_chat.FIELDS,
+            *openai_completions.FIELDS,
+            *("role", "content", "type", "text"),
+        }
+    )
 ) | st.text(max_size=8)
 values = st.recursive(
     scalars,
@@ -77,7 +84,7 @@ def test_any_json(parse: Any, value: Any) -> None:
 @settings(max_examples=300)
 @given(body=bodies)
 def test_a_good_request_with_anything_on_top(parse: Any, body: dict[str, Any]) -> None:
-    good = {"model": "tiny", "messages": MESSAGES, "prompt": "Hi"}
+    good = {"model": "tiny", "messages": MESSAGES, "prompt": "Hi", "max_tokens": 9}
     del good["messages" if parse is openai_completions.parse else "prompt"]
     accepts(parse, json.dumps({**good, **body}).encode())
 
