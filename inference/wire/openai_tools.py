@@ -192,4 +192,11 @@ _calls = array(_function_object(CALL_FIELDS, required=("id", "function")))
 
 def tool_calls(value: Any, path: str) -> list[ToolCall]:
     """What an earlier assistant turn called."""
-    return [ToolCall(id=call["id"], **call["function"]) for call in _calls(value, path)]
+    return [
+        ToolCall(
+            id=call["id"],
+            name=call["function"]["name"],
+            arguments=call["function"]["arguments"],
+        )
+        for call in _calls(value, path)
+    ]
