@@ -35,7 +35,7 @@ from inference.loading.base_repo import (
 from inference.loading.errors import BadFileError, UnknownTokenizerError
 from inference.loading.gguf_header import GGUFHeader
 
-CONVERTER_VERSION = b"1"
+CONVERTER_VERSION = b"2"
 """Part of the hash: raise it when the same metadata gives another tokenizer."""
 
 CONTROL, USER_DEFINED = 3, 4
@@ -263,8 +263,17 @@ def _told_config(metadata: Metadata) -> dict[str, Any]:
         if (flag := metadata.get(f"tokenizer.ggml.{name}")) is not None:
             config[name] = bool(flag)
     if template := metadata.get("tokenizer.chat_template"):
-        config["chat_template"] = template
+        config["chat_template"] = _named_templates(template, metadata)
     return config
+
+
+def _named_templates(template: str, metadata: Metadata) -> str | list[dict[str, str]]:
+    """As tokenizer_config.json writes them, where there is a second one for chats with tools."""
+    for_tools = metadata.get("tokenizer.chat_template.tool_use")
+    if for_tools is None:
+        return template
+    named = {"default": template, "tool_use": for_tools}
+    return [{"name": name, "template": text} for name, text in named.items()]
 
 
 def _begin_and_end(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:

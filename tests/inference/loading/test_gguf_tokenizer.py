@@ -165,6 +165,18 @@ def test_any_text_comes_back_exactly(smollm: Tokenizer, text: str) -> None:
     assert smollm.decode(ids, skip_special_tokens=False) == text
 
 
+def test_a_second_template_is_kept_for_chats_with_tools() -> None:
+    one = {"tokenizer.chat_template": "plain"}
+    _, config = convert_tokenizer(byte_level("smollm", **one))
+    assert config["chat_template"] == "plain"
+    both = one | {"tokenizer.chat_template.tool_use": "with tools"}
+    _, config = convert_tokenizer(byte_level("smollm", **both))
+    assert config["chat_template"] == [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "with tools"},
+    ]
+
+
 def test_the_directory_is_written_once_and_transformers_reads_it(
     smollm_directory: Path, default_gguf: Path
 ) -> None:
