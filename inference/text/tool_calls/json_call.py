@@ -56,8 +56,13 @@ class JsonCall:
     def _read_opening(self, text: str, position: int) -> int:
         if text[position] != "{":
             return self._stop(position)
-        self._read = self._read_key
+        self._read = self._read_second_opening
         return position + 1
+
+    def _read_second_opening(self, text: str, position: int) -> int:
+        """Some templates show calls in doubled braces, and models follow them."""
+        self._read = self._read_key
+        return position + 1 if text[position] == "{" else position
 
     def _read_key(self, text: str, position: int) -> int:
         """After the opening brace or a comma."""

@@ -33,6 +33,7 @@ class KnownTools:
     def _takes(self, name: str, arguments: Collection[str]) -> bool:
         required = self.schema(name).get("required")
         needed = required if isinstance(required, list) else []
-        return set(arguments) <= self.properties(name).keys() and all(
-            argument in arguments for argument in needed
+        given = list(arguments)  # which may be asked for anything, as a schema may say anything
+        return set(given) <= self.properties(name).keys() and all(
+            argument in given for argument in needed
         )

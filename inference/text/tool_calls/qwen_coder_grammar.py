@@ -86,8 +86,11 @@ def _function_rules(rule: str, tool: ToolDefinition, choice: ToolChoice) -> list
         if tool.strict:
             raise _unsupported(tool, (unknown[0],))
         return [f"{rule}: {begin} any_argument* {end}"]
-    required = root.get("required") or []
-    properties = dict.fromkeys(required, True) | (root.get("properties") or {})
+    required, declared = root.get("required", []), root.get("properties", {})
+    is_list = isinstance(required, list) and all(isinstance(key, str) for key in required)
+    if not is_list or not isinstance(declared, dict):
+        raise UnsupportedSchemaError(tool, (), "required is a list and properties an object")
+    properties = dict.fromkeys(required, True) | declared
     arguments, values = [], []
     for number, (key, schema) in enumerate(properties.items()):
         if schema is False:

@@ -317,3 +317,10 @@ def test_references_of_tags_start_at_the_tools_schema(vocabulary: Vocabulary) ->
     assert not accepts(size=3, children=[[]])
     assert not accepts(size=3, never=1)
     assert not accepts()
+
+
+@pytest.mark.parametrize("keyword", ["required", "properties"])
+def test_a_schema_that_is_none_is_refused(keyword: str, vocabulary: Vocabulary) -> None:
+    broken = ToolDefinition(name="f", path="tools.f", parameters={keyword: 7})
+    with pytest.raises(UnsupportedSchemaError, match="properties an object"):
+        Enforced("qwen_coder", vocabulary, [broken], REQUIRED)

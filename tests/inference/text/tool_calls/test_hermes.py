@@ -37,6 +37,7 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
     "one extra brace": (_wrapped(WEATHER + "}"), [PARIS]),
     "three extra braces": (_wrapped(WEATHER + "}\n}}"), [PARIS]),
     "a fourth is text": (_wrapped(WEATHER + "}}}}"), [PARIS, "}\n</tool_call>"]),
+    "doubled braces": (_wrapped(f"{{{WEATHER}}}"), [PARIS]),
     "a brace too few": (_wrapped(WEATHER[:-1]), [PARIS]),
     "two braces too few": (_wrapped(WEATHER[:-2]), [PARIS]),
     "the name inside of the arguments": (

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from inference.protocol.generation import ToolDefinition
 from tests.inference.text.tool_calls.calls import FORMATS, parts_of, read, told
 
 FRAGMENTS = {
@@ -144,3 +145,38 @@ def test_text_arguments_of_tags_are_told_as_they_come() -> None:
     parser.feed("<tool_call>\n<function=f>\n<parameter=a>\nx")
     for _ in range(99):
         assert [part.fragment for part in parser.feed("x")] == ["x"]
+
+
+SCHEMA_WORDS = st.sampled_from(
+    [
+        *("type", "properties", "required", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"),
+        *("items", "nullable", "string", "integer", "object", "null", "#", "#/properties/a"),
+        *("command", "city", "bash"),
+    ]
+)
+SCHEMAS = st.dictionaries(
+    SCHEMA_WORDS,
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-2, 2) | SCHEMA_WORDS,
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(SCHEMA_WORDS, inner, max_size=3)
+        ),
+        max_leaves=10,
+    ),
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(data=st.data(), schema=SCHEMAS)
+def test_no_schema_makes_a_parser_fail(
+    name: str, data: st.DataObject, schema: dict[str, object]
+) -> None:
+    tools = [ToolDefinition(name="bash", path="", parameters=schema)]
+    read(FORMATS[name], data.draw(answers(name)), tools)
+    if name == "qwen_coder":
+        arguments = "<parameter=command>\n1\n</parameter><parameter=city>\na\n</parameter>"
+        ((called, _),) = read(FORMATS[name], f"<function=bash>{arguments}</function>", tools)
+        assert called == "bash"
+    elif name == "hermes":
+        read(FORMATS[name], '<tool_call>{"arguments": {"command": 1}}</tool_call>', tools)
