@@ -47,7 +47,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
+class Thought:
     text: str
 
 
@@ -71,7 +71,7 @@ class ToolResult:
     references: tuple[ToolReference, ...] = ()
 
 
-Block = Text | Thinking | Redacted | ToolUse | ToolResult
+Block = Text | Thought | Redacted | ToolUse | ToolResult
 
 _id = text(MAX_ID_CHARS, min_chars=1)
 _toolset = refused("toolset_name", "there are no toolsets here")
@@ -207,7 +207,7 @@ def _made(kind: str, read: Mapping[str, Any], path: str) -> Block:
         case "text":
             return Text(read["text"])
         case "thinking":
-            return Thinking(read["thinking"])
+            return Thought(read["thinking"])
         case "tool_use":
             arguments = orjson.dumps(read["input"]).decode()
             return ToolUse(ToolCall(id=read["id"], name=read["name"], arguments=arguments))

@@ -28,7 +28,6 @@ from inference.wire.fields import (
 
 MAX_TOOLS = 1024
 
-
 tool_name = spelled(
     re.compile(r"[a-zA-Z0-9_-]{1,128}"), "1 to 128 letters, digits, underscores and hyphens"
 )

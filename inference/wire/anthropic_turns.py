@@ -21,7 +21,7 @@ from inference.wire.anthropic_content import (
     USER_BLOCKS,
     Block,
     Text,
-    Thinking,
+    Thought,
     ToolResult,
     ToolUse,
     blocks,
@@ -162,7 +162,7 @@ def _user_messages(content: Iterable[Block], open_ids: set[str]) -> Iterator[Cha
 
 def _assistant_message(content: list[Block]) -> ChatMessage:
     calls: list[ToolCall] = [block.call for block in content if isinstance(block, ToolUse)]
-    thoughts = [block.text for block in content if isinstance(block, Thinking) and block.text]
+    thoughts = [block.text for block in content if isinstance(block, Thought) and block.text]
     has_text = any(isinstance(block, Text) for block in content)
     return ChatMessage(
         role="assistant",

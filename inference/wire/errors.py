@@ -19,8 +19,8 @@
     │                                       shutting_down, model_loading …          retryable
     └── RequestFailedError              what a neuron or placement said, by FAILURES
 
-``openai_errors`` renders these as OpenAI does. Messages are written for clients. Pure: knows no
-framework, no clock, no process.
+``openai_errors`` and ``anthropic_errors`` render these as those APIs do. Messages are written for
+clients. Pure: knows no framework, no clock, no process.
 """
 
 from __future__ import annotations
