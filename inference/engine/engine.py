@@ -6,14 +6,12 @@ Owned by one thread; everything here is called from it. Time and the tensor work
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Set
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from inference.engine.errors import GrammarError
+from inference.engine.pending_grammars import GrammarSource, PendingGrammars
 from inference.engine.rates import TokenRates
 from inference.engine.scheduler import Schedule, Scheduler
 from inference.engine.sequence import Sequence
@@ -29,11 +27,6 @@ from inference.protocol.engine import (
     SubmitSequence,
 )
 from inference.protocol.sampling import TokenLogprob
-
-if TYPE_CHECKING:
-    from inference.engine.grammars import CompiledGrammar
-
-log = logging.getLogger(__name__)
 
 COMPILE_WAIT_S = 0.005
 """How long a step waits for a grammar when it has nothing else to do."""
@@ -56,6 +49,13 @@ class Sampled:
     broken: dict[int, str] = field(default_factory=dict)
     """Rows whose grammar could not be followed, and why; their token ids mean nothing."""
 
+    def failure(self, row: int) -> tuple[str, str] | None:
+        """Code and message, where the row has no token."""
+        if row in self.failed:
+            return "numerical_error", "the model's output was not a number"
+        problem = self.broken.get(row)
+        return None if problem is None else ("invalid_grammar", problem)
+
 
 class Executor(Protocol):
     """The tensor half of a step."""
@@ -66,12 +66,6 @@ class Executor(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """``sequence`` ended: drop what is kept for it."""
-        ...
-
-
-class GrammarSource(Protocol):
-    def compile(self, text: str) -> Future[CompiledGrammar]:
-        """Does not wait. The future raises ``GrammarError``."""
         ...
 
 
@@ -96,14 +90,12 @@ class Engine:
         self._executor = executor
         self._scheduler = scheduler
         self._limits = limits
-        self._grammars = grammars
+        self._pending_grammars = PendingGrammars(grammars)
         self._clock = clock
         self._check_when_idle = check_when_idle
         self._sequences: dict[str, Sequence] = {}
         self._outputs: list[Output] = []
         """Refusals and cancellations since the last step."""
-        self._compiling: dict[str, Future[CompiledGrammar]] = {}
-        """Sequence id -> the grammar it waits for."""
         self._num_submitted = 0
         self._rates = TokenRates()
         self._pacer = StepPacer(
@@ -123,7 +115,9 @@ class Engine:
         self._fail_overdue(started_s)
         self._take_compiled()
         schedule = self._scheduler.schedule(self._pacer)
-        if not schedule.is_empty:
+        if schedule.is_empty:
+            self._pending_grammars.wait(COMPILE_WAIT_S)
+        else:
             sampled = self._executor.execute(schedule)
             self._scheduler.commit(schedule, sampled.token_ids)
             self._emit(schedule, sampled)
@@ -148,11 +142,8 @@ class Engine:
             # One that has ended already cannot be waited for, nor need it be.
             same_prompt_as=self._sequences.get(command.same_prompt_as or ""),
         )
-        if self._grammars is not None and command.params.grammar is not None:
-            self._compiling[command.sequence_id] = self._grammars.compile(
-                command.params.grammar.text
-            )
         self._sequences[command.sequence_id] = sequence
+        self._pending_grammars.add(sequence)
         self._scheduler.add(sequence)
 
     def cancel(self, command: CancelSequence) -> None:
@@ -217,8 +208,6 @@ class Engine:
             )
         elif self._scheduler.is_full:
             code, message = "queue_full", f"{len(self._scheduler.waiting)} sequences are waiting"
-        elif self._grammars is None and command.params.grammar is not None:
-            code, message = "invalid_grammar", "this engine has no grammars"
         elif command.sequence_id in self._sequences:
             code, message = "engine_error", "a sequence with this sequence id is running"
         else:
@@ -229,13 +218,9 @@ class Engine:
         """One ``SequenceStep`` per sequence that got a token; end those that are done."""
         ended: list[Sequence] = []
         for row, sequence in enumerate(schedule.sampled):
-            if row in sampled.failed:
+            if (failure := sampled.failure(row)) is not None:
                 ended.append(sequence)
-                self._fail(sequence, "numerical_error", "the model's output was not a number")
-                continue
-            if (problem := sampled.broken.get(row)) is not None:
-                ended.append(sequence)
-                self._fail(sequence, "invalid_grammar", problem)
+                self._fail(sequence, *failure)
                 continue
             token_id = sequence.token_ids[-1]
             is_stop = token_id in sequence.stop_ids or row in sampled.ended
@@ -262,21 +247,9 @@ class Engine:
 
     def _take_compiled(self) -> None:
         """Let sequences start whose grammar is compiled, and fail those whose does not compile."""
-        if self._compiling and not self._scheduler.running:
-            wait(self._compiling.values(), COMPILE_WAIT_S, FIRST_COMPLETED)
-        done = [(name, future) for name, future in self._compiling.items() if future.done()]
-        for sequence_id, future in done:
-            del self._compiling[sequence_id]
-            sequence = self._sequences[sequence_id]
-            if (error := future.exception()) is None:
-                assert sequence.params.grammar is not None
-                sequence.grammar = future.result().start(sequence.params.grammar)
-                continue
-            if not isinstance(error, GrammarError):
-                log.error("%s: its grammar broke the compiler", sequence_id, exc_info=error)
-            message = str(error) if isinstance(error, GrammarError) else "it cannot be compiled"
+        for sequence, problem in self._pending_grammars.take_done():
             self._scheduler.end(sequence)
-            self._fail(sequence, "invalid_grammar", message)
+            self._fail(sequence, "invalid_grammar", problem)
 
     def _fail_overdue(self, now_s: float) -> None:
         for sequence in self._scheduler.overdue(now_s):
@@ -292,7 +265,7 @@ class Engine:
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.sequence_id]
-        self._compiling.pop(sequence.sequence_id, None)
+        self._pending_grammars.forget(sequence)
         self._executor.forget(sequence)
 
     def _record(self, schedule: Schedule, step_s: float) -> None:
