@@ -36,6 +36,10 @@ DIALECTS: dict[str, Mapping[str, Field]] = {
     "POST /v1/messages/count_tokens": anthropic_messages.COUNT_FIELDS,
     "POST /v1/embeddings": openai_embeddings.FIELDS,
     "POST /v1/responses": openai_responses.FIELDS,
+    **{
+        f"POST /v1/responses: {what}": fields
+        for what, fields in openai_responses.NESTED_FIELDS.items()
+    },
 }
 
 VERDICTS = {

@@ -23,6 +23,7 @@ from inference.wire import openai_sampling
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import InvalidRequestError
 from inference.wire.fields import (
+    Field,
     flag,
     honoured,
     integer,
@@ -41,10 +42,16 @@ from inference.wire.openai_responses_events import (
     ResponseStreamEncoder,
 )
 from inference.wire.openai_responses_fields import (
+    ALLOWED_TOOLS_FIELDS,
     CHOOSE_FREELY,
     ENCRYPTED_REASONING,
+    FORMAT_FIELDS,
     LOGPROBS,
+    NAMED_FIELDS,
     PLAIN_TEXT,
+    STREAM_OPTIONS,
+    TEXT_FIELDS,
+    TOOL_FIELDS,
     include,
     stream_options,
     text_settings,
@@ -53,12 +60,14 @@ from inference.wire.openai_responses_fields import (
     tools,
 )
 from inference.wire.openai_responses_input import (
+    ITEM_FIELDS,
     MAX_ID_CHARS,
     InputItem,
     items,
     resolved,
 )
-from inference.wire.openai_responses_reasoning import Reasoning, reasoning
+from inference.wire.openai_responses_parts import PART_FIELDS
+from inference.wire.openai_responses_reasoning import REASONING_FIELDS, Reasoning, reasoning
 from inference.wire.openai_responses_turns import Referred, chat_messages
 from inference.wire.openai_tools import chosen_tools
 
@@ -118,6 +127,19 @@ FIELDS = table(
     refused("prompt", "prompts are not stored; send the text itself"),
     refused("prompt_cache_options", "the prefix cache has no options"),
 )
+NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
+    **{f"{kind} items": fields for kind, fields in ITEM_FIELDS.items()},
+    **{f"{kind} parts": fields for kind, fields in PART_FIELDS.items()},
+    "tools": TOOL_FIELDS,
+    "tool_choice of one function": NAMED_FIELDS,
+    "tool_choice of several functions": ALLOWED_TOOLS_FIELDS,
+    "text": TEXT_FIELDS,
+    "text.format of type json_schema": FORMAT_FIELDS["json_schema"],
+    "reasoning": REASONING_FIELDS,
+    "stream_options": STREAM_OPTIONS,
+}
+"""The fields inside, for the documentation."""
+
 ECHOED = (
     "instructions",
     "max_output_tokens",

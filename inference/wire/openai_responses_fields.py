@@ -51,24 +51,20 @@ INCLUDABLE = (
 
 _string = text()
 
-_function = object_of(
-    table(
-        honoured("type", one_of("function"), "function"),
-        honoured("name", tool_name, "What the model calls it."),
-        honoured("description", _string, "Handed to the chat template."),
-        honoured("parameters", json_schema, "A JSON schema of the arguments."),
-        honoured(
-            "strict", flag, "Left out: true where the schema allows nothing but what it names."
-        ),
-        neutral(
-            "allowed_callers", only(["direct"], reason="only the model itself calls"), '["direct"]'
-        ),
-        neutral("async", only(False, reason="calls are not asynchronous"), "false"),
-        neutral("defer_loading", only(False, reason="every tool is told at once"), "false"),
-        refused("output_schema", "what a function returns is not checked"),
+TOOL_FIELDS = table(
+    honoured("type", one_of("function"), "function"),
+    honoured("name", tool_name, "What the model calls it."),
+    honoured("description", _string, "Handed to the chat template."),
+    honoured("parameters", json_schema, "A JSON schema of the arguments."),
+    honoured("strict", flag, "Left out: true where the schema allows nothing but what it names."),
+    neutral(
+        "allowed_callers", only(["direct"], reason="only the model itself calls"), '["direct"]'
     ),
-    required=("type", "name"),
+    neutral("async", only(False, reason="calls are not asynchronous"), "false"),
+    neutral("defer_loading", only(False, reason="every tool is told at once"), "false"),
+    refused("output_schema", "what a function returns is not checked"),
 )
+_function = object_of(TOOL_FIELDS, required=("type", "name"))
 
 
 def tools(value: Any, path: str) -> list[ToolDefinition]:
@@ -111,21 +107,17 @@ def tool_object(tool: ToolDefinition) -> dict[str, Any]:
     }
 
 
-_named_function = object_of(
-    table(
-        honoured("type", only("function", reason="only functions can be chosen"), "function"),
-        honoured("name", _string, "Its name."),
-    ),
-    required=("type", "name"),
+NAMED_FIELDS = table(
+    honoured("type", only("function", reason="only functions can be chosen"), "function"),
+    honoured("name", _string, "Its name."),
 )
-_allowed_tools = object_of(
-    table(
-        honoured("type", one_of("allowed_tools"), "allowed_tools"),
-        honoured("mode", one_of("auto", "required"), "auto or required."),
-        honoured("tools", array(_named_function, min_items=1), "Which functions."),
-    ),
-    required=("mode", "tools"),
+_named_function = object_of(NAMED_FIELDS, required=("type", "name"))
+ALLOWED_TOOLS_FIELDS = table(
+    honoured("type", one_of("allowed_tools"), "allowed_tools"),
+    honoured("mode", one_of("auto", "required"), "auto or required."),
+    honoured("tools", array(_named_function, min_items=1), "Which functions."),
 )
+_allowed_tools = object_of(ALLOWED_TOOLS_FIELDS, required=("mode", "tools"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +188,11 @@ def output_text_format(value: Any, path: str) -> TextSettings:
     return TextSettings(echoed, OutputFormat(path=f"{path}.schema", schema=read["schema"]))
 
 
-_text_fields = object_of(
-    table(
-        honoured("format", output_text_format, "text, json_object or json_schema."),
-        neutral("verbosity", only("medium", reason="only medium, the default"), "medium"),
-    )
+TEXT_FIELDS = table(
+    honoured("format", output_text_format, "text, json_object or json_schema."),
+    neutral("verbosity", only("medium", reason="only medium, the default"), "medium"),
 )
+_text_fields = object_of(TEXT_FIELDS)
 
 
 def text_settings(value: Any, path: str) -> TextSettings:
@@ -217,15 +208,14 @@ def include(value: Any, path: str) -> list[str]:
     return list(dict.fromkeys(array(_includable)(value, path)))
 
 
-stream_options = object_of(
-    table(
-        neutral(
-            "include_obfuscation",
-            only(False, reason="events are never padded; only false is accepted"),
-            "false",
-        ),
-    )
+STREAM_OPTIONS = table(
+    neutral(
+        "include_obfuscation",
+        only(False, reason="events are never padded; only false is accepted"),
+        "false",
+    ),
 )
+stream_options = object_of(STREAM_OPTIONS)
 
 
 def _kind(value: Any, path: str) -> str:
