@@ -41,6 +41,7 @@ class ResponsesConsumer(GenerationConsumer):
         self._runs = runs
         self._asked: ResponsesRequest | None = None
         self._stream_encoder: ResponseStreamEncoder | None = None
+        self._feed: FrameFeed | None = None
 
     async def _generate(self, request: ParsedRequest) -> None:
         assert isinstance(request, ResponsesRequest), "this consumer has one parser"
@@ -68,7 +69,11 @@ class ResponsesConsumer(GenerationConsumer):
         await super()._forward(events, encoder, request)
 
     async def refuse(self, error: ApiError) -> None:
-        """A stream that has begun ends as its dialect has it, and is kept as failed."""
+        """A stream that has begun ends as its dialect has it, and is kept as failed. One that
+        watches a run ends with it: a gateway that stops ends both."""
+        if self._feed is not None and self._response_started:
+            await self._forward_feed(self._feed)
+            return
         encoder = self._stream_encoder
         if encoder is None or not self._response_started or self._response_ended:
             await super().refuse(error)
@@ -97,22 +102,26 @@ class ResponsesConsumer(GenerationConsumer):
         queued = encoder.response
         assert queued is not None, "the encoder has opened"
         await self._store.save(record_of(request, queued, request_id=self.request_id))
-        feed = FrameFeed(self.abort) if request.stream else None
-        self._runs.start(request, request_id=self.request_id, encoder=encoder, feed=feed)
-        if feed is None:
+        self._feed = FrameFeed(self.abort) if request.stream else None
+        self._runs.start(request, request_id=self.request_id, encoder=encoder, feed=self._feed)
+        if self._feed is None:
             await self.respond(200, orjson.dumps(queued))
         else:
-            await self._watch(feed, opening)
+            await self._watch(self._feed, opening)
 
     async def _watch(self, feed: FrameFeed, opening: bytes) -> None:
         """Until the run ends, or the client leaves it to itself."""
         self._quiet = QuietTimer(self._keep_alive, first_s=KEEP_ALIVE_S, then_s=KEEP_ALIVE_S)
         try:
             await self._send_frames(opening, last=False)
-            is_last = False
-            while not is_last:
-                frames, is_last = await feed.take()
-                await self._send_frames(frames, last=is_last)
+            await self._forward_feed(feed)
         finally:
-            feed.leave()
+            if self._client_left:
+                feed.leave()
             self._quiet.stop()
+
+    async def _forward_feed(self, feed: FrameFeed) -> None:
+        is_last = False
+        while not is_last:
+            frames, is_last = await feed.take()
+            await self._send_frames(frames, last=is_last)

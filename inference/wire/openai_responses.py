@@ -29,6 +29,7 @@ from inference.wire.fields import (
     integer,
     neutral,
     number,
+    object_of,
     only,
     read_fields,
     read_json_object,
@@ -72,6 +73,8 @@ from inference.wire.openai_responses_turns import Referred, chat_messages
 from inference.wire.openai_tools import chosen_tools
 
 MAX_TOP_LOGPROBS = 20
+
+PROMPT_CACHE_FIELDS = table(neutral("mode", only("implicit", reason="only implicit"), "implicit"))
 
 FIELDS = table(
     honoured(
@@ -119,13 +122,13 @@ FIELDS = table(
     neutral("safety_identifier", text(128), "A label; echoed."),
     neutral("prompt_cache_key", text(1024), "Prefixes are shared by content; echoed."),
     neutral("prompt_cache_retention", only("in_memory", reason="only in_memory"), "in_memory"),
+    neutral("prompt_cache_options", object_of(PROMPT_CACHE_FIELDS), "mode implicit"),
     refused("access_programs", "there are none here"),
     refused("context_management", "nothing is compacted"),
     refused("conversation", "use previous_response_id"),
     refused("image", "images are not read"),
     refused("moderation", "nothing is moderated here"),
     refused("prompt", "prompts are not stored; send the text itself"),
-    refused("prompt_cache_options", "the prefix cache has no options"),
 )
 NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
     **{f"{kind} items": fields for kind, fields in ITEM_FIELDS.items()},
@@ -137,6 +140,7 @@ NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
     "text.format of type json_schema": FORMAT_FIELDS["json_schema"],
     "reasoning": REASONING_FIELDS,
     "stream_options": STREAM_OPTIONS,
+    "prompt_cache_options": PROMPT_CACHE_FIELDS,
 }
 """The fields inside, for the documentation."""
 

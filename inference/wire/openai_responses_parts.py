@@ -16,7 +16,6 @@ from inference.wire.fields import (
     neutral,
     only,
     read_fields,
-    refused,
     shown,
     table,
     text,
@@ -38,7 +37,13 @@ def _ignored_logprobs(value: Any, path: str) -> None:
 
 PART_FIELDS: dict[str, dict[str, Field]] = {
     "input_text": table(
-        _type, _text, refused("prompt_cache_breakpoint", "every prefix is cached without it")
+        _type,
+        _text,
+        neutral(
+            "prompt_cache_breakpoint",
+            only({"mode": "explicit"}, reason="only mode explicit, without a lifetime"),
+            "Every prefix is cached, marked or not.",
+        ),
     ),
     "output_text": table(
         _type,

@@ -543,3 +543,15 @@ async def test_a_gateway_that_stops_says_so(
     record = await kept.query(lambda: selectors.response_find(made))
     assert record is not None and record.status == "failed"
     assert "shutting down" in record.response["error"]["message"]
+
+
+async def test_a_gateway_that_stops_ends_the_streams_that_watch(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    neuron.script = endless
+    exchange = client.open("POST", RESPONSES, ask(background=True, stream=True))
+    await exchange.until(b"on and")
+    await gateway.drain(0)
+    seen = events(await exchange.finish())
+    assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
+    assert (seen[-2]["code"], seen[-1]["type"]) == ("shutting_down", "response.failed")
