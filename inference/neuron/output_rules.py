@@ -24,10 +24,10 @@ from inference.protocol.generation import (
 from inference.protocol.sampling import Grammar
 from inference.text.bare_calls import ARGUMENTS_KEYS, bare_call_part
 from inference.text.chat_template import rendered_tools, wants_thinking
-from inference.text.compiling import problem_of
+from inference.text.compiling import calls_part, grammar_text, json_part, problem_of
 from inference.text.errors import SchemaError
-from inference.text.grammars import Thinking, answer_grammar, calls_part
-from inference.text.schemas import check_schema, grammar_text, json_part
+from inference.text.grammars import Thinking, answer_grammar
+from inference.text.schemas import check_schema
 from inference.text.tool_calls.errors import UnsupportedSchemaError
 
 

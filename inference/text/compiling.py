@@ -1,12 +1,48 @@
-"""Whether llguidance can follow a grammar. Compiling is what takes time, so answers are kept."""
+"""Grammars as llguidance takes them, and whether it can follow one.
+
+A grammar is a list of parts, each lark text or a JSON schema; the first is where it starts.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 
+from inference.text.errors import SchemaError
+from inference.text.schema_places import Schema
+
+OUR_OPTIONS = "x-guidance"
+OPTIONS = {"whitespace_pattern": r"( |\n {0,32})?"}
+"""White space between JSON tokens: a space, or a new line with its indent. Bounded, because small
+models else write white space until they are cut."""
+TOO_DEEP = "the schema is nested too deeply"
+
 _LIMITS = LLParserLimits(verbose_errors=False)
+
+
+def json_part(schema: Schema | None) -> dict[str, Any]:
+    """JSON that ``schema`` allows, any object for ``None``."""
+    if schema is None:
+        schema = {"type": "object"}
+    elif isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    return {"json_schema": {**schema, OUR_OPTIONS: OPTIONS}}
+
+
+def calls_part(lark: str) -> dict[str, Any]:
+    return {"lark_grammar": lark}
+
+
+def grammar_text(parts: Sequence[dict[str, Any]]) -> str:
+    """Raises ``SchemaError`` for a schema that is nested too deeply to be written."""
+    try:
+        return json.dumps({"grammars": list(parts)})
+    except RecursionError:
+        raise SchemaError((), TOO_DEEP) from None
 
 
 def find_problem(grammar: str) -> str | None:

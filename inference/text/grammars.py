@@ -14,8 +14,8 @@ from enum import Enum
 from typing import Any
 
 from inference.protocol.sampling import Grammar
+from inference.text.compiling import grammar_text
 from inference.text.reasoning import ReasoningMarkers
-from inference.text.schemas import grammar_text
 
 SPACE_RULE = r"SPACE: /[ \n]{1,4}/"
 """Between a thinking block and the answer; not part of either."""
@@ -30,10 +30,6 @@ class Thinking(Enum):
 
 
 LEADS = {Thinking.NONE: "", Thinking.OPENED: "SPACE? ", Thinking.POSSIBLE: "thought? "}
-
-
-def calls_part(lark: str) -> dict[str, Any]:
-    return {"lark_grammar": lark}
 
 
 def answer_grammar(

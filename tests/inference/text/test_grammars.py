@@ -13,10 +13,9 @@ from llguidance import LLMatcher, LLTokenizer
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.protocol.sampling import Grammar
 from inference.text.bare_calls import bare_call_part
-from inference.text.compiling import problem_of
-from inference.text.grammars import Thinking, answer_grammar, calls_part
+from inference.text.compiling import calls_part, json_part, problem_of
+from inference.text.grammars import Thinking, answer_grammar
 from inference.text.reasoning import ReasoningMarkers, find_markers
-from inference.text.schemas import json_part
 from inference.text.tokenizer import Tokenizer
 from tests.inference.text.marked_calls import MarkedCalls
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.text.compiling import problem_of
+from inference.text.compiling import grammar_text, json_part, problem_of
 from inference.text.errors import SchemaError
-from inference.text.schemas import KNOWN, check_schema, grammar_text, json_part
+from inference.text.schemas import KNOWN, check_schema
 
 PERSON = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -84,6 +84,15 @@ def test_what_cannot_names_the_keyword(schema: dict[str, Any] | bool, path: str)
         check_schema(schema)
     assert refused.value.path("S") == path
     assert str(refused.value)
+
+
+def test_one_of_hundreds_is_found() -> None:
+    properties = {f"p{index}": {"type": "string"} for index in range(300)}
+    properties["p170"] = {"type": "strin"}
+    properties["p290"] = {"type": "strin"}
+    with pytest.raises(SchemaError) as refused:
+        check_schema({"type": "object", "properties": properties})
+    assert refused.value.path("S") == "S.properties.p170.type"
 
 
 def test_messages_are_of_one_line_and_ours() -> None:

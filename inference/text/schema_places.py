@@ -1,0 +1,65 @@
+"""A JSON schema as a tree: where other schemas stand inside it, and copies with one replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Schema = dict[str, Any] | bool
+Steps = tuple[str | int, ...]
+
+ONE_SCHEMA = frozenset({"items", "additionalItems", "additionalProperties"})
+SCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
+SCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+STRUCTURE = ONE_SCHEMA | SCHEMA_LISTS | SCHEMA_MAPS
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A subschema and how it is reached from the root."""
+
+    steps: Steps
+    schema: Any
+
+    def child(self, *steps: str | int) -> Place:
+        schema = self.schema
+        for step in steps:
+            schema = schema[step]
+        return Place((*self.steps, *steps), schema)
+
+
+def subschemas(place: Place) -> Iterator[Place]:
+    """Those right below it. What should hold schemas and does not is left out."""
+    if not isinstance(place.schema, dict):
+        return
+    for keyword, value in place.schema.items():
+        if keyword in SCHEMA_LISTS and isinstance(value, list):
+            yield from (place.child(keyword, index) for index in range(len(value)))
+        elif keyword in SCHEMA_MAPS and isinstance(value, dict):
+            yield from (place.child(keyword, name) for name in value)
+        elif keyword in ONE_SCHEMA:
+            yield place.child(keyword)
+
+
+def replaced(schema: Any, steps: Steps, replacement: Any) -> Any:
+    """A copy of ``schema`` with ``replacement`` where ``steps`` lead."""
+    if not steps:
+        return replacement
+    copied = schema.copy()
+    copied[steps[0]] = replaced(schema[steps[0]], steps[1:], replacement)
+    return copied
+
+
+def opened(place: Place, children: Sequence[Place]) -> Place:
+    """``place`` with ``children``, which are right below it, allowing everything."""
+    schema = place.schema.copy()
+    for child in children:
+        keyword, *inner = child.steps[len(place.steps) :]
+        if not inner:
+            schema[keyword] = True
+            continue
+        if schema[keyword] is place.schema[keyword]:
+            schema[keyword] = schema[keyword].copy()
+        schema[keyword][inner[0]] = True
+    return Place(place.steps, schema)
