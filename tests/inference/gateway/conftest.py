@@ -8,13 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import pytest_asyncio
 import redis.asyncio
+import uvicorn
 
 from fleet.catalogue import CatalogueEntry
 from helexa_site.config import Config
 from helexa_site.routing import build_application
+from inference.gateway import database, response_store
+from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.wire.errors import ApiError, ModelNotFoundError
 from tests.inference.gateway.asgi_client import AsgiClient
@@ -110,3 +114,31 @@ async def not_django(_scope: Any, _receive: Any, send: Any) -> None:
 @pytest.fixture
 def client(gateway: Gateway) -> AsgiClient:
     return AsgiClient(build_application(gateway, django_app=not_django))
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> DatabaseThreads:
+    """The one thread through which gateway and test use the database: that of the tests is in
+    memory and refuses two at once instead of waiting."""
+    monkeypatch.setattr(database, "NUM_THREADS", 1)
+    threads = DatabaseThreads("test")
+    monkeypatch.setattr(response_store, "DatabaseThreads", lambda _name: threads)
+    return threads
+
+
+@pytest_asyncio.fixture
+async def sdk(gateway: Gateway, neuron: FakeNeuron) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The SDK, and a server in this process for it to talk to."""
+    application = build_application(gateway, django_app=not_django)
+    config = uvicorn.Config(application, port=0, lifespan="off", log_level="warning")
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0
+    ) as client:
+        yield client
+    server.should_exit = True
+    await serving

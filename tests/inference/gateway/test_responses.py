@@ -4,144 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import openai
 import pytest
-import pytest_asyncio
-import uvicorn
 from django.db import OperationalError
 
-from helexa_site.routing import build_application
 from inference.conversations import selectors, services
 from inference.conversations.models import StoredResponse
-from inference.gateway import background, database, generation, response_store
+from inference.gateway import generation
 from inference.gateway.database import DatabaseThreads
-from inference.gateway.gateway import Gateway
-from inference.protocol.events import (
-    Accepted,
-    ChoiceFinished,
-    Delta,
-    Event,
-    Failed,
-    Failure,
-    Finished,
-    ReasoningDelta,
-    ToolCallDelta,
-    ToolCallStarted,
-    Usage,
-)
-from inference.protocol.generation import ChatInput, ChatMessage, Submit, ToolCall
-from tests.inference.gateway.asgi_client import AsgiClient, Exchange
-from tests.inference.gateway.conftest import not_django
+from inference.protocol.events import Failed, Failure
+from inference.protocol.generation import ChatMessage, ToolCall
+from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, silent
+from tests.inference.gateway.responses_support import (
+    QUESTION,
+    RESPONSES,
+    TOOLS,
+    ask,
+    breaks,
+    calls_a_tool,
+    chat,
+    events,
+)
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-RESPONSES = "/v1/responses"
-QUESTION = "What is the capital of France?"
-TOOLS: Any = [
-    {
-        "type": "function",
-        "name": "get_weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-        "strict": False,
-    }
-]
-
-
-@pytest.fixture(autouse=True)
-def kept(monkeypatch: pytest.MonkeyPatch) -> DatabaseThreads:
-    """The one thread through which gateway and test use the database: that of the tests is in
-    memory and refuses two at once instead of waiting."""
-    monkeypatch.setattr(database, "NUM_THREADS", 1)
-    threads = DatabaseThreads("test")
-    monkeypatch.setattr(response_store, "DatabaseThreads", lambda _name: threads)
-    return threads
-
-
-@pytest_asyncio.fixture
-async def sdk(gateway: Gateway, neuron: FakeNeuron) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The SDK, and a server in this process for it to talk to."""
-    application = build_application(gateway, django_app=not_django)
-    config = uvicorn.Config(application, port=0, lifespan="off", log_level="warning")
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    async with openai.AsyncOpenAI(
-        base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0
-    ) as client:
-        yield client
-    server.should_exit = True
-    await serving
-
-
-def ask(**more: Any) -> dict[str, Any]:
-    return {"model": "tiny", "input": QUESTION, **more}
-
-
-async def calls_a_tool(submit: Submit) -> AsyncIterator[list[Event]]:
-    rid = submit.request_id
-    yield [Accepted(request_id=rid, prompt_tokens=20)]
-    yield [ReasoningDelta(request_id=rid, text="It is", opens="<think>")]
-    yield [ReasoningDelta(request_id=rid, text=" Paris.", closes="</think>")]
-    yield [ToolCallStarted(request_id=rid, call_id="call_a", name="get_weather")]
-    yield [ToolCallDelta(request_id=rid, arguments='{"city": "Paris"}')]
-    usage = Usage(prompt_tokens=20, completion_tokens=9, cached_tokens=16, reasoning_tokens=3)
-    yield [
-        ChoiceFinished(request_id=rid, reason="tool_calls"),
-        Finished(request_id=rid, usage=usage),
-    ]
-
-
-async def breaks(submit: Submit) -> AsyncIterator[list[Event]]:
-    yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
-    yield [Delta(request_id=submit.request_id, text="The")]
-    failure = Failure(code="engine_crashed", message="The engine crashed.")
-    yield [Failed(request_id=submit.request_id, failure=failure)]
-
-
-def gated(gate: asyncio.Event) -> Callable[[Submit], AsyncIterator[list[Event]]]:
-    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
-        rid = submit.request_id
-        yield [Accepted(request_id=rid, prompt_tokens=7), Delta(request_id=rid, text="Pa")]
-        await gate.wait()
-        usage = Usage(prompt_tokens=7, completion_tokens=2)
-        yield [
-            Delta(request_id=rid, text="ris"),
-            ChoiceFinished(request_id=rid, reason="stop"),
-            Finished(request_id=rid, usage=usage),
-        ]
-
-    return script
-
-
-def events(answer: Exchange) -> list[dict[str, Any]]:
-    frames = answer.body.decode().split("\n\n")[:-1]
-    data = [frame.partition("data: ")[2] for frame in frames if frame[0] != ":"]
-    return [json.loads(item) for item in data]
-
-
-def chat(frame: Any) -> ChatInput:
-    assert isinstance(frame, Submit) and isinstance(frame.request.input, ChatInput)
-    return frame.request.input
-
-
-async def until_status(kept: DatabaseThreads, response_id: str, status: str) -> None:
-    async with asyncio.timeout(10):
-        while await kept.query(lambda: stored_status(response_id)) != status:
-            await asyncio.sleep(0.02)
-
-
-def stored_status(response_id: str) -> str | None:
-    record = selectors.response_find(response_id)
-    return None if record is None else record.status
-
-
-# --- with the client
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
 
 
 async def test_the_sdk_creates_retrieves_and_deletes(sdk: openai.AsyncOpenAI) -> None:
@@ -383,175 +271,3 @@ async def test_leaving_cancels_and_keeps_nothing(
     assert await asyncio.wait_for(neuron.cancelled.get(), 10) == submit.request_id
     await exchange.finish()
     assert await kept.query(StoredResponse.objects.count) == 0
-
-
-# --- without the client
-
-
-async def test_the_sdk_works_in_the_background(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron, kept: DatabaseThreads
-) -> None:
-    gate = asyncio.Event()
-    neuron.script = gated(gate)
-    made = await sdk.responses.create(**ask(background=True))
-    assert (made.status, made.output, made.background) == ("queued", [], True)
-    await until_status(kept, made.id, "in_progress")
-    with pytest.raises(openai.BadRequestError):
-        await sdk.responses.create(**ask(previous_response_id=made.id))
-    gate.set()
-    await until_status(kept, made.id, "completed")
-    done = await sdk.responses.retrieve(made.id)
-    assert done.output_text == "Paris" and done.usage is not None
-    again = await sdk.responses.create(**ask(previous_response_id=made.id))
-    assert again.status == "completed"
-    assert (await sdk.responses.cancel(made.id)).status == "completed"
-    with pytest.raises(openai.BadRequestError):
-        await sdk.responses.cancel(again.id)
-
-
-async def test_a_background_stream_survives_its_client(
-    client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads
-) -> None:
-    gate = asyncio.Event()
-    neuron.script = gated(gate)
-    exchange = client.open("POST", RESPONSES, ask(background=True, stream=True))
-    await exchange.until(b'"delta":"Pa"')
-    names = [event["type"] for event in events(exchange)]
-    assert names[:3] == ["response.created", "response.queued", "response.in_progress"]
-    response_id = events(exchange)[0]["response"]["id"]
-    exchange.leave()
-    await exchange.finish()
-    gate.set()
-    await until_status(kept, response_id, "completed")
-    stored = (await client.get(f"{RESPONSES}/{response_id}")).json
-    assert stored["output"][0]["content"][0]["text"] == "Paris"
-    assert neuron.cancelled.empty()
-
-
-async def test_a_background_stream_that_is_watched_to_its_end(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
-) -> None:
-    stream = await sdk.responses.create(**ask(background=True, stream=True))
-    seen = [event async for event in stream]
-    assert [event.sequence_number for event in seen] == list(range(len(seen)))
-    last: Any = seen[-1]
-    assert (last.type, last.response.output_text) == ("response.completed", "The capital is Paris.")
-    assert (await sdk.responses.retrieve(last.response.id)).to_dict() == last.response.to_dict()
-
-
-async def test_cancelling_in_the_background(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron, gateway: Gateway
-) -> None:
-    neuron.script = endless
-    made = await sdk.responses.create(**ask(background=True))
-    submit = await neuron.submitted.get()
-    assert (await sdk.responses.cancel(made.id)).status == "cancelled"
-    assert await asyncio.wait_for(neuron.cancelled.get(), 10) == submit.request_id
-    assert (await sdk.responses.cancel(made.id)).status == "cancelled"
-    assert len(gateway.streams) == 0
-
-
-async def test_who_watches_is_told_of_the_cancelling(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
-    neuron.script = endless
-    exchange = client.open("POST", RESPONSES, ask(background=True, stream=True))
-    await exchange.until(b"on and")
-    response_id = events(exchange)[0]["response"]["id"]
-    await client.post(f"{RESPONSES}/{response_id}/cancel")
-    seen = events(await exchange.finish())
-    assert (seen[-1]["type"], seen[-1]["code"]) == ("error", "cancelled")
-    assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
-
-
-@pytest.mark.parametrize("end", [services.response_cancel, services.response_delete])
-async def test_what_another_gateway_ends_stops_here(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    monkeypatch: pytest.MonkeyPatch,
-    end: Any,
-    kept: DatabaseThreads,
-) -> None:
-    monkeypatch.setattr(background, "WATCH_INTERVAL_S", 0.02)
-    neuron.script = endless
-    made = (await client.post(RESPONSES, ask(background=True))).json["id"]
-    submit = await neuron.submitted.get()
-    await until_status(kept, made, "in_progress")
-    await kept.query(lambda: end(response_id=made))
-    assert await asyncio.wait_for(neuron.cancelled.get(), 10) == submit.request_id
-
-
-async def test_deleting_ends_it(client: AsgiClient, neuron: FakeNeuron) -> None:
-    neuron.script = endless
-    made = (await client.post(RESPONSES, ask(background=True))).json["id"]
-    submit = await neuron.submitted.get()
-    deleted = await client.open("DELETE", f"{RESPONSES}/{made}").finish()
-    assert deleted.json == {"id": made, "object": "response", "deleted": True}
-    assert await asyncio.wait_for(neuron.cancelled.get(), 10) == submit.request_id
-    assert (await client.get(f"{RESPONSES}/{made}")).status == 404
-
-
-async def test_a_background_response_that_breaks(
-    client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads
-) -> None:
-    neuron.script = breaks
-    made = (await client.post(RESPONSES, ask(background=True))).json["id"]
-    await until_status(kept, made, "failed")
-    stored = (await client.get(f"{RESPONSES}/{made}")).json
-    assert stored["error"] == {"code": "server_error", "message": "The engine crashed."}
-    assert stored["output"][0]["status"] == "incomplete"
-
-
-async def test_an_unknown_model_is_refused_at_once(
-    client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads
-) -> None:
-    refused = await client.post(RESPONSES, ask(background=True, model="huge"))
-    assert (refused.status, refused.error["code"]) == (404, "model_not_found")
-    assert await kept.query(StoredResponse.objects.count) == 0
-
-
-async def test_the_end_is_kept_once_the_database_is_back(
-    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch, kept: DatabaseThreads
-) -> None:
-    monkeypatch.setattr(background, "SAVE_AGAIN_AFTER_S", (0.01,) * 200)
-    gate = asyncio.Event()
-    neuron.script = gated(gate)
-    made = (await client.post(RESPONSES, ask(background=True))).json["id"]
-    await until_status(kept, made, "in_progress")
-    tried = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def away(**_named: Any) -> Any:
-        loop.call_soon_threadsafe(tried.set)
-        raise OperationalError("gone")
-
-    working = services.response_progress
-    monkeypatch.setattr(services, "response_progress", away)
-    gate.set()
-    await asyncio.wait_for(tried.wait(), 10)
-    monkeypatch.setattr(services, "response_progress", working)
-    await until_status(kept, made, "completed")
-
-
-async def test_a_gateway_that_stops_says_so(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, kept: DatabaseThreads
-) -> None:
-    neuron.script = endless
-    made = (await client.post(RESPONSES, ask(background=True))).json["id"]
-    await neuron.submitted.get()
-    await gateway.drain(0)
-    record = await kept.query(lambda: selectors.response_find(made))
-    assert record is not None and record.status == "failed"
-    assert "shutting down" in record.response["error"]["message"]
-
-
-async def test_a_gateway_that_stops_ends_the_streams_that_watch(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
-) -> None:
-    neuron.script = endless
-    exchange = client.open("POST", RESPONSES, ask(background=True, stream=True))
-    await exchange.until(b"on and")
-    await gateway.drain(0)
-    seen = events(await exchange.finish())
-    assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
-    assert (seen[-2]["code"], seen[-1]["type"]) == ("shutting_down", "response.failed")
