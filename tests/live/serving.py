@@ -235,10 +235,18 @@ class Stream:
 class Abandoned:
     """A request in a thread of its own, whose client goes away when ``leave`` is called."""
 
-    def __init__(self, helexa: Serve, **fields: Any) -> None:
+    def __init__(
+        self,
+        helexa: Serve,
+        *,
+        path: str = "/v1/chat/completions",
+        body: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> None:
+        """``fields`` are a chat completion's; ``body`` is whole, for the other dialects."""
         self._client = httpx.Client(timeout=WAIT_TIMEOUT_S)
-        self._url = f"{helexa.url}/v1/chat/completions"
-        self._body = chat_body(**fields)
+        self._url = helexa.url + path
+        self._body = chat_body(**fields) if body is None else body
         self.status: int | None = None
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self._thread.start()

@@ -1,0 +1,197 @@
+"""Every dialect with the real default model: grammars, several choices, and clients that leave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import anthropic
+import httpx
+import openai
+import pydantic
+import pydantic_core
+import pytest
+
+from tests.live.serving import MODEL, QUESTION, WAIT_TIMEOUT_S, Abandoned, Serve, wait_until
+
+STORY = "Write a long story about a fox who travels around the world."
+STORIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "messages": (
+        "/v1/messages",
+        {"max_tokens": 2000, "messages": [{"role": "user", "content": STORY}]},
+    ),
+    "responses": ("/v1/responses", {"input": STORY, "max_output_tokens": 2000}),
+    "completions": ("/v1/completions", {"prompt": [STORY, STORY + " "], "max_tokens": 2000}),
+    "choices": (
+        "/v1/chat/completions",
+        {"n": 3, "max_tokens": 2000, "messages": [{"role": "user", "content": STORY}]},
+    ),
+}
+
+
+Word = Annotated[str, pydantic.Field(max_length=20)]
+
+
+class Person(pydantic.BaseModel):
+    """Bounded, so that even a small model comes to an end."""
+
+    name: Word
+    age: Annotated[int, pydantic.Field(ge=0, le=120)]
+    hobbies: Annotated[list[Word], pydantic.Field(max_length=2)]
+
+
+@pytest.fixture
+def client(helexa: Serve) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{helexa.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic_of_helexa(helexa: Serve) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=helexa.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def is_idle(helexa: Serve) -> bool:
+    replica = helexa.replica()
+    return replica is not None and (replica["in_flight"], replica["kv_blocks_used"]) == (0, 0)
+
+
+def is_busy(helexa: Serve) -> bool:
+    replica = helexa.replica()
+    return replica is not None and replica["kv_blocks_used"] > 0
+
+
+@pytest.fixture
+def idle(helexa: Serve) -> Iterator[Serve]:
+    wait_until(lambda: is_idle(helexa), "idle before the test")
+    yield helexa
+    wait_until(lambda: is_idle(helexa), "every block is free again")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_schema_is_followed(client: openai.OpenAI, seed: int) -> None:
+    """Whatever this small model would have said: the text parses, in every dialect that has one."""
+    question: Any = [{"role": "user", "content": "Invent a person with two hobbies."}]
+    chat = client.chat.completions.parse(
+        model=MODEL, messages=question, response_format=Person, seed=seed, max_tokens=400
+    )
+    assert chat.choices[0].finish_reason == "stop"
+    assert isinstance(chat.choices[0].message.parsed, Person)
+
+
+def test_a_schema_is_followed_in_responses(client: openai.OpenAI) -> None:
+    response = client.responses.parse(
+        model=MODEL,
+        input="Invent a person with two hobbies.",
+        text_format=Person,
+        temperature=0,
+        max_output_tokens=400,
+    )
+    assert isinstance(response.output_parsed, Person)
+
+
+def test_any_json_object(client: openai.OpenAI) -> None:
+    """Or the beginning of one, where max_tokens cuts it off."""
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Describe a cat as a small JSON object."}],
+        response_format={"type": "json_object"},
+        temperature=0,
+        max_tokens=60,
+    )
+    written = (answer.choices[0].message.content or "").encode()
+    assert isinstance(pydantic_core.from_json(written, allow_partial="trailing-strings"), dict)
+
+
+def test_tools_need_a_template_that_knows_them(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "function": {"name": "get_time"}}
+    with pytest.raises(openai.UnprocessableEntityError, match="tools") as refusal:
+        client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "What time is it?"}],
+            tools=[tool],
+            tool_choice="required",
+        )
+    assert refusal.value.code == "template_render_failed"
+
+
+def test_choices_are_seeded(client: openai.OpenAI) -> None:
+    """The same again with the same seed, and each choice its own."""
+
+    def ask() -> list[str | None]:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Name an animal and say why."}],
+            n=3,
+            seed=7,
+            temperature=1.0,
+            max_tokens=24,
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens < 60, "the prompt counts once"
+        return [choice.message.content for choice in answer.choices]
+
+    first = ask()
+    assert ask() == first
+    assert len(set(first)) == 3
+
+
+def test_the_same_answer_in_every_dialect(
+    client: openai.OpenAI, anthropic_of_helexa: anthropic.Anthropic
+) -> None:
+    """One request inside: the same tokens in, the same text out."""
+    question: Any = [{"role": "user", "content": QUESTION}]
+    chat = client.chat.completions.create(
+        model=MODEL, messages=question, temperature=0, max_tokens=50
+    )
+    response = client.responses.create(
+        model=MODEL, input=QUESTION, temperature=0, max_output_tokens=50
+    )
+    message = anthropic_of_helexa.messages.create(
+        model=MODEL, messages=question, max_tokens=50, extra_body={"temperature": 0}
+    )
+    (block,) = message.content
+    assert block.type == "text"
+    assert "Paris" in block.text
+    assert chat.choices[0].message.content == response.output_text == block.text
+    assert chat.usage is not None
+    assert response.usage is not None
+    counted = anthropic_of_helexa.messages.count_tokens(model=MODEL, messages=question)
+    used = message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+    assert chat.usage.prompt_tokens == response.usage.input_tokens == counted.input_tokens == used
+    assert chat.usage.completion_tokens == message.usage.output_tokens
+
+
+@pytest.mark.parametrize("dialect", STORIES)
+@pytest.mark.parametrize("streams", [True, False])
+def test_what_a_client_leaves_is_freed(idle: Serve, dialect: str, streams: bool) -> None:
+    path, fields = STORIES[dialect]
+    body = fields | {"model": MODEL, "stream": streams}
+    if path == "/v1/responses":
+        body["store"] = False
+    request = Abandoned(idle, path=path, body=body)
+    wait_until(lambda: is_busy(idle), "decoding")
+    request.leave()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/messages", {"max_tokens": 60}),
+        ("/v1/responses", {"max_output_tokens": 60}),
+    ],
+)
+def test_characters_are_never_split(helexa: Serve, path: str, fields: dict[str, Any]) -> None:
+    text = "Repeat exactly: 日本語 🦊 žluťoučký kůň 🦊🦊"
+    asked = {"input": text} if path == "/v1/responses" else {}
+    asked |= {"messages": [{"role": "user", "content": text}]} if not asked else {}
+    body = {"model": MODEL, "stream": True, "temperature": 0} | asked | fields
+    response = httpx.post(helexa.url + path, json=body, timeout=WAIT_TIMEOUT_S)
+    assert response.status_code == 200
+    assert "\ufffd" not in response.content.decode("utf-8", errors="strict")
+    datas = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+    deltas = [json.loads(data).get("delta") for data in datas if data != "[DONE]"]
+    told = "".join(d if isinstance(d, str) else (d or {}).get("text", "") for d in deltas)
+    assert any(ord(character) > 127 for character in told)
