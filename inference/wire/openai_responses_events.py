@@ -30,6 +30,7 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.wire.errors import ApiError
+from inference.wire.openai_responses_errors import error_event, named_frame
 from inference.wire.openai_responses_output import (
     CallItem,
     MessageItem,
@@ -252,17 +253,6 @@ class ResponseBodyEncoder:
         if not isinstance(event, Finished):
             return b""
         return orjson.dumps(self._events.response)
-
-
-def named_frame(kind: str, fields: dict[str, Any], sequence_number: int) -> bytes:
-    data = orjson.dumps({"type": kind, **fields, "sequence_number": sequence_number})
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
-
-
-def error_event(error: ApiError) -> NamedEvent:
-    """Flat, as the reference documents it, and nested, as OpenAI sends it and its SDKs raise it."""
-    said = {"code": error.code, "message": error.message, "param": error.param}
-    return "error", {**said, "error": {"type": error.type, **said}}
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

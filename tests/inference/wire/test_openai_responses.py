@@ -207,6 +207,19 @@ def test_a_failure_before_anything_is_one_event() -> None:
     assert frames(encoder.failed(failing())) == [event]
 
 
+def test_what_a_neuron_names_is_named_as_the_client_did() -> None:
+    for named, here in (("messages", "input"), ("max_tokens", "max_output_tokens"), ("x", "x")):
+        failure = Failure(code="context_length_exceeded", message="Too long.", param=named)
+        error = RequestFailedError(failure)
+        body = json.loads(openai_responses_errors.error_body(error, request_id="r"))
+        (event,) = frames(openai_responses_errors.error_frame(error, request_id="r"))
+        assert body["error"]["param"] == event["param"] == event["error"]["param"] == here
+    with pytest.raises(ApiError) as refused:
+        parse(messages=[])
+    body = json.loads(openai_responses_errors.error_body(refused.value, request_id="r"))
+    assert body["error"]["param"] == "messages"
+
+
 def test_logprobs_concatenate_however_they_come() -> None:
     tokens = [
         TextLogprob(token=letter, token_bytes=letter.encode(), logprob=-1.0) for letter in "abc"
