@@ -43,6 +43,15 @@ def test_shown_when_asked_for(ask: Ask, hermes: ScriptedModel) -> None:
     assert NO_THINKING not in hermes.received("six by seven, aloud")[-1].prompt
 
 
+def test_hidden_thoughts_have_no_logprobs(ask: Ask, hermes: ScriptedModel) -> None:
+    hermes.answers("six by seven, likely", THOUGHT)
+    choice = ask("six by seven, likely", logprobs=True).choices[0]
+    assert choice.logprobs is not None
+    told = b"".join(bytes(token.bytes or []) for token in choice.logprobs.content or [])
+    assert "6 times 7" not in told.decode()
+    assert told.decode().strip() == "It is 42."
+
+
 def test_inlined_for_bridges(ask: Ask, hermes: ScriptedModel) -> None:
     hermes.answers("six by seven, inline", THOUGHT)
     answer = ask("six by seven, inline", extra_headers={"x-include-thinking": "true"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -48,6 +49,35 @@ def test_a_call_and_its_result(ask: Ask, scripted_server: ScriptedServe, family:
     assert told.message.tool_calls is None
     prompt = model.received("rain until Sunday")[-1].prompt
     assert "Oslo" in prompt.partition(str(question["content"]))[2], "the call is in the history"
+
+
+@pytest.mark.parametrize(
+    ("family", "written"),
+    [
+        ("hermes", OSLO_CALLS["hermes"].replace("\n", "")),
+        ("qwen-coder", OSLO_CALLS["qwen-coder"].removeprefix("<tool_call>\n")),
+        ("llama3", "<|python_tag|>" + OSLO_CALLS["llama3"]),
+        ("llama3", '[get_weather(city="Oslo", days=3)]'),
+        ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo", "days": 3}'),
+    ],
+)
+def test_other_ways_to_write_it(
+    ask: Ask, scripted_server: ScriptedServe, family: str, written: str
+) -> None:
+    scripted_server.models[family].answers("in its own way", written)
+    answer = ask("in its own way", model=family, tools=TOOLS)
+    assert calls(answer) == [("get_weather", OSLO)]
+    assert not answer.choices[0].message.content
+
+
+def test_a_value_that_does_not_fit_its_schema_is_kept(
+    ask: Ask, scripted_server: ScriptedServe
+) -> None:
+    """XML has no types: a number where one is wanted and can be read, else the text as it is."""
+    model = scripted_server.models["qwen-coder"]
+    model.answers("how soon", OSLO_CALLS["qwen-coder"].replace("\n3\n", "\nsoon\n"))
+    answer = ask("how soon", model=model.name, tools=TOOLS)
+    assert calls(answer) == [("get_weather", {"city": "Oslo", "days": "soon"})]
 
 
 def test_text_around_calls(ask: Ask, hermes: ScriptedModel) -> None:
@@ -100,6 +130,20 @@ def test_repairs(ask: Ask, hermes: ScriptedModel) -> None:
     nested = '{"arguments": {"name": "get_weather", "city": "Oslo", "days": 3}}'
     hermes.answers("name inside", f"<tool_call>\n{nested}\n</tool_call>")
     assert calls(ask("name inside", tools=TOOLS)) == [("get_weather", OSLO)]
+
+
+def test_many_at_once(ask: Ask, hermes: ScriptedModel) -> None:
+    """Each client gets its own call, whole, whoever else is being answered."""
+    cities = [f"City {number}" for number in range(16)]
+    for city in cities:
+        hermes.answers(f"weather of {city}.", OSLO_CALLS["hermes"].replace("Oslo", city))
+
+    def asked(city: str) -> list[tuple[str, Any]]:
+        return calls(ask(f"weather of {city}.", tools=TOOLS))
+
+    with ThreadPoolExecutor(len(cities)) as pool:
+        answers = list(pool.map(asked, cities))
+    assert answers == [[("get_weather", {"city": city, "days": 3})] for city in cities]
 
 
 def test_each_choice_calls_for_itself(ask: Ask, hermes: ScriptedModel) -> None:

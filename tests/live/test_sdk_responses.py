@@ -236,6 +236,23 @@ def test_in_the_background(openai_client: openai.OpenAI, hermes: ScriptedModel) 
     assert wait_until(completed, "the background response completes").output_text == "Done."
 
 
+def test_background_work_outlives_its_stream(
+    openai_client: openai.OpenAI, hermes: ScriptedModel
+) -> None:
+    hermes.answers("go on without me", "and on" * 100)
+    with openai_client.responses.create(
+        model="hermes", input="go on without me", background=True, stream=True
+    ) as stream:
+        first = next(iter(stream))
+    assert first.type == "response.created"
+
+    def completed() -> Response | None:
+        response = openai_client.responses.retrieve(first.response.id)
+        return response if response.status == "completed" else None
+
+    assert wait_until(completed, "it completes").output_text == "and on" * 100
+
+
 def test_background_work_is_cancelled(
     openai_client: openai.OpenAI, hermes: ScriptedModel, scripted_server: ScriptedServe
 ) -> None:

@@ -9,7 +9,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.live.asking import Ask
+from tests.live.asking import OSLO_CALLS, WEATHER, Ask
 from tests.live.scripted_model import ScriptedModel
 
 
@@ -23,6 +23,7 @@ class Solution(pydantic.BaseModel):
     answer: float
 
 
+SCHEMA = Solution.model_json_schema()
 GOOD = '{"steps": [{"explanation": "halve it", "result": 4}], "answer": 4}'
 
 
@@ -47,7 +48,7 @@ def test_the_sdk_parses_its_own_classes(
 
 
 def test_what_the_schema_forbids_cannot_be_written(ask: Ask, hermes: ScriptedModel) -> None:
-    wanted = schema_format(Solution.model_json_schema())
+    wanted = schema_format(SCHEMA)
     for written in ("Four.", '{"steps": []}', GOOD.replace("4}", '"four"}')):
         hermes.answers("solve it badly", written)
         with pytest.raises(openai.APIError, match="grammar"):
@@ -68,10 +69,23 @@ def test_after_thinking(ask: Ask, hermes: ScriptedModel) -> None:
     hermes.answers("think, then solve", f"<think>\nfreely\n</think>\n\n{GOOD}")
     answer = ask(
         "think, then solve",
-        response_format=schema_format(Solution.model_json_schema()),
+        response_format=schema_format(SCHEMA),
         extra_body={"include_reasoning": True},
     )
     assert json.loads(answer.choices[0].message.content or "") == json.loads(GOOD)
+
+
+def test_beside_tools(ask: Ask, hermes: ScriptedModel) -> None:
+    """A call or an answer of that form, nothing else."""
+    fields: dict[str, Any] = {"tools": [WEATHER], "response_format": schema_format(SCHEMA)}
+    hermes.answers("call or solve, call", OSLO_CALLS["hermes"])
+    hermes.answers("call or solve, solve", GOOD)
+    hermes.answers("call or solve, neither", "Neither.")
+    assert ask("call or solve, call", **fields).choices[0].finish_reason == "tool_calls"
+    solved = ask("call or solve, solve", **fields).choices[0].message
+    assert json.loads(solved.content or "") == json.loads(GOOD)
+    with pytest.raises(openai.APIError, match="grammar"):
+        ask("call or solve, neither", **fields)
 
 
 @pytest.mark.parametrize(
