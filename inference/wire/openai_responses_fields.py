@@ -56,7 +56,7 @@ TOOL_FIELDS = table(
     honoured("name", tool_name, "What the model calls it."),
     honoured("description", _string, "Handed to the chat template."),
     honoured("parameters", json_schema, "A JSON schema of the arguments."),
-    honoured("strict", flag, "Left out: true where the schema allows nothing but what it names."),
+    honoured("strict", flag, "Left out: true where the schema is as narrow as strict ones are."),
     neutral(
         "allowed_callers", only(["direct"], reason="only the model itself calls"), '["direct"]'
     ),

@@ -1,31 +1,47 @@
-"""Whether a JSON schema is as narrow as OpenAI's strict mode asks for. Pure."""
+"""Whether a tool that does not say ``strict`` is meant and able to be: OpenAI's rule for Responses,
+where strict is the default and a schema that does not fit falls back to not being enforced. Pure.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+ENFORCEABLE = frozenset(
+    {
+        *("type", "properties", "required", "additionalProperties", "items"),
+        *("enum", "const", "anyOf"),
+        *("title", "description", "$schema"),
+    }
+)
+"""Keywords that every grammar can follow. A schema with others is only enforced where its client
+says so, and may then be refused."""
+
 
 def is_strict(schema: dict[str, Any]) -> bool:
-    """Every object in it, at any depth, allows no further properties and requires all it names."""
-    pending: list[Any] = [schema]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, list):
-            pending += node
-        elif isinstance(node, dict):
-            if not _is_closed(node):
-                return False
-            pending += node.values()
-    return schema.get("type") == "object"
+    """It is an object's, all its keywords are ``ENFORCEABLE``, and every object in it, at any
+    depth, allows no further properties and requires all it names."""
+    return schema.get("type") == "object" and _fits(schema)
 
 
-def _is_closed(node: dict[str, Any]) -> bool:
-    """Also true for what is not an object's schema."""
-    properties = node.get("properties")
-    if node.get("type") != "object" and not isinstance(properties, dict):
-        return True
-    named = set(properties) if isinstance(properties, dict) else set()
-    required = node.get("required", [])
-    if not isinstance(required, list) or any(not isinstance(name, str) for name in required):
+def _fits(node: Any) -> bool:
+    """Also false for what is no schema at all: that is for others to refuse."""
+    if not isinstance(node, dict) or not node.keys() <= ENFORCEABLE:
         return False
-    return node.get("additionalProperties") is False and named <= set(required)
+    properties = node.get("properties", {})
+    choices = node.get("anyOf", [])
+    if not isinstance(properties, dict) or not isinstance(choices, list):
+        return False
+    is_object = node.get("type") == "object" or "properties" in node
+    if is_object and not _is_closed(node, properties):
+        return False
+    inner = [*properties.values(), *choices, *([node["items"]] if "items" in node else [])]
+    return all(map(_fits, inner))
+
+
+def _is_closed(node: dict[str, Any], properties: dict[str, Any]) -> bool:
+    required = node.get("required", [])
+    if not isinstance(required, list):
+        return False
+    return node.get("additionalProperties") is False and all(
+        name in required for name in properties
+    )

@@ -275,7 +275,36 @@ def test_foreign_thoughts_are_refused(given_text: str) -> None:
             },
             False,
         ),
+        (
+            {
+                "type": "object",
+                "properties": {"type": {"anyOf": [{"enum": ["a"]}, {"type": "null"}]}},
+                "required": ["type"],
+                "additionalProperties": False,
+            },
+            True,
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "string", "format": "uri"}},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+            False,
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": True},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+            False,
+        ),
         ({}, False),
+        ({"type": "object", "properties": [], "additionalProperties": False}, False),
+        ({"type": "object", "anyOf": {}, "additionalProperties": False}, False),
         ({"type": "object", "required": 3, "additionalProperties": False}, False),
         ({"type": "object", "required": [[]], "additionalProperties": False}, False),
     ],
