@@ -9,6 +9,7 @@ Schemas are checked here, before the engine hears of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from inference.neuron.errors import RequestRefusedError, invalid_schema
@@ -82,10 +83,8 @@ def _call_parts(
 ) -> list[dict[str, Any]]:
     """The calls that the answer must or may be; empty: nothing is enforced."""
     tools, choice = rendered_tools(chat), chat.tool_choice
-    if choice.mode == "required" and choice.name not in {None, *(tool.name for tool in tools)}:
-        raise RequestRefusedError(_refused_choice(f"there is no tool named {choice.name!r}"))
-    if choice.mode == "required" and not tools:
-        raise RequestRefusedError(_refused_choice("a call is required and there are no tools"))
+    if choice.mode == "required":
+        _check_choice(choice, tools)
     if not tools:
         return []
     if text.tool_format is None:
@@ -109,6 +108,17 @@ def _call_parts(
     return [] if lark is None else [calls_part(lark)]
 
 
+def _check_choice(choice: ToolChoice, tools: Sequence[ToolDefinition]) -> None:
+    if not tools:
+        message = "a call is required and there are no tools"
+    elif choice.name not in {None, *(tool.name for tool in tools)}:
+        message = f"there is no tool named {choice.name!r}"
+    else:
+        return
+    failure = Failure(code="invalid_value", message=message, param="tool_choice")
+    raise RequestRefusedError(failure)
+
+
 def _check_tool(tool: ToolDefinition, *, is_forced: bool) -> None:
     """A strict tool's schema must be enforced whole; another one's as far as it can be, and only
     where a call is forced."""
@@ -129,7 +139,3 @@ def _check_leniently(schema: dict[str, Any]) -> None:
     problem = problem_of(grammar_text([{"json_schema": lenient}]))
     if problem is not None:
         raise SchemaError((), problem)
-
-
-def _refused_choice(message: str) -> Failure:
-    return Failure(code="invalid_value", message=message, param="tool_choice")
