@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 
 from inference.gateway.frame_feed import FrameFeed
 from inference.gateway.gateway import Gateway
+from inference.gateway.generation import log_request
 from inference.gateway.response_store import ResponseStore
 from inference.gateway.running import run_request
 from inference.gateway.streams import RequestStream
-from inference.protocol.events import Accepted, Event, Failure, Finished
+from inference.protocol.events import Accepted, Event, Failure, Finished, Usage
 from inference.wire.errors import (
     ApiError,
     InternalError,
@@ -57,6 +59,7 @@ class BackgroundRun:
         self._feed = feed
         self._is_cancelled = False
         self._is_ending = False
+        self._usage: Usage | None = None
         self.task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
@@ -69,23 +72,32 @@ class BackgroundRun:
             self.task.cancel()
 
     async def work(self) -> None:
+        started_s = time.perf_counter()
+        outcome = "cancelled"
+        try:
+            outcome = await self._outcome()
+        finally:
+            if self._feed is not None:
+                self._feed.close()
+            model, seconds = self._request.generation.model, time.perf_counter() - started_s
+            log_request(self._request_id, model, outcome, self._usage, seconds)
+
+    async def _outcome(self) -> str:
+        """``finished``, or the code of what it ended with."""
         try:
             await self._answer()
         except asyncio.CancelledError:
             if self._is_cancelled:
-                self._put(self._encoder.cancelled(_cancelled()))
-            else:
-                await self._fail(
-                    ServiceUnavailableError("shutting_down", "This server is shutting down.")
-                )
+                return self._stop()
+            return await self._fail(
+                ServiceUnavailableError("shutting_down", "This server is shutting down.")
+            )
         except ApiError as error:
-            await self._fail(error)
+            return await self._fail(error)
         except Exception:
             logger.exception("response %s failed", self.id)
-            await self._fail(InternalError())
-        finally:
-            if self._feed is not None:
-                self._feed.close()
+            return await self._fail(InternalError())
+        return "cancelled" if self._is_cancelled else "finished"
 
     async def _answer(self) -> None:
         async with run_request(
@@ -93,7 +105,7 @@ class BackgroundRun:
         ) as stream:
             async for event in _events(stream):
                 if isinstance(event, Finished) and not await self._keep(event):
-                    self._put(self._encoder.cancelled(_cancelled()))
+                    self._stop()
                     return
                 self._put(self._encoder.encode(event))
                 if isinstance(event, Accepted):
@@ -111,6 +123,7 @@ class BackgroundRun:
         """``False``: it was cancelled before. Raises ``ServiceUnavailableError`` when the database
         stays away."""
         self._is_ending = True
+        self._usage = event.usage
         response = self._encoder.response_after(event)
         for pause_s in SAVE_AGAIN_AFTER_S:
             try:
@@ -120,13 +133,21 @@ class BackgroundRun:
                 await asyncio.sleep(pause_s)
         return await self._store.progress(response)
 
-    async def _fail(self, error: ApiError) -> None:
+    def _stop(self) -> str:
+        """It has been cancelled; the store knows."""
+        self._is_cancelled = True
+        cancelled = Failure(code="cancelled", message="The response was cancelled.")
+        self._put(self._encoder.cancelled(RequestFailedError(cancelled)))
+        return cancelled.code
+
+    async def _fail(self, error: ApiError) -> str:
         self._put(self._encoder.failed(error))
         assert self._encoder.response is not None, "the encoder has opened"
         try:
             await self._store.progress(self._encoder.response)
         except ServiceUnavailableError:
             logger.error("response %s failed (%s) and cannot say so", self.id, error.code)
+        return error.code
 
     def _put(self, frames: bytes) -> None:
         if self._feed is not None:
@@ -193,10 +214,6 @@ async def _events(stream: RequestStream) -> AsyncIterator[Event]:
             yield event
             if isinstance(event, Finished):
                 return
-
-
-def _cancelled() -> ApiError:
-    return RequestFailedError(Failure(code="cancelled", message="The response was cancelled."))
 
 
 def _nobody_to_abort() -> None:

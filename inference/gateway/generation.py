@@ -107,14 +107,21 @@ class GenerationConsumer(ApiConsumer):
         await self._send_frames(self.errors.KEEP_ALIVE_FRAME, last=False)
 
     def _log(self, model: str, outcome: str, seconds: float) -> None:
-        usage = self._usage or Usage(prompt_tokens=0, completion_tokens=0)
-        logger.info(
-            "%s model=%s %s prompt=%d cached=%d completion=%d ms=%.0f",
-            self.request_id,
-            model,
-            outcome,
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            usage.completion_tokens,
-            seconds * 1000,
-        )
+        log_request(self.request_id, model, outcome, self._usage, seconds)
+
+
+def log_request(
+    request_id: str, model: str, outcome: str, usage: Usage | None, seconds: float
+) -> None:
+    """The one line for each request; ``outcome`` is ``finished``, ``cancelled`` or why not."""
+    usage = usage or Usage(prompt_tokens=0, completion_tokens=0)
+    logger.info(
+        "%s model=%s %s prompt=%d cached=%d completion=%d ms=%.0f",
+        request_id,
+        model,
+        outcome,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens,
+        seconds * 1000,
+    )

@@ -40,8 +40,6 @@ def _fits(node: Any) -> bool:
 
 def _is_closed(node: dict[str, Any], properties: dict[str, Any]) -> bool:
     required = node.get("required", [])
-    if not isinstance(required, list):
+    if not isinstance(required, list) or any(not isinstance(name, str) for name in required):
         return False
-    return node.get("additionalProperties") is False and all(
-        name in required for name in properties
-    )
+    return node.get("additionalProperties") is False and properties.keys() <= set(required)

@@ -195,3 +195,19 @@ async def test_a_gateway_that_stops_ends_the_streams_that_watch(
     seen = events(await exchange.finish())
     assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
     assert (seen[-2]["code"], seen[-1]["type"]) == ("shutting_down", "response.failed")
+
+
+async def test_each_run_is_one_line_in_the_log(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    kept: DatabaseThreads,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="helexa.requests")
+    made = (await client.post(RESPONSES, ask(background=True))).json["id"]
+    await until_status(kept, made, "completed")
+    async with asyncio.timeout(10):
+        while not caplog.records:
+            await asyncio.sleep(0.01)
+    (line,) = [record.message for record in caplog.records if record.name == "helexa.requests"]
+    assert line.startswith(made.removeprefix("resp_") + " model=tiny finished prompt=7 cached=2")
