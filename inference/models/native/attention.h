@@ -32,7 +32,7 @@ struct QueryTile {
   float outputs[kTileQueries][kMaxHeadDim];
   int positions[kTileQueries];
   float maxima[kTileQueries];
-  float totals[kTileQueries];
+  float totals[kTileQueries][kLanes];  // to be summed over the lanes at the end
   float weights[kTileQueries][kBlockTokens];
   uint32_t query_pairs[kTileQueries][kMaxHeadDim / 2];  // bfloat16 keys only
   uint32_t weight_pairs[kTileQueries][kBlockTokens / 2];
@@ -125,36 +125,49 @@ inline i32x16 token_positions(int start) {
   return i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + start;
 }
 
-// Turns one query's scores into weights relative to its running maximum, masking what it may not
-// see: tokens after it, and, with a window, tokens `window` or more before it.
-inline void softmax_step(QueryTile& tile, int q, int block_start, int window, int head_dim) {
-  const int position = tile.positions[q];
-  f32x16 scores[2];
+// Takes out of a block's scores what the query may not see: tokens after it, and, with a window,
+// tokens `window` or more before it.
+inline void mask_scores(f32x16* scores, int position, int block_start, int window) {
   for (int half = 0; half < 2; half++) {
     const i32x16 tokens = token_positions(block_start + half * kLanes);
     i32x16 visible = tokens <= position;
     if (window > 0) visible &= tokens > position - window;
-    scores[half] =
-        select(visible, load(tile.weights[q] + half * kLanes), splat(-__builtin_inff()));
+    scores[half] = select(visible, scores[half], splat(-__builtin_inff()));
   }
-  const float largest = max(vmax(scores[0], scores[1]));
-  const float maximum = largest > tile.maxima[q] ? largest : tile.maxima[q];
-  if (maximum != tile.maxima[q]) {
-    const float correction = exp(splat(tile.maxima[q] - maximum))[0];
-    tile.totals[q] *= correction;
-    for (int d = 0; d < head_dim; d += kLanes)
-      store(tile.outputs[q] + d, load(tile.outputs[q] + d) * correction);
-    tile.maxima[q] = maximum;
-  }
+}
+
+// A block holds a higher score than any before it: what was summed so far weighs less.
+inline void raise_maximum(QueryTile& tile, int q, float maximum, int head_dim) {
+  const float correction = exp(splat(tile.maxima[q] - maximum))[0];
+  store(tile.totals[q], load(tile.totals[q]) * correction);
+  for (int d = 0; d < head_dim; d += kLanes)
+    store(tile.outputs[q] + d, load(tile.outputs[q] + d) * correction);
+  tile.maxima[q] = maximum;
+}
+
+// Turns one query's scores into weights relative to its running maximum.
+inline void softmax_step(QueryTile& tile, int q, int block_start, int window, int head_dim) {
+  const int position = tile.positions[q];
+  f32x16 scores[2] = {load(tile.weights[q]), load(tile.weights[q] + kLanes)};
+  const bool is_whole = block_start + kBlockTokens - 1 <= position &&
+                        (window == 0 || block_start > position - window);
+  if (!is_whole) mask_scores(scores, position, block_start, window);
+  const f32x16 larger = vmax(scores[0], scores[1]);
+  if (any(larger > splat(tile.maxima[q]))) raise_maximum(tile, q, max(larger), head_dim);
+  const float maximum = tile.maxima[q];
   const f32x16 left = exp(scores[0] - maximum), right = exp(scores[1] - maximum);
   store(tile.weights[q], left);
   store(tile.weights[q] + kLanes, right);
-  tile.totals[q] += sum(left + right);
+  store(tile.totals[q], load(tile.totals[q]) + (left + right));
 }
 
+// `count` floats, a multiple of 16, as bfloat16.
 inline void pair_up(const float* from, uint32_t* pairs, int count) {
-  for (int i = 0; i < count / 2; i++)
-    pairs[i] = narrow_bf16(from[2 * i]) | uint32_t(narrow_bf16(from[2 * i + 1])) << 16;
+  int i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes)
+    store_pairs(pairs + i / 2, load(from + i), load(from + i + kLanes));
+  for (; i < count; i += 2)
+    pairs[i / 2] = narrow_bf16(from[i]) | uint32_t(narrow_bf16(from[i + 1])) << 16;
 }
 
 template <typename KV>

@@ -61,9 +61,13 @@ struct Buffers {
   std::vector<float> hidden, qkv, gate_up;
   std::vector<float> values, scales, sums;
   std::vector<int8_t> high, low;
+  std::vector<uint8_t> fine;
+  int row_stride = 0;
 
   // Room for `rows` rows; grows and never shrinks.
   void reserve(const Model& m, int rows) {
+    // An odd number of eights: groups a power of two apart would share their cache lines.
+    row_stride = (rows + 7) / 8 * 8 | 8;
     const size_t n = rows;
     const size_t qkv_width = size_t(m.num_heads + 2 * m.num_kv_heads) * m.head_dim;
     const size_t attended_width = size_t(m.num_heads) * m.head_dim;
@@ -75,12 +79,13 @@ struct Buffers {
     grow(values, n * widest);
     grow(high, n * widest);
     grow(low, n * widest);
-    grow(scales, n * (widest / kGroup + 1));
-    grow(sums, n * (widest / kGroup + 1));
+    grow(scales, size_t(row_stride) * (widest / kGroup + 1));
+    grow(sums, size_t(row_stride) * (widest / kGroup + 1));
+    grow(fine, size_t(row_stride) * (widest / kGroup + 1));
   }
 
   Activations activations(int width) {
-    return {values.data(), high.data(), low.data(), scales.data(), sums.data(), width};
+    return {values.data(), high.data(), low.data(), scales.data(), sums.data(), fine.data(), width, row_stride};
   }
 
  private:
@@ -183,7 +188,7 @@ class Decoder {
     for (int i = rows.begin; i < rows.end; i++) {
       const float* row = buffers_.hidden.data() + batch.logit_rows[i] * m_.hidden_size;
       normalize_row(row, m_.final_norm, m_.hidden_size, x.values + int64_t(i) * m_.hidden_size);
-      if (m_.head.format != kF32) quantize_groups(x, i, 0, m_.hidden_size / kGroup);
+      if (m_.head.format != kF32) quantize_row(x, i);
     }
     team_.barrier();
     const Share panels = share(m_.head.num_panels(), member);
@@ -241,7 +246,7 @@ class Decoder {
     for (int row = rows.begin; row < rows.end; row++) {
       const int64_t at = int64_t(row) * m_.hidden_size;
       normalize_row(buffers_.hidden.data() + at, weight, m_.hidden_size, x.values + at);
-      if (next.format != kF32) quantize_groups(x, row, 0, m_.hidden_size / kGroup);
+      if (next.format != kF32) quantize_row(x, row);
     }
   }
 
@@ -251,8 +256,11 @@ class Decoder {
     const int num_groups = width / kGroup;
     const Activations x = buffers_.activations(width);
     const Share groups = share(num_rows * num_groups, member);
-    for (int i = groups.begin; i < groups.end; i++)
-      quantize_groups(x, i / num_groups, i % num_groups, i % num_groups + 1);
+    for (int row = groups.begin / num_groups; row * num_groups < groups.end; row++) {
+      const int first = std::max(0, groups.begin - row * num_groups);
+      const int last = std::min(num_groups, groups.end - row * num_groups);
+      quantize_groups(x, row, first, last, mean_square(x.values + int64_t(row) * width, width));
+    }
     team_.barrier();
   }
 
@@ -330,7 +338,7 @@ class Decoder {
       if (m_.kv_bf16) pair_up(tile.queries[q], tile.query_pairs[q], m_.head_dim);
       tile.positions[q] = int(batch.positions[row]);
       tile.maxima[q] = kNoScore;
-      tile.totals[q] = 0;
+      store(tile.totals[q], f32x16{});
     }
   }
 
@@ -339,7 +347,7 @@ class Decoder {
     for (int q = 0; q < tile.count; q++) {
       float* out = buffers_.values.data() + int64_t(rows.first_row + q / group) * query_width() +
                    (kv_head * group + q % group) * m_.head_dim;
-      const float factor = 1.0f / tile.totals[q];
+      const float factor = 1.0f / sum(load(tile.totals[q]));
       for (int d = 0; d < m_.head_dim; d++) out[d] = tile.outputs[q][d] * factor;
     }
   }

@@ -69,6 +69,19 @@ inline uint16_t narrow_bf16(float value) {
   return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// Thirty-two floats as bfloat16, in order.
+inline void store_pairs(uint32_t* to, f32x16 first, f32x16 second) {
+#if defined(__AVX512BF16__)
+  const __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+  std::memcpy(to, &pairs, sizeof pairs);
+#else
+  for (int i = 0; i < kLanes; i += 2) {
+    to[i / 2] = narrow_bf16(first[i]) | uint32_t(narrow_bf16(first[i + 1])) << 16;
+    to[(kLanes + i) / 2] = narrow_bf16(second[i]) | uint32_t(narrow_bf16(second[i + 1])) << 16;
+  }
+#endif
+}
+
 inline void store_element(float* to, float value) { *to = value; }
 inline void store_element(uint16_t* to, float value) { *to = narrow_bf16(value); }
 
@@ -86,34 +99,72 @@ inline f32x16 select(i32x16 condition, f32x16 yes, f32x16 no) {
   return condition ? yes : no;
 }
 
+#if defined(__AVX512F__)
+inline f32x16 vmax(f32x16 a, f32x16 b) { return (f32x16)_mm512_max_ps((__m512)a, (__m512)b); }
+inline f32x16 vmin(f32x16 a, f32x16 b) { return (f32x16)_mm512_min_ps((__m512)a, (__m512)b); }
+
+inline f32x16 round_to_whole(f32x16 x) {
+  return (f32x16)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+inline f32x16 times_power_of_two(f32x16 x, f32x16 power) {
+  return (f32x16)_mm512_scalef_ps((__m512)x, (__m512)power);
+}
+#else
 inline f32x16 vmax(f32x16 a, f32x16 b) { return select(a > b, a, b); }
+inline f32x16 vmin(f32x16 a, f32x16 b) { return select(a < b, a, b); }
+
+inline f32x16 round_to_whole(f32x16 x) { return to_float(round_to_int(x)); }
+
+// In two steps, because the power itself may be under the smallest normal float.
+inline f32x16 times_power_of_two(f32x16 x, f32x16 power) {
+  const i32x16 whole = round_to_int(power), half = whole / 2, rest = whole - half;
+  const f32x16 first = (f32x16)((half + 127) << 23), second = (f32x16)((rest + 127) << 23);
+  return x * first * second;
+}
+#endif
+
+inline bool any(i32x16 condition) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)condition, (__m512i)condition) != 0;
+#endif
+  int32_t found = 0;
+  for (int i = 0; i < kLanes; i++) found |= condition[i];
+  return found != 0;
+}
 
 inline float sum(f32x16 value) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)value);
+#endif
   float total = 0;
   for (int i = 0; i < kLanes; i++) total += value[i];
   return total;
 }
 
 inline int32_t sum(i32x16 value) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)value);
+#endif
   int32_t total = 0;
   for (int i = 0; i < kLanes; i++) total += value[i];
   return total;
 }
 
 inline float max(f32x16 value) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)value);
+#endif
   float best = value[0];
   for (int i = 1; i < kLanes; i++) best = value[i] > best ? value[i] : best;
   return best;
 }
 
-// e**x to about one ulp (range reduction by ln 2 and the Cephes polynomial, as expf uses);
-// zero under -87.3, so that exp(-infinity) is zero and a masked score weighs nothing.
+// e**x to about two ulps (range reduction by ln 2 and the Cephes polynomial, as expf uses); zero for
+// what is under the smallest float, so that exp(-infinity) is zero and a masked score weighs nothing.
 inline f32x16 exp(f32x16 x) {
-  const i32x16 vanishes = x < splat(-87.3f);
-  x = select(x > splat(88.0f), splat(88.0f), x);
-  x = select(vanishes, splat(0.0f), x);
-  const i32x16 powers = round_to_int(x * 1.44269504088896341f);
-  const f32x16 whole = to_float(powers);
+  x = vmax(splat(-104.0f), vmin(splat(88.7f), x));
+  const f32x16 whole = round_to_whole(x * 1.44269504088896341f);
   const f32x16 r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
   f32x16 p = splat(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
@@ -121,8 +172,7 @@ inline f32x16 exp(f32x16 x) {
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  return select(vanishes, splat(0.0f), (f32x16)((i32x16)p + (powers << 23)));
+  return times_power_of_two(p * r * r + r + 1.0f, whole);
 }
 
 }  // namespace helexa
