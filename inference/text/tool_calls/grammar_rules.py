@@ -35,7 +35,8 @@ def callable_tools(
 
 
 def literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    # Lark's strings are JSON's, but for the one control character that JSON lets stand.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def marker(tokenizer: Tokenizer, text: str) -> str:

@@ -29,7 +29,14 @@ from inference.text.tool_calls.grammar_rules import (
     marker,
 )
 from inference.text.tool_calls.json_scanner import compact_json
-from inference.text.tool_calls.tagged_call import CLOSE, FUNCTION, FUNCTION_END, OPEN, PARAMETER
+from inference.text.tool_calls.tagged_call import (
+    CLOSE,
+    FUNCTION,
+    FUNCTION_END,
+    OPEN,
+    PARAMETER,
+    fits_tag,
+)
 from inference.text.tool_calls.tagged_value import PARAMETER_END
 
 TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
@@ -93,7 +100,9 @@ def _function_rules(rule: str, tool: ToolDefinition, choice: ToolChoice) -> list
     properties = dict.fromkeys(required, True) | declared
     arguments, values = [], []
     for number, (key, schema) in enumerate(properties.items()):
-        if schema is False:
+        if tool.strict and not fits_tag(key):
+            raise _unsupported(tool, ("properties", key))
+        if schema is False or not fits_tag(key):
             continue
         argument = f"{literal(f'{PARAMETER}{key}>{chr(10)}')} {rule}_{number}"
         arguments.append(argument if key in required else f"({argument})?")

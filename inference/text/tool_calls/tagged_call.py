@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from inference.text.tool_calls.free_text import Expected
-from inference.text.tool_calls.json_scanner import ReadState, compact_json
+from inference.text.tool_calls.json_scanner import WHITESPACE, ReadState, compact_json
 from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.part_list import PartList
 from inference.text.tool_calls.tagged_value import TaggedValue
@@ -27,6 +27,12 @@ MAX_TAG_LENGTH = 300
 
 _AFTER_TAG = (PARAMETER, FUNCTION_END, CLOSE)
 _TAG_RUN = re.compile(r"[^<>\n]+")
+
+
+def fits_tag(name: str) -> bool:
+    """Whether a name or key comes through its tag as it is."""
+    is_plain = _TAG_RUN.fullmatch(name) is not None and name == name.strip(WHITESPACE)
+    return is_plain and len(name) <= MAX_TAG_LENGTH
 
 
 class TaggedCall:
@@ -105,7 +111,7 @@ class TaggedCall:
     def _read_name(self, text: str, position: int) -> int:
         if text[position] != ">":
             return self._read_tag_text(text, position)
-        self._name = self._tag_text.strip()
+        self._name = self._tag_text.strip(WHITESPACE)
         is_offered = self._is_wrapped or self._name in self._tools
         if not self._name or not is_offered or len(self._tag_text) > MAX_TAG_LENGTH:
             return self._refuse(position)
@@ -120,7 +126,7 @@ class TaggedCall:
         if len(self._tag_text) > MAX_TAG_LENGTH:
             return self._refuse(position)
         self._start()
-        key = self._tag_text.strip()
+        key = self._tag_text.strip(WHITESPACE)
         self._tag_text = ""
         self._value = TaggedValue(
             self._parts,

@@ -324,3 +324,22 @@ def test_a_schema_that_is_none_is_refused(keyword: str, vocabulary: Vocabulary) 
     broken = ToolDefinition(name="f", path="tools.f", parameters={keyword: 7})
     with pytest.raises(UnsupportedSchemaError, match="properties an object"):
         Enforced("qwen_coder", vocabulary, [broken], REQUIRED)
+
+
+@pytest.mark.parametrize("key", ["Straße 🙂", 'a"b', "a\\b", "a/b#c%d~e", "a\tb", "\x7f", "\u2028"])
+def test_any_key_and_value_can_be_enforced(key: str, vocabulary: Vocabulary) -> None:
+    properties = {key: {"type": "integer"}, "e": {"enum": [key]}}
+    strict = tool("f", properties, required=list(properties), strict=True)
+    enforced = Enforced("qwen_coder", vocabulary, [strict], REQUIRED)
+    answer = written("qwen_coder", ("f", {key: 3, "e": key}))
+    assert enforced.accepts(answer)
+    ((_, arguments),) = read(FORMATS["qwen_coder"], answer, [strict])
+    assert json.loads(arguments) == {key: 3, "e": key}
+
+
+@pytest.mark.parametrize("key", ["", "a>b", "<a", "a\nb", " a", "a" * 301])
+def test_keys_that_no_tag_can_hold(key: str, vocabulary: Vocabulary) -> None:
+    with pytest.raises(UnsupportedSchemaError):
+        Enforced("qwen_coder", vocabulary, [tool("f", {key: {}}, strict=True)], REQUIRED)
+    loose = Enforced("qwen_coder", vocabulary, [tool("f", {key: {}})], REQUIRED)
+    assert loose.accepts(written("qwen_coder", ("f", {})))
