@@ -10,7 +10,7 @@ import json
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llguidance import LLTokenizer
@@ -102,10 +102,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="a file or directory of a model of text")
     parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--data-dir", type=Path, help="where compiled kernels are kept")
+    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     configure_threads()
-    with tempfile.TemporaryDirectory() as data_dir:
-        cost = measure_mask_cost(arguments.model, Path(data_dir), arguments.turns)
+    with tempfile.TemporaryDirectory() as temporary:
+        data_dir = arguments.data_dir or Path(temporary)
+        cost = measure_mask_cost(arguments.model, data_dir, arguments.turns)
+    if arguments.json:
+        print(json.dumps(asdict(cost)))
+        return
     print(
         f"decode step of {NUM_SEQUENCES}: {cost.free_ms:.2f} ms free, "
         f"{cost.masked_ms:.2f} ms with a grammar, {cost.share:+.1%}"

@@ -14,6 +14,7 @@ from helexa_site.bootstrap.suite import fetch_default_model
 from helexa_site.config import REPOSITORY_DIR
 from inference.engine.bookkeeping_benchmark import bookkeeping_ms_per_step
 from metering.bench.encoding import as_lines, encoding_costs
+from metering.bench.masks import as_line, mask_cost
 from metering.bench.report import as_json, print_table
 from metering.bench.run import Results, run
 from metering.bench.server import BenchServer
@@ -45,26 +46,35 @@ def main() -> None:
             subject.close()
         if server is not None:
             server.close()
-    _print(results, bookkeeping_ms_per_step(BOOKKEEPING_SEQUENCES), as_json_text=arguments.json)
+    masks = mask_cost(_gguf(arguments), arguments.threads, DATA_DIR)
+    step_ms = bookkeeping_ms_per_step(BOOKKEEPING_SEQUENCES)
+    _print(results, step_ms, masks, as_json_text=arguments.json)
 
 
-def _print(results: Results, step_ms: float, *, as_json_text: bool) -> None:
+def _print(
+    results: Results, step_ms: float, masks: dict[str, float], *, as_json_text: bool
+) -> None:
     costs = encoding_costs()
     if as_json_text:
-        told = {**as_json(results), "step_bookkeeping_ms": step_ms, "encoding_us": costs}
-        print(json.dumps(told, indent=2))
+        ours = {"step_bookkeeping_ms": step_ms, "grammar_masks": masks, "encoding_us": costs}
+        print(json.dumps({**as_json(results), **ours}, indent=2))
         return
     console = Console()
     print_table(results, console)
     console.print(f"bookkeeping of a step at {BOOKKEEPING_SEQUENCES} sequences: {step_ms:.3f} ms")
+    console.print(as_line(masks))
     console.print("\n".join(as_lines(costs)))
+
+
+def _gguf(arguments: argparse.Namespace) -> str:
+    return str(arguments.gguf or fetch_default_model())
 
 
 def _open_subjects(
     arguments: argparse.Namespace, server: BenchServer | None
 ) -> list[SubjectProcess]:
     threads = str(arguments.threads)
-    gguf = str(arguments.gguf or fetch_default_model())
+    gguf = _gguf(arguments)
     subjects = [
         SubjectProcess("helexa_engine", gguf=gguf, num_threads=threads, data_dir=str(DATA_DIR))
     ]

@@ -1,0 +1,32 @@
+"""What a grammar costs a decode step, measured in a process of its own: this one has no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from helexa_site.config import REPOSITORY_DIR
+
+
+def mask_cost(gguf: str, num_threads: int, data_dir: Path) -> dict[str, float]:
+    """``free_ms``, ``masked_ms`` and ``share``, as ``inference.engine.mask_benchmark`` has them."""
+    command = [sys.executable, "-m", "inference.engine.mask_benchmark", gguf, "--json"]
+    measured = subprocess.run(
+        [*command, "--data-dir", str(data_dir)],
+        env=os.environ | {"HELEXA_ENGINE_THREADS": str(num_threads)},
+        cwd=REPOSITORY_DIR,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    cost: dict[str, float] = json.loads(measured.stdout)
+    return cost
+
+
+def as_line(cost: dict[str, float]) -> str:
+    return (
+        f"decode step of 8 sequences: {cost['free_ms']:.2f} ms, "
+        f"with a JSON schema {cost['masked_ms']:.2f} ms ({cost['share']:+.1%})"
+    )
