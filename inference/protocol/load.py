@@ -33,6 +33,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kv_memory_bytes: int | None = None
     """``None``: measured (CUDA: free memory after the weights; CPU: the configured share)."""
     max_concurrent_sequences: int = 256
+    """At most; on a slow device fewer run at once, so that a step stays short."""
     max_queue_depth: int = 256
     max_queue_wait_s: float = 60.0
     chat_template: str | None = None
