@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.parts import Part, ToolCallParser
+from inference.text.parts import ToolCallParser
 from inference.text.tokenizer import Tokenizer
-from inference.text.tool_calls.free_text import FreeText
 from inference.text.tool_calls.grammar_rules import (
     answer_rules,
     callable_tools,
@@ -25,6 +24,7 @@ from inference.text.tool_calls.grammar_rules import (
 )
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.known_tools import KnownTools
+from inference.text.tool_calls.marked_calls import MarkedCallParser
 from inference.text.tool_calls.markers import special_marker_ids
 from inference.text.tool_calls.part_list import PartList
 
@@ -40,7 +40,12 @@ class HermesFormat:
         return special_marker_ids(tokenizer, (OPEN, CLOSE))
 
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
-        return HermesParser(tools)
+        known = KnownTools(tools)
+
+        def begin(parts: PartList, marker: str, lead: str, character: str) -> JsonCalls:
+            return JsonCalls(known, parts, lead=lead)
+
+        return MarkedCallParser([OPEN], begin, closing=CLOSE)
 
     def grammar(
         self,
@@ -59,47 +64,3 @@ class HermesFormat:
             *json_call_rules(called, choice, arguments_key="arguments"),
         ]
         return "\n".join(rules)
-
-
-class HermesParser:
-    def __init__(self, tools: Sequence[ToolDefinition]) -> None:
-        self._tools = KnownTools(tools)
-        self._parts = PartList()
-        self._text = FreeText((OPEN, CLOSE))
-        self._follows_call = False
-        self._calls: JsonCalls | None = None
-
-    def feed(self, text: str) -> list[Part]:
-        position = 0
-        while position < len(text):
-            read = self._read_text if self._calls is None else self._read_calls
-            position = read(text, position)
-        return self._parts.take()
-
-    def flush(self) -> list[Part]:
-        if self._calls is not None:
-            self._calls.close()
-        else:
-            self._parts.add_text(self._text.flush())
-        return self._parts.take()
-
-    def _read_text(self, text: str, start: int) -> int:
-        position = self._text.feed(text, start)
-        self._parts.add_text(self._text.take())
-        if self._text.found == OPEN:
-            self._calls = JsonCalls(self._tools, self._parts, lead=self._text.space + OPEN)
-        elif self._text.found == CLOSE:
-            if not self._follows_call or self._text.has_text:
-                self._parts.add_text(self._text.space + CLOSE)
-                self._follows_call = False
-            self._text = FreeText((OPEN, CLOSE), follows_call=self._follows_call)
-        return position
-
-    def _read_calls(self, text: str, start: int) -> int:
-        assert self._calls is not None
-        position = self._calls.feed(text, start)
-        if self._calls.is_done:
-            self._follows_call = self._calls.num_calls > 0
-            self._text = FreeText((OPEN, CLOSE), follows_call=self._follows_call)
-            self._calls = None
-        return position

@@ -42,8 +42,8 @@ class TaggedCall:
     def __init__(self, tools: KnownTools, parts: PartList, *, lead: str, is_wrapped: bool) -> None:
         self.is_done = False
         self.has_started = False
-        self.is_broken = False
-        """Its end, or all of it, is text."""
+        self.num_calls = 0
+        """1 when it was read to its end."""
         self._tools = tools
         self._parts = parts
         self._held = lead
@@ -106,6 +106,7 @@ class TaggedCall:
         else:
             self._start()
             self._parts.add_arguments("}")
+            self.num_calls = 1
             self.is_done = True
 
     def _read_name(self, text: str, position: int) -> int:
@@ -168,5 +169,5 @@ class TaggedCall:
         if self.has_started:
             self._parts.add_arguments("}")
         self._parts.add_text(self._held + self._tag_text)
-        self.is_done = self.is_broken = True
+        self.is_done = True
         return position

@@ -91,6 +91,10 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
         _with("<parameter=content>\na </parameter> </b>\n</parameter>\n"),
         [("write_file", '{"content":"a </parameter> </b>"}')],
     ),
+    "JSON between the outer tags": (
+        _wrapped('{"name": "bash", "arguments": {"command": "ls"}}'),
+        [LIST_FILES],
+    ),
     "the tag in prose": ("Write <tool_call> and then", ["Write <tool_call> and then"]),
     "JSON behind the name": (
         _wrapped('<function=fly>{"a": 1}</function>'),
