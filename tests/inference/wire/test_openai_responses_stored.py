@@ -1,0 +1,107 @@
+"""What is stored can be read back: accepted items parse again, and pages hold every item once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.wire import openai_responses
+from inference.wire.dialect import NO_CONTEXT
+from inference.wire.errors import ApiError
+from inference.wire.openai_responses_input import items, with_ids
+from inference.wire.openai_responses_stored import (
+    ItemPage,
+    deleted_body,
+    item_list_body,
+    read_item_page,
+    read_retrieval,
+)
+from inference.wire.openai_responses_turns import Referred
+from tests.inference.wire.golden import cases
+from tests.inference.wire.random_bodies import random_bodies
+
+NUM_BODIES = 5000
+ITEMS = [{"id": f"msg_{number}"} for number in range(7)]
+
+
+def test_what_was_accepted_parses_again() -> None:
+    """Item by item, as it comes back from the store, and to the same turns."""
+    paths = [case.path for case in cases() if case.dialect == "openai_responses"]
+    answered = [path for path in paths if not (path / "error.json").exists()]
+    seeds = [json.loads((path / "request.json").read_bytes()) for path in answered]
+    num_accepted = 0
+    for body in random_bodies(seeds, NUM_BODIES, seed=5):
+        try:
+            request = openai_responses.parse(body, NO_CONTEXT)
+        except ApiError:
+            continue
+        num_accepted += 1
+        for item in with_ids(request.items, "r"):
+            stored = json.loads(json.dumps(item.object))
+            (again,) = items([stored], "stored")
+            assert again.object == item.object
+            if not isinstance(again.part, Referred):
+                assert again.part == item.part
+    assert num_accepted > NUM_BODIES / 10
+
+
+def test_ids_are_made_where_none_was_given() -> None:
+    given_items: Any = [
+        {"role": "user", "content": "Hi"},
+        {"type": "reasoning"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "1", "id": "mine"},
+        {"type": "function_call_output", "call_id": "c", "output": "1"},
+    ]
+    made = [item.object["id"] for item in with_ids(items(given_items, "input"), "r")]
+    assert made == ["msg_r_i0", "rs_r_i1", "fc_r_i2", "mine", "fco_r_i4"]
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@given(limit=st.integers(1, 9), num_items=st.integers(0, 7))
+def test_pages_hold_every_item_once(order: str, limit: int, num_items: int) -> None:
+    everything = ITEMS[:num_items]
+    after, seen = None, []
+    for _ in range(10):
+        page = json.loads(
+            item_list_body(everything, ItemPage(limit=limit, order=order, after=after))
+        )
+        seen += page["data"]
+        after = page["last_id"]
+        if not page["has_more"]:
+            break
+    assert seen == (everything if order == "asc" else everything[::-1])
+
+
+def test_the_page_asked_for() -> None:
+    assert read_item_page(b"") == ItemPage(limit=20, order="desc", after=None)
+    asked = read_item_page(
+        b"limit=5&order=asc&after=msg%5F1&include%5B%5D=reasoning.encrypted_content"
+    )
+    assert asked == ItemPage(limit=5, order="asc", after="msg_1")
+
+
+@pytest.mark.parametrize("query", [b"", b"stream=false", b"include=file_search_call.results"])
+def test_a_response_as_it_is(query: bytes) -> None:
+    read_retrieval(query)
+
+
+@given(query=st.binary(max_size=60))
+def test_any_query_is_read_or_refused(query: bytes) -> None:
+    for read in (read_retrieval, read_item_page):
+        try:
+            read(query)
+        except ApiError as error:
+            assert error.status == 400
+
+
+def test_deleted() -> None:
+    assert json.loads(deleted_body("resp_1")) == {
+        "id": "resp_1",
+        "object": "response",
+        "deleted": True,
+    }
