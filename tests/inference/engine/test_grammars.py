@@ -44,8 +44,9 @@ def test_states_of_one_grammar_do_not_share_their_place(compiler: GrammarCompile
 
 
 def test_equal_texts_are_compiled_once_and_the_oldest_is_dropped(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    ascii_tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    compiler = GrammarCompiler(ascii_tokenizer_file, VOCAB_SIZE, (END_ID,))
     monkeypatch.setattr(grammars, "MAX_COMPILED", 2)
     a = compiler.compile(lark("/a/"))
     b = compiler.compile(lark("/b/"))
