@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
 from pathlib import Path
 
 from inference.loading.errors import BadFileError, MissingFileError
 
 SLOW_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
-CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json", "merges.txt")
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+CONFIG_FILES = (
+    *("tokenizer_config.json", "special_tokens_map.json", "merges.txt"),
+    *TEMPLATE_FILES,
+)
 
 
 def directory_tokenizer(directory: Path, cache_dir: Path) -> Path:
@@ -39,6 +44,17 @@ def _convert(directory: Path, written: Path) -> None:
         raise BadFileError(f"{directory}: its tokenizer cannot be converted: {error}") from error
     if not (written / "tokenizer.json").is_file():
         raise BadFileError(f"{directory}: its tokenizer has no fast form (tokenizer.json)")
+    _copy_template(directory, written)
+
+
+def _copy_template(directory: Path, written: Path) -> None:
+    """The conversion writes the configuration's template as a file, which would come before the
+    directory's own."""
+    own = [directory / name for name in TEMPLATE_FILES if (directory / name).is_file()]
+    for name in TEMPLATE_FILES if own else ():
+        (written / name).unlink(missing_ok=True)
+    for path in own:
+        shutil.copyfile(path, written / path.name)
 
 
 def _fingerprint(paths: list[Path]) -> str:

@@ -22,6 +22,7 @@ TEXT_FILES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
     "vocab.txt",
     "modules.json",
     "sentence_bert_config.json",

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from inference.loading.directory_tokenizer import directory_tokenizer
 from inference.loading.errors import BadFileError, MissingFileError
+from inference.text.template_sources import find_templates
 
 
 def test_a_tokenizer_json_is_used_where_it_lies(tmp_path: Path) -> None:
@@ -15,16 +16,34 @@ def test_a_tokenizer_json_is_used_where_it_lies(tmp_path: Path) -> None:
     assert directory_tokenizer(tmp_path, tmp_path / "cache") == tmp_path
 
 
-def test_a_slow_tokenizer_is_converted_once(tmp_path: Path) -> None:
+def _slow_tokenizer(tmp_path: Path, **config: str) -> Path:
     model = tmp_path / "model"
     model.mkdir()
     vocabulary = {chr(c): c - 33 for c in range(33, 127)} | {"Ġ": 94, "ab": 95, "<|end|>": 96}
     (model / "vocab.json").write_text(json.dumps(vocabulary))
     (model / "merges.txt").write_text("#version: 0.2\na b\n")
     (model / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|end|>", "unk_token": None})
+        json.dumps(
+            {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|end|>", "unk_token": None} | config
+        )
     )
+    return model
 
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json"])
+def test_a_converted_one_keeps_its_directorys_template(tmp_path: Path, name: str) -> None:
+    model = _slow_tokenizer(tmp_path, chat_template="of the configuration")
+    own = "own" if name.endswith(".jinja") else json.dumps({"chat_template": "own"})
+    (model / name).write_text(own)
+    converted = directory_tokenizer(model, tmp_path / "cache")
+    assert find_templates(converted, None).default == "own"
+    (model / name).unlink()
+    converted = directory_tokenizer(model, tmp_path / "cache")
+    assert find_templates(converted, None).default == "of the configuration"
+
+
+def test_a_slow_tokenizer_is_converted_once(tmp_path: Path) -> None:
+    model = _slow_tokenizer(tmp_path)
     converted = directory_tokenizer(model, tmp_path / "cache")
 
     assert converted.is_relative_to(tmp_path / "cache" / "tokenizers")
