@@ -127,7 +127,8 @@ def echo_text(index: int, prepared: Prepared, text: ModelText, request: Generati
 def _prompts(given: ChatInput | TextInput | TokensInput, text: ModelText) -> list[list[int]]:
     match given:
         case ChatInput():
-            return [text.tokenizer.encode(_render(given, text), add_special_tokens=False)]
+            token_ids = text.tokenizer.encode(_render(given, text), add_special_tokens=False)
+            return [_not_empty(token_ids, "messages")]
         case TextInput(texts=texts):
             encoded = [text.tokenizer.encode(one, add_special_tokens=True) for one in texts]
             return [_not_empty(token_ids) for token_ids in encoded]
@@ -152,10 +153,10 @@ def _checked_ids(token_ids: list[int], vocab_size: int) -> list[int]:
     return token_ids
 
 
-def _not_empty(token_ids: list[int]) -> list[int]:
+def _not_empty(token_ids: list[int], param: str = "prompt") -> list[int]:
     if not token_ids:
         raise RequestRefusedError(
-            Failure(code="empty_prompt", message="the prompt holds no tokens", param="prompt")
+            Failure(code="empty_prompt", message="the prompt holds no tokens", param=param)
         )
     return token_ids
 

@@ -60,6 +60,13 @@ def test_an_empty_prompt_is_refused(byte_level_dir: Path) -> None:
     assert refused.value.failure.code == "empty_prompt"
 
 
+def test_a_template_that_writes_nothing_is_refused(byte_level_dir: Path) -> None:
+    text = model_text(byte_level_dir, chat_template="{# nothing #}")
+    with pytest.raises(RequestRefusedError) as refused:
+        _prepare(text, ChatInput(messages=[ChatMessage(role="user", content="Hi")]))
+    assert (refused.value.failure.code, refused.value.failure.param) == ("empty_prompt", "messages")
+
+
 def test_the_rest_of_the_context_is_the_default_limit(byte_level_dir: Path) -> None:
     text = model_text(byte_level_dir)
     assert _prepare(text, TokensInput(prompts=[[5] * 99])).params.max_tokens == 1
