@@ -34,8 +34,8 @@ class ResolvedCall(NamedTuple):
 def resolve_call(
     members: Mapping[str, Any], tools: KnownTools, *, is_marked: bool
 ) -> ResolvedCall | None:
-    """The call that an object's members make. ``is_marked``: it stood between
-    markers, so that a name alone is a call too."""
+    """The call that an object's members make. ``is_marked``: it stood between markers, so that a
+    name alone is a call too."""
     function = members.get("function")
     if isinstance(function, dict):
         return resolve_call(function, tools, is_marked=is_marked)
@@ -90,12 +90,14 @@ def _without_arguments(
 
 
 def _nameless(arguments: dict[str, Any], tools: KnownTools) -> _Call | None:
-    inner = arguments.get("name")
-    if isinstance(inner, str) and inner in tools:
-        rest = {key: value for key, value in arguments.items() if key != "name"}
-        if len(rest) == 1 and (key := next(iter(rest))) in ARGUMENTS_KEYS:
-            nested = _as_object(rest[key])
-            return None if nested is None else (inner, nested)
-        return inner, rest
     named = tools.named_by(arguments)
-    return None if named is None else (named, arguments)
+    by_arguments = None if named is None else (named, arguments)
+    inner = arguments.get("name")
+    if not isinstance(inner, str) or inner not in tools:
+        return by_arguments
+    rest = {key: value for key, value in arguments.items() if key != "name"}
+    if len(rest) == 1 and (key := next(iter(rest))) in ARGUMENTS_KEYS:
+        nested = _as_object(rest[key])
+        return None if nested is None else (inner, nested)
+    by_name = (inner, rest)
+    return by_name if tools.takes(inner, rest) else by_arguments or by_name

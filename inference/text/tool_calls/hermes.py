@@ -42,7 +42,7 @@ class HermesFormat:
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         known = KnownTools(tools)
 
-        def begin(parts: PartList, marker: str, lead: str, character: str) -> JsonCalls:
+        def begin(parts: PartList, opening: str, lead: str, character: str) -> JsonCalls:
             return JsonCalls(known, parts, lead=lead)
 
         return MarkedCallParser([OPEN], begin, closing=CLOSE)

@@ -26,11 +26,12 @@ class KnownTools:
         return properties if isinstance(properties, dict) else {}
 
     def named_by(self, arguments: Collection[str]) -> str | None:
-        """The only tool that takes these arguments: all of them, and no required one missing."""
-        fitting = [name for name in self._schemas if self._takes(name, arguments)]
+        """The only tool that takes these arguments."""
+        fitting = [name for name in self._schemas if self.takes(name, arguments)]
         return fitting[0] if len(fitting) == 1 else None
 
-    def _takes(self, name: str, arguments: Collection[str]) -> bool:
+    def takes(self, name: str, arguments: Collection[str]) -> bool:
+        """Whether the tool knows all of these arguments and misses none that it requires."""
         required = self.schema(name).get("required")
         needed = required if isinstance(required, list) else []
         given = list(arguments)  # which may be asked for anything, as a schema may say anything

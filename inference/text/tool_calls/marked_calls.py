@@ -18,7 +18,8 @@ from inference.text.tool_calls.part_list import PartList
 
 
 class CallReader(Protocol):
-    """Reads what stands behind a marker; the last calls it finds may be none, and all text."""
+    """Reads what stands behind a marker. ``num_calls`` is 0 when none of it could be read and all
+    of it, the lead too, is text again."""
 
     is_done: bool
     num_calls: int
@@ -33,8 +34,8 @@ class CallReader(Protocol):
 
 
 BeginCalls = Callable[[PartList, str, str, str], CallReader]
-"""Of the parts to add to, the marker, everything read from the marker's whitespace on (text again
-when no call follows) and the next character."""
+"""Given the parts to add to, the marker, the lead (the marker and the whitespace around it) and the
+first character behind."""
 
 
 class MarkedCallParser:

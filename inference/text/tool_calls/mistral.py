@@ -46,7 +46,7 @@ class MistralFormat:
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         known = KnownTools(tools)
 
-        def begin(parts: PartList, marker: str, lead: str, character: str) -> CallReader:
+        def begin(parts: PartList, opening: str, lead: str, character: str) -> CallReader:
             if character in "[{":
                 return JsonCalls(known, parts, lead=lead)
             return NamedCall(parts, lead=lead)

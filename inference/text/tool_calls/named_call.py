@@ -1,6 +1,8 @@
 """Mistral's newer call: the name, perhaps an id, then the arguments as a JSON object.
 
-f[ARGS]{"a": 1}      f[CALL_ID]abc123def[ARGS]{}      f{"a": 1}
+    f[ARGS]{"a": 1}      f[CALL_ID]abc123def[ARGS]{}      f{"a": 1}
+
+Up to three closing braces too many are left out.
 """
 
 from __future__ import annotations

@@ -39,10 +39,10 @@ class QwenCoderFormat:
     def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
         known = KnownTools(tools)
 
-        def begin(parts: PartList, marker: str, lead: str, character: str) -> CallReader:
-            if marker == OPEN and character in "[{":
+        def begin(parts: PartList, opening: str, lead: str, character: str) -> CallReader:
+            if opening == OPEN and character in "[{":
                 return JsonCalls(known, parts, lead=lead)
-            return TaggedCall(known, parts, lead=lead, is_wrapped=marker == OPEN)
+            return TaggedCall(known, parts, lead=lead, is_wrapped=opening == OPEN)
 
         return MarkedCallParser([OPEN, FUNCTION], begin, closing=CLOSE)
 

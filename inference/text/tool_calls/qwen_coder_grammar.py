@@ -48,6 +48,7 @@ ROOT_KEYWORDS = {
 """What is understood at the top of a tool's schema."""
 
 _NEWLINE = literal("\n")
+_FUNCTION_LINE = literal(f"\n{FUNCTION}")
 _VALUE_END = literal(f"\n{PARAMETER_END}\n")
 
 
@@ -74,7 +75,7 @@ def qwen_coder_grammar(
     rules = [
         *start,
         *(head_rules("bare", FUNCTION, tokenizer) if is_free else ()),
-        f"rest: {literal(f'{chr(10)}{FUNCTION}')} function {_NEWLINE} {marker(tokenizer, CLOSE)}",
+        f"rest: {_FUNCTION_LINE} function {_NEWLINE} {marker(tokenizer, CLOSE)}",
         f"function: {' | '.join(f'function_{index}' for index in range(len(called)))}",
         f"text_value[lazy]: TEXT {literal(PARAMETER_END)}",
         f'any_argument: {literal(PARAMETER)} /[^<>\\n]+/ ">" {_NEWLINE} text_value {_NEWLINE}',
@@ -104,7 +105,7 @@ def _function_rules(rule: str, tool: ToolDefinition, choice: ToolChoice) -> list
             raise _unsupported(tool, ("properties", key))
         if schema is False or not fits_tag(key):
             continue
-        argument = f"{literal(f'{PARAMETER}{key}>{chr(10)}')} {rule}_{number}"
+        argument = f"{literal(PARAMETER + key + '>')} {_NEWLINE} {rule}_{number}"
         arguments.append(argument if key in required else f"({argument})?")
         if tool.strict:
             _check_text(tool, key, alternatives(schema, root))

@@ -48,6 +48,10 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
         _wrapped('{"arguments": {"name": "bash", "arguments": {"command": "ls"}}}'),
         [LIST_FILES],
     ),
+    "no name, and an argument that is a tool's name": (
+        _wrapped('{"arguments": {"name": "bash", "age": 3}}'),
+        [("create_user", '{"name":"bash","age":3}')],
+    ),
     "an argument that is called name": (
         _wrapped('{"name": "create_user", "arguments": {"name": "bash", "age": 3}}'),
         [("create_user", '{"name":"bash","age":3}')],
