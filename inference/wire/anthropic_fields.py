@@ -11,10 +11,12 @@ from typing import Any, Literal
 from inference.protocol.generation import OutputFormat
 from inference.wire.errors import (
     MissingParameterError,
+    ThreadUnsupportedError,
     UnsupportedParameterError,
 )
 from inference.wire.fields import (
     Field,
+    Support,
     array,
     honoured,
     integer,
@@ -64,6 +66,15 @@ CACHE_CONTROL = neutral(
     object_of(CACHE_CONTROL_FIELDS, required=("type",)),
     "Prefixes are cached by content, without marks.",
 )
+_NO_THREADS = "conversations are not kept here"
+
+
+def _thread(_value: Any, path: str) -> Any:
+    raise ThreadUnsupportedError(path, _NO_THREADS)
+
+
+THREAD = Field("thread", Support.REFUSED, _thread, _NO_THREADS)
+
 METADATA_FIELDS = table(neutral("user_id", text(4096), "A label; kept nowhere."))
 DIAGNOSTICS_FIELDS = table(neutral("previous_message_id", text(256), "Not compared."))
 

@@ -124,7 +124,7 @@ FIELDS = table(
     refused("container", "there are no containers"),
     refused("fallback_credit_token", "no other model answers instead"),
     refused("inference_geo", "where a model runs is the operator's choice"),
-    refused("thread", "conversations are not kept here"),
+    options.THREAD,
     refused("user_profile_id", "there are no user profiles"),
     refused("workspace_id", "there are no workspaces"),
 )

@@ -6,6 +6,7 @@
     │   ├── InvalidTypeError            400 invalid_type
     │   ├── MissingParameterError       400 missing_required_parameter
     │   ├── UnsupportedParameterError   400 unsupported_parameter
+    │   │   └── ThreadUnsupportedError  400 thread_unsupported_request
     │   ├── PreviousResponseNotFoundError 400 previous_response_not_found
     │   └── VisionUnsupportedError      400 vision_unsupported
     ├── InvalidApiKeyError              401 invalid_api_key
@@ -79,6 +80,12 @@ class UnsupportedParameterError(InvalidRequestError):
 
     def __init__(self, param: str, reason: str) -> None:
         super().__init__(f"Unsupported parameter: '{param}': {reason}.", param=param)
+
+
+class ThreadUnsupportedError(UnsupportedParameterError):
+    """The anthropic SDK knows this code: its tool runner goes on without a thread."""
+
+    code = "thread_unsupported_request"
 
 
 class VisionUnsupportedError(InvalidRequestError):
