@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from inference.neuron.errors import RequestRefusedError, invalid_schema
 from inference.neuron.model_text import ModelText
 from inference.protocol.events import Failure
@@ -28,7 +30,7 @@ from inference.text.chat_template import rendered_tools, wants_thinking
 from inference.text.compiling import calls_part, grammar_text, json_part, problem_of
 from inference.text.errors import SchemaError
 from inference.text.grammars import Thinking, answer_grammar
-from inference.text.schemas import check_schema
+from inference.text.schemas import checked_schema
 from inference.text.tool_calls.errors import UnsupportedSchemaError
 
 
@@ -71,7 +73,7 @@ def _json_part(output_format: OutputFormat) -> dict[str, Any]:
     schema = output_format.schema
     if schema is not None:
         try:
-            check_schema(schema)
+            schema = checked_schema(schema)
         except SchemaError as error:
             failure = invalid_schema(str(error), error.path(output_format.path))
             raise RequestRefusedError(failure) from error
@@ -95,8 +97,7 @@ def _call_parts(
     may_be_json = output_format is not None and choice.mode == "auto"
     if may_be_json:
         choice = ToolChoice(mode="required")
-    for tool in tools:
-        _check_tool(tool, is_forced=choice.mode == "required")
+    tools = [_checked_tool(tool, is_forced=choice.mode == "required") for tool in tools]
     if may_be_json and key is not None:
         return [bare_call_part(tool, key) for tool in tools]
     try:
@@ -119,19 +120,20 @@ def _check_choice(choice: ToolChoice, tools: Sequence[ToolDefinition]) -> None:
     raise RequestRefusedError(failure)
 
 
-def _check_tool(tool: ToolDefinition, *, is_forced: bool) -> None:
+def _checked_tool(tool: ToolDefinition, *, is_forced: bool) -> ToolDefinition:
     """A strict tool's schema must be enforced whole; another one's as far as it can be, and only
     where a call is forced."""
     if tool.parameters is None:
-        return
+        return tool
     try:
         if tool.strict:
-            check_schema(tool.parameters)
-        elif is_forced:
+            return msgspec.structs.replace(tool, parameters=checked_schema(tool.parameters))
+        if is_forced:
             _check_leniently(tool.parameters)
     except SchemaError as error:
         failure = invalid_schema(str(error), error.path(tool.path))
         raise RequestRefusedError(failure) from error
+    return tool
 
 
 def _check_leniently(schema: dict[str, Any]) -> None:

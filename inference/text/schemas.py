@@ -39,6 +39,13 @@ ANNOTATIONS = frozenset(
 """They say nothing of which values are valid. Nor do keywords that start with ``x-``, but for
 llguidance's own, which would loosen what is enforced."""
 KNOWN = STRUCTURE | ASSERTIONS | ANNOTATIONS
+VACUOUS: dict[str, tuple[Any, ...]] = {
+    "propertyNames": (True, {}, {"type": "string"}),
+    "uniqueItems": (False,),
+    "nullable": (False,),
+}
+"""Keywords that are not enforced, with those of their values that forbid nothing; schema libraries
+write them."""
 
 MAX_STEPS = 100
 """From the root to any subschema; llguidance reads no more than 128."""
@@ -49,16 +56,35 @@ WORDINGS = {
 """Ours for messages of llguidance that speak of its own options."""
 
 
-def check_schema(schema: Schema) -> None:
-    """Raises ``SchemaError`` naming the keyword that is invalid or cannot be enforced."""
+def checked_schema(schema: Schema) -> Schema:
+    """``schema`` without what forbids nothing. Raises ``SchemaError`` naming the keyword that is
+    invalid or cannot be enforced."""
     pending = [Place((), schema)]
     while pending:
         place = pending.pop()
         _check_keywords(place)
         pending += subschemas(place)
-    problem = problem_of(grammar_text([json_part(schema)]))
+    enforced: Schema = _without_vacuous(schema)
+    problem = problem_of(grammar_text([json_part(enforced)]))
     if problem is not None:
-        raise SchemaError(find_culprit(schema, problem), WORDINGS.get(problem, problem))
+        raise SchemaError(find_culprit(enforced, problem), WORDINGS.get(problem, problem))
+    return enforced
+
+
+def _without_vacuous(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in SCHEMA_MAPS:
+            kept[keyword] = {name: _without_vacuous(inner) for name, inner in value.items()}
+        elif keyword in SCHEMA_LISTS and isinstance(value, list):
+            kept[keyword] = [_without_vacuous(inner) for inner in value]
+        elif keyword in ONE_SCHEMA:
+            kept[keyword] = _without_vacuous(value)
+        elif keyword not in VACUOUS:
+            kept[keyword] = value
+    return kept
 
 
 def _check_keywords(place: Place) -> None:
@@ -75,6 +101,8 @@ def _check_keywords(place: Place) -> None:
 
 
 def _refusal(keyword: str, value: Any, schema: dict[str, Any]) -> str | None:
+    if keyword in VACUOUS and value in VACUOUS[keyword]:
+        return None
     if keyword not in KNOWN and (keyword == OUR_OPTIONS or not keyword.startswith("x-")):
         return f"the keyword {keyword!r} is not supported"
     if keyword in SCHEMA_MAPS and not isinstance(value, dict):

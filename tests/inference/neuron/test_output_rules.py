@@ -147,6 +147,20 @@ def test_what_a_models_own_format_cannot_express_is_named(text: ModelText) -> No
     assert failure.param == "tools[0].function.parameters.properties.x.pattern"
 
 
+def test_a_strict_tools_schema_loses_what_forbids_nothing(text: ModelText) -> None:
+    seen: list[ToolDefinition] = []
+
+    class Format(MarkedCalls):
+        def grammar(self, tools: Any, choice: Any, **kwargs: Any) -> str | None:
+            seen.extend(tools)
+            return None
+
+    watched = dataclasses.replace(text, tool_format=Format())
+    strict = _tool({"propertyNames": {"type": "string"}}, strict=True)
+    assert request_grammar(_request(tools=[strict]), watched) is None
+    assert [tool.parameters for tool in seen] == [{}]
+
+
 def test_another_tools_schema_is_checked_where_a_call_is_forced(text: ModelText) -> None:
     odd = _tool({"properties": {"x": {"uniqueItems": True}}})
     assert request_grammar(_request(tools=[odd], tool_choice=REQUIRED), text) is not None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from inference.text.compiling import grammar_text, json_part, problem_of
 from inference.text.errors import SchemaError
-from inference.text.schemas import KNOWN, check_schema
+from inference.text.schemas import KNOWN, checked_schema
 
 PERSON = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -47,7 +47,7 @@ PERSON = {
     ],
 )
 def test_what_can_be_enforced_passes(schema: dict[str, Any] | bool) -> None:
-    check_schema(schema)
+    assert checked_schema(schema) == schema
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,16 @@ def test_what_can_be_enforced_passes(schema: dict[str, Any] | bool) -> None:
 )
 def test_what_cannot_names_the_keyword(schema: dict[str, Any] | bool, path: str) -> None:
     with pytest.raises(SchemaError) as refused:
-        check_schema(schema)
+        checked_schema(schema)
     assert refused.value.path("S") == path
     assert str(refused.value)
+
+
+def test_what_forbids_nothing_is_left_out() -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    names = {"uniqueItems": {**numbers, "uniqueItems": False}, "x": {"nullable": False}}
+    schema = {"properties": names, "propertyNames": {"type": "string"}}
+    assert checked_schema(schema) == {"properties": {"uniqueItems": numbers, "x": {}}}
 
 
 def test_one_of_hundreds_is_found() -> None:
@@ -91,15 +98,15 @@ def test_one_of_hundreds_is_found() -> None:
     properties["p170"] = {"type": "strin"}
     properties["p290"] = {"type": "strin"}
     with pytest.raises(SchemaError) as refused:
-        check_schema({"type": "object", "properties": properties})
+        checked_schema({"type": "object", "properties": properties})
     assert refused.value.path("S") == "S.properties.p170.type"
 
 
 def test_messages_are_of_one_line_and_ours() -> None:
     with pytest.raises(SchemaError, match="look-around"):
-        check_schema({"pattern": "a(?=b)"})
+        checked_schema({"pattern": "a(?=b)"})
     with pytest.raises(SchemaError, match="use anyOf"):
-        check_schema({"oneOf": [{"type": "string"}, {"minLength": 3}]})
+        checked_schema({"oneOf": [{"type": "string"}, {"minLength": 3}]})
 
 
 @pytest.mark.parametrize("keyword", ["items", "anyOf"])
@@ -108,7 +115,7 @@ def test_deep_nesting_is_refused(keyword: str) -> None:
     for _ in range(400):
         schema = {keyword: schema if keyword == "items" else [schema]}
     with pytest.raises(SchemaError, match="nested too deeply"):
-        check_schema(schema)
+        checked_schema(schema)
 
 
 def test_deep_values_are_refused() -> None:
@@ -116,7 +123,7 @@ def test_deep_values_are_refused() -> None:
     for _ in range(20_000):
         value = [value]
     with pytest.raises(SchemaError):
-        check_schema({"const": value})
+        checked_schema({"const": value})
 
 
 JSON = st.recursive(
@@ -132,7 +139,7 @@ JSON = st.recursive(
 @given(schema=st.dictionaries(st.sampled_from(sorted(KNOWN)), JSON, max_size=5))
 def test_any_object_passes_or_is_refused_by_name(schema: dict[str, Any]) -> None:
     try:
-        check_schema(schema)
+        checked_schema(schema)
     except SchemaError as error:
         assert error.path("S").startswith("S")
     else:
