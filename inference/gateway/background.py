@@ -71,14 +71,17 @@ class BackgroundRun:
         if self.task is not None:
             self.task.cancel()
 
+    def close_feed(self) -> None:
+        """Nothing comes any more, however it ended."""
+        if self._feed is not None:
+            self._feed.close()
+
     async def work(self) -> None:
         started_s = time.perf_counter()
         outcome = "cancelled"
         try:
             outcome = await self._outcome()
         finally:
-            if self._feed is not None:
-                self._feed.close()
             model, seconds = self._request.generation.model, time.perf_counter() - started_s
             log_request(self._request_id, model, outcome, self._usage, seconds)
 
@@ -180,7 +183,7 @@ class BackgroundRuns:
         )
         self._runs[run.id] = run
         run.task = self._gateway.spawn(run.work())
-        run.task.add_done_callback(lambda _: self._forget(run.id))
+        run.task.add_done_callback(lambda _: self._forget(run))
         if len(self._runs) == 1:
             self._watcher = asyncio.create_task(self._watch(), name="gateway background runs")
 
@@ -190,8 +193,10 @@ class BackgroundRuns:
         if run is not None:
             run.cancel()
 
-    def _forget(self, ended_id: str) -> None:
-        self._runs.pop(ended_id, None)
+    def _forget(self, run: BackgroundRun) -> None:
+        """Also called for a run that was cancelled before it did anything."""
+        run.close_feed()
+        del self._runs[run.id]
         if not self._runs and self._watcher is not None:
             self._watcher.cancel()
 
@@ -201,6 +206,9 @@ class BackgroundRuns:
             try:
                 active = await self._store.renew_leases(watched)
             except ServiceUnavailableError:
+                active = set(watched)
+            except Exception:
+                logger.exception("the leases of background responses are not renewed")
                 active = set(watched)
             for lost_id in set(watched) - active:
                 self.cancel(lost_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import openai
@@ -11,9 +12,11 @@ from django.db import OperationalError
 
 from inference.conversations import selectors, services
 from inference.conversations.models import StoredResponse
-from inference.gateway import background
+from inference.gateway import background, response_store
 from inference.gateway.database import DatabaseThreads
+from inference.gateway.frame_feed import FrameFeed
 from inference.gateway.gateway import Gateway
+from inference.wire import openai_responses
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
 from tests.inference.gateway.responses_support import (
@@ -211,3 +214,18 @@ async def test_each_run_is_one_line_in_the_log(
             await asyncio.sleep(0.01)
     (line,) = [record.message for record in caplog.records if record.name == "helexa.requests"]
     assert line.startswith(made.removeprefix("resp_") + " model=tiny finished prompt=7 cached=2")
+
+
+async def test_a_run_that_is_cancelled_before_it_begins_lets_its_watcher_go(
+    gateway: Gateway,
+) -> None:
+    gateway.ensure_started()
+    runs = background.BackgroundRuns(gateway, response_store.ResponseStore())
+    request = openai_responses.parse(json.dumps(ask(background=True)).encode())
+    encoder = request.stream_encoder(request_id="r", created_unix_s=1)
+    encoder.opening()
+    feed = FrameFeed(lambda: None)
+    runs.start(request, request_id="r", encoder=encoder, feed=feed)
+    runs.cancel("resp_r")
+    assert await asyncio.wait_for(feed.take(), 10) == (b"", True)
+    assert len(runs) == 0
