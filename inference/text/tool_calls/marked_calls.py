@@ -18,8 +18,8 @@ from inference.text.tool_calls.part_list import PartList
 
 
 class CallReader(Protocol):
-    """Reads what stands behind a marker. ``num_calls`` is 0 when none of it could be read and all
-    of it, the lead too, is text again."""
+    """Reads what stands behind a marker. ``num_calls`` is 0 when no call was read to its end; what
+    could not be read is text then, with the lead unless a call had started."""
 
     is_done: bool
     num_calls: int
