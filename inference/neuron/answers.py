@@ -51,41 +51,41 @@ class Choice:
         engine's word or, while the sequence still runs there, by a stop string."""
         if step.num_cached_tokens is not None:
             self.num_cached_tokens = step.num_cached_tokens
+        pieces, logprobs = self._take(step)
+        if self._text.stop is None and step.finish_reason is not None:
+            pieces += self._text.flush()
+            # The engine's count holds the stop token too, which is not among the ids.
+            self.num_output_tokens = max(step.num_output_tokens, self.num_output_tokens)
+        events = self._events.of(pieces, logprobs)
+        reason = self._end_reason(step)
+        if reason is not None:
+            self.has_finished = True
+            events.append(self._events.finished(reason, self._text.stop))
+        return events
+
+    def _take(self, step: SequenceStep) -> tuple[list[Piece], list[TextLogprob]]:
+        """Token by token, up to a stop string. Thinking has no logprobs."""
         pieces, self._untold = self._untold, []
-        told_logprobs: list[TextLogprob] = []
+        logprobs: list[TextLogprob] = []
         for position, token_id in enumerate(step.token_ids):
             place, found = self._text.feed(token_id)
             pieces += found
             self.num_output_tokens += 1
             self._events.count_token(is_answer=place is Place.ANSWER)
             if step.logprobs and place is Place.ANSWER:
-                told_logprobs.append(text_logprob(step.logprobs[position], self._text.tokenizer))
+                logprobs.append(text_logprob(step.logprobs[position], self._text.tokenizer))
             if self._text.stop is not None:
                 break
-        return self._told(pieces, told_logprobs, step)
+        return pieces, logprobs
 
-    def _told(
-        self, pieces: list[Piece], logprobs: list[TextLogprob], step: SequenceStep
-    ) -> list[Event]:
-        engine_ended = self._text.stop is None and step.finish_reason is not None
-        if engine_ended:
-            pieces = [*pieces, *self._text.flush()]
-            # The engine's count holds the stop token too, which is not among the ids.
-            self.num_output_tokens = max(step.num_output_tokens, self.num_output_tokens)
-        events = self._events.of(pieces, logprobs)
+    def _end_reason(self, step: SequenceStep) -> FinishReason | None:
         if self._text.stop is not None:
-            events.append(self._events.finished("stop", self._text.stop))
-        elif engine_ended:
-            events.append(self._events.finished(self._reason(step), None))
-        else:
-            return events
-        self.has_finished = True
-        return events
-
-    def _reason(self, step: SequenceStep) -> FinishReason:
+            return "stop"
         if step.finish_reason == "length":
             return self._at_limit
-        return "tool_calls" if self._events.num_calls else "stop"
+        if step.finish_reason == "stop":
+            return "tool_calls" if self._events.num_calls else "stop"
+        return None
 
 
 def text_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> TextLogprob:

@@ -1,1 +1,2 @@
-"""Chat templates, incremental detokenizer and stop strings. No torch, no Django."""
+"""Between text and token ids: chat templates, detokenizer, stop strings, thinking, tool calls and
+grammars. No torch, no Django."""
