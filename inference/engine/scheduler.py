@@ -91,11 +91,15 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """Whether one more sequence would wait deeper than ``max_queue_depth``. Every seat counts,
-        whether or not the pace has it in use just now: what was accepted a moment ago is not
-        refused because one step was slow."""
-        seats = 0 if self._short_of_blocks else self.limits.max_running - len(self.running)
-        return len(self.waiting) - seats >= self.limits.max_queue_depth
+        """Whether one more sequence would wait deeper than ``max_queue_depth``."""
+        return len(self.waiting) - self._num_free_seats >= self.limits.max_queue_depth
+
+    @property
+    def _num_free_seats(self) -> int:
+        """Of ``max_running``, whether or not the pace has them in use just now. Whoever waits for
+        one of these waits for short steps, not in the queue: the operator has promised the seat,
+        and a slow machine takes longer to serve all of them but refuses none."""
+        return 0 if self._short_of_blocks else self.limits.max_running - len(self.running)
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -207,9 +211,9 @@ class Scheduler:
         self.running = [s for s in self.running if s.state is not SequenceState.ENDED]
 
     def overdue(self, now_s: float) -> list[Sequence]:
-        """Sequences that have waited to start for longer than allowed, oldest first."""
+        """Sequences that have waited in the queue for longer than allowed, oldest first."""
         late: list[Sequence] = []
-        for sequence in self.waiting:
+        for sequence in self.waiting[self._num_free_seats :]:
             if sequence.deadline_s is None:
                 continue
             if sequence.deadline_s > now_s:

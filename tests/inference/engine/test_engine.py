@@ -255,17 +255,28 @@ class TimedExecutor(CountingExecutor):
 
 
 def test_a_crowd_is_served_in_steps_of_a_tenth_of_a_second() -> None:
-    harness = Harness(num_blocks=4096, target_step_s=0.1, max_queue_wait_s=1e9)
+    harness = Harness(num_blocks=4096, target_step_s=0.1, max_queue_wait_s=5.0)
     executor = TimedExecutor(harness)
     harness.engine._executor = executor
     for index in range(256):
         harness.submit(f"r{index}", num_tokens=20, max_tokens=40)
     outputs = harness.drain()
     ends = [o for o in outputs if isinstance(o, SequenceStep) and o.finish_reason]
-    assert len(ends) == 256
+    # Nobody with one of the 256 seats is refused because it takes long to serve them all.
+    assert len(ends) == 256 and harness.now_s > 20
     assert max(executor.seconds) < 0.15
     busy = executor.seconds[20:-60]
     assert sum(busy) / len(busy) == pytest.approx(0.1, rel=0.15)
+
+
+def test_beyond_the_seats_the_queue_has_its_limit_however_slow_the_steps() -> None:
+    harness = Harness(num_blocks=4096, target_step_s=0.1, max_queue_wait_s=2.0, max_running=20)
+    harness.engine._executor = TimedExecutor(harness)
+    for index in range(60):
+        harness.submit(f"r{index}", num_tokens=20, max_tokens=200)
+    ends = [o for o in harness.drain() if isinstance(o, SequenceFailed)]
+    assert {o.code for o in ends} == {"queue_timeout"}
+    assert {o.sequence_id for o in ends} <= {f"r{index}" for index in range(20, 60)}
 
 
 def test_bookkeeping_benchmark_measures_full_steps() -> None:
