@@ -17,7 +17,7 @@ from inference.protocol.events import Event, Finished, FinishReason, TextLogprob
 from inference.protocol.sampling import TokenLogprob
 from inference.text.choice_text import ChoiceText, Piece
 from inference.text.parts import TextPart
-from inference.text.reasoning import Place
+from inference.text.reasoning import TokenKind
 from inference.text.tokenizer import Tokenizer
 
 
@@ -68,11 +68,11 @@ class Choice:
         pieces, self._untold = self._untold, []
         logprobs: list[TextLogprob] = []
         for position, token_id in enumerate(step.token_ids):
-            place, found = self._text.feed(token_id)
+            kind, found = self._text.feed(token_id)
             pieces += found
             self.num_output_tokens += 1
-            self._events.count_token(is_answer=place is Place.ANSWER)
-            if step.logprobs and place is Place.ANSWER:
+            self._events.count_token(is_answer=kind is TokenKind.ANSWER)
+            if step.logprobs and kind is TokenKind.ANSWER:
                 logprobs.append(text_logprob(step.logprobs[position], self._text.tokenizer))
             if self._text.stop is not None:
                 break

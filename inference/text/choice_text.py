@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from inference.text.answer_text import AnswerText
 from inference.text.detokenizer import Detokenizer
 from inference.text.parts import CallArguments, Part, TextPart, ToolCallParser
-from inference.text.reasoning import Place, ReasoningMarkers, ThinkingSplitter
+from inference.text.reasoning import ReasoningMarkers, ThinkingSplitter, TokenKind
 from inference.text.tokenizer import Tokenizer
 
 
@@ -72,25 +72,25 @@ class ChoiceText:
         """The stop string that ended the answer."""
         return self._answer.stop
 
-    def feed(self, token_id: int) -> tuple[Place, list[Piece]]:
-        place = self._splitter.feed(token_id)
-        match place:
-            case Place.ANSWER:
-                return place, [*self._answer.feed(token_id)]
-            case Place.OPENS:
+    def feed(self, token_id: int) -> tuple[TokenKind, list[Piece]]:
+        kind = self._splitter.feed(token_id)
+        match kind:
+            case TokenKind.ANSWER:
+                return kind, [*self._answer.feed(token_id)]
+            case TokenKind.OPENS:
                 assert self._markers is not None
                 self._answer.drop_leading_space()
                 self._thought = _ThoughtText(self.tokenizer, self._markers)
-                return place, self._thought.feed([])
-            case Place.THOUGHT:
+                return kind, self._thought.feed([])
+            case TokenKind.THOUGHT:
                 assert self._thought is not None
                 self.num_thought_tokens += 1
-                return place, self._thought.feed([token_id])
-            case Place.CLOSES:
+                return kind, self._thought.feed([token_id])
+            case TokenKind.CLOSES:
                 assert self._thought is not None
                 thought, self._thought = self._thought, None
                 self._answer.drop_leading_space()
-                return place, thought.close()
+                return kind, thought.close()
 
     def flush(self) -> list[Piece]:
         """The answer has ended: what was held back. A block that is still open ends with it."""

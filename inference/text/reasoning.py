@@ -63,7 +63,7 @@ def opens_block(
     return False
 
 
-class Place(Enum):
+class TokenKind(Enum):
     """What one token of an answer is."""
 
     OPENS = "opens"
@@ -84,18 +84,18 @@ class ThinkingSplitter:
         self._is_open = is_open
         self._may_open = markers is not None
 
-    def feed(self, token_id: int) -> Place:
+    def feed(self, token_id: int) -> TokenKind:
         markers = self._markers
         if markers is None:
-            return Place.ANSWER
+            return TokenKind.ANSWER
         if self._is_open:
             self._is_open = token_id != markers.end_token_id
-            return Place.THOUGHT if self._is_open else Place.CLOSES
+            return TokenKind.THOUGHT if self._is_open else TokenKind.CLOSES
         if self._may_open and token_id == markers.start_token_id:
             self._is_open = True
-            return Place.OPENS
+            return TokenKind.OPENS
         self._may_open = self._may_open and self._is_blank(token_id)
-        return Place.ANSWER
+        return TokenKind.ANSWER
 
     def _is_blank(self, token_id: int) -> bool:
         if token_id in self._tokenizer.special_token_ids:

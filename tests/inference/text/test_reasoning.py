@@ -9,9 +9,9 @@ import tokenizers
 
 from inference.text.reasoning import (
     MARKER_PAIRS,
-    Place,
     ReasoningMarkers,
     ThinkingSplitter,
+    TokenKind,
     find_markers,
     opens_block,
 )
@@ -86,19 +86,22 @@ def test_a_prompt_opens_the_block(
     assert not opens_block(token_ids, None, tokenizer)
 
 
-def _places(tokenizer: Tokenizer, splitter: ThinkingSplitter, text: str) -> str:
-    letters = {Place.OPENS: "(", Place.THOUGHT: "t", Place.CLOSES: ")", Place.ANSWER: "a"}
+def _kinds(tokenizer: Tokenizer, splitter: ThinkingSplitter, text: str) -> str:
+    letters = {
+        TokenKind.OPENS: "(",
+        TokenKind.THOUGHT: "t",
+        TokenKind.CLOSES: ")",
+        TokenKind.ANSWER: "a",
+    }
     ids = tokenizer.encode(text, add_special_tokens=False)
-    places = "".join(letters[splitter.feed(token_id)] for token_id in ids)
+    kinds = "".join(letters[splitter.feed(token_id)] for token_id in ids)
     return "".join(
-        letter
-        for position, letter in enumerate(places)
-        if places[position - 1 : position] != letter
+        letter for position, letter in enumerate(kinds) if kinds[position - 1 : position] != letter
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "places"),
+    ("text", "kinds"),
     [
         ("<think>so</think>yes", "(t)a"),
         ("\n<think>so</think>\nyes", "a(t)a"),
@@ -111,16 +114,16 @@ def _places(tokenizer: Tokenizer, splitter: ThinkingSplitter, text: str) -> str:
     ],
 )
 def test_where_tokens_belong(
-    tokenizer: Tokenizer, markers: ReasoningMarkers, text: str, places: str
+    tokenizer: Tokenizer, markers: ReasoningMarkers, text: str, kinds: str
 ) -> None:
-    assert _places(tokenizer, ThinkingSplitter(tokenizer, markers), text) == places
+    assert _kinds(tokenizer, ThinkingSplitter(tokenizer, markers), text) == kinds
 
 
 def test_a_block_that_the_prompt_opened(tokenizer: Tokenizer, markers: ReasoningMarkers) -> None:
     splitter = ThinkingSplitter(tokenizer, markers, is_open=True)
-    assert _places(tokenizer, splitter, "so</think>yes") == "t)a"
+    assert _kinds(tokenizer, splitter, "so</think>yes") == "t)a"
 
 
 def test_without_markers_everything_is_answer(tokenizer: Tokenizer) -> None:
     splitter = ThinkingSplitter(tokenizer, None)
-    assert _places(tokenizer, splitter, "<think>so</think>yes") == "a"
+    assert _kinds(tokenizer, splitter, "<think>so</think>yes") == "a"
