@@ -45,10 +45,12 @@ def response_progress(*, response: dict[str, Any]) -> bool:
 
 
 def response_cancel(*, response_id: str) -> bool:
-    """``False``: it had ended already, or is not there."""
+    """``False``: it had ended already, its gateway is gone, or it is not there."""
     if not is_response_id(response_id):
         return False
-    row = StoredResponse.objects.filter(pk=response_id, status__in=ACTIVE).first()
+    row = StoredResponse.objects.filter(
+        pk=response_id, status__in=ACTIVE, lease_until__gte=timezone.now()
+    ).first()
     if row is None:
         return False
     return response_progress(response={**orjson.loads(row.response_json), "status": "cancelled"})

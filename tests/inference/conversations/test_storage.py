@@ -144,6 +144,8 @@ def test_a_lease_that_ran_out_reads_as_failed_until_it_is_renewed() -> None:
     assert found.response["error"]["message"] == selectors.GATEWAY_LOST
     with pytest.raises(PreviousResponseUnfinishedError):
         selectors.history_items(response_id(1))
+    assert not services.response_cancel(response_id=response_id(1))
+    assert status_of(1) == "failed"
     assert services.leases_renew(response_ids=[response_id(1)]) == {response_id(1)}
     assert status_of(1) == "in_progress"
 

@@ -145,6 +145,22 @@ async def test_a_background_response_that_breaks(
     assert stored["output"][0]["status"] == "incomplete"
 
 
+async def test_what_a_dead_gateway_left_has_failed(
+    client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "LEASE_S", -1.0)
+    monkeypatch.setattr(background, "WATCH_INTERVAL_S", 60.0)
+    neuron.script = endless
+    made = (await client.post(RESPONSES, ask(background=True))).json["id"]
+    await until_status(kept, made, "failed")
+    for answer in (
+        await client.get(f"{RESPONSES}/{made}"),
+        await client.post(f"{RESPONSES}/{made}/cancel"),
+    ):
+        assert (answer.status, answer.json["status"]) == (200, "failed")
+        assert "went away" in answer.json["error"]["message"]
+
+
 async def test_an_unknown_model_is_refused_at_once(
     client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads
 ) -> None:
