@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from fleet.errors import CatalogueValueError
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import LoadSpec, Quantization
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 
 NAME_PATTERN = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 ALIAS_PATTERN = re.compile(r"[A-Za-z0-9]+(?:[._:/@-][A-Za-z0-9]+)*")
@@ -45,6 +46,7 @@ class CatalogueEntry:
     revision: str | None = None
     sha256: str | None = None
     dtype: Dtype = "auto"
+    quantization: Quantization = "auto"
     max_context_tokens: int | None = None
     max_output_tokens: int | None = None
     kv_memory_bytes: int | None = None
@@ -71,6 +73,7 @@ class CatalogueEntry:
             revision=self.revision,
             sha256=self.sha256,
             dtype=self.dtype,
+            quantization=self.quantization,
             max_context_tokens=self.max_context_tokens,
             max_output_tokens=self.max_output_tokens,
             kv_memory_bytes=self.kv_memory_bytes,
@@ -115,4 +118,12 @@ def check_sha256(digest: str) -> None:
 def to_dtype(word: str) -> Dtype:
     if word not in DTYPES:
         raise CatalogueValueError("dtype", f"{word!r} is not one of {', '.join(DTYPES)}")
+    return word
+
+
+def to_quantization(word: str) -> Quantization:
+    if word not in QUANTIZATIONS:
+        raise CatalogueValueError(
+            "quantization", f"{word!r} is not one of {', '.join(QUANTIZATIONS)}"
+        )
     return word

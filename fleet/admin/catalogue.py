@@ -86,10 +86,8 @@ class CatalogueModelAdmin(UnfoldAdmin):
     fieldsets = (
         (None, {"fields": ("name", "description", "enabled", "pinned")}),
         ("Files", {"fields": ("source", "file", "revision", "sha256")}),
-        (
-            "Limits",
-            {"fields": ("dtype", "max_context_tokens", "max_output_tokens", "kv_memory_bytes")},
-        ),
+        ("Weights", {"fields": ("dtype", "quantization")}),
+        ("Limits", {"fields": ("max_context_tokens", "max_output_tokens", "kv_memory_bytes")}),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:

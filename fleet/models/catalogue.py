@@ -5,7 +5,13 @@ from __future__ import annotations
 from django.core.validators import MinValueValidator
 from django.db import models
 
-from fleet.catalogue import DTYPES, CatalogueEntry, to_dtype
+from fleet.catalogue import (
+    DTYPES,
+    QUANTIZATIONS,
+    CatalogueEntry,
+    to_dtype,
+    to_quantization,
+)
 
 
 class CatalogueModel(models.Model):
@@ -42,6 +48,14 @@ class CatalogueModel(models.Model):
     )
     dtype = models.CharField(
         max_length=16, default="auto", choices=[(word, word) for word in DTYPES]
+    )
+    quantization = models.CharField(
+        max_length=8,
+        default="auto",
+        choices=[(word, word) for word in QUANTIZATIONS],
+        help_text="auto: weights stay as their file holds them. none: the same, and quantised "
+        "files are refused. q4, q8, fp8: dense weights are quantised while they load (fp8 on CUDA "
+        "devices that multiply it).",
     )
     max_context_tokens = models.PositiveIntegerField(
         null=True,
@@ -88,6 +102,10 @@ class CatalogueModel(models.Model):
                 condition=models.Q(dtype__in=DTYPES), name="catalogue_dtype_known"
             ),
             models.CheckConstraint(
+                condition=models.Q(quantization__in=QUANTIZATIONS),
+                name="catalogue_quantization_known",
+            ),
+            models.CheckConstraint(
                 condition=models.Q(max_context_tokens__isnull=True)
                 | models.Q(max_context_tokens__gt=0),
                 name="catalogue_context_positive",
@@ -115,6 +133,7 @@ class CatalogueModel(models.Model):
             revision=self.revision or None,
             sha256=self.sha256 or None,
             dtype=to_dtype(self.dtype),
+            quantization=to_quantization(self.quantization),
             max_context_tokens=self.max_context_tokens,
             max_output_tokens=self.max_output_tokens,
             kv_memory_bytes=self.kv_memory_bytes,

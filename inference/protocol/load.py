@@ -7,7 +7,9 @@ from typing import Literal
 
 import msgspec
 
-Quantization = Literal["auto", "none", "q4", "q8"]
+Quantization = Literal["auto", "none", "q4", "q8", "fp8"]
+"""What becomes of weights while they load. ``auto``: they stay as their file holds them. ``none``:
+the same, and a file that is quantised is refused. The others quantise dense weights."""
 
 
 class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -28,6 +30,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     devices: list[str] = []
     """``["cpu"]``, ``["cuda:0"]``; empty: the neuron's default."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Quantization = "auto"
     max_context_tokens: int | None = None
     """Operator's clamp on the model's own limit."""
     kv_memory_bytes: int | None = None
@@ -79,6 +82,9 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     quantization: str
     """In words, for people: which weights stayed packed, with which kernel, and which did not."""
+    quality: str = ""
+    """In words: what quantising while loading cost against the dense weights, or why that was not
+    measured; empty where nothing was quantised."""
     compiled: str
     """In words: ``compiled decoder layer (inductor)`` or why it runs eager."""
     load_seconds: float

@@ -18,7 +18,13 @@ from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 pytestmark = pytest.mark.django_db(transaction=True)
 
 NOUNS = ("neuron", "device", "cataloguemodel", "alias", "replica", "loadjob")
-FORM = {"name": "tiny", "source": "pypi:tiny", "dtype": "auto", "enabled": "on"}
+FORM = {
+    "name": "tiny",
+    "source": "pypi:tiny",
+    "dtype": "auto",
+    "quantization": "auto",
+    "enabled": "on",
+}
 
 
 @pytest.fixture

@@ -80,6 +80,7 @@ def test_load_spec_carries_every_setting() -> None:
         revision="1.0",
         sha256="0" * 64,
         dtype="float32",
+        quantization="q4",
         max_context_tokens=512,
         max_output_tokens=128,
         kv_memory_bytes=1024,
@@ -87,7 +88,7 @@ def test_load_spec_carries_every_setting() -> None:
     spec = entry.load_spec(job_id="job")
     assert (spec.job_id, spec.model, spec.source) == ("job", "tiny", "pypi:tiny")
     assert (spec.file, spec.revision, spec.sha256) == ("tiny.gguf", "1.0", "0" * 64)
-    assert (spec.dtype, spec.kv_memory_bytes) == ("float32", 1024)
+    assert (spec.dtype, spec.quantization, spec.kv_memory_bytes) == ("float32", "q4", 1024)
     assert (spec.max_context_tokens, spec.max_output_tokens) == (512, 128)
 
 

@@ -19,12 +19,12 @@ def create(name: str = "tiny", **values) -> CatalogueModel:
 
 def test_a_created_model_is_found_at_once() -> None:
     assert selectors.catalogue_find("tiny") is None
-    create(file="tiny.gguf", max_context_tokens=512, max_output_tokens=128)
+    create(file="tiny.gguf", quantization="q8", max_context_tokens=512, max_output_tokens=128)
     entry = selectors.catalogue_find("tiny")
     assert entry is not None
     assert (entry.name, entry.source, entry.file) == ("tiny", "pypi:tiny", "tiny.gguf")
     assert (entry.revision, entry.sha256, entry.max_context_tokens) == (None, None, 512)
-    assert entry.max_output_tokens == 128
+    assert (entry.max_output_tokens, entry.quantization) == (128, "q8")
     assert entry.created_unix_s > 1_600_000_000
 
 
@@ -65,6 +65,7 @@ def test_the_catalogue_is_read_once_a_second(django_assert_num_queries) -> None:
         ("source", {"source": "ftp://tiny"}),
         ("sha256", {"sha256": "12"}),
         ("dtype", {"dtype": "int3"}),
+        ("quantization", {"quantization": "q3"}),
     ],
 )
 def test_a_value_that_cannot_be_is_named(field: str, values: dict[str, str]) -> None:
@@ -84,7 +85,8 @@ def test_a_name_is_given_once() -> None:
             services.alias_create(name=name, model=model)
 
 
-def test_other_files_forget_the_measured_size() -> None:
+@pytest.mark.parametrize(("field", "value"), [("source", "pypi:other"), ("quantization", "q4")])
+def test_other_files_or_bits_forget_the_measured_size(field: str, value: str) -> None:
     model = create()
     CatalogueModel.objects.update(weight_bytes=123)
     model.refresh_from_db()
@@ -92,8 +94,8 @@ def test_other_files_forget_the_measured_size() -> None:
     services.catalogue_model_update(model=model, changed_fields=["description"])
     model.refresh_from_db()
     assert model.weight_bytes == 123
-    model.source = "pypi:other"
-    services.catalogue_model_update(model=model, changed_fields=["source"])
+    setattr(model, field, value)
+    services.catalogue_model_update(model=model, changed_fields=[field])
     model.refresh_from_db()
     assert model.weight_bytes is None
 
@@ -136,6 +138,7 @@ def test_the_command_ensures_the_default_model(capsys) -> None:
         {"name": ""},
         {"source": "no scheme"},
         {"dtype": "int3"},
+        {"quantization": "q3"},
         {"max_context_tokens": 0},
         {"max_output_tokens": 0},
         {"kv_memory_bytes": 0},
