@@ -54,7 +54,7 @@ def print_table(results: Results, console: Console) -> None:
     console.print(table)
     for subject, description in results.subjects.items():
         console.print(f"{subject}: {description}")
-    console.print("ratio: how many times faster the first column is")
+    console.print("ratio: how many times better (faster, smaller) the first column is")
 
 
 def _cells(results: Results, name: str, first: str, peers: list[str]) -> list[str]:
@@ -77,4 +77,5 @@ def _value(value: float | None, unit: str) -> str:
 def _ratio(ours: float | None, theirs: float | None, unit: str) -> str:
     if not ours or not theirs:
         return "-"
-    return f"{(theirs / ours if unit == 's' else ours / theirs):.2f}x"
+    less_is_better = unit in ("s", "MiB")
+    return f"{(theirs / ours if less_is_better else ours / theirs):.2f}x"

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from metering.bench.subject import SubjectProcess
+from metering.bench.subject import MEMORY, SubjectProcess
 from metering.bench.workload import DECODE_CONCURRENCIES, PREFILL_LENGTHS, PREFIX_TOKENS
 
 
@@ -33,6 +33,7 @@ def measurements() -> Iterator[Measurement]:
         )
     question = {"measure": "time_to_first_token", "num_tokens": PREFIX_TOKENS}
     yield Measurement(f"TTFT, {PREFIX_TOKENS} tokens, cold", "s", question)
+    yield Measurement("memory, resident", "MiB", {"measure": MEMORY})
 
 
 def warm_name(cold_name: str) -> str:

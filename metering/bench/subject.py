@@ -15,6 +15,8 @@ import sys
 from typing import Any, Protocol
 
 READY_LINE = "subject-ready"
+MEMORY = "memory"
+"""A question that the child answers itself, for any subject: what its process holds."""
 
 
 class Subject(Protocol):
@@ -28,8 +30,8 @@ class Subject(Protocol):
         """Aggregate output tok/s of ``concurrency`` sequences decoding together, prompts done."""
         ...
 
-    def prefill(self, num_tokens: int, seed: int) -> float:
-        """Prompt tok/s of one sequence with a prompt nobody has seen."""
+    def prefill(self, num_tokens: int, seed: int) -> float | None:
+        """Prompt tok/s of one sequence with a prompt nobody has seen; ``None``: not measured."""
         ...
 
     def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float] | None:

@@ -34,7 +34,7 @@ class TransformersGenerate:
         all_s = self._generate_s(batch, 1 + DECODE_OUTPUT_TOKENS)
         return concurrency * DECODE_OUTPUT_TOKENS / (all_s - first_s)
 
-    def prefill(self, num_tokens: int, seed: int) -> float:
+    def prefill(self, num_tokens: int, seed: int) -> float | None:
         return num_tokens / self._generate_s([PromptMaker(seed).prompt(num_tokens)], 1)
 
     def time_to_first_token(self, num_tokens: int, seed: int) -> None:
@@ -45,8 +45,12 @@ class TransformersGenerate:
         del self._model
 
     def _generate_s(self, batch: list[list[int]], num_tokens: int) -> float:
-        input_ids = self._torch.tensor(batch)
         started = time.perf_counter()
+        self._run(batch, num_tokens)
+        return time.perf_counter() - started
+
+    def _run(self, batch: list[list[int]], num_tokens: int) -> None:
+        input_ids = self._torch.tensor(batch)
         self._model.generate(
             input_ids,
             attention_mask=self._torch.ones_like(input_ids),
@@ -55,7 +59,6 @@ class TransformersGenerate:
             max_new_tokens=num_tokens,
             pad_token_id=0,
         )
-        return time.perf_counter() - started
 
 
 def open_subject(gguf: str, num_threads: str) -> TransformersGenerate:
