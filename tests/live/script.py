@@ -27,6 +27,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens_per_step: int = 1
     repeats: bool = False
     """The answer starts over instead of ending."""
+    crashes: bool = False
+    """The engine process dies instead of answering."""
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):

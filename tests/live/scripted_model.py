@@ -98,6 +98,7 @@ class ScriptedModel:
         finish: str = "stop",
         tokens_per_step: int = 1,
         repeats: bool = False,
+        crashes: bool = False,
     ) -> None:
         """From now on, to prompts that hold ``when``. Special tokens are written out in it."""
         script = read_script(self.folder)
@@ -107,6 +108,7 @@ class ScriptedModel:
             finish="length" if finish == "length" else "stop",
             tokens_per_step=tokens_per_step,
             repeats=repeats,
+            crashes=crashes,
         )
         changed = msgspec.structs.replace(script, rules=[*script.rules, rule])
         write_script(self.folder, changed)
