@@ -49,7 +49,9 @@ class ModelText:
         """As its files say."""
         if self.report.kind == "embedding":
             return ["embeddings"]
-        found: list[Capability] = ["chat", "completions", "logprobs", "structured_output"]
+        found: list[Capability] = ["chat", "completions", "logprobs"]
+        if self.report.grammar_problem is None:
+            found.append("structured_output")
         if self.tool_format is not None:
             found.append("tool_call")
         if self.markers is not None and self._template_thinks(self.markers):

@@ -48,6 +48,9 @@ def request_grammar(
         parts.append(_json_part(request.output_format))
     if not parts:
         return None
+    if text.report.grammar_problem is not None:
+        message = f"this model's answers cannot be held to a grammar: {text.report.grammar_problem}"
+        raise RequestRefusedError(Failure(code="unsupported_parameter", message=message))
     grammar = answer_grammar(
         parts,
         thinking=thinking,

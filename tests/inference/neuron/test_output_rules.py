@@ -186,3 +186,12 @@ def test_calls_that_cannot_be_made_are_refused(
 def test_tools_for_a_model_of_an_unknown_form_are_refused(text: ModelText) -> None:
     unknown = dataclasses.replace(text, tool_format=None)
     assert _refusal(_request(tools=[TOOL]), unknown).code == "unsupported_parameter"
+
+
+def test_a_model_without_grammars_says_so(thinking_dir: Path) -> None:
+    problem = "its tokenizer cannot be read"
+    text = model_text(thinking_dir, chat_template=CHAT_TEMPLATE, grammar_problem=problem)
+    assert "structured_output" not in text.capabilities
+    assert request_grammar(_request(), text) is None
+    failure = _refusal(_request(FORMAT), text)
+    assert (failure.code, problem in failure.message) == ("unsupported_parameter", True)
