@@ -127,18 +127,22 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> DatabaseThreads:
 
 
 @pytest_asyncio.fixture
-async def sdk(gateway: Gateway, neuron: FakeNeuron) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The SDK, and a server in this process for it to talk to."""
+async def server_url(gateway: Gateway, neuron: FakeNeuron) -> AsyncIterator[str]:
+    """A server in this process, for SDKs to talk to."""
     application = build_application(gateway, django_app=not_django)
     config = uvicorn.Config(application, port=0, lifespan="off", log_level="warning")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    async with openai.AsyncOpenAI(
-        base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0
-    ) as client:
-        yield client
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     await serving
+
+
+@pytest_asyncio.fixture
+async def sdk(server_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{server_url}/v1", api_key="x", max_retries=0
+    ) as client:
+        yield client

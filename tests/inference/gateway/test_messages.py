@@ -10,11 +10,8 @@ from typing import Any
 import anthropic
 import pytest
 import pytest_asyncio
-import uvicorn
 
-from helexa_site.routing import build_application
 from inference.gateway import generation
-from inference.gateway.gateway import Gateway
 from inference.protocol.events import (
     Accepted,
     ChoiceFinished,
@@ -36,7 +33,7 @@ from inference.protocol.generation import (
     TokenCountRequest,
 )
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
-from tests.inference.gateway.conftest import FakeCatalogue, not_django
+from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, silent
 
 MESSAGES = "/v1/messages"
@@ -83,21 +80,9 @@ async def too_long(submit: Submit) -> AsyncIterator[list[Event]]:
 
 
 @pytest_asyncio.fixture
-async def sdk(gateway: Gateway, neuron: FakeNeuron) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    """The SDK, and a server in this process for it to talk to."""
-    application = build_application(gateway, django_app=not_django)
-    config = uvicorn.Config(application, port=0, lifespan="off", log_level="warning")
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    async with anthropic.AsyncAnthropic(
-        base_url=f"http://127.0.0.1:{port}", api_key="x", max_retries=0
-    ) as client:
+async def sdk(server_url: str) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with anthropic.AsyncAnthropic(base_url=server_url, api_key="x", max_retries=0) as client:
         yield client
-    server.should_exit = True
-    await serving
 
 
 async def test_the_sdk_creates(sdk: anthropic.AsyncAnthropic) -> None:
