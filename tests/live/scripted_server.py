@@ -13,6 +13,8 @@ import httpx
 from tests.live.scripted_model import FAMILIES, ScriptedModel, make_model
 from tests.live.serving import REPOSITORY_DIR, WAIT_TIMEOUT_S, Serve, wait_until
 
+ALIAS, ALIASED = "claude-local", "hermes"
+"""Some clients insist on names of their own."""
 ENGINE = Path(__file__).parent / "scripted_engine.py"
 
 
@@ -39,7 +41,10 @@ class ScriptedServe(Serve):
             f"services.catalogue_model_create(name={model.name!r}, source='path:{model.folder}')"
             for model in self.models.values()
         ]
-        code = "\n".join(["from fleet import services", *lines])
+        lines.append(f"model = CatalogueModel.objects.get(name={ALIASED!r})")
+        lines.append(f"services.alias_create(name={ALIAS!r}, model=model)")
+        imports = ["from fleet import services", "from fleet.models import CatalogueModel"]
+        code = "\n".join([*imports, *lines])
         subprocess.run(
             [sys.executable, str(REPOSITORY_DIR / "manage.py"), "shell", "-v", "0", "-c", code],
             env=self.find("gateway").environ(),

@@ -10,7 +10,7 @@ from anthropic.types import Message
 
 from tests.live.asking import OSLO, OSLO_CALLS
 from tests.live.scripted_model import ScriptedModel
-from tests.live.scripted_server import ScriptedServe
+from tests.live.scripted_server import ALIAS, ScriptedServe
 
 WEATHER = {
     "name": "get_weather",
@@ -75,6 +75,12 @@ def test_text(converse: Converse, hermes: ScriptedModel) -> None:
     assert "Be polite." in received.prompt
     assert prompt_tokens(message) == received.num_prompt_tokens
     assert message.usage.output_tokens > 0
+
+
+def test_an_alias_is_echoed(converse: Converse, hermes: ScriptedModel) -> None:
+    hermes.answers("by another name", "The same.")
+    message = converse("by another name", model=ALIAS)
+    assert (text_of(message), message.model) == ("The same.", ALIAS)
 
 
 def test_events_in_order(anthropic_client: anthropic.Anthropic, hermes: ScriptedModel) -> None:
@@ -301,7 +307,7 @@ def test_a_stream_that_breaks_says_so(converse: Converse) -> None:
 
 def test_models(anthropic_client: anthropic.Anthropic, scripted_server: ScriptedServe) -> None:
     models = list(anthropic_client.models.list())
-    assert {model.id for model in models} == set(scripted_server.models)
+    assert {model.id for model in models} == {*scripted_server.models, ALIAS}
     assert {model.type for model in models} == {"model"}
     assert all(model.display_name and model.created_at.year > 2000 for model in models)
     assert anthropic_client.models.retrieve("hermes").id == "hermes"

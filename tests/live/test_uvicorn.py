@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from tests.live.serving import (
-    REPOSITORY_DIR,
-    WAIT_TIMEOUT_S,
-    Serve,
-    chat_body,
-    free_port,
-    wait_until,
-)
+from tests.live.second_gateway import second_gateway
+from tests.live.serving import WAIT_TIMEOUT_S, Serve, chat_body, wait_until
 
 
 @pytest.fixture
 def uvicorn_url(helexa: Serve) -> Iterator[str]:
-    port = free_port()
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "uvicorn", "helexa_site.asgi:application"),
-            *("--port", str(port), "--log-level", "warning"),
-        ],
-        cwd=REPOSITORY_DIR,
-        env=helexa.find("gateway").environ(),
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: httpx.get(f"{url}/health", timeout=30.0).status_code == 200, "up")
+    with second_gateway(helexa) as url:
         yield url
-    finally:
-        process.terminate()
-        process.wait(WAIT_TIMEOUT_S)
 
 
 def test_answers_and_streams(uvicorn_url: str) -> None:
