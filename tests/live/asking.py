@@ -1,25 +1,32 @@
-"""What the SDK tests ask for, and one way to ask whether or not the answer is streamed."""
+"""What the SDK tests ask for, and one way in each dialect to ask, streamed or not."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import anthropic
 import openai
+from anthropic.types import Message
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+}
 
 WEATHER = {
     "type": "function",
     "function": {
         "name": "get_weather",
         "description": "The weather of the next days.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city"],
-        },
+        "parameters": SCHEMA,
     },
 }
+WEATHER_IN_RESPONSES = {"type": "function", "name": "get_weather", "parameters": SCHEMA}
+WEATHER_IN_MESSAGES = {"name": "get_weather", "input_schema": SCHEMA}
 CLOCK = {
     "type": "function",
     "function": {
@@ -61,3 +68,43 @@ class Ask:
         for chunk in create(**body, stream=True, stream_options={"include_usage": True}):
             state.handle_chunk(chunk)
         return state.get_final_completion()
+
+
+class Respond:
+    """``respond(input, …)``: the final response, whether or not it was streamed."""
+
+    def __init__(self, client: openai.OpenAI, *, streams: bool) -> None:
+        self.client = client
+        self.streams = streams
+
+    def __call__(self, given: Any, *, model: str = "hermes", **fields: Any) -> Response:
+        create: Any = self.client.responses.create
+        answer: Response
+        if not self.streams:
+            answer = create(model=model, input=given, **fields)
+            return answer
+        *_, last = create(model=model, input=given, stream=True, **fields)
+        assert last.type in ("response.completed", "response.incomplete"), last
+        answer = last.response
+        return answer
+
+
+class Converse:
+    """``converse("text", …)``: a message, folded by the SDK when it was streamed."""
+
+    def __init__(self, client: anthropic.Anthropic, *, streams: bool) -> None:
+        self.client = client
+        self.streams = streams
+
+    def __call__(self, given: Any, **fields: Any) -> Message:
+        messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        body = {"model": "hermes", "max_tokens": 2000, "messages": messages} | fields
+        answer: Message
+        if self.streams:
+            stream: Any = self.client.messages.stream
+            with stream(**body) as events:
+                answer = events.get_final_message()
+        else:
+            create: Any = self.client.messages.create
+            answer = create(**body)
+        return answer

@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.live.asking import Ask
+from tests.live.asking import Ask, Converse, Respond
 from tests.live.scripted_model import ScriptedModel
 from tests.live.scripted_server import ScriptedServe
 from tests.live.serving import Serve, wait_until
@@ -85,8 +85,18 @@ def ask(request: pytest.FixtureRequest, openai_client: openai.OpenAI) -> Ask:
     return Ask(openai_client, streams=request.param == "streamed")
 
 
+@pytest.fixture(params=["whole", "streamed"])
+def respond(request: pytest.FixtureRequest, openai_client: openai.OpenAI) -> Respond:
+    return Respond(openai_client, streams=request.param == "streamed")
+
+
 @pytest.fixture
 def anthropic_client(scripted_server: ScriptedServe) -> Iterator[anthropic.Anthropic]:
     url = scripted_server.url
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(params=["whole", "streamed"])
+def converse(request: pytest.FixtureRequest, anthropic_client: anthropic.Anthropic) -> Converse:
+    return Converse(anthropic_client, streams=request.param == "streamed")

@@ -273,6 +273,19 @@ def chat_body(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": question, "temperature": 0} | fields
 
 
+def is_idle(helexa: Serve) -> bool:
+    """The default model holds nothing for anybody."""
+    replica = helexa.replica()
+    return replica is not None and (
+        (replica["in_flight"], replica["queue_depth"], replica["kv_blocks_used"]) == (0, 0, 0)
+    )
+
+
+def is_busy(helexa: Serve) -> bool:
+    replica = helexa.replica()
+    return replica is not None and replica["kv_blocks_used"] > 0
+
+
 def is_named(process: psutil.Process, name: str) -> bool:
     try:
         return bool(COMMAND_LINES[name].search(" ".join(process.cmdline())))

@@ -13,24 +13,12 @@ import httpx
 import psutil
 import pytest
 
-from tests.live.serving import WAIT_TIMEOUT_S, Abandoned, Serve, wait_until
+from tests.live.serving import WAIT_TIMEOUT_S, Abandoned, Serve, is_busy, is_idle, wait_until
 
 LONG = {"max_tokens": 1500, "ignore_eos": True, "min_tokens": 1500}
 """An answer that takes seconds, so that something can happen meanwhile."""
 LONG_PROMPT = {"messages": [{"role": "user", "content": "tell me of the sea " * 1200}]}
 """A prompt whose prefill takes several steps."""
-
-
-def is_idle(helexa: Serve) -> bool:
-    replica = helexa.replica()
-    return replica is not None and (
-        (replica["in_flight"], replica["queue_depth"], replica["kv_blocks_used"]) == (0, 0, 0)
-    )
-
-
-def is_busy(helexa: Serve) -> bool:
-    replica = helexa.replica()
-    return replica is not None and replica["kv_blocks_used"] > 0
 
 
 def answers(helexa: Serve) -> bool:

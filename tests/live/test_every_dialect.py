@@ -13,7 +13,16 @@ import pydantic
 import pydantic_core
 import pytest
 
-from tests.live.serving import MODEL, QUESTION, WAIT_TIMEOUT_S, Abandoned, Serve, wait_until
+from tests.live.serving import (
+    MODEL,
+    QUESTION,
+    WAIT_TIMEOUT_S,
+    Abandoned,
+    Serve,
+    is_busy,
+    is_idle,
+    wait_until,
+)
 
 STORY = "Write a long story about a fox who travels around the world."
 STORIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,16 +60,6 @@ def client(helexa: Serve) -> Iterator[openai.OpenAI]:
 def anthropic_of_helexa(helexa: Serve) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=helexa.url, api_key="none", max_retries=0) as client:
         yield client
-
-
-def is_idle(helexa: Serve) -> bool:
-    replica = helexa.replica()
-    return replica is not None and (replica["in_flight"], replica["kv_blocks_used"]) == (0, 0)
-
-
-def is_busy(helexa: Serve) -> bool:
-    replica = helexa.replica()
-    return replica is not None and replica["kv_blocks_used"] > 0
 
 
 @pytest.fixture

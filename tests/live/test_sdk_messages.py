@@ -8,47 +8,13 @@ import anthropic
 import pytest
 from anthropic.types import Message
 
-from tests.live.asking import OSLO, OSLO_CALLS
+from tests.live.asking import OSLO, OSLO_CALLS, Converse
+from tests.live.asking import WEATHER_IN_MESSAGES as WEATHER
 from tests.live.scripted_model import ScriptedModel
 from tests.live.scripted_server import ALIAS, ScriptedServe
 
-WEATHER = {
-    "name": "get_weather",
-    "description": "The weather of the next days.",
-    "input_schema": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-        "required": ["city"],
-    },
-}
 CLOCK = {"name": "get_time", "input_schema": {"type": "object", "properties": {}}}
 THINKING = {"type": "enabled", "budget_tokens": 1024}
-
-
-class Converse:
-    """``converse("text", …)``: a message, folded by the SDK when it was streamed."""
-
-    def __init__(self, client: anthropic.Anthropic, *, streams: bool) -> None:
-        self.client = client
-        self.streams = streams
-
-    def __call__(self, given: Any, **fields: Any) -> Message:
-        messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        body = {"model": "hermes", "max_tokens": 2000, "messages": messages} | fields
-        answer: Message
-        if self.streams:
-            stream: Any = self.client.messages.stream
-            with stream(**body) as events:
-                answer = events.get_final_message()
-        else:
-            create: Any = self.client.messages.create
-            answer = create(**body)
-        return answer
-
-
-@pytest.fixture(params=["whole", "streamed"])
-def converse(request: pytest.FixtureRequest, anthropic_client: anthropic.Anthropic) -> Converse:
-    return Converse(anthropic_client, streams=request.param == "streamed")
 
 
 def text_of(message: Message) -> str:

@@ -7,47 +7,12 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import Response
 
-from tests.live.asking import OSLO, OSLO_CALLS
+from tests.live.asking import OSLO, OSLO_CALLS, Respond
+from tests.live.asking import WEATHER_IN_RESPONSES as WEATHER
 from tests.live.scripted_model import ScriptedModel
 from tests.live.scripted_server import ScriptedServe
-from tests.live.serving import wait_until
 from tests.live.test_sdk_structured_output import GOOD, Solution
-
-WEATHER = {
-    "type": "function",
-    "name": "get_weather",
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-        "required": ["city"],
-    },
-}
-
-
-class Respond:
-    """``respond(input, …)``: the final response, whether or not it was streamed."""
-
-    def __init__(self, client: openai.OpenAI, *, streams: bool) -> None:
-        self.client = client
-        self.streams = streams
-
-    def __call__(self, given: Any, *, model: str = "hermes", **fields: Any) -> Response:
-        create: Any = self.client.responses.create
-        answer: Response
-        if not self.streams:
-            answer = create(model=model, input=given, **fields)
-            return answer
-        *_, last = create(model=model, input=given, stream=True, **fields)
-        assert last.type in ("response.completed", "response.incomplete"), last
-        answer = last.response
-        return answer
-
-
-@pytest.fixture(params=["whole", "streamed"])
-def respond(request: pytest.FixtureRequest, openai_client: openai.OpenAI) -> Respond:
-    return Respond(openai_client, streams=request.param == "streamed")
 
 
 def test_text(respond: Respond, hermes: ScriptedModel) -> None:
@@ -179,95 +144,6 @@ def test_the_sdk_parses_its_own_classes(
     )
     assert parsed.output_parsed == Solution.model_validate_json(GOOD)
     assert hermes.received("solve it as a response")[-1].params.grammar is not None
-
-
-def test_a_conversation_by_previous_response_id(respond: Respond, hermes: ScriptedModel) -> None:
-    """Instructions are not carried over; everything else is."""
-    hermes.answers("my name is Ada", "Hello, Ada.")
-    hermes.answers("what is my name", "Ada.")
-    first = respond("my name is Ada", instructions="Speak like a pirate.")
-    second = respond("what is my name", previous_response_id=first.id)
-    assert second.output_text == "Ada."
-    assert second.previous_response_id == first.id
-    prompt = hermes.received("what is my name")[-1].prompt
-    assert "my name is Ada" in prompt
-    assert "Hello, Ada." in prompt
-    assert "pirate" not in prompt
-
-
-def test_stored_until_deleted(
-    respond: Respond, openai_client: openai.OpenAI, hermes: ScriptedModel
-) -> None:
-    hermes.answers("keep this", "Kept.")
-    given = [{"role": "user", "content": "keep this"}]
-    made = respond(given)
-    kept = openai_client.responses.retrieve(made.id)
-    assert kept.output_text == "Kept."
-    assert kept.to_dict() == made.to_dict()
-    (item,) = list(openai_client.responses.input_items.list(made.id))
-    assert item.type == "message"
-    openai_client.responses.delete(made.id)
-    with pytest.raises(openai.NotFoundError):
-        openai_client.responses.retrieve(made.id)
-    with pytest.raises(openai.APIStatusError) as refusal:
-        respond("go on", previous_response_id=made.id)
-    assert refusal.value.status_code in (400, 404)
-
-
-def test_not_stored_when_told_so(
-    respond: Respond, openai_client: openai.OpenAI, hermes: ScriptedModel
-) -> None:
-    hermes.answers("forget this", "Forgotten.")
-    made = respond("forget this", store=False)
-    with pytest.raises(openai.NotFoundError):
-        openai_client.responses.retrieve(made.id)
-
-
-def test_in_the_background(openai_client: openai.OpenAI, hermes: ScriptedModel) -> None:
-    hermes.answers("take your time", "Done.")
-    made = openai_client.responses.create(model="hermes", input="take your time", background=True)
-    assert made.status in ("queued", "in_progress", "completed")
-    assert made.background is True
-
-    def completed() -> Response | None:
-        response = openai_client.responses.retrieve(made.id)
-        return response if response.status == "completed" else None
-
-    assert wait_until(completed, "the background response completes").output_text == "Done."
-
-
-def test_background_work_outlives_its_stream(
-    openai_client: openai.OpenAI, hermes: ScriptedModel
-) -> None:
-    hermes.answers("go on without me", "and on" * 100)
-    with openai_client.responses.create(
-        model="hermes", input="go on without me", background=True, stream=True
-    ) as stream:
-        first = next(iter(stream))
-    assert first.type == "response.created"
-
-    def completed() -> Response | None:
-        response = openai_client.responses.retrieve(first.response.id)
-        return response if response.status == "completed" else None
-
-    assert wait_until(completed, "it completes").output_text == "and on" * 100
-
-
-def test_background_work_is_cancelled(
-    openai_client: openai.OpenAI, hermes: ScriptedModel, scripted_server: ScriptedServe
-) -> None:
-    """And what it held is free again."""
-    hermes.answers("count for ever", "on and on ", repeats=True)
-    made = openai_client.responses.create(model="hermes", input="count for ever", background=True)
-
-    def in_flight() -> int:
-        return int((scripted_server.replica("hermes") or {})["in_flight"])
-
-    wait_until(lambda: in_flight() > 0, "it runs")
-    cancelled = openai_client.responses.cancel(made.id)
-    assert cancelled.status == "cancelled"
-    wait_until(lambda: in_flight() == 0, "it is gone")
-    assert openai_client.responses.retrieve(made.id).status == "cancelled"
 
 
 def test_cut_off(respond: Respond, hermes: ScriptedModel) -> None:
