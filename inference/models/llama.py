@@ -12,6 +12,7 @@ Knows nothing of sequences, scheduling or files.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +40,7 @@ class LlamaLayer:
     down: Linear
 
 
-def _load_layer(config: ModelConfig, weights: WeightSource, index: int) -> LlamaLayer:
+def load_layer(config: ModelConfig, weights: WeightSource, index: int) -> LlamaLayer:
     prefix = f"model.layers.{index}"
     heads = f"{prefix}.self_attn"
     return LlamaLayer(
@@ -61,7 +62,7 @@ class LlamaModel:
         self.device = weights.device
         self.kv_dtype = weights.activation_dtype
         self._embedding = weights.embedding("model.embed_tokens")
-        self._layers = [_load_layer(config, weights, i) for i in range(config.num_layers)]
+        self._layers = [load_layer(config, weights, i) for i in range(config.num_layers)]
         self._final_norm = weights.tensor("model.norm.weight")
         self._head = (
             self._embedding.as_linear() if config.tie_embeddings else weights.linear("lm_head")
@@ -96,27 +97,9 @@ class LlamaModel:
         ]
         hidden = self._embedding.lookup(batch.token_ids)
         for layer, layer_kv in zip(self._layers, kv.layers, strict=True):
-            queries, keys, values = _project(
-                self.config, layer, layer.qkv.prefill(self._norm(hidden, layer.input_norm)), angles
+            hidden = prefill_layer(
+                self.config, layer, hidden, angles, layer_kv, batch, kv.block_tokens, masks
             )
-            attention.write(layer_kv, batch.slots, keys, values)
-            attended = torch.cat(
-                [
-                    attention.attend_prefill(
-                        queries[span.first_row : span.last_row],
-                        keys[span.first_row : span.last_row],
-                        values[span.first_row : span.last_row],
-                        layer_kv,
-                        span,
-                        kv.block_tokens,
-                        mask,
-                    )
-                    for span, mask in zip(batch.spans, masks, strict=True)
-                ]
-            )
-            hidden = hidden + layer.output.prefill(attended)
-            gate_up = layer.gate_up.prefill(self._norm(hidden, layer.mlp_norm))
-            hidden = hidden + layer.down.prefill(_gated(gate_up))
         hidden = self._norm(hidden.index_select(0, batch.logit_rows), self._final_norm)
         return self._head.decode(hidden).float()
 
@@ -144,6 +127,40 @@ def decode_layer(
     hidden = hidden + layer.output.decode(attended)
     normed = rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
     return hidden + layer.down.decode(_gated(layer.gate_up.decode(normed)))
+
+
+def prefill_layer(
+    config: ModelConfig,
+    layer: LlamaLayer,
+    hidden: torch.Tensor,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    layer_kv: torch.Tensor,
+    batch: PrefillBatch,
+    block_tokens: int,
+    masks: Sequence[torch.Tensor | None],
+) -> torch.Tensor:
+    """One layer over prompt rows; ``masks`` has one of ``attention.prefill_mask`` per span."""
+    eps = config.rms_norm_eps
+    normed = rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps)
+    queries, keys, values = _project(config, layer, layer.qkv.prefill(normed), angles)
+    attention.write(layer_kv, batch.slots, keys, values)
+    attended = torch.cat(
+        [
+            attention.attend_prefill(
+                queries[span.first_row : span.last_row],
+                keys[span.first_row : span.last_row],
+                values[span.first_row : span.last_row],
+                layer_kv,
+                span,
+                block_tokens,
+                mask,
+            )
+            for span, mask in zip(batch.spans, masks, strict=True)
+        ]
+    )
+    hidden = hidden + layer.output.prefill(attended)
+    normed = rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
+    return hidden + layer.down.prefill(_gated(layer.gate_up.prefill(normed)))
 
 
 def _project(

@@ -1,0 +1,76 @@
+"""The llama family over one prompt with one layer in memory at a time.
+
+Slow beside a model that stays loaded, and it fits wherever one layer fits: what a model's dense
+weights say can be computed where the dense model would never fit. Knows no files.
+
+    embedding rows ─▶ layer 0, forgotten ─▶ layer 1, forgotten ─▶ … ─▶ head, some rows at a time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch.nn.functional import linear, rms_norm
+
+from inference.models import attention
+from inference.models.batch import PrefillBatch
+from inference.models.config import ModelConfig
+from inference.models.llama import load_layer, prefill_layer
+from inference.models.paged_kv import PagedKV
+from inference.models.rope import rope_table
+from inference.models.stored import DenseWeight
+from inference.models.weights import WeightSource
+
+HEAD_ROWS = 8192
+"""Of the output head, multiplied at a time."""
+
+
+@torch.inference_mode()
+def prompt_logits(
+    config: ModelConfig,
+    weights: WeightSource,
+    batch: PrefillBatch,
+    on_layer: Callable[[int], None],
+) -> torch.Tensor:
+    """Logits of ``batch.logit_rows``: (num_logit_rows, vocab_size) float32 on the weights' device.
+
+    ``batch`` has one span, from the start of its sequence, in blocks of one token. ``weights`` are
+    dense. ``on_layer`` hears how many layers are done. Raises ``MissingTensorError``.
+    """
+    (span,) = batch.spans
+    assert span.start == 0
+    device, dtype = weights.device, weights.activation_dtype
+    kv = PagedKV(replace(config, num_layers=1), span.end, 1, dtype, device).layers[0]
+    angles = rope_table(config, span.end, device).at(batch.positions)
+    mask = attention.prefill_mask(span, config.sliding_window, dtype, device)
+    table = _dense(weights, "model.embed_tokens")
+    hidden = table.index_select(0, batch.token_ids.cpu()).to(device, dtype)
+    for index in range(config.num_layers):
+        layer = load_layer(config, weights, index)
+        hidden = prefill_layer(config, layer, hidden, angles, kv, batch, 1, [mask])
+        on_layer(index + 1)
+    norm = weights.tensor("model.norm.weight")
+    hidden = rms_norm(
+        hidden.index_select(0, batch.logit_rows), norm.shape, norm, config.rms_norm_eps
+    )
+    head = table if config.tie_embeddings else _dense(weights, "lm_head")
+    parts = [
+        linear(hidden, rows.to(device, dtype)).float() for rows in torch.split(head, HEAD_ROWS)
+    ]
+    return torch.cat(parts, dim=-1)
+
+
+def largest_layer_bytes(config: ModelConfig, bytes_per_weight: int) -> int:
+    """Of one layer's projections, or of the part of the head that is multiplied at a time."""
+    heads = 2 * config.num_heads + 2 * config.num_kv_heads
+    rows = heads * config.head_dim + 3 * config.intermediate_size
+    head_rows = min(HEAD_ROWS, config.vocab_size)
+    return max(rows, head_rows) * config.hidden_size * bytes_per_weight
+
+
+def _dense(weights: WeightSource, name: str) -> torch.Tensor:
+    stored = weights.stored(name)
+    assert isinstance(stored, DenseWeight)
+    return stored.weight
