@@ -38,7 +38,7 @@ CLOCK = {
         },
     },
 }
-OSLO = {"city": "Oslo", "days": 3}
+OSLO: dict[str, Any] = {"city": "Oslo", "days": 3}
 OSLO_CALLS = {
     "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}\n'
     "</tool_call>",

@@ -130,7 +130,7 @@ def _planned(
 ) -> Iterator[int]:
     """Without end: where the model's end token does not count, the answer starts over."""
     once = token_ids if rule.repeats else [*token_ids, end_token_id]
-    tokens = chain.from_iterable(repeat(once))
+    tokens: Iterator[int] = chain.from_iterable(repeat(once))
     if params.thinking_limit is not None:
         tokens = _limited_thinking(tokens, params.thinking_limit)
     return _without_early_stops(tokens, params)

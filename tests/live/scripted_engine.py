@@ -32,6 +32,7 @@ from inference.protocol.engine import (
     Loaded,
     SequenceCancelled,
     SequenceFailed,
+    SequencesEmbedded,
     SequenceStep,
     Shutdown,
     StepOutputs,
@@ -50,6 +51,9 @@ NUM_BLOCKS = 1000
 NUM_REMEMBERED_PROMPTS = 64
 
 
+Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
+
+
 class ScriptedEngine:
     def __init__(self, channel: Channel, folder: Path) -> None:
         self._channel = channel
@@ -58,7 +62,9 @@ class ScriptedEngine:
         tokenizer_file = folder / "tokenizer.json"
         self._context_tokens = script.context_tokens
         self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
-        self._end_token_id = self._tokenizer.token_to_id(script.end_token)
+        end_token_id = self._tokenizer.token_to_id(script.end_token)
+        assert end_token_id is not None, "the script's end token is not in its tokenizer"
+        self._end_token_id = end_token_id
         self._vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._grammars = GrammarCompiler(tokenizer_file, self._vocab_size, (self._end_token_id,))
         self._commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
@@ -70,7 +76,7 @@ class ScriptedEngine:
         threading.Thread(target=self._read, daemon=True).start()
         self._send(Loaded(report=self._report()))
         while True:
-            outputs = [*self._take_commands(), *self._steps()]
+            outputs: list[Output] = [*self._take_commands(), *self._steps()]
             if outputs:
                 self._send(StepOutputs(outputs=outputs, stats=self._stats()))
             elif not self._performances:

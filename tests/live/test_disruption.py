@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import psutil
@@ -15,9 +16,11 @@ import pytest
 
 from tests.live.serving import WAIT_TIMEOUT_S, Abandoned, Serve, is_busy, is_idle, wait_until
 
-LONG = {"max_tokens": 1500, "ignore_eos": True, "min_tokens": 1500}
+LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True, "min_tokens": 1500}
 """An answer that takes seconds, so that something can happen meanwhile."""
-LONG_PROMPT = {"messages": [{"role": "user", "content": "tell me of the sea " * 1200}]}
+LONG_PROMPT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "tell me of the sea " * 1200}]
+}
 """A prompt whose prefill takes several steps."""
 
 

@@ -184,9 +184,11 @@ def test_what_a_client_leaves_is_freed(idle: Serve, dialect: str, streams: bool)
 )
 def test_characters_are_never_split(helexa: Serve, path: str, fields: dict[str, Any]) -> None:
     text = "Repeat exactly: 日本語 🦊 žluťoučký kůň 🦊🦊"
-    asked = {"input": text} if path == "/v1/responses" else {}
-    asked |= {"messages": [{"role": "user", "content": text}]} if not asked else {}
-    body = {"model": MODEL, "stream": True, "temperature": 0} | asked | fields
+    body: dict[str, Any] = {"model": MODEL, "stream": True, "temperature": 0} | fields
+    if path == "/v1/responses":
+        body["input"] = text
+    else:
+        body["messages"] = [{"role": "user", "content": text}]
     response = httpx.post(helexa.url + path, json=body, timeout=WAIT_TIMEOUT_S)
     assert response.status_code == 200
     assert "\ufffd" not in response.content.decode("utf-8", errors="strict")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
 
+from tests.live.asking import Ask
 from tests.live.scripted_model import ScriptedModel
 
 
-def ask(client: openai.OpenAI, text: str, **fields: object) -> openai.types.chat.ChatCompletion:
-    return client.chat.completions.create(
-        model="hermes",
-        messages=[{"role": "user", "content": text}],
-        **fields,  # type: ignore[call-overload]
-    )
+def ask(client: openai.OpenAI, text: str, **fields: Any) -> ChatCompletion:
+    return Ask(client, streams=False)(text, **fields)
 
 
 def test_follows_the_script(openai_client: openai.OpenAI, hermes: ScriptedModel) -> None:

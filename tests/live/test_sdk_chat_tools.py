@@ -216,9 +216,9 @@ def test_strict_tools_are_enforced(ask: Ask, hermes: ScriptedModel) -> None:
 
 def test_a_template_that_refuses(ask: Ask) -> None:
     """This template takes one call a turn; the client hears it, in the template's words."""
-    call = {"id": "call_1", "type": "function"}
-    call |= {"function": {"name": "get_time", "arguments": "{}"}}
-    history = [
+    function = {"name": "get_time", "arguments": "{}"}
+    call: dict[str, Any] = {"id": "call_1", "type": "function", "function": function}
+    history: list[dict[str, Any]] = [
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": None, "tool_calls": [call, call | {"id": "call_2"}]},
         {"role": "tool", "tool_call_id": "call_1", "content": "noon"},

@@ -26,7 +26,8 @@ def complete(request: pytest.FixtureRequest, openai_client: openai.OpenAI) -> An
         for answer in answers:
             for choice in answer.choices:
                 text, reason = texts.get(choice.index, ("", ""))
-                texts[choice.index] = (text + choice.text, choice.finish_reason or reason)
+                ended: str | None = choice.finish_reason
+                texts[choice.index] = (text + choice.text, ended or reason)
         return texts
 
     return complete

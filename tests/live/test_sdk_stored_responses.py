@@ -54,17 +54,20 @@ def test_not_stored_when_told_so(
         openai_client.responses.retrieve(made.id)
 
 
+def completed(client: openai.OpenAI, response_id: str) -> Response:
+    """The response, once it is."""
+    retrieve = client.responses.retrieve
+    wait_until(lambda: retrieve(response_id).status == "completed", "the response completes")
+    return retrieve(response_id)
+
+
 def test_in_the_background(openai_client: openai.OpenAI, hermes: ScriptedModel) -> None:
     hermes.answers("take your time", "Done.")
     made = openai_client.responses.create(model="hermes", input="take your time", background=True)
     assert made.status in ("queued", "in_progress", "completed")
     assert made.background is True
 
-    def completed() -> Response | None:
-        response = openai_client.responses.retrieve(made.id)
-        return response if response.status == "completed" else None
-
-    assert wait_until(completed, "the background response completes").output_text == "Done."
+    assert completed(openai_client, made.id).output_text == "Done."
 
 
 def test_background_work_outlives_its_stream(
@@ -77,11 +80,7 @@ def test_background_work_outlives_its_stream(
         first = next(iter(stream))
     assert first.type == "response.created"
 
-    def completed() -> Response | None:
-        response = openai_client.responses.retrieve(first.response.id)
-        return response if response.status == "completed" else None
-
-    assert wait_until(completed, "it completes").output_text == "and on" * 100
+    assert completed(openai_client, first.response.id).output_text == "and on" * 100
 
 
 def test_background_work_is_cancelled(
