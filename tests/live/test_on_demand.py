@@ -3,43 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import uuid
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.live.serving import (
-    REPOSITORY_DIR,
-    WAIT_TIMEOUT_S,
-    Abandoned,
-    Serve,
-    chat_body,
-    wait_until,
-)
-
-KV_BYTES = 48 * 1024 * 1024
-"""So little that a few long prompts queue for it."""
-
-
-def add_model(helexa: Serve, gguf: Path) -> str:
-    """Put the default model's file into the catalogue once more, under a new name."""
-    name = f"again-{uuid.uuid4().hex[:8]}"
-    code = (
-        "from fleet import services; services.catalogue_model_create("
-        f"name={name!r}, source='path:{gguf}', kv_memory_bytes={KV_BYTES})"
-    )
-    subprocess.run(
-        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "shell", "-v", "0", "-c", code],
-        env=helexa.find("gateway").environ(),
-        check=True,
-        timeout=WAIT_TIMEOUT_S,
-    )
-    url = f"{helexa.url}/v1/models/{name}"
-    wait_until(lambda: httpx.get(url, timeout=30.0).status_code == 200, "the catalogue is read")
-    return name
+from tests.live.catalogue import add_model
+from tests.live.serving import WAIT_TIMEOUT_S, Abandoned, Serve, chat_body, wait_until
 
 
 @pytest.fixture(scope="module")

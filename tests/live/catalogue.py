@@ -1,0 +1,33 @@
+"""Models put into a running server's catalogue."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import httpx
+
+from tests.live.serving import REPOSITORY_DIR, WAIT_TIMEOUT_S, Serve, wait_until
+
+KV_BYTES = 48 * 1024 * 1024
+"""So little that a few long prompts queue for it."""
+
+
+def add_model(helexa: Serve, gguf: Path) -> str:
+    """A file of the default model, under a new name."""
+    name = f"again-{uuid.uuid4().hex[:8]}"
+    code = (
+        "from fleet import services; services.catalogue_model_create("
+        f"name={name!r}, source='path:{gguf}', kv_memory_bytes={KV_BYTES})"
+    )
+    subprocess.run(
+        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "shell", "-v", "0", "-c", code],
+        env=helexa.find("gateway").environ(),
+        check=True,
+        timeout=WAIT_TIMEOUT_S,
+    )
+    url = f"{helexa.url}/v1/models/{name}"
+    wait_until(lambda: httpx.get(url, timeout=30.0).status_code == 200, "the catalogue is read")
+    return name
