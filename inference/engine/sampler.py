@@ -10,7 +10,6 @@ own generator, is looked up in the cumulative distribution.
 from __future__ import annotations
 
 import math
-import random
 
 import torch
 
@@ -18,25 +17,24 @@ from inference.engine.engine import Sampled
 from inference.engine.filters import column, filter_probabilities
 from inference.engine.masks import GrammarMasks, Masked
 from inference.engine.penalties import TokenCounts
+from inference.engine.random_stream import RandomStream
 from inference.engine.sequence import Sequence
 from inference.engine.thinking import ThinkingBudget
 from inference.protocol.sampling import SamplingParams, TokenLogprob
-
-NUM_RANDOM_BITS = 24
-"""What float32 holds exactly below 1."""
 
 
 class Sampler:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._masks = GrammarMasks(torch.get_num_threads())
-        self._random: dict[str, random.Random] = {}
+        self._random: dict[str, RandomStream] = {}
         self._counts: dict[str, TokenCounts] = {}
         self._thinking: dict[str, ThinkingBudget] = {}
 
     @torch.inference_mode()
     def sample(self, sequences: list[Sequence], logits: torch.Tensor) -> Sampled:
-        """``logits`` (num_sequences, vocab_size) float32; read only."""
+        """``logits`` (num_sequences, vocab_size) float32; read only. What cannot be taken back
+        comes last, after all that may raise, so that a step can be tried again."""
         if not sequences:
             return Sampled([], frozenset(), {})
         largest, token_ids = largest_of(logits)
@@ -151,10 +149,10 @@ class Sampler:
         return dict(zip(rows, drawn.flatten().tolist(), strict=True))
 
     def _uniform(self, sequence: Sequence) -> float:
-        generator = self._random.get(sequence.sequence_id)
-        if generator is None:
-            generator = self._random[sequence.sequence_id] = random.Random(sequence.params.seed)
-        return generator.getrandbits(NUM_RANDOM_BITS) * 2.0**-NUM_RANDOM_BITS
+        stream = self._random.get(sequence.sequence_id)
+        if stream is None:
+            stream = self._random[sequence.sequence_id] = RandomStream(sequence.params.seed)
+        return stream.uniform(sequence.num_output_tokens)
 
     def _logprobs(
         self,

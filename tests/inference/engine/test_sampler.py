@@ -110,13 +110,34 @@ def test_filters_agree_with_sorting(seed: int, top_k: int, top_p: float, min_p: 
     assert order[0] in kept
 
 
+def draw_next(sampler: Sampler, batch: list[Sequence], rows: torch.Tensor) -> int:
+    """The last sequence's next token, which it then has."""
+    token_ids = sampler.sample(batch, rows).token_ids
+    for sequence, token_id in zip(batch, token_ids, strict=True):
+        sequence.token_ids.append(token_id)
+    return token_ids[-1]
+
+
+def test_a_draw_belongs_to_its_place_in_the_output() -> None:
+    """A step that is tried again draws the same, and what comes after is what would have come."""
+    logits, sampler, again = torch.zeros(1, VOCAB_SIZE), Sampler(VOCAB_SIZE), Sampler(VOCAB_SIZE)
+    sequence, other = sequence_with(seed=5), sequence_with(seed=5)
+    undisturbed = [draw_next(again, [other], logits) for _ in range(8)]
+    drawn = []
+    for _ in range(8):
+        for _ in range(3):
+            attempt = sampler.sample([sequence], logits).token_ids
+        sequence.token_ids += attempt
+        drawn += attempt
+    assert drawn == undisturbed
+    assert len(set(drawn)) > 1
+
+
 def test_draws_follow_the_distribution() -> None:
     logits = torch.full((VOCAB_SIZE,), -math.inf)
     logits[[3, 4, 5]] = torch.tensor([0.5, 0.3, 0.2]).log()
     sampler, sequence = Sampler(VOCAB_SIZE), sequence_with(seed=1)
-    drawn = Counter(
-        sampler.sample([sequence], logits.unsqueeze(0)).token_ids[0] for _ in range(3000)
-    )
+    drawn = Counter(draw_next(sampler, [sequence], logits.unsqueeze(0)) for _ in range(3000))
     assert set(drawn) == {3, 4, 5}
     for token, probability in ((3, 0.5), (4, 0.3), (5, 0.2)):
         assert abs(drawn[token] / 3000 - probability) < 0.04
@@ -130,7 +151,7 @@ def test_same_seed_same_tokens_whatever_the_batch_mates() -> None:
         sampler, sequence = Sampler(VOCAB_SIZE), sequence_with(**seeded)
         batch = [*mates, sequence]
         rows = torch.cat([random_logits(len(mates), seed=9), logits[:1]]) if mates else logits[:1]
-        return [sampler.sample(batch, rows).token_ids[-1] for _ in range(steps)]
+        return [draw_next(sampler, batch, rows) for _ in range(steps)]
 
     alone = draw([])
     assert len(set(alone)) > 1

@@ -1,0 +1,26 @@
+"""A sequence's own random numbers. A number belongs to a place in the output, so that a step that
+is tried again draws what it drew before."""
+
+from __future__ import annotations
+
+import random
+
+NUM_RANDOM_BITS = 24
+"""What float32 holds exactly below 1."""
+
+
+class RandomStream:
+    __slots__ = ("_generator", "_place", "_value")
+
+    def __init__(self, seed: int | None) -> None:
+        self._generator = random.Random(seed)
+        self._place = -1
+        self._value = 0.0
+
+    def uniform(self, place: int) -> float:
+        """In [0, 1), for the output's token at ``place``. Places are asked for in order, each as
+        often as it takes."""
+        if place != self._place:
+            self._place = place
+            self._value = self._generator.getrandbits(NUM_RANDOM_BITS) * 2.0**-NUM_RANDOM_BITS
+        return self._value
