@@ -27,6 +27,7 @@ from inference.engine.memory import (
     free_cuda_bytes,
     plan_kv,
 )
+from inference.engine.quality import quality_in_words
 from inference.engine.scheduler import SchedulerLimits
 from inference.engine.warmup import run_largest_steps, warm_up
 from inference.loading.devices import free_memory_bytes
@@ -74,6 +75,14 @@ def load_engine(
         model, execution = build_fastest_model(
             opened.config, opened.weights, limit, data_dir / "cache" / "native"
         )
+        quality = quality_in_words(
+            opened,
+            model,
+            execution,
+            context_tokens=limit,
+            cache_dir=data_dir / "cache" / "quality",
+            on_progress=on_progress,
+        )
     finally:
         opened.close()
     if isinstance(model, NativeLlama):
@@ -99,7 +108,8 @@ def load_engine(
     )
     warm_up(engine, opened.config.vocab_size, on_progress)
     problem = grammars.wait_ready()
-    report = _report(opened, model, plan, execution, time.monotonic() - started_s, problem)
+    seconds = time.monotonic() - started_s
+    report = _report(opened, model, plan, execution, quality, seconds, problem)
     return LoadedEngine(engine, report)
 
 
@@ -135,6 +145,7 @@ def _report(
     model: AnyModel,
     plan: KVPlan,
     execution: str,
+    quality: str,
     load_seconds: float,
     grammar_problem: str | None,
 ) -> LoadReport:
@@ -151,6 +162,7 @@ def _report(
         context_tokens=plan.context_tokens,
         vocab_size=config.vocab_size,
         quantization=opened.weights.report(),
+        quality=quality,
         compiled=execution,
         load_seconds=load_seconds,
         tokenizer_dir=str(opened.tokenizer_dir),

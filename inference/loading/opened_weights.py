@@ -20,12 +20,15 @@ class OpenedWeights:
         files: TensorFiles,
         factory: LinearFactory,
         on_progress: Callable[[LoadProgress], None],
+        detail: str = "",
     ) -> None:
+        """``detail``: in words, what is done to weights on their way in."""
         self.activation_dtype = factory.dtype
         self.device = factory.device
         self._files = files
         self._factory = factory
         self._on_progress = on_progress
+        self._detail = detail
         self._read: set[str] = set()
         self._outcomes: Counter[str] = Counter()
 
@@ -98,6 +101,7 @@ class OpenedWeights:
                 done=len(self._read),
                 total=len(self._files.names),
                 unit="tensors",
+                detail=self._detail,
             )
         )
 

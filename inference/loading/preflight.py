@@ -14,8 +14,9 @@ from inference.models.config import ModelConfig
 SHORTEST_CONTEXT_TOKENS = 256
 """What must fit beside the weights for the model to be of any use."""
 
-GROUPED_4_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K"})
-GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0"})
+GROUPED_4_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K", "q4"})
+GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0", "q8"})
+"""Small letters: quantised while loading."""
 BYTES_PER_4_BIT_WEIGHT = 0.5 + 4 / 32
 """Code, and two 2-byte numbers per group of 32."""
 BYTES_PER_8_BIT_WEIGHT = 1 + 4 / 32

@@ -29,8 +29,8 @@ SCALE_BYTES = 2
 
 class QuantizedFiles:
     def __init__(self, files: TensorFiles, bits: Bits, num_threads: int) -> None:
+        self.bits = bits
         self._files = files
-        self._bits: Bits = bits
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="quantise")
 
     @property
@@ -79,21 +79,21 @@ class QuantizedFiles:
         shape = self._files.shape_of(name)
         if len(shape) != 2 or shape[1] % GROUP_FEATURES:
             return None
-        return _wanted_bits(name, self._bits) if _is_dense(self._files, name) else None
+        return _wanted_bits(name, self.bits) if _is_dense(self._files, name) else None
 
 
-def quantized(
-    files: TensorFiles, quantization: Quantization, device: torch.device, num_threads: int
-) -> TensorFiles:
-    """The files as ``quantization`` wants them; the same object where nothing changes. Raises
+def check_quantization(
+    files: TensorFiles, quantization: Quantization, device: torch.device
+) -> Bits | None:
+    """To how many bits ``quantization`` wants dense weights quantised, if at all. Raises
     ``BadSourceError`` for what cannot be had from these files or on this device."""
     if quantization == "auto":
-        return files
+        return None
     if quantization == "fp8":
         raise BadSourceError(_why_no_fp8(device))
     bits = BITS.get(quantization)
     _refuse_other_formats(files, bits, quantization)
-    return files if bits is None else QuantizedFiles(files, bits, num_threads)
+    return bits
 
 
 def _refuse_other_formats(files: TensorFiles, bits: Bits | None, quantization: str) -> None:

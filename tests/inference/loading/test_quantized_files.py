@@ -1,0 +1,158 @@
+"""Quantising while loading: which weights come out how, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from safetensors.torch import load_file, save_file
+
+from inference.loading.errors import BadFileError, BadSourceError
+from inference.loading.loader import OpenedModel, open_model
+from inference.loading.quantized_files import check_quantization
+from inference.loading.safetensors_tensors import SafetensorsFiles
+from inference.models.registry import build_model
+from inference.models.stored import DenseWeight, GroupedWeight
+from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
+
+from .conftest import save_directory, save_gguf
+
+
+def opened(source: Path, tmp_path: Path, **changes: object) -> OpenedModel:
+    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{source}", devices=["cpu"], **changes)
+    return open_model(spec, tmp_path / "cache", lambda progress: None)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_tables_take_eight_bits_and_projections_what_was_asked_for(
+    tmp_path: Path, tied: bool
+) -> None:
+    directory = save_directory(tmp_path / "hf", "llama", tie_word_embeddings=tied)
+    dense = opened(directory, tmp_path)
+    model = opened(directory, tmp_path, quantization="q4")
+    stored = model.weights.stored
+    tables = ["model.embed_tokens"] if tied else ["model.embed_tokens", "lm_head"]
+    assert [stored(name).bits for name in tables] == [8] * len(tables)
+    fused = stored(*(f"model.layers.0.self_attn.{name}_proj" for name in "qkv"))
+    assert isinstance(fused, GroupedWeight) and fused.bits == 4
+    assert torch.equal(
+        model.weights.tensor("model.norm.weight"), dense.weights.tensor("model.norm.weight")
+    )
+    table_weights = len(tables) * 64 * 64
+    projections = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64)
+    norms = (2 * 2 + 1) * 64
+    assert model.weight_bytes == table_weights * 34 // 32 + projections * 20 // 32 + norms * 4
+    assert "3 x q4 kept in 4 bits" in model.weights.report()
+
+
+def test_rows_that_are_no_multiple_of_32_stay_dense(tmp_path: Path) -> None:
+    directory = save_directory(tmp_path / "hf", "llama", intermediate_size=80)
+    weights = opened(directory, tmp_path, quantization="q8").weights
+    down = weights.stored("model.layers.0.mlp.down_proj")
+    assert isinstance(down, DenseWeight) and down.shape == (64, 80)
+    assert isinstance(weights.stored("model.layers.0.mlp.up_proj"), GroupedWeight)
+    assert weights.report() == "1 x F32 dense; 1 x q8 kept in 8 bits"
+
+
+def test_biases_come_along(tmp_path: Path) -> None:
+    directory = save_directory(tmp_path / "hf", "qwen2")
+    name = "model.layers.1.self_attn.q_proj"
+    stored = opened(directory, tmp_path, quantization="q8").weights.stored(name)
+    assert isinstance(stored, GroupedWeight) and stored.bias is not None
+    assert torch.equal(stored.bias, load_file(directory / "model.safetensors")[f"{name}.bias"])
+
+
+@pytest.mark.parametrize("type", ["F32", "F16", "BF16"])
+def test_dense_gguf_is_quantised_in_natural_order(tmp_path: Path, type: str) -> None:
+    directory = save_directory(tmp_path / "hf", "llama")
+    weights = load_file(directory / "model.safetensors")
+    name = "model.layers.1.self_attn.q_proj"
+    types = {f"{name}.weight": GGMLQuantizationType[type]}
+    file = save_gguf(tmp_path / "x.gguf", weights, types=types)
+    stored = opened(file, tmp_path, quantization="q8").weights.stored(name)
+    assert isinstance(stored, GroupedWeight)
+    assert torch.allclose(stored.dequantize(), weights[f"{name}.weight"], atol=0.01)
+
+
+def mixed_gguf(tmp_path: Path, **types: GGMLQuantizationType) -> Path:
+    weights = load_file(save_directory(tmp_path / "hf", "llama") / "model.safetensors")
+    names = {
+        "table": "model.embed_tokens.weight",
+        "up": "model.layers.0.mlp.up_proj.weight",
+        "down": "model.layers.0.mlp.down_proj.weight",
+    }
+    by_name = {names[key]: type for key, type in types.items()}
+    return save_gguf(tmp_path / "x.gguf", weights, types=by_name)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "found"), [("q8", "Q4_1"), ("q4", "Q8_0"), ("none", "Q4_1, Q8_0")]
+)
+def test_a_file_of_other_bits_is_refused(tmp_path: Path, quantization: str, found: str) -> None:
+    file = mixed_gguf(tmp_path, up=GGMLQuantizationType.Q4_1, down=GGMLQuantizationType.Q8_0)
+    with pytest.raises(
+        BadSourceError,
+        match=f"quantization {quantization} needs dense weights, and these files hold {found}; "
+        "set quantization auto",
+    ):
+        opened(file, tmp_path, quantization=quantization)
+
+
+def test_what_has_the_wanted_bits_already_is_kept(tmp_path: Path) -> None:
+    file = mixed_gguf(tmp_path, up=GGMLQuantizationType.Q4_0, table=GGMLQuantizationType.Q8_0)
+    weights = opened(file, tmp_path, quantization="q4").weights
+    weights.stored("model.layers.0.mlp.up_proj")
+    weights.stored("model.layers.0.mlp.down_proj")
+    weights.embedding("model.embed_tokens")
+    assert weights.report() == "1 x Q4_0 kept in 4 bits; 1 x Q8_0 kept in 8 bits; " + (
+        "1 x q4 kept in 4 bits"
+    )
+
+
+@pytest.mark.parametrize("quantization", ["auto", "none"])
+def test_dense_files_stay_dense_unless_asked(tiny_directory, tmp_path, quantization: str) -> None:
+    model = opened(tiny_directory, tmp_path, quantization=quantization)
+    assert isinstance(model.weights.stored("lm_head"), DenseWeight)
+    assert model.unquantized is None
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        ("cpu", "for CUDA devices that multiply it, not for a CPU; use q8"),
+        ("cuda", "not built yet"),
+    ],
+)
+def test_fp8_is_refused_by_name(tiny_directory: Path, device: str, reason: str) -> None:
+    files = SafetensorsFiles([tiny_directory / "model.safetensors"])
+    with pytest.raises(BadSourceError, match=f"fp8 is {reason}"):
+        check_quantization(files, "fp8", torch.device(device))
+
+
+def test_values_that_no_group_holds_are_named(tiny_directory: Path, tmp_path: Path) -> None:
+    path = tiny_directory / "model.safetensors"
+    weights = load_file(path)
+    weights["lm_head.weight"][5, 5] = float("nan")
+    save_file(weights, path)
+    model = opened(tiny_directory, tmp_path, quantization="q8")
+    with pytest.raises(BadFileError, match=r"lm_head\.weight cannot be quantised: .* none"):
+        model.weights.stored("lm_head")
+
+
+def test_progress_says_what_is_done(tiny_directory: Path, tmp_path: Path) -> None:
+    told: list[LoadProgress] = []
+    spec = LoadSpec(
+        job_id="1",
+        model="tiny",
+        source=f"path:{tiny_directory}",
+        devices=["cpu"],
+        quantization="q4",
+    )
+    model = open_model(spec, tmp_path / "cache", told.append)
+    build_model(model.config, model.weights, 32)
+    weights = [p for p in told if p.stage is LoadStage.WEIGHTS]
+    assert {p.detail for p in weights} == {"quantising to q4"}
+    assert (weights[-1].done, weights[-1].unit) == (weights[-1].total, "tensors")
+    model.close()
