@@ -12,6 +12,7 @@ from inference.engine.executor import TensorExecutor
 from inference.engine.grammars import GrammarCompiler
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.model_runner import ModelRunner
+from inference.engine.rates import PrefillAverage
 from inference.engine.sampler import Sampler
 from inference.engine.scheduler import Scheduler, SchedulerLimits
 from inference.models.registry import AnyModel
@@ -26,6 +27,7 @@ def build_engine(
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
     scheduler_limits: SchedulerLimits | None = None,
     grammars: GrammarCompiler | None = None,
+    prefill_average: PrefillAverage | None = None,
     clock: Callable[[], float] = time.monotonic,
     check_when_idle: bool = False,
 ) -> Engine:
@@ -39,6 +41,7 @@ def build_engine(
         Scheduler(kv_cache, scheduler_limits or SchedulerLimits()),
         EngineLimits(context_tokens=context_tokens, vocab_size=model.config.vocab_size),
         grammars=grammars,
+        prefill_average=prefill_average,
         clock=clock,
         check_when_idle=check_when_idle,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from inference.engine.pending_grammars import GrammarSource, PendingGrammars
-from inference.engine.rates import TokenRates
+from inference.engine.rates import PrefillAverage, TokenRates
 from inference.engine.scheduler import Schedule, Scheduler
 from inference.engine.sequence import Sequence
 from inference.engine.step_pacing import StepPacer
@@ -84,6 +84,7 @@ class Engine:
         limits: EngineLimits,
         *,
         grammars: GrammarSource | None = None,
+        prefill_average: PrefillAverage | None = None,
         clock: Callable[[], float] = time.monotonic,
         check_when_idle: bool = False,
     ) -> None:
@@ -98,6 +99,7 @@ class Engine:
         """Refusals and cancellations since the last step."""
         self._num_submitted = 0
         self._rates = TokenRates()
+        self._prefill_average = prefill_average
         self._pacer = StepPacer(
             scheduler.limits.max_running,
             scheduler.limits.prefill_tokens_per_step,
@@ -179,6 +181,7 @@ class Engine:
             last_forward_unix_s=self._last_forward_unix_s,
             num_preemptions=self._scheduler.num_preemptions,
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
+            prefill_speed=self._prefill_average.speed if self._prefill_average else None,
         )
 
     def check_integrity(self) -> None:
@@ -280,3 +283,6 @@ class Engine:
             num_decode_tokens=num_decodes,
             num_prefill_tokens=num_prefill_tokens,
         )
+        if self._prefill_average is not None and not num_decodes:
+            spans = ((chunk.start, chunk.end) for chunk in schedule.prefills)
+            self._prefill_average.record(spans, step_s)

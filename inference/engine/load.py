@@ -1,7 +1,7 @@
 """From a ``LoadSpec`` to an engine that answers, and the report of what was loaded.
 
-Opens the files with ``inference.loading``, builds the model, measures memory, sizes the KV blocks
-and runs a first step through both phases. Knows no sockets and no neurons.
+Opens the files with ``inference.loading``, builds the model, tries it out (what its largest steps
+take, how fast prompts go), sizes the KV blocks and warms up. Knows no sockets and no neurons.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from inference.engine.build import build_engine
+from inference.engine.context_limit import PrefillBound
 from inference.engine.embedding_engine import EmbeddingEngine
 from inference.engine.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.engine import Engine
@@ -27,17 +28,19 @@ from inference.engine.memory import (
     free_cuda_bytes,
     plan_kv,
 )
-from inference.engine.quality import quality_in_words
+from inference.engine.memory_use import HostGauge, gauge_for
+from inference.engine.rates import PrefillAverage
 from inference.engine.scheduler import SchedulerLimits
-from inference.engine.warmup import run_largest_steps, warm_up
-from inference.loading.devices import free_memory_bytes
+from inference.engine.trial_steps import measure_prefill, run_largest_steps
+from inference.engine.warmup import warm_up
+from inference.loading.devices import earlier_loads_on, free_memory_bytes
 from inference.loading.embedding_files import OpenedEmbeddingModel
-from inference.loading.loader import OpenedModel, open_model
+from inference.loading.loader import PREFILL_TOKENS_PER_STEP, OpenedModel, open_model
 from inference.models.native.llama import NativeLlama
 from inference.models.registry import AnyModel, build_fastest_model
 from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStage
+from inference.protocol.prefill_speed import PrefillSpeed
 
-PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
 STEP_S = 0.1
 """Half of what a disconnect may take to free its blocks."""
 
@@ -50,6 +53,18 @@ class LoadedEngine:
     report: LoadReport
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """What a built model turned out to be on its device."""
+
+    load_bytes: int
+    """All but KV."""
+    process_bytes: int
+    prefill_speed: PrefillSpeed
+    """As measured now."""
+    bound: PrefillBound
+
+
 def load_engine(
     spec: LoadSpec,
     data_dir: Path,
@@ -59,7 +74,7 @@ def load_engine(
 ) -> LoadedEngine:
     """Blocks for as long as it takes, downloads included. Raises ``LoadError``, ``EngineError``,
     ``ModelError``."""
-    started_s = time.monotonic()
+    started_s, host_gauge = time.monotonic(), HostGauge()
     opened = open_model(spec, data_dir / "models", on_progress)
     if isinstance(opened, OpenedEmbeddingModel):
         embedding_engine, embedder = load_embedding_engine(spec, opened, on_progress)
@@ -75,14 +90,6 @@ def load_engine(
         model, execution = build_fastest_model(
             opened.config, opened.weights, limit, data_dir / "cache" / "native"
         )
-        quality = quality_in_words(
-            opened,
-            model,
-            execution,
-            context_tokens=limit,
-            cache_dir=data_dir / "cache" / "quality",
-            on_progress=on_progress,
-        )
     finally:
         opened.close()
     if isinstance(model, NativeLlama):
@@ -95,8 +102,11 @@ def load_engine(
         prefill_tokens_per_step=PREFILL_TOKENS_PER_STEP[model.device.type],
         target_step_s=STEP_S,
     )
-    on_progress(LoadProgress(stage=LoadStage.WARMUP, unit="steps", detail="measuring memory"))
-    plan = _plan(spec, model, scheduler_limits)
+    # Its tables are among what the load takes, so they are waited for before that is measured.
+    grammar_problem = grammars.wait_ready()
+    on_progress(LoadProgress(stage=LoadStage.WARMUP, unit="steps", detail="measuring"))
+    trial = _try_out(spec, model, scheduler_limits, host_gauge, opened.num_parameters)
+    plan = _plan(spec, model, trial)
     engine = build_engine(
         model,
         context_tokens=plan.context_tokens,
@@ -104,12 +114,12 @@ def load_engine(
         kv_dtype=model.kv_dtype,
         scheduler_limits=scheduler_limits,
         grammars=grammars,
+        prefill_average=PrefillAverage(trial.bound.speed),
         check_when_idle=check_when_idle,
     )
     warm_up(engine, opened.config.vocab_size, on_progress)
-    problem = grammars.wait_ready()
     seconds = time.monotonic() - started_s
-    report = _report(opened, model, plan, execution, quality, seconds, problem)
+    report = _report(opened, model, plan, trial, execution, seconds, grammar_problem)
     return LoadedEngine(engine, report)
 
 
@@ -122,12 +132,40 @@ def configure_threads() -> int:
     return num_threads
 
 
-def _plan(spec: LoadSpec, model: AnyModel, limits: SchedulerLimits) -> KVPlan:
+def _try_out(
+    spec: LoadSpec,
+    model: AnyModel,
+    limits: SchedulerLimits,
+    host_gauge: HostGauge,
+    num_parameters: int,
+) -> _Trial:
+    gauge = gauge_for(model.device, host_gauge)
+    gauge.watch()
+    trial_kv_bytes = run_largest_steps(model, limits, num_parameters)
+    load_bytes = gauge.used_bytes() - trial_kv_bytes
+    longest = model.config.max_positions
+    context_tokens = min(longest, spec.max_context_tokens or longest)
+    measured = measure_prefill(model, limits, context_tokens)
+    earlier = earlier_loads_on(spec, model.device)
+    average = None if earlier is None else earlier.prefill_speed
+    return _Trial(
+        load_bytes=load_bytes,
+        process_bytes=gauge.process_bytes,
+        prefill_speed=measured,
+        bound=PrefillBound(
+            speed=average or measured,
+            max_prefill_s=spec.max_prefill_s,
+            is_average=average is not None,
+        ),
+    )
+
+
+def _plan(spec: LoadSpec, model: AnyModel, trial: _Trial) -> KVPlan:
     if spec.kv_memory_bytes is not None:
         budget_bytes = spec.kv_memory_bytes
     elif model.device.type == "cuda":
-        peak_bytes = run_largest_steps(model, limits)
-        budget_bytes = free_cuda_bytes(model.device, peak_bytes)
+        held_bytes = torch.cuda.memory_allocated(model.device)
+        budget_bytes = free_cuda_bytes(model.device, trial.load_bytes - held_bytes)
     else:
         budget_bytes = int(free_memory_bytes(model.device) * cpu_kv_share())
     return plan_kv(
@@ -137,6 +175,7 @@ def _plan(spec: LoadSpec, model: AnyModel, limits: SchedulerLimits) -> KVPlan:
         dtype=model.kv_dtype,
         max_context_tokens=spec.max_context_tokens,
         max_sequences=spec.max_concurrent_sequences,
+        prefill=trial.bound,
     )
 
 
@@ -144,12 +183,13 @@ def _report(
     opened: OpenedModel,
     model: AnyModel,
     plan: KVPlan,
+    trial: _Trial,
     execution: str,
-    quality: str,
     load_seconds: float,
     grammar_problem: str | None,
 ) -> LoadReport:
     config = opened.config
+    estimated_bytes = opened.estimated_load_bytes
     return LoadReport(
         architecture=config.architecture,
         device=str(model.device),
@@ -162,11 +202,16 @@ def _report(
         context_tokens=plan.context_tokens,
         vocab_size=config.vocab_size,
         quantization=opened.weights.report(),
-        quality=quality,
         compiled=execution,
         load_seconds=load_seconds,
         tokenizer_dir=str(opened.tokenizer_dir),
         eos_token_ids=list(config.eos_token_ids),
         generation_defaults=dict(config.generation_defaults),
         grammar_problem=grammar_problem,
+        context_reason=plan.context_reason,
+        prefill_speed=trial.prefill_speed,
+        estimated_bytes=estimated_bytes + plan.kv_bytes,
+        actual_bytes=trial.load_bytes + plan.kv_bytes,
+        process_bytes=trial.process_bytes,
+        memory_correction_bytes=opened.need.correction_bytes + trial.load_bytes - estimated_bytes,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from inference.engine.context_limit import ContextBounds, PrefillBound
 from inference.engine.errors import DoesNotFitError
 from inference.loading.devices import free_memory_bytes
 from inference.models.config import ModelConfig
@@ -26,6 +27,8 @@ class KVPlan:
     num_blocks: int
     kv_bytes: int
     context_tokens: int
+    context_reason: str
+    """In words, for the load report."""
 
 
 def plan_kv(
@@ -36,22 +39,42 @@ def plan_kv(
     dtype: torch.dtype,
     max_context_tokens: int | None,
     max_sequences: int,
+    prefill: PrefillBound | None = None,
 ) -> KVPlan:
     """As many blocks as the budget holds and ``max_sequences`` full contexts can use. Raises
     ``DoesNotFitError``."""
     block_bytes = kv_bytes_per_block(config, block_tokens, dtype)
-    limit = min(config.max_positions, max_context_tokens or config.max_positions)
-    blocks_per_context = -(-limit // block_tokens)
-    num_blocks = min(budget_bytes // block_bytes, blocks_per_context * max_sequences)
-    context_tokens = min(limit, num_blocks * block_tokens)
-    if context_tokens < min(limit, SHORTEST_USEFUL_CONTEXT):
-        needed = -(-min(limit, SHORTEST_USEFUL_CONTEXT) // block_tokens) * block_bytes
+    bounds = ContextBounds(
+        model_tokens=config.max_positions,
+        operator_tokens=max_context_tokens,
+        kv_tokens=budget_bytes // block_bytes * block_tokens,
+        prefill=prefill,
+    )
+    wanted = min(config.max_positions, max_context_tokens or config.max_positions)
+    shortest = min(wanted, SHORTEST_USEFUL_CONTEXT)
+    if bounds.unbound_by_kv_tokens < shortest:
+        raise DoesNotFitError(_too_slow(bounds, shortest))
+    if bounds.kv_tokens < shortest:
+        needed = -(-shortest // block_tokens) * block_bytes
         raise DoesNotFitError(
             f"{budget_bytes / 1e6:.1f} MB are free for keys and values, but a context of "
-            f"{min(limit, SHORTEST_USEFUL_CONTEXT)} tokens needs {needed / 1e6:.1f} MB"
+            f"{shortest} tokens needs {needed / 1e6:.1f} MB"
         )
+    blocks_per_context = -(-bounds.unbound_by_kv_tokens // block_tokens)
+    num_blocks = min(budget_bytes // block_bytes, blocks_per_context * max_sequences)
     return KVPlan(
-        num_blocks=num_blocks, kv_bytes=num_blocks * block_bytes, context_tokens=context_tokens
+        num_blocks=num_blocks,
+        kv_bytes=num_blocks * block_bytes,
+        context_tokens=bounds.tokens,
+        context_reason=bounds.reason(),
+    )
+
+
+def _too_slow(bounds: ContextBounds, shortest: int) -> str:
+    assert bounds.prefill is not None, "nothing else makes it so short"
+    return (
+        f"a prompt of {shortest} tokens takes {bounds.prefill.speed.prompt_s(shortest):.0f} s here "
+        f"and {bounds.prefill.max_prefill_s:g} s are allowed; allow more, or load a smaller model"
     )
 
 

@@ -1,10 +1,17 @@
-"""Tokens per second over the last few seconds. Times are arguments; knows nothing of sequences."""
+"""How fast it goes: tokens per second over the last few seconds, and prompts on average over the
+last tens of thousands of tokens. Times are arguments; knows nothing of sequences."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+
+from inference.engine.pacing import SMALLEST_CHUNK
+from inference.protocol.prefill_speed import PrefillSpeed
 
 WINDOW_S = 10.0
+AVERAGED_TOKENS = 32_768
+"""What a token says of speed fades over so many later ones."""
 
 
 class TokenRates:
@@ -48,3 +55,28 @@ class TokenRates:
         if not self._steps:
             # Sums of floats taken off again need not come back to exactly nothing.
             self._decode_s = self._prefill_s = 0.0
+
+
+class PrefillAverage:
+    """How fast prompts go, kept as how much slower or faster than the formula said: so short and
+    long prompts, and parts that were cached, average into one speed that holds at any length.
+
+    Steps that also decode do not count: their time is not the prompt's alone.
+    """
+
+    def __init__(self, start: PrefillSpeed) -> None:
+        self._start = start
+        self._slowdown = 1.0
+        self.speed = start
+
+    def record(self, spans: Iterable[tuple[int, int]], step_s: float) -> None:
+        """``spans``: the ``[start, end)`` of each prompt in a step of nothing else."""
+        num_tokens, expected_s = 0, 0.0
+        for start, end in spans:
+            num_tokens += end - start
+            expected_s += self._start.span_s(start, end)
+        if num_tokens < SMALLEST_CHUNK or expected_s <= 0:
+            return  # small remainders say little of speed
+        gain = num_tokens / AVERAGED_TOKENS
+        self._slowdown += min(gain, 1.0) * (step_s / expected_s - self._slowdown)
+        self.speed = self._start.slowed(self._slowdown)

@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from inference.loading.errors import BadSourceError
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import EarlierLoads, LoadSpec
 
 
 def choose_device(spec: LoadSpec) -> torch.device:
@@ -37,6 +37,12 @@ def choose_dtype(spec: LoadSpec, device: torch.device) -> torch.dtype:
         return torch.float32
     bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
     return torch.bfloat16 if bfloat16 else torch.float16
+
+
+def earlier_loads_on(spec: LoadSpec, device: torch.device) -> EarlierLoads | None:
+    """What earlier loads showed, if that was on a device of this kind."""
+    earlier = spec.earlier_loads
+    return earlier if earlier is not None and earlier.device_kind == device.type else None
 
 
 def free_memory_bytes(device: torch.device) -> int:

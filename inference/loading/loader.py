@@ -16,7 +16,12 @@ from pathlib import Path
 import torch
 
 from inference.loading.config import read_directory_config
-from inference.loading.devices import choose_device, choose_dtype, free_memory_bytes
+from inference.loading.devices import (
+    choose_device,
+    choose_dtype,
+    earlier_loads_on,
+    free_memory_bytes,
+)
 from inference.loading.directory_tokenizer import directory_tokenizer
 from inference.loading.embedding_config import read_embedding_config
 from inference.loading.embedding_files import (
@@ -32,18 +37,23 @@ from inference.loading.gguf_tensors import GGUFTensorFiles
 from inference.loading.gguf_tokenizer import tokenizer_directory
 from inference.loading.huggingface import download_tokenizer
 from inference.loading.opened_weights import OpenedWeights
-from inference.loading.preflight import check_fits, check_tensors, memory_need
-from inference.loading.quantized_files import QuantizedFiles, check_quantization
+from inference.loading.preflight import (
+    LargestStep,
+    MemoryNeed,
+    check_fits,
+    check_tensors,
+    memory_need,
+)
 from inference.loading.safetensors_tensors import SafetensorsFiles
 from inference.loading.sources import fetch_files
 from inference.loading.tensor_files import TensorFiles
-from inference.loading.unquantized import Unquantized, open_unquantized
 from inference.models.config import ModelConfig
 from inference.models.embedding_config import EmbeddingConfig
 from inference.models.linear import LinearFactory
 from inference.models.weights import WeightSource
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
 
+PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
 COPY_MARGIN = 2
 """Copies that only make prompts faster are kept where they leave this many times their own size."""
 
@@ -58,9 +68,15 @@ class OpenedModel:
     weight_bytes: int
     """Of all tensors, as their files hold them."""
     num_parameters: int
+    need: MemoryNeed
+    factory: LinearFactory
     files: TensorFiles
-    unquantized: Unquantized | None = None
-    """Of a model that is quantised while it loads."""
+
+    @property
+    def estimated_load_bytes(self) -> int:
+        """All but KV: what it should take on its device. Complete once the model is built, when
+        it is known which weights have a copy."""
+        return self.need.load_bytes + self.factory.copied_bytes
 
     def close(self) -> None:
         """Unmaps the files. Call it when the model has been built, or given up."""
@@ -90,31 +106,20 @@ def open_model(
         return _open_embedding_model(spec, files, embedding, cache_dir, device, free_bytes)
     described = _describe(files, cache_dir, on_progress)
     check_tensors(described.config, described.files.names)
-    dense = described.files
-    described = replace(described, files=_quantized(dense, spec, device))
-    factory = _factory(spec, described, device, free_bytes)
+    need = _memory_need(spec, described, device)
+    check_fits(need, free_bytes, str(device))
+    factory = _factory(spec, need, device, free_bytes)
     names = described.files.names
     return OpenedModel(
         config=described.config,
-        weights=OpenedWeights(described.files, factory, on_progress, _detail(described.files)),
+        weights=OpenedWeights(described.files, factory, on_progress),
         tokenizer_dir=described.tokenizer_dir,
         weight_bytes=sum(described.files.bytes_of(name) for name in names),
         num_parameters=sum(math.prod(described.files.shape_of(name)) for name in names),
+        need=need,
+        factory=factory,
         files=described.files,
-        unquantized=None
-        if dense is described.files
-        else open_unquantized(dense, files.weights, device, choose_dtype(spec, device)),
     )
-
-
-def _quantized(files: TensorFiles, spec: LoadSpec, device: torch.device) -> TensorFiles:
-    """The same object where nothing changes. Raises ``BadSourceError``."""
-    bits = check_quantization(files, spec.quantization, device)
-    return files if bits is None else QuantizedFiles(files, bits, torch.get_num_threads())
-
-
-def _detail(files: TensorFiles) -> str:
-    return f"quantising to q{files.bits}" if isinstance(files, QuantizedFiles) else ""
 
 
 def _open_embedding_model(
@@ -149,11 +154,6 @@ def _refuse_settings_of_text(spec: LoadSpec) -> None:
             raise BadSourceError(
                 f"{name} has no meaning for a model that makes embeddings; leave it out"
             )
-    if spec.quantization not in ("auto", "none"):
-        raise BadSourceError(
-            f"quantization {spec.quantization} is not built for a model that makes embeddings; set "
-            "it to auto"
-        )
 
 
 def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _Described:
@@ -173,22 +173,27 @@ def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _D
     return _Described(config, GGUFTensorFiles(header, config), tokenizer_dir)
 
 
-def _factory(
-    spec: LoadSpec, described: _Described, device: torch.device, free_bytes: int
-) -> LinearFactory:
-    """Raises ``DoesNotFitError``."""
-    dtype = choose_dtype(spec, device)
-    files = described.files
-    need = memory_need(
+def _memory_need(spec: LoadSpec, described: _Described, device: torch.device) -> MemoryNeed:
+    files, earlier = described.files, earlier_loads_on(spec, device)
+    return memory_need(
         described.config,
         [(files.format_of(name), math.prod(files.shape_of(name))) for name in files.names],
-        dtype.itemsize,
+        choose_dtype(spec, device).itemsize,
+        largest_step=LargestStep(
+            prompt_rows=PREFILL_TOKENS_PER_STEP[device.type],
+            decode_rows=spec.max_concurrent_sequences,
+        ),
+        correction_bytes=earlier.memory_correction_bytes if earlier else 0,
     )
-    check_fits(need, free_bytes, str(device))
+
+
+def _factory(
+    spec: LoadSpec, need: MemoryNeed, device: torch.device, free_bytes: int
+) -> LinearFactory:
     spare_bytes = free_bytes - need.required_bytes
     return LinearFactory(
         device,
-        dtype,
+        choose_dtype(spec, device),
         prefill_copies=spare_bytes > COPY_MARGIN * need.copy_bytes,
         exact=spec.dtype == "float32",
     )

@@ -22,6 +22,15 @@ BYTES_PER_4_BIT_WEIGHT = 0.5 + 4 / 32
 BYTES_PER_8_BIT_WEIGHT = 1 + 4 / 32
 COPY_BYTES = 2
 """Of the bfloat16 copy that prompt rows are multiplied with."""
+LOGIT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestStep:
+    """The most rows that one step of the engine holds."""
+
+    prompt_rows: int
+    decode_rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +40,28 @@ class MemoryNeed:
     """Of the shortest context that is worth serving."""
     copy_bytes: int
     """On top, for a second copy of quantised weights that makes prompts faster."""
+    step_bytes: int = 0
+    """Activations of the largest step."""
+    correction_bytes: int = 0
+    """What earlier loads took beyond an estimate like this one; below 0 where they took less."""
+
+    @property
+    def load_bytes(self) -> int:
+        """All but KV and copies."""
+        return max(0, self.weight_bytes + self.step_bytes + self.correction_bytes)
 
     @property
     def required_bytes(self) -> int:
-        return self.weight_bytes + self.kv_bytes
+        return self.load_bytes + self.kv_bytes
 
 
 def memory_need(
-    config: ModelConfig, tensors: Iterable[tuple[str, int]], dense_bytes_per_weight: int
+    config: ModelConfig,
+    tensors: Iterable[tuple[str, int]],
+    dense_bytes_per_weight: int,
+    *,
+    largest_step: LargestStep | None = None,
+    correction_bytes: int = 0,
 ) -> MemoryNeed:
     """``tensors``: format and number of elements of each."""
     weight_bytes = 0.0
@@ -47,9 +70,23 @@ def memory_need(
         weight_bytes += num_elements * _bytes_per_weight(format, dense_bytes_per_weight)
         num_quantized += num_elements if format in GROUPED_4_BIT | GROUPED_8_BIT else 0
     kv_bytes = config.kv_elements_per_token * SHORTEST_CONTEXT_TOKENS * dense_bytes_per_weight
+    step = largest_step or LargestStep(prompt_rows=0, decode_rows=0)
     return MemoryNeed(
-        weight_bytes=int(weight_bytes), kv_bytes=kv_bytes, copy_bytes=num_quantized * COPY_BYTES
+        weight_bytes=int(weight_bytes),
+        kv_bytes=kv_bytes,
+        copy_bytes=num_quantized * COPY_BYTES,
+        step_bytes=_step_bytes(config, step, dense_bytes_per_weight),
+        correction_bytes=correction_bytes,
     )
+
+
+def _step_bytes(config: ModelConfig, step: LargestStep, bytes_per_number: int) -> int:
+    """What one layer holds at once of each row, and the logits of rows that get a token."""
+    heads = config.num_heads + 2 * config.num_kv_heads
+    per_row = 3 * config.hidden_size + heads * config.head_dim + 2 * config.intermediate_size
+    rows = max(step.prompt_rows, step.decode_rows)
+    logit_rows = max(1, step.decode_rows) if rows else 0
+    return rows * per_row * bytes_per_number + logit_rows * config.vocab_size * LOGIT_BYTES
 
 
 def _bytes_per_weight(format: str, dense_bytes: int) -> float:
@@ -62,9 +99,9 @@ def check_fits(need: MemoryNeed, free_bytes: int, device: str) -> None:
     """Raises ``DoesNotFitError`` with both numbers."""
     if need.required_bytes > free_bytes:
         raise DoesNotFitError(
-            f"the model needs {_gigabytes(need.required_bytes)} on {device} (weights and a context "
-            f"of {SHORTEST_CONTEXT_TOKENS} tokens), and {_gigabytes(free_bytes)} are free; "
-            "unload another model, or load a smaller quant"
+            f"the model needs {_gigabytes(need.required_bytes)} on {device} (weights, a step's "
+            f"numbers and a context of {SHORTEST_CONTEXT_TOKENS} tokens), and "
+            f"{_gigabytes(free_bytes)} are free; unload another model, or load a smaller quant"
         )
 
 

@@ -105,6 +105,8 @@ class LinearFactory:
         self.dtype = dtype
         self._exact = exact
         self._prefill_copies = prefill_copies and has_fast_bfloat16(device)
+        self.copied_bytes = 0
+        """Of the bfloat16 copies made so far."""
 
     def linear(self, stored: StoredWeight, *, prefills: bool = True) -> tuple[Linear, str]:
         """The projection, and what it runs on. ``prefills=False`` for an output head, which only
@@ -115,6 +117,8 @@ class LinearFactory:
             dense = DenseWeight(weight=stored.dequantize(), bias=stored.bias)
             return self._dense(dense), f"dequantised: {reason}"
         copies = self._prefill_copies and prefills
+        if copies:
+            self.copied_bytes += stored.codes.numel() * torch.bfloat16.itemsize
         linear = QuantizedLinear(stored, self.device, self.dtype, prefill_copy=copies)
         phases = ", prompts on a bfloat16 copy" if copies else ""
         return linear, f"{stored.bits}-bit kernel{phases}"

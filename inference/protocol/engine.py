@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
+from inference.protocol.prefill_speed import PrefillSpeed
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 
 
@@ -98,6 +99,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int = 0
     prefix_hit_tokens: int = 0
     """Prompt tokens served from the prefix cache since the start."""
+    prefill_speed: PrefillSpeed | None = None
+    """Live average over the prompts of requests, each step weighing as much as it had tokens;
+    ``None`` where it is not measured."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):

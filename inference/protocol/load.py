@@ -7,9 +7,22 @@ from typing import Literal
 
 import msgspec
 
+from inference.protocol.prefill_speed import PrefillSpeed
+
 Quantization = Literal["auto", "none", "q4", "q8", "fp8"]
 """What becomes of weights while they load. ``auto``: they stay as their file holds them. ``none``:
 the same, and a file that is quantised is refused. The others quantise dense weights."""
+
+
+class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What earlier loads of the same model showed on a device of this kind. It sharpens estimates
+    and changes nothing of what is loaded; on a device of another kind it is left aside."""
+
+    device_kind: Literal["cpu", "cuda"]
+    memory_correction_bytes: int = 0
+    """To be added to the estimate made from the files; below 0 where that is too high."""
+    prefill_speed: PrefillSpeed | None = None
+    """The live average of its last run."""
 
 
 class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,6 +57,10 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_output_tokens: int | None = None
     """Operator's bound on an answer that names no ``max_tokens``; advertised as the output limit,
     and more than that is refused."""
+    max_prefill_s: float | None = None
+    """How long the longest prompt may take to its first token, the device to itself: bounds the
+    context by measured speed. ``None``: no bound."""
+    earlier_loads: EarlierLoads | None = None
 
 
 class LoadStage(StrEnum):
@@ -78,7 +95,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_blocks: int
     kv_block_tokens: int
     context_tokens: int
-    """The enforced limit on prompt plus output: min(model, operator's clamp, KV capacity)."""
+    """The enforced limit on prompt plus output: min(model, operator's clamp, KV capacity, what
+    ``max_prefill_s`` leaves). Fixed while the engine lives."""
     vocab_size: int
     quantization: str
     """In words, for people: which weights stayed packed, with which kernel, and which did not."""
@@ -101,6 +119,20 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling defaults that the model's generation_config declares, by SamplingOptions name."""
     grammar_problem: str | None = None
     """Why no output of this model can be held to a grammar; ``None``: it can."""
+    context_reason: str = ""
+    """In words: what bounds the context, and where the other bounds lie."""
+    prefill_speed: PrefillSpeed | None = None
+    """As the first steps measured it; an average of requests is in ``EngineStats``."""
+    estimated_bytes: int = 0
+    """What the files and the settings said it would take on its device, corrected by earlier loads:
+    weights, KV, the activations of the largest step."""
+    actual_bytes: int = 0
+    """What it took. KV counts whole: on a CPU the system hands its pages out only as blocks come
+    into use, but they are promised."""
+    process_bytes: int = 0
+    """What an engine process takes there before it loads anything; not in the two above."""
+    memory_correction_bytes: int = 0
+    """What the estimate from the files alone fell short by: for the next load."""
 
 
 class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from inference.engine.context_limit import PrefillBound
 from inference.engine.errors import DoesNotFitError
 from inference.engine.memory import KVPlan, cpu_kv_share, plan_kv
 from inference.models.config import ModelConfig
+from inference.protocol.prefill_speed import PrefillSpeed
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -25,20 +29,22 @@ CONFIG = ModelConfig(
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 32 * 4
 
 
-def plan(budget_bytes: int, **overrides: int | None) -> KVPlan:
-    arguments: dict[str, int | None] = {"max_context_tokens": None, "max_sequences": 4}
+def plan(budget_bytes: int, **overrides: Any) -> KVPlan:
+    arguments: dict[str, Any] = {"max_context_tokens": None, "max_sequences": 4}
     return plan_kv(
         CONFIG,
         budget_bytes=budget_bytes,
         block_tokens=32,
         dtype=torch.float32,
-        **(arguments | overrides),  # type: ignore[arg-type]
+        **(arguments | overrides),
     )
 
 
 def test_whole_blocks_within_the_budget() -> None:
     found = plan(40 * BLOCK_BYTES + 100)
-    assert found == KVPlan(num_blocks=40, kv_bytes=40 * BLOCK_BYTES, context_tokens=1024)
+    assert (found.num_blocks, found.kv_bytes) == (40, 40 * BLOCK_BYTES)
+    assert found.context_tokens == 1024
+    assert found.context_reason == "1,024 tokens: the model's own; KV memory holds 1,280"
 
 
 def test_no_more_than_all_sequences_can_use() -> None:
@@ -46,12 +52,48 @@ def test_no_more_than_all_sequences_can_use() -> None:
 
 
 def test_capacity_limits_the_context() -> None:
-    assert plan(10 * BLOCK_BYTES).context_tokens == 320
+    found = plan(10 * BLOCK_BYTES)
+    assert found.context_tokens == 320
+    assert "bound by KV memory, the model's own are 1,024" in found.context_reason
 
 
 def test_operator_limits_the_context() -> None:
     found = plan(10**12, max_context_tokens=100)
     assert (found.context_tokens, found.num_blocks) == (100, 16)
+    assert "the operator's clamp on the model's 1,024" in found.context_reason
+
+
+def prefill_bound(
+    max_prefill_s: float | None, *, token_s: float = 0.1, is_average: bool = False
+) -> PrefillBound:
+    return PrefillBound(
+        speed=PrefillSpeed(token_s=token_s), max_prefill_s=max_prefill_s, is_average=is_average
+    )
+
+
+def test_prompt_speed_limits_the_context_and_the_blocks() -> None:
+    found = plan(10**12, prefill=prefill_bound(60))
+    assert (found.context_tokens, found.num_blocks) == (600, 4 * 19)
+    assert found.context_reason.startswith("600 tokens: bound by prompt speed")
+    assert "takes 60 s of the 60 s allowed (10 tokens/s, measured" in found.context_reason
+
+
+def test_speed_without_a_bound_is_only_told() -> None:
+    found = plan(10**12, prefill=prefill_bound(None, is_average=True))
+    assert found.context_tokens == 1024
+    assert found.context_reason.endswith(
+        "a prompt that long takes 102 s (10 tokens/s, average of earlier requests)"
+    )
+
+
+def test_too_slow_for_any_use_is_refused_with_both_numbers() -> None:
+    with pytest.raises(DoesNotFitError, match=r"256 tokens takes 26 s here and 20 s are allowed"):
+        plan(10**12, prefill=prefill_bound(20))
+
+
+def test_an_operators_short_context_may_be_slower_than_a_useful_one() -> None:
+    found = plan(10**12, prefill=prefill_bound(20), max_context_tokens=100)
+    assert found.context_tokens == 100
 
 
 def test_too_little_is_refused_with_both_numbers() -> None:

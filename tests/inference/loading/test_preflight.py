@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 from inference.loading import loader
-from inference.loading.devices import choose_device, choose_dtype
+from inference.loading.devices import choose_device, choose_dtype, earlier_loads_on
 from inference.loading.errors import BadSourceError, DoesNotFitError, UnknownArchitectureError
 from inference.loading.loader import open_model
-from inference.loading.preflight import check_fits, memory_need
+from inference.loading.preflight import LargestStep, check_fits, memory_need
 from inference.models.config import ModelConfig
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import EarlierLoads, LoadSpec
 
 from .conftest import save_gguf
 
@@ -36,6 +36,24 @@ def test_the_need_counts_formats_and_a_short_context() -> None:
     assert need.weight_bytes == 2000 + 3600 + 4 * 110
     assert need.copy_bytes == 2 * 6400
     assert need.kv_bytes == 2 * 2 * 2 * 16 * 256 * 4
+
+
+def test_the_need_counts_the_largest_step_and_what_earlier_loads_taught() -> None:
+    tensors = [("F32", 1000)]
+    step = LargestStep(prompt_rows=10, decode_rows=3)
+    plain = memory_need(CONFIG, tensors, 4, largest_step=step)
+    per_row = 3 * 64 + 8 * 16 + 2 * 64
+    assert plain.step_bytes == 10 * per_row * 4 + 3 * 8 * 4
+    taught = memory_need(CONFIG, tensors, 4, largest_step=step, correction_bytes=-500)
+    assert taught.required_bytes == plain.required_bytes - 500
+    assert taught.load_bytes == taught.required_bytes - taught.kv_bytes
+
+
+def test_what_was_learnt_on_another_kind_of_device_is_left_aside() -> None:
+    earlier = EarlierLoads(device_kind="cuda", memory_correction_bytes=10**15)
+    asked = LoadSpec(job_id="1", model="m", source="path:x", earlier_loads=earlier)
+    assert earlier_loads_on(asked, torch.device("cpu")) is None
+    assert earlier_loads_on(asked, torch.device("cuda:1")) is earlier
 
 
 def test_a_model_that_does_not_fit_is_refused_with_both_numbers() -> None:
@@ -75,13 +93,16 @@ def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
     name = "model.layers.0.mlp.down_proj"
     types = {f"{name}.weight": GGMLQuantizationType.Q4_1}
     file = save_gguf(tmp_path / "x.gguf", weights, types=types)
-    needed = 4 * sum(w.numel() for w in weights.values()) + CONFIG.kv_elements_per_token * 256 * 4
 
-    copied = open_model(spec(file), tmp_path, lambda _: None).weights.linear(name)
+    opened = open_model(spec(file), tmp_path, lambda _: None)
+    copied = opened.weights.linear(name)
+    needed = opened.need.required_bytes
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: needed)
     lean = open_model(spec(file), tmp_path, lambda _: None).weights.linear(name)
 
-    assert (copied.prefill_weight is not None) == has_fast_bfloat16(torch.device("cpu"))
+    is_copied = has_fast_bfloat16(torch.device("cpu"))
+    assert (copied.prefill_weight is not None) == is_copied
+    assert opened.factory.copied_bytes == (opened.need.copy_bytes if is_copied else 0)
     assert lean.prefill_weight is None
 
 

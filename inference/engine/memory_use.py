@@ -1,0 +1,124 @@
+"""What this process holds on the device that it runs a model on, and the most that a step made of
+it. One gauge for each kind of device:
+
+    open_gauge ─▶ … load weights … ─▶ watch ─▶ largest steps ─▶ used_bytes
+
+On a CPU anonymous memory counts (swapped out or not): heap and mappings that no file stands behind.
+Pages of the weight files and of libraries are the page cache's, which the system takes back when
+memory is short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+import torch
+
+STATUS_FILE = Path("/proc/self/status")
+CLEAR_REFS_FILE = Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+"""See proc(5), ``/proc/pid/clear_refs``: the peak starts again from what is resident now."""
+
+
+class MemoryGauge(Protocol):
+    @property
+    def process_bytes(self) -> int:
+        """What the process took there with nothing loaded."""
+        ...
+
+    def watch(self) -> None:
+        """The largest steps come now."""
+        ...
+
+    def used_bytes(self) -> int:
+        """Beyond ``process_bytes``: what is held now, and the most that was held for a moment since
+        ``watch``."""
+        ...
+
+
+class HostGauge:
+    """Opened before anything is loaded."""
+
+    def __init__(self) -> None:
+        _give_back_freed()
+        self.process_bytes = anonymous_bytes()
+
+    def watch(self) -> None:
+        _give_back_freed()
+        # Not Linux, or forbidden: a moment's peak then goes unseen.
+        with contextlib.suppress(OSError):
+            CLEAR_REFS_FILE.write_text(RESET_PEAK)
+
+    def used_bytes(self) -> int:
+        status = _status()
+        # Both hold the same file pages, so their difference is what was held and given back.
+        moment = max(0, status.get("VmHWM", 0) - status.get("VmRSS", 0))
+        return anonymous_bytes() + moment - self.process_bytes
+
+
+class CudaGauge:
+    """Not yet measured against a device's own count. torch's allocator keeps what it was once
+    given, so what is reserved is what the device lacks; the process' share is the CUDA context."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.process_bytes = max(0, cuda_process_bytes(device) - torch.cuda.memory_reserved(device))
+
+    def watch(self) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def used_bytes(self) -> int:
+        return int(torch.cuda.max_memory_reserved(self._device))
+
+
+def gauge_for(device: torch.device, host: HostGauge) -> MemoryGauge:
+    """``host`` was opened before the device was known."""
+    return CudaGauge(device) if device.type == "cuda" else host
+
+
+def anonymous_bytes() -> int:
+    """Of this process. Where there is no /proc, what it shares with no other process."""
+    status = _status()
+    if "RssAnon" not in status:
+        return int(psutil.Process().memory_full_info().uss)
+    return status["RssAnon"] + status.get("VmSwap", 0)
+
+
+def cuda_process_bytes(device: torch.device) -> int:
+    """As the driver counts this process on ``device``; 0 where it does not say (in a container it
+    may know the process by another id)."""
+    import pynvml
+
+    nvml: Any = pynvml
+    try:
+        nvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(device).uuid
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return 0
+    return sum(process.usedGpuMemory or 0 for process in processes if process.pid == os.getpid())
+
+
+def _give_back_freed() -> None:
+    """What loading held for a while lies in the allocator's hands: without it a load takes less,
+    and two loads take the same."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    if trim is not None:
+        trim(0)
+
+
+def _status() -> dict[str, int]:
+    """The lines of /proc/self/status that are in kB, as bytes; empty where there is none."""
+    try:
+        lines = STATUS_FILE.read_text().splitlines()
+    except OSError:
+        return {}
+    named = (line.partition(":") for line in lines if line.endswith(" kB"))
+    return {name: int(value.removesuffix("kB")) * 1024 for name, _, value in named}

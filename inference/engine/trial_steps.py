@@ -1,0 +1,113 @@
+"""A fresh model's first steps: what the largest take, and how fast prompts go.
+
+They run over blocks of their own, given back afterwards, so that nothing of them is left in the KV
+cache. What depth costs is measured on blocks that are zero: attention reads them all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.pacing import SMALLEST_CHUNK
+from inference.engine.scheduler import SchedulerLimits
+from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.registry import AnyModel
+from inference.protocol.prefill_speed import PrefillSpeed
+
+LARGEST_TRIAL_OPERATIONS = 10**12
+"""Multiplications of weights that a trial on a CPU may take: a few seconds. A larger model is tried
+with fewer rows, and its activations are small beside it."""
+TRIAL_STEP_S = 0.1
+"""How long a timed chunk should take: as long as the engine lets one take."""
+NUM_TIMED = 3
+DEEPEST_TRIAL_TOKENS = 4096
+"""Deep enough to tell what depth costs; longer prompts follow by the formula."""
+
+
+@torch.inference_mode()
+def run_largest_steps(model: AnyModel, limits: SchedulerLimits, num_parameters: int) -> int:
+    """The largest prompt chunk and the widest decode step, for somebody else's gauge to see.
+    Returns the bytes of the blocks that they ran over, which the gauge sees too."""
+    most_rows = _most_rows(model.device, num_parameters)
+    num_tokens = min(limits.prefill_tokens_per_step, model.config.max_positions, most_rows)
+    num_blocks = _num_blocks(num_tokens)
+    kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS, model.kv_dtype)
+    model.prefill(_prefill_batch(0, num_tokens, model.device), kv)
+    num_rows = min(limits.max_running, most_rows)
+    model.decode(_decode_batch(num_rows, num_blocks, model.device), kv)
+    _synchronize(model.device)
+    slots = (num_blocks + 1) * DEFAULT_BLOCK_TOKENS
+    return model.config.kv_elements_per_token * slots * model.kv_dtype.itemsize
+
+
+@torch.inference_mode()
+def measure_prefill(
+    model: AnyModel,
+    limits: SchedulerLimits,
+    context_tokens: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> PrefillSpeed:
+    """Times a chunk at the start of a prompt and one deep in it, each of the size that the engine
+    would run in ``TRIAL_STEP_S`` (32 tokens at least); the best of three."""
+    window = model.config.sliding_window
+    most_tokens = min(context_tokens, DEEPEST_TRIAL_TOKENS + limits.prefill_tokens_per_step)
+    kv = model.new_kv(_num_blocks(most_tokens), DEFAULT_BLOCK_TOKENS, model.kv_dtype)
+
+    def chunk_s(start: int, end: int) -> float:
+        began_s = clock()
+        model.prefill(_prefill_batch(start, end, model.device), kv)
+        _synchronize(model.device)
+        return clock() - began_s
+
+    smallest = min(SMALLEST_CHUNK, context_tokens)
+    chunk_s(0, smallest)  # pays for first times
+    size = int(smallest * TRIAL_STEP_S / max(chunk_s(0, smallest), 1e-6))
+    size = min(max(size, smallest), limits.prefill_tokens_per_step, context_tokens)
+    shallow_s = min(chunk_s(0, size) for _ in range(NUM_TIMED)) / size
+    depth = min(most_tokens, window or most_tokens) - size
+    if depth < size:  # nothing to tell them apart by
+        return PrefillSpeed(token_s=shallow_s, window_tokens=window)
+    deep_s = min(chunk_s(depth, depth + size) for _ in range(NUM_TIMED)) / size
+    # A chunk's tokens are half a chunk deep on average, at either end.
+    growth_s = max(0.0, deep_s - shallow_s) / depth
+    token_s = max(shallow_s - growth_s * size / 2, shallow_s / 2)
+    return PrefillSpeed(token_s=token_s, growth_s=growth_s, window_tokens=window)
+
+
+def _most_rows(device: torch.device, num_parameters: int) -> int:
+    """By arithmetic, not by the clock: the same model always has the same trial."""
+    if device.type == "cuda":
+        return 2**31
+    return max(SMALLEST_CHUNK, LARGEST_TRIAL_OPERATIONS // num_parameters)
+
+
+def _num_blocks(num_tokens: int) -> int:
+    return -(-num_tokens // DEFAULT_BLOCK_TOKENS)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _prefill_batch(start: int, end: int, device: torch.device) -> PrefillBatch:
+    positions = torch.arange(start, end, device=device)
+    block_ids = torch.arange(_num_blocks(end), device=device)
+    span = PrefillSpan(0, end - start, start, end, block_ids)
+    return PrefillBatch(
+        token_ids=torch.zeros_like(positions),
+        positions=positions,
+        slots=positions,
+        spans=(span,),
+        logit_rows=torch.tensor([end - start - 1], device=device),
+    )
+
+
+def _decode_batch(num_rows: int, num_blocks: int, device: torch.device) -> DecodeBatch:
+    zeros = torch.zeros(num_rows, dtype=torch.int64, device=device)
+    block_ids = torch.zeros(num_rows, num_blocks, dtype=torch.int64, device=device)
+    return DecodeBatch(token_ids=zeros, positions=zeros, slots=zeros, block_ids=block_ids)

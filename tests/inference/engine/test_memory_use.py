@@ -1,0 +1,88 @@
+"""What a load takes is what its process then holds; a second load's estimate knows it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from inference.engine.channel import Channel
+from inference.engine.memory_use import HostGauge, anonymous_bytes
+from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_message
+from inference.protocol.load import EarlierLoads, LoadReport, LoadSpec
+
+REPOSITORY_DIR = Path(__file__).resolve().parents[3]
+MB = 10**6
+KV_MEMORY_BYTES = 64 * MB
+
+
+def test_the_gauge_sees_what_is_held_and_what_was_held_for_a_moment() -> None:
+    gauge = HostGauge()
+    held = np.ones(60 * MB, dtype=np.uint8)
+    gauge.watch()
+    assert np.ones(100 * MB, dtype=np.uint8).any()
+    assert 150 * MB < gauge.used_bytes() < 175 * MB
+    gauge.watch()
+    assert 55 * MB < gauge.used_bytes() < 70 * MB
+    assert held.any()
+
+
+def test_memory_that_nobody_wrote_to_is_not_held() -> None:
+    before_bytes = anonymous_bytes()
+    promised = np.zeros(200 * MB, dtype=np.uint8)
+    assert anonymous_bytes() - before_bytes < 20 * MB
+    assert torch.from_numpy(promised).numel() == 200 * MB
+
+
+def load(gguf: Path, data_dir: Path, earlier: EarlierLoads | None) -> LoadReport:
+    """In an engine process of its own, as a neuron would."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "inference.engine", "--fd", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            cwd=REPOSITORY_DIR,
+            env=os.environ | {"HELEXA_DATA_DIR": str(data_dir)},
+        )
+        try:
+            channel = Channel(ours)
+            spec = LoadSpec(
+                job_id="1",
+                model="default",
+                source=f"path:{gguf}",
+                devices=["cpu"],
+                kv_memory_bytes=KV_MEMORY_BYTES,
+                earlier_loads=earlier,
+            )
+            channel.send(msgspec.msgpack.encode(spec))
+            while isinstance(message := decode_engine_message(channel.receive()), LoadProgressed):
+                pass
+        finally:
+            process.kill()
+            process.wait(30)
+    assert isinstance(message, Loaded), message
+    return message.report
+
+
+def test_the_second_load_is_estimated_within_five_percent(
+    default_gguf: Path, data_dir: Path
+) -> None:
+    """KV, which both count whole, is taken off: what is left is what could be wrong."""
+    first = load(default_gguf, data_dir, None)
+    assert first.actual_bytes - first.kv_bytes > first.weight_bytes
+    assert first.process_bytes > 50 * MB
+    correction_bytes = first.memory_correction_bytes
+    earlier = EarlierLoads(device_kind="cpu", memory_correction_bytes=correction_bytes)
+    second = load(default_gguf, data_dir, earlier)
+    estimated_bytes = second.estimated_bytes - second.kv_bytes
+    actual_bytes = second.actual_bytes - second.kv_bytes
+    assert abs(estimated_bytes - actual_bytes) <= 0.05 * actual_bytes
+    # Learning from an estimate that was right changes next to nothing.
+    learnt = second.memory_correction_bytes - first.memory_correction_bytes
+    assert abs(learnt) <= 0.05 * actual_bytes
