@@ -29,6 +29,7 @@ from inference.engine.memory import (
     plan_kv,
 )
 from inference.engine.memory_use import HostGauge, gauge_for
+from inference.engine.quality import quality_in_words
 from inference.engine.rates import PrefillAverage
 from inference.engine.scheduler import SchedulerLimits
 from inference.engine.trial_steps import measure_prefill, run_largest_steps
@@ -90,6 +91,14 @@ def load_engine(
         model, execution = build_fastest_model(
             opened.config, opened.weights, limit, data_dir / "cache" / "native"
         )
+        quality = quality_in_words(
+            opened,
+            model,
+            execution,
+            context_tokens=limit,
+            cache_dir=data_dir / "cache" / "quality",
+            on_progress=on_progress,
+        )
     finally:
         opened.close()
     if isinstance(model, NativeLlama):
@@ -119,7 +128,7 @@ def load_engine(
     )
     warm_up(engine, opened.config.vocab_size, on_progress)
     seconds = time.monotonic() - started_s
-    report = _report(opened, model, plan, trial, execution, seconds, grammar_problem)
+    report = _report(opened, model, plan, trial, execution, quality, seconds, grammar_problem)
     return LoadedEngine(engine, report)
 
 
@@ -185,6 +194,7 @@ def _report(
     plan: KVPlan,
     trial: _Trial,
     execution: str,
+    quality: str,
     load_seconds: float,
     grammar_problem: str | None,
 ) -> LoadReport:
@@ -202,6 +212,7 @@ def _report(
         context_tokens=plan.context_tokens,
         vocab_size=config.vocab_size,
         quantization=opened.weights.report(),
+        quality=quality,
         compiled=execution,
         load_seconds=load_seconds,
         tokenizer_dir=str(opened.tokenizer_dir),

@@ -44,9 +44,11 @@ from inference.loading.preflight import (
     check_tensors,
     memory_need,
 )
+from inference.loading.quantized_files import QuantizedFiles, check_quantization
 from inference.loading.safetensors_tensors import SafetensorsFiles
 from inference.loading.sources import fetch_files
 from inference.loading.tensor_files import TensorFiles
+from inference.loading.unquantized import Unquantized, open_unquantized
 from inference.models.config import ModelConfig
 from inference.models.embedding_config import EmbeddingConfig
 from inference.models.linear import LinearFactory
@@ -71,6 +73,8 @@ class OpenedModel:
     need: MemoryNeed
     factory: LinearFactory
     files: TensorFiles
+    unquantized: Unquantized | None = None
+    """Of a model that is quantised while it loads."""
 
     @property
     def estimated_load_bytes(self) -> int:
@@ -106,20 +110,35 @@ def open_model(
         return _open_embedding_model(spec, files, embedding, cache_dir, device, free_bytes)
     described = _describe(files, cache_dir, on_progress)
     check_tensors(described.config, described.files.names)
+    dense = described.files
+    described = replace(described, files=_quantized(dense, spec, device))
     need = _memory_need(spec, described, device)
     check_fits(need, free_bytes, str(device))
     factory = _factory(spec, need, device, free_bytes)
     names = described.files.names
     return OpenedModel(
         config=described.config,
-        weights=OpenedWeights(described.files, factory, on_progress),
+        weights=OpenedWeights(described.files, factory, on_progress, _detail(described.files)),
         tokenizer_dir=described.tokenizer_dir,
         weight_bytes=sum(described.files.bytes_of(name) for name in names),
         num_parameters=sum(math.prod(described.files.shape_of(name)) for name in names),
         need=need,
         factory=factory,
         files=described.files,
+        unquantized=None
+        if dense is described.files
+        else open_unquantized(dense, files.weights, device, choose_dtype(spec, device)),
     )
+
+
+def _quantized(files: TensorFiles, spec: LoadSpec, device: torch.device) -> TensorFiles:
+    """The same object where nothing changes. Raises ``BadSourceError``."""
+    bits = check_quantization(files, spec.quantization, device)
+    return files if bits is None else QuantizedFiles(files, bits, torch.get_num_threads())
+
+
+def _detail(files: TensorFiles) -> str:
+    return f"quantising to q{files.bits}" if isinstance(files, QuantizedFiles) else ""
 
 
 def _open_embedding_model(
@@ -154,6 +173,11 @@ def _refuse_settings_of_text(spec: LoadSpec) -> None:
             raise BadSourceError(
                 f"{name} has no meaning for a model that makes embeddings; leave it out"
             )
+    if spec.quantization not in ("auto", "none"):
+        raise BadSourceError(
+            f"quantization {spec.quantization} is not built for a model that makes embeddings; set "
+            "it to auto"
+        )
 
 
 def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _Described:
