@@ -57,6 +57,8 @@ class ReplicaAdmin(ReportedAdmin):
         "num_restarts",
         "failure_code",
         "failure_message",
+        "quantization",
+        "quality",
         "load_report",
     )
 
@@ -67,6 +69,15 @@ class ReplicaAdmin(ReportedAdmin):
     @display(description="KV blocks")
     def kv_use(self, replica: Replica) -> str:
         return f"{replica.kv_blocks_used} of {replica.kv_blocks_total}"
+
+    @display(description="Weights")
+    def quantization(self, replica: Replica) -> str:
+        return _reported(replica, "quantization")
+
+    @display(description="Quality")
+    def quality(self, replica: Replica) -> str:
+        """What quantising while loading cost; nothing where the weights are as their file is."""
+        return _reported(replica, "quality")
 
     @display(description="Load report")
     def load_report(self, replica: Replica) -> SafeString | str:
@@ -79,3 +90,8 @@ class ReplicaAdmin(ReportedAdmin):
         for replica in queryset.select_related("neuron"):
             outcome = unload(model_name=replica.model_name, neuron_name=replica.neuron.name)
             tell(request, outcome)
+
+
+def _reported(replica: Replica, field: str) -> str:
+    """Empty before the load has ended, and where its report says nothing."""
+    return "" if replica.report is None else str(replica.report.get(field, ""))

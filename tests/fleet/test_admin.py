@@ -269,6 +269,20 @@ def test_a_job_shows_progress_and_failure(admin_client, model, beat, build, sent
     assert "needs 8 GB, has 4 GB" in page(admin_client, "loadjob")
 
 
+def test_a_replica_shows_what_quantising_cost(admin_client, model, beat, build) -> None:
+    words = "KL 0.012 nats a token against BF16"
+    beat(replicas=[build.replica(report=build.report(quantization="q4 things", quality=words))])
+    html = page(admin_client, "replica", "change", Replica.objects.get().pk)
+    fields, _, report = html.partition("Load report")
+    assert words in fields and "q4 things" in fields
+    assert words in report
+
+
+def test_a_replica_without_a_report_has_nothing_to_show(admin_client, model, beat, build) -> None:
+    beat(replicas=[build.replica(status=ReplicaStatus.LOADING, report=None)])
+    assert "Not loaded yet" in page(admin_client, "replica", "change", Replica.objects.get().pk)
+
+
 def test_cancelling_a_job(admin_client, model, beat, sent) -> None:
     beat()
     job = services.load_job_start(model_name="tiny", neuron_name="beast")
