@@ -6,6 +6,7 @@ import statistics
 import time
 
 from inference.engine.engine import Engine, EngineLimits, Sampled
+from inference.engine.faults import StepFault
 from inference.engine.kv_cache import KVCache
 from inference.engine.scheduler import Schedule, Scheduler, SchedulerLimits
 from inference.engine.sequence import Sequence
@@ -21,6 +22,9 @@ class FreeExecutor:
 
     def execute(self, schedule: Schedule) -> Sampled:
         return Sampled([7] * len(schedule.sampled), frozenset(), {})
+
+    def recover(self, error: Exception) -> StepFault:
+        raise error
 
     def forget(self, sequence: Sequence) -> None:
         pass

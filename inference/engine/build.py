@@ -37,7 +37,7 @@ def build_engine(
     kv_cache = KVCache(num_kv_blocks, block_tokens)
     runner = ModelRunner(model, model.new_kv(num_kv_blocks, block_tokens, kv_dtype))
     return Engine(
-        TensorExecutor(runner, Sampler(model.config.vocab_size)),
+        TensorExecutor(runner, Sampler(model.config.vocab_size), model.device),
         Scheduler(kv_cache, scheduler_limits or SchedulerLimits()),
         EngineLimits(context_tokens=context_tokens, vocab_size=model.config.vocab_size),
         grammars=grammars,

@@ -12,7 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from inference.engine.containment import Outcome, contain, halves
 from inference.engine.embedding_queue import EmbeddingJob, EmbeddingLimits, EmbeddingQueue, Row
+from inference.engine.faults import NumericalFault, StepFault
+from inference.engine.numerical_watch import NumericalWatch
 from inference.engine.pacing import PrefillPacer
 from inference.engine.rates import TokenRates
 from inference.protocol.engine import (
@@ -37,6 +40,11 @@ class EmbeddingExecutor(Protocol):
     def embed(self, rows: Sequence[Row]) -> list[bytes | None]:
         """Each row's vector, float32 little-endian, of as many dimensions as its job asked for;
         ``None`` where it is not made of numbers."""
+        ...
+
+    def recover(self, error: Exception) -> StepFault:
+        """What ``error``, raised by ``embed``, says of the step and the device. Frees what the
+        attempt held."""
         ...
 
 
@@ -67,21 +75,23 @@ class EmbeddingEngine:
         self._pacer = PrefillPacer(bounds.step_tokens, STEP_S)
         self._rates = TokenRates()
         self._last_forward_unix_s: float | None = None
+        self._numerical_watch = NumericalWatch()
 
     @property
     def has_work(self) -> bool:
         return bool(self._jobs or self._outputs)
 
     def step(self) -> StepOutputs:
-        """One forward. Raises what the executor raises; see ``fail_all``."""
+        """One forward; where the device refuses it, those at fault fail alone. Raises
+        ``StepFault`` where the device is not sound: then the engine is lost."""
         started_s = self._clock()
         self._fail_overdue(started_s)
         rows = self._queue.take_batch(self._pacer.num_tokens)
         if rows:
-            vectors = self._executor.embed(rows)
-            self._record(rows, self._clock() - started_s)
-            for row, vector in zip(rows, vectors, strict=True):
-                self._hand_out(row, vector)
+            outcome = contain(rows, self._executor.embed, self._executor.recover, divide_rows)
+            if not outcome.faults:
+                self._record(rows, self._clock() - started_s)
+            self._settle(outcome)
         return self._take_outputs()
 
     def submit(self, command: EmbedSequences) -> None:
@@ -102,12 +112,6 @@ class EmbeddingEngine:
     def cancel_all(self) -> StepOutputs:
         for sequence_id in list(self._jobs):
             self.cancel(CancelSequence(sequence_id=sequence_id))
-        return self._take_outputs()
-
-    def fail_all(self, code: str, message: str) -> StepOutputs:
-        """End every job after a step that raised; the engine can go on with new ones."""
-        for job in list(self._jobs.values()):
-            self._fail(job, code, message)
         return self._take_outputs()
 
     def stats(self) -> EngineStats:
@@ -146,12 +150,23 @@ class EmbeddingEngine:
             return None
         return SequenceFailed(sequence_id=command.sequence_id, code=code, message=message)
 
+    def _settle(self, outcome: Outcome[list[Row], list[bytes | None]]) -> None:
+        num_rows = num_failed = 0
+        for rows, vectors in outcome.done:
+            num_rows, num_failed = num_rows + len(rows), num_failed + vectors.count(None)
+            for row, vector in zip(rows, vectors, strict=True):
+                self._hand_out(row, vector)
+        for (row,), fault in outcome.failed:
+            if row.job.sequence_id in self._jobs:
+                self._fail(row.job, fault.code, fault.client_message)
+        self._numerical_watch.record(num_rows=num_rows, num_failed=num_failed)
+
     def _hand_out(self, row: Row, vector: bytes | None) -> None:
         job = row.job
         if job.sequence_id not in self._jobs:
             return  # another of its rows was not a number
         if vector is None:
-            self._fail(job, "numerical_error", "the model's output was not a number")
+            self._fail(job, NumericalFault.code, NumericalFault.client_message)
             return
         job.vectors[row.index] = vector
         if job.is_done:
@@ -181,3 +196,7 @@ class EmbeddingEngine:
             num_decode_tokens=0,
             num_prefill_tokens=sum(lengths),
         )
+
+
+def divide_rows(rows: list[Row], fault: StepFault) -> list[list[Row]]:
+    return halves(rows) if len(rows) > 1 else []

@@ -8,6 +8,8 @@ import torch
 from torch.nn.functional import normalize
 
 from inference.engine.embedding_queue import Row
+from inference.engine.fault_classes import recover
+from inference.engine.faults import StepFault
 from inference.models.embedding import EmbeddingModel
 
 
@@ -25,6 +27,9 @@ class EmbeddingRunner:
             _as_bytes(vector, row.job.dimensions) if is_number else None
             for row, vector, is_number in zip(rows, vectors, are_numbers, strict=True)
         ]
+
+    def recover(self, error: Exception) -> StepFault:
+        return recover(error, self._model.device.type)
 
 
 def _as_bytes(vector: torch.Tensor, dimensions: int | None) -> bytes:

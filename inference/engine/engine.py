@@ -11,6 +11,9 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from inference.engine.containment import Outcome, contain, divide_schedule
+from inference.engine.faults import NumericalFault, OutOfMemoryFault, StepFault
+from inference.engine.numerical_watch import NumericalWatch
 from inference.engine.pending_grammars import GrammarSource, PendingGrammars
 from inference.engine.rates import PrefillAverage, TokenRates
 from inference.engine.scheduler import Schedule, Scheduler
@@ -52,7 +55,7 @@ class Sampled:
     def failure(self, row: int) -> tuple[str, str] | None:
         """Code and message, where the row has no token."""
         if row in self.failed:
-            return "numerical_error", "the model's output was not a number"
+            return NumericalFault.code, NumericalFault.client_message
         problem = self.broken.get(row)
         return None if problem is None else ("invalid_grammar", problem)
 
@@ -61,7 +64,14 @@ class Executor(Protocol):
     """The tensor half of a step."""
 
     def execute(self, schedule: Schedule) -> Sampled:
-        """Run the step's rows and sample one token per sequence of ``schedule.sampled``."""
+        """Run the step's rows and sample one token per sequence of ``schedule.sampled``. Where it
+        raises nothing has moved: its rows can be run again, together or apart, and give what they
+        would have given."""
+        ...
+
+    def recover(self, error: Exception) -> StepFault:
+        """What ``error``, raised by ``execute``, says of the step and the device. Frees what the
+        attempt held."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
@@ -106,13 +116,15 @@ class Engine:
             scheduler.limits.target_step_s,
         )
         self._last_forward_unix_s: float | None = None
+        self._numerical_watch = NumericalWatch()
 
     @property
     def has_work(self) -> bool:
         return bool(self._sequences or self._outputs)
 
     def step(self) -> StepOutputs:
-        """Advance every sequence that can be. Raises what the executor raises; see ``fail_all``."""
+        """Advance every sequence that can be; those at fault when the device refuses fail alone.
+        Raises ``StepFault`` where the device is not sound: then the engine is lost."""
         started_s = self._clock()
         self._fail_overdue(started_s)
         self._take_compiled()
@@ -120,10 +132,14 @@ class Engine:
         if schedule.is_empty:
             self._pending_grammars.wait(COMPILE_WAIT_S)
         else:
-            sampled = self._executor.execute(schedule)
-            self._scheduler.commit(schedule, sampled.token_ids)
-            self._emit(schedule, sampled)
-            self._record(schedule, self._clock() - started_s)
+            execute, recover = self._executor.execute, self._executor.recover
+            outcome = contain(schedule, execute, recover, divide_schedule)
+            step_s = self._clock() - started_s
+            self._settle(outcome)
+            if outcome.faults:
+                self._learn(schedule, outcome.faults)
+            else:
+                self._record(schedule, step_s)
         if self._check_when_idle and not self._sequences:
             self._scheduler.check_integrity()
         return self._take_outputs()
@@ -159,13 +175,6 @@ class Engine:
     def cancel_all(self) -> StepOutputs:
         for sequence_id in list(self._sequences):
             self.cancel(CancelSequence(sequence_id=sequence_id))
-        return self._take_outputs()
-
-    def fail_all(self, code: str, message: str) -> StepOutputs:
-        """End every sequence after a step that raised; the engine can go on with new ones."""
-        for sequence in list(self._sequences.values()):
-            self._scheduler.end(sequence)
-            self._fail(sequence, code, message)
         return self._take_outputs()
 
     def stats(self) -> EngineStats:
@@ -217,11 +226,27 @@ class Engine:
             return None
         return SequenceFailed(sequence_id=command.sequence_id, code=code, message=message)
 
+    def _settle(self, outcome: Outcome[Schedule, Sampled]) -> None:
+        """Commit and emit what ran, end what is at fault."""
+        for part, sampled in outcome.done:
+            self._scheduler.commit(part, sampled.token_ids)
+            self._emit(part, sampled)
+        for part, fault in outcome.failed:
+            for sequence in part.sequences:
+                self._scheduler.end(sequence)
+                self._fail(sequence, fault.code, fault.client_message)
+        self._numerical_watch.record(
+            num_rows=sum(len(sampled.token_ids) for _, sampled in outcome.done),
+            num_failed=sum(len(sampled.failed) for _, sampled in outcome.done),
+        )
+
     def _emit(self, schedule: Schedule, sampled: Sampled) -> None:
         """One ``SequenceStep`` per sequence that got a token; end those that are done."""
         ended: list[Sequence] = []
         for row, sequence in enumerate(schedule.sampled):
             if (failure := sampled.failure(row)) is not None:
+                if row in sampled.failed:
+                    self._scheduler.kv_cache.distrust(sequence)
                 ended.append(sequence)
                 self._fail(sequence, *failure)
                 continue
@@ -270,6 +295,12 @@ class Engine:
         del self._sequences[sequence.sequence_id]
         self._pending_grammars.forget(sequence)
         self._executor.forget(sequence)
+
+    def _learn(self, schedule: Schedule, faults: list[StepFault]) -> None:
+        """From a step that was run in parts, whose time says nothing of speed."""
+        self._last_forward_unix_s = time.time()
+        if schedule.prefills and any(isinstance(fault, OutOfMemoryFault) for fault in faults):
+            self._pacer.record_too_large(schedule.num_prefill_tokens)
 
     def _record(self, schedule: Schedule, step_s: float) -> None:
         num_decodes, num_prefill_tokens = len(schedule.decodes), schedule.num_prefill_tokens

@@ -94,6 +94,16 @@ class BlockAllocator:
         self._key_of[block_id] = key
         return content_id
 
+    def distrust(self, block_ids: Ordered[int]) -> None:
+        """Forget the blocks' content: nobody is given them for it any more. Who has them keeps
+        them."""
+        for block_id in block_ids:
+            if (key := self._key_of.pop(block_id, None)) is not None:
+                del self._content[key]
+                if block_id in self._reusable:
+                    del self._reusable[block_id]
+                    self._unused.append(block_id)
+
     def check_integrity(self, holders: Ordered[Ordered[int]]) -> None:
         """``holders`` are the block lists of every live sequence. Raises ``IntegrityError``."""
         expected = [0] * self.num_blocks
@@ -182,6 +192,10 @@ class KVCache:
                 sequence.block_ids[index], sequence.parent_content, tokens
             )
             sequence.num_registered_blocks += 1
+
+    def distrust(self, sequence: Sequence) -> None:
+        """Its keys and values may not be numbers: the same prompt is to be computed afresh."""
+        self.allocator.distrust(sequence.block_ids)
 
     def release(self, sequence: Sequence) -> None:
         self.allocator.release(sequence.block_ids)

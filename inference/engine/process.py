@@ -1,41 +1,45 @@
 """The engine as a process at the end of a socket: ``python -m inference.engine --fd N``.
 
     reader thread ──commands──▶ inbox ──▶ engine thread (main) ──▶ outbox ──▶ writer thread
-         │ end of file
-         ▼
-    os._exit: no engine outlives its neuron, whatever it is doing
+         │ end of file                               │ a step that does not end
+         ▼                                           ▼
+    os._exit: no engine outlives its neuron       watchdog thread ─▶ os._exit
 
-The first frame is a ``LoadSpec``; then ``EngineCommand`` down and ``EngineMessage`` up. The engine
-thread never waits for the socket, so a slow neuron cannot hold up a step.
+The first frame is a ``LoadSpec``; then ``EngineCommand`` down and ``EngineMessage`` up. What a step
+can survive is the engine's business; what it cannot ends the process, in its own way and with its
+own code (``EngineExit``), and the neuron starts the next one.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
 import queue
 import signal
 import socket
-import threading
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
-import torch
 
 from inference.engine.channel import Channel
 from inference.engine.embedding_engine import EmbeddingEngine
 from inference.engine.engine import Engine
-from inference.engine.errors import ChannelClosedError, ChannelError, DoesNotFitError
+from inference.engine.errors import ChannelClosedError, DoesNotFitError
+from inference.engine.exit_codes import EngineExit
+from inference.engine.faults import HangFault, StepFault
 from inference.engine.load import LoadedEngine, configure_threads, load_engine
+from inference.engine.messenger import Messenger
+from inference.engine.watchdog import StepWatchdog, step_timeout_s
 from inference.loading.errors import LoadError
 from inference.models.errors import MissingWeightsError, UnknownArchitectureError
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,
-    EngineCommand,
-    EngineMessage,
+    EngineFaulted,
     Idle,
     Loaded,
     LoadFailedMessage,
@@ -44,8 +48,6 @@ from inference.protocol.engine import (
     Shutdown,
     StepOutputs,
     SubmitSequence,
-    decode_engine_command,
-    encode_engine_frame,
 )
 from inference.protocol.load import LoadFailure, LoadSpec
 
@@ -54,48 +56,8 @@ log = logging.getLogger(__name__)
 AnyEngine = Engine | EmbeddingEngine
 
 STATS_INTERVAL_S = 1.0
-EXIT_OK, EXIT_FAILED, EXIT_ORPHANED = 0, 1, 2
-
-
-class Messenger:
-    """Both directions of the channel, each with its own thread and an unbounded queue between it
-    and the engine. Unbounded is safe: what is queued is at most what the admitted sequences may
-    still generate."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._outbox: queue.SimpleQueue[EngineMessage | None] = queue.SimpleQueue()
-        self.inbox: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="channel-writer", daemon=True)
-
-    def start(self) -> None:
-        threading.Thread(target=self._read, name="channel-reader", daemon=True).start()
-        self._writer.start()
-
-    def send(self, message: EngineMessage) -> None:
-        self._outbox.put(message)
-
-    def flush(self, timeout_s: float = 5.0) -> None:
-        """Write what is queued and stop writing."""
-        self._outbox.put(None)
-        self._writer.join(timeout_s)
-
-    def _read(self) -> None:
-        try:
-            while True:
-                self.inbox.put(decode_engine_command(self._channel.receive()))
-        except ChannelClosedError:
-            os._exit(EXIT_ORPHANED)
-        except (ChannelError, msgspec.MsgspecError):
-            log.exception("the neuron sent something that is not a command")
-            os._exit(EXIT_FAILED)
-
-    def _write(self) -> None:
-        while (message := self._outbox.get()) is not None:
-            try:
-                self._channel.send(encode_engine_frame(message))
-            except ChannelError:
-                os._exit(EXIT_ORPHANED)
+LAST_WORDS_S = 2.0
+"""For telling the neuron why, when the process ends by itself."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -109,15 +71,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         spec = msgspec.msgpack.decode(channel.receive(), type=LoadSpec)
     except ChannelClosedError:
-        return EXIT_ORPHANED
+        return EngineExit.ORPHANED
     messenger = Messenger(channel)
     messenger.start()
     loaded = _load(spec, messenger)
     if loaded is None:
         messenger.flush()
-        return EXIT_FAILED
+        return EngineExit.FAILED
     messenger.send(Loaded(report=loaded.report))
-    return serve(loaded.engine, messenger)
+    return run(loaded.engine, messenger)
 
 
 def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
@@ -139,6 +101,10 @@ def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
         failure = LoadFailure(code="unknown_architecture", message=str(error))
     except MissingWeightsError as error:
         failure = LoadFailure(code="bad_file", message=str(error))
+    except StepFault as fault:
+        log.exception("the first steps of %s failed", spec.model)
+        message = "the model's first steps failed on its device; the neuron's log says more"
+        failure = LoadFailure(code=fault.code, message=message)
     except Exception as error:
         log.exception("loading %s failed", spec.model)
         kind = type(error).__name__
@@ -149,30 +115,48 @@ def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
     return None
 
 
-def serve(engine: AnyEngine, messenger: Messenger) -> int:
-    """The engine thread's loop; returns the process's exit code."""
+def run(engine: AnyEngine, messenger: Messenger) -> EngineExit:
+    """Serves until the neuron says that it is enough; does not return from a fault."""
+    watchdog = StepWatchdog(
+        step_timeout_s(os.environ), lambda fault: _end_by_fault(fault, messenger)
+    )
+    watchdog.start()
+    try:
+        serve(engine, messenger, watchdog)
+    except StepFault as fault:
+        _end_by_fault(fault, messenger)
+    except Exception:
+        log.exception("the engine broke")
+        messenger.flush()
+        return EngineExit.FAILED
+    messenger.flush()
+    return EngineExit.OK
+
+
+def serve(engine: AnyEngine, messenger: Messenger, watchdog: StepWatchdog) -> None:
+    """The engine thread's loop, until ``Shutdown``. Raises ``StepFault`` where the device is not
+    sound."""
     last_sent_s = 0.0
-    while True:
-        if not _take_commands(engine, messenger):
-            messenger.flush()
-            return EXIT_OK
+    while _take_commands(engine, messenger):
         if engine.has_work:
-            try:
+            with watchdog.step():
                 outputs = engine.step()
-            except torch.OutOfMemoryError:
-                log.exception("out of memory in a step")
-                outputs = engine.fail_all("out_of_memory", "the device ran out of memory")
-            except Exception:
-                log.exception("a step failed")
-                messenger.send(engine.fail_all("engine_error", "the engine failed in a step"))
-                messenger.flush()
-                return EXIT_FAILED
             if outputs.outputs or time.monotonic() - last_sent_s >= STATS_INTERVAL_S:
                 messenger.send(outputs)
                 last_sent_s = time.monotonic()
         elif time.monotonic() - last_sent_s >= STATS_INTERVAL_S:
             messenger.send(Idle(stats=engine.stats()))
             last_sent_s = time.monotonic()
+
+
+def _end_by_fault(fault: StepFault, messenger: Messenger) -> NoReturn:
+    """At once: what an interpreter does at its end could wait for the device, for ever."""
+    log.critical("%s, the engine ends: %s", type(fault).__name__, fault)
+    if isinstance(fault, HangFault):
+        faulthandler.dump_traceback(all_threads=True)
+    messenger.send(EngineFaulted(code=fault.code, message=fault.client_message))
+    messenger.flush(LAST_WORDS_S)
+    os._exit(fault.exit_code)
 
 
 def _take_commands(engine: AnyEngine, messenger: Messenger) -> bool:

@@ -69,6 +69,10 @@ class Schedule:
         return not self.decodes and not self.prefills
 
     @property
+    def sequences(self) -> list[Sequence]:
+        return self.decodes + [chunk.sequence for chunk in self.prefills]
+
+    @property
     def num_prefill_tokens(self) -> int:
         return sum(chunk.end - chunk.start for chunk in self.prefills)
 

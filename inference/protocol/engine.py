@@ -127,7 +127,15 @@ class LoadFailedMessage(msgspec.Struct, frozen=True, kw_only=True, tag="load_fai
     failure: LoadFailure
 
 
-EngineMessage = StepOutputs | Idle | LoadProgressed | Loaded | LoadFailedMessage
+class EngineFaulted(msgspec.Struct, frozen=True, kw_only=True, tag="faulted"):
+    """The last message of a process that ends by itself: everything in flight fails with ``code``
+    (device_fault, engine_hung), which clients are told with ``message``."""
+
+    code: str
+    message: str
+
+
+EngineMessage = StepOutputs | Idle | LoadProgressed | Loaded | LoadFailedMessage | EngineFaulted
 
 encode_engine_frame = msgspec.msgpack.Encoder().encode
 decode_engine_command = msgspec.msgpack.Decoder(EngineCommand).decode

@@ -8,6 +8,9 @@ import pytest
 
 from inference.engine.embedding_engine import STEP_S, EmbeddingBounds, EmbeddingEngine
 from inference.engine.embedding_queue import EmbeddingLimits, Row
+from inference.engine.fault_classes import recover
+from inference.engine.faults import DeviceFault, StepFault
+from inference.engine.numerical_watch import SUSPICIOUS_STEPS
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,
@@ -18,6 +21,7 @@ from inference.protocol.engine import (
 
 NOT_A_NUMBER = 13
 """An input that begins with this token id has no vector."""
+TOO_LARGE, LOSES_THE_DEVICE = 14, 15
 
 
 class FakeExecutor:
@@ -29,11 +33,19 @@ class FakeExecutor:
     def embed(self, rows: Sequence[Row]) -> list[bytes | None]:
         lengths = [len(row.token_ids) for row in rows]
         self.batches.append(lengths)
+        first_ids = {row.token_ids[0] for row in rows}
+        if TOO_LARGE in first_ids:
+            raise MemoryError
+        if LOSES_THE_DEVICE in first_ids:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         self.now_s += len(rows) * max(lengths) / self._tokens_per_s
         return [
             None if row.token_ids[0] == NOT_A_NUMBER else bytes([len(row.token_ids)])
             for row in rows
         ]
+
+    def recover(self, error: Exception) -> StepFault:
+        return recover(error, "cpu")
 
 
 @pytest.fixture
@@ -152,16 +164,31 @@ def test_what_is_no_number_fails_its_request_alone(executor: FakeExecutor) -> No
     assert isinstance(ended["good"], SequencesEmbedded)
 
 
-def test_after_a_step_that_broke_it_goes_on(executor: FakeExecutor) -> None:
+def test_an_input_that_does_not_fit_fails_its_request_alone(executor: FakeExecutor) -> None:
     engine = engine_of(executor)
-    engine.submit(command("a", *[20] * 200))
-    engine.submit(command("b", 20))
-    failed = engine.fail_all("out_of_memory", "too much").outputs
-    codes = {output.sequence_id: getattr(output, "code", None) for output in failed}
-    assert codes == {"a": "out_of_memory", "b": "out_of_memory"}
-    assert not engine.has_work
-    engine.submit(command("c", 5))
-    assert isinstance(run(engine)["c"], SequencesEmbedded)
+    engine.submit(command("bad", 5, 20, 6, first=TOO_LARGE))
+    engine.submit(command("good", *[20] * 9))
+    ended = run(engine)
+    assert isinstance(failed := ended["bad"], SequenceFailed)
+    assert failed.code == "out_of_memory"
+    assert isinstance(ended["good"], SequencesEmbedded)
+
+
+def test_a_lost_device_is_not_the_engines_to_survive(executor: FakeExecutor) -> None:
+    engine = engine_of(executor)
+    engine.submit(command("a", 5, first=LOSES_THE_DEVICE))
+    with pytest.raises(DeviceFault):
+        run(engine)
+
+
+def test_a_device_that_gives_no_numbers_any_more_is_not_trusted(executor: FakeExecutor) -> None:
+    engine = engine_of(executor)
+    for index in range(SUSPICIOUS_STEPS - 1):
+        engine.submit(command(f"a{index}", 5, first=NOT_A_NUMBER))
+        run(engine)
+    engine.submit(command("last", 5, first=NOT_A_NUMBER))
+    with pytest.raises(DeviceFault):
+        run(engine)
 
 
 def test_an_unknown_cancel_changes_nothing(executor: FakeExecutor) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from inference.engine.bookkeeping_benchmark import bookkeeping_ms_per_step
 from inference.engine.engine import Engine, EngineLimits, Sampled
+from inference.engine.fault_classes import recover
+from inference.engine.faults import StepFault
 from inference.engine.kv_cache import KVCache
 from inference.engine.scheduler import Schedule, Scheduler, SchedulerLimits
 from inference.engine.sequence import Sequence
@@ -29,13 +31,10 @@ class CountingExecutor:
     def __init__(self) -> None:
         self.stop_at: int | None = None
         self.failing: set[str] = set()
-        self.error: Exception | None = None
         self.steps: list[tuple[list[str], list[tuple[str, int, int]]]] = []
         self.forgotten: list[str] = []
 
     def execute(self, schedule: Schedule) -> Sampled:
-        if self.error is not None:
-            raise self.error
         self.steps.append(
             (
                 [s.sequence_id for s in schedule.decodes],
@@ -46,6 +45,9 @@ class CountingExecutor:
         tokens = [STOP_ID if len(s.token_ids) == self.stop_at else len(s.token_ids) for s in rows]
         failed = frozenset(i for i, s in enumerate(rows) if s.sequence_id in self.failing)
         return Sampled(tokens, failed, {})
+
+    def recover(self, error: Exception) -> StepFault:
+        return recover(error, "cpu")
 
     def forget(self, sequence: Sequence) -> None:
         self.forgotten.append(sequence.sequence_id)
@@ -223,20 +225,6 @@ def test_row_that_is_not_a_number_fails_alone() -> None:
     failed = [o for o in outputs if isinstance(o, SequenceFailed)]
     assert [(f.sequence_id, f.code) for f in failed] == [("bad", "numerical_error")]
     assert [o.finish_reason for o in outputs if isinstance(o, SequenceStep)] == [None, "length"]
-
-
-def test_engine_goes_on_after_a_step_that_raised() -> None:
-    harness = Harness()
-    harness.submit("a")
-    harness.executor.error = RuntimeError("device")
-    with pytest.raises(RuntimeError):
-        harness.step()
-    (failed,) = harness.engine.fail_all("engine_error", "sorry").outputs
-    assert isinstance(failed, SequenceFailed)
-    harness.executor.error = None
-    harness.submit("b", max_tokens=1)
-    assert len(harness.drain()) == 1
-    assert harness.engine.stats().kv_blocks_used == 0
 
 
 class TimedExecutor(CountingExecutor):
