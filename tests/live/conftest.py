@@ -73,7 +73,7 @@ def hermes(scripted_server: ScriptedServe) -> ScriptedModel:
     return scripted_server.models["hermes"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def openai_client(scripted_server: ScriptedServe) -> Iterator[openai.OpenAI]:
     url = f"{scripted_server.url}/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
@@ -90,7 +90,7 @@ def respond(request: pytest.FixtureRequest, openai_client: openai.OpenAI) -> Res
     return Respond(openai_client, streams=request.param == "streamed")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anthropic_client(scripted_server: ScriptedServe) -> Iterator[anthropic.Anthropic]:
     url = scripted_server.url
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:

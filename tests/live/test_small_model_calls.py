@@ -57,9 +57,9 @@ def model(
     return add_model(shared_server, copy)
 
 
-@pytest.fixture
-def client(helexa: Serve) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{helexa.url}/v1", api_key="none", max_retries=0) as client:
+@pytest.fixture(scope="module")
+def client(shared_server: Serve) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
