@@ -25,16 +25,29 @@ from tests.live.serving import (
 )
 
 STORY = "Write a long story about a fox who travels around the world."
+# None of these ends by itself before a heartbeat has shown that it is under way.
 STORIES: dict[str, tuple[str, dict[str, Any]]] = {
     "messages": (
         "/v1/messages",
-        {"max_tokens": 2000, "messages": [{"role": "user", "content": STORY}]},
+        {
+            "max_tokens": 2000,
+            "temperature": 0,
+            "messages": [{"role": "user", "content": STORY}],
+        },
     ),
-    "responses": ("/v1/responses", {"input": STORY, "max_output_tokens": 2000}),
-    "completions": ("/v1/completions", {"prompt": [STORY, STORY + " "], "max_tokens": 2000}),
+    "responses": ("/v1/responses", {"input": STORY, "max_output_tokens": 2000, "temperature": 0}),
+    "completions": (
+        "/v1/completions",
+        {"prompt": [STORY, STORY + " "], "max_tokens": 2000, "ignore_eos": True},
+    ),
     "choices": (
         "/v1/chat/completions",
-        {"n": 3, "max_tokens": 2000, "messages": [{"role": "user", "content": STORY}]},
+        {
+            "n": 3,
+            "max_tokens": 2000,
+            "ignore_eos": True,
+            "messages": [{"role": "user", "content": STORY}],
+        },
     ),
 }
 
@@ -50,15 +63,15 @@ class Person(pydantic.BaseModel):
     hobbies: Annotated[list[Word], pydantic.Field(max_length=2)]
 
 
-@pytest.fixture
-def client(helexa: Serve) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{helexa.url}/v1", api_key="none", max_retries=0) as client:
+@pytest.fixture(scope="module")
+def client(shared_server: Serve) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
-@pytest.fixture
-def anthropic_of_helexa(helexa: Serve) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=helexa.url, api_key="none", max_retries=0) as client:
+@pytest.fixture(scope="module")
+def anthropic_of_helexa(shared_server: Serve) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=shared_server.url, api_key="none", max_retries=0) as client:
         yield client
 
 
