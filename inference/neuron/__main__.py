@@ -22,6 +22,7 @@ from inference.neuron.discovery import Discovery
 from inference.neuron.engine_process import engine_command
 from inference.neuron.redis_client import connect
 from inference.neuron.service import NeuronService
+from inference.neuron.silence import silence_limit_s
 from inference.neuron.tasks import register_tasks
 
 log = logging.getLogger("inference.neuron")
@@ -29,6 +30,7 @@ log = logging.getLogger("inference.neuron")
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 EXIT_TIMEOUT_S = 4.5
 """After the signal. A worker that is waiting for an absent Redis is not waited for."""
+EXIT_MISCONFIGURED = 2
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -43,11 +45,17 @@ def main(arguments: list[str]) -> int:
     os.environ["HELEXA_DATA_DIR"] = str(data_dir)  # engines inherit it
     # One prompt at a time is tokenized: a pool of threads for batches would only take cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        limit_s = silence_limit_s(os.environ)
+    except ValueError as error:
+        log.critical("%s", error)
+        return EXIT_MISCONFIGURED
     service = NeuronService(
         name=options.name,
         client=connect(options.redis_url),
         engine_command=engine_command(os.environ),
         discovery=Discovery.run(),
+        silence_limit_s=limit_s,
     )
     app = create_app(name=options.name, redis_url=options.redis_url)
     register_tasks(app, service)

@@ -20,6 +20,7 @@ from pathlib import Path
 import inference
 from inference.engine.channel import Channel
 from inference.engine.errors import ChannelClosedError
+from inference.engine.exit_codes import describe_exit
 from inference.neuron.errors import EngineGoneError
 from inference.protocol.engine import (
     CancelSequence,
@@ -90,6 +91,13 @@ class EngineProcess:
             self.send(Shutdown())
             self._socket.shutdown(socket.SHUT_WR)
 
+    def abandon(self) -> None:
+        """``messages`` ends now, whether or not the process can: one that waits for its device in
+        the kernel outlives even ``kill``, for a while."""
+        self.kill()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def kill(self) -> None:
         """SIGKILL, to it and the processes it may have started."""
         if self._process.poll() is None:
@@ -107,7 +115,7 @@ class EngineProcess:
             self._channel.close()
         if code < 0:
             return f"was ended by signal {-code} ({signal.Signals(-code).name})"
-        return f"exited with code {code}"
+        return describe_exit(code)
 
     def _send_frame(self, frame: bytes) -> None:
         try:

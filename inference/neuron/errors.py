@@ -70,6 +70,19 @@ def engine_crashed(model: str) -> Failure:
     )
 
 
+def engine_faulted(model: str, code: str, message: str) -> Failure:
+    """The engine process said itself why it ends."""
+    return Failure(code=code, message=f"model {model!r}: {message}", retry_after_s=RETRY_AFTER_S)
+
+
+def engine_hung(model: str) -> Failure:
+    return Failure(
+        code="engine_hung",
+        message=f"the engine process of model {model!r} hung while it worked on this request",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
 def neuron_stopping() -> Failure:
     return Failure(
         code="neuron_stopping",

@@ -22,6 +22,8 @@ from inference.neuron.errors import (
     IllegalTransitionError,
     RequestRefusedError,
     engine_crashed,
+    engine_faulted,
+    engine_hung,
     model_load_failed,
     model_loading,
     model_not_loaded,
@@ -30,7 +32,9 @@ from inference.neuron.errors import (
 from inference.neuron.model_text import ModelText
 from inference.neuron.request_table import AddressedEvent, RequestTable
 from inference.neuron.restart_policy import RestartPolicy
+from inference.neuron.silence import Silence
 from inference.protocol.engine import (
+    EngineFaulted,
     EngineMessage,
     EngineStats,
     Idle,
@@ -39,6 +43,7 @@ from inference.protocol.engine import (
     LoadProgressed,
     StepOutputs,
 )
+from inference.protocol.events import Failure
 from inference.protocol.heartbeat import REPLICA_TRANSITIONS, ReplicaState, ReplicaStatus
 from inference.protocol.load import (
     LoadFailure,
@@ -69,6 +74,8 @@ class ReplicaContext:
     on_gone: Callable[[Replica], None]
     """Unloaded or stopped: the engine process has ended for good."""
     restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
+    silence_limit_s: float | None = None
+    """How long an engine that has loaded may say nothing until it is killed; ``None``: for ever."""
 
 
 class Replica:
@@ -93,6 +100,10 @@ class Replica:
         self._text: ModelText | None = None
         self._progress: LoadProgress | None = None
         self._failure: LoadFailure | None = None
+        self._fault: Failure | None = None
+        """Why the engine ended, where that is known."""
+        self._silence: Silence | None = None
+        """Of an engine that has loaded."""
         self._stats: EngineStats | None = None
         self._last_used_unix_s: float | None = None
         self._num_restarts = 0
@@ -174,14 +185,18 @@ class Replica:
             self.tick()
 
     def tick(self) -> None:
-        """Once a second: ends a drained engine, kills one that does not stop when told."""
+        """Once a second: ends a drained engine, kills one that hangs or does not stop when told."""
+        now_s = time.monotonic()
         with self._lock:
             engine, drain_deadline_s = self._engine, self._drain_deadline_s
             stop_sent_s = self._stop_sent_s
+            silent_s = 0.0 if self._silence is None else self._silence.look(now_s)
         if engine is None:
             return
-        now_s = time.monotonic()
-        if stop_sent_s is not None:
+        limit_s = self._context.silence_limit_s
+        if limit_s is not None and silent_s > limit_s:
+            self._give_up(engine, silent_s)
+        elif stop_sent_s is not None:
             if now_s - stop_sent_s > STOP_GRACE_S:
                 engine.kill()
         elif drain_deadline_s is not None and (
@@ -211,6 +226,13 @@ class Replica:
             self._stop_sent_s = time.monotonic()
         engine.stop()
 
+    def _give_up(self, engine: EngineProcess, silent_s: float) -> None:
+        log.error("replica %s: its engine has said nothing for %.0f s", self.spec.model, silent_s)
+        with self._lock:
+            self._silence = None
+            self._fault = engine_hung(self.spec.model)
+        engine.abandon()
+
     # The supervising thread.
 
     def _supervise(self) -> None:
@@ -238,6 +260,7 @@ class Replica:
             return self._next_start(0.0, f"could not be started: {error}", None)
         with self._lock:
             self._engine = engine
+            self._fault = None
             self._progress = LoadProgress(stage=LoadStage.STARTING)
         if self._end_asked.is_set():  # asked between the check and the start
             self._stop_engine(engine)
@@ -269,6 +292,7 @@ class Replica:
         with self._lock:
             self._text = text
             self._failure = None
+            self._silence = Silence()
             self._is_first_load = False
             if self._status is not ReplicaStatus.DRAINING:
                 self._move_to(ReplicaStatus.READY)
@@ -277,6 +301,8 @@ class Replica:
         return None
 
     def _on_message(self, engine: EngineProcess, message: EngineMessage) -> None:
+        if self._silence is not None:
+            self._silence.end()
         match message:
             case StepOutputs(outputs=outputs, stats=stats):
                 applied = self._context.table.apply(outputs)
@@ -292,6 +318,8 @@ class Replica:
             case LoadProgressed(progress=progress):
                 with self._lock:
                     self._progress = progress
+            case EngineFaulted(code=code, message=text):
+                self._fault = engine_faulted(self.spec.model, code, text)
         if self._drain_deadline_s is not None:
             self.tick()
 
@@ -301,11 +329,13 @@ class Replica:
         with self._lock:
             self._engine = None
             self._stop_sent_s = None
+            self._silence = None
             self._stats = None
             if self._status is ReplicaStatus.READY and not self._end_asked.is_set():
                 self._move_to(ReplicaStatus.RECOVERING)
-        blame = model_not_loaded if self._end_asked.is_set() else engine_crashed
-        failure = blame(self.spec.model)
+        failure = self._fault or engine_crashed(self.spec.model)
+        if self._end_asked.is_set():
+            failure = model_not_loaded(self.spec.model)
         self._context.publish(self._context.table.fail_engine(engine, failure))
         how = engine.reap()
         if self._end_asked.is_set():
@@ -319,7 +349,8 @@ class Replica:
         policy = self._context.restart_policy
         log.error("replica %s: the engine process %s", self.spec.model, how)
         if load_failure is None:
-            load_failure = LoadFailure(code="engine_crashed", message=f"the engine process {how}")
+            code = self._fault.code if self._fault is not None else "engine_crashed"
+            load_failure = LoadFailure(code=code, message=f"the engine process {how}")
         with self._lock:
             if served_s >= policy.healthy_after_s:
                 self._num_quick_failures = 0

@@ -50,6 +50,7 @@ class NeuronService:
         engine_command: Sequence[str],
         discovery: Discovery,
         restart_policy: RestartPolicy | None = None,
+        silence_limit_s: float | None = None,
     ) -> None:
         self.name = name
         self.epoch = uuid.uuid4().hex
@@ -81,6 +82,7 @@ class NeuronService:
             on_change=self._heart.beat_now,
             on_gone=self._forget_replica,
             restart_policy=restart_policy or RestartPolicy(),
+            silence_limit_s=silence_limit_s,
         )
 
     def start(self) -> None:
@@ -243,4 +245,6 @@ def _is_already(replica: Replica, spec: LoadSpec) -> bool:
     """Whether a load of ``spec`` has nothing to do but wait."""
     if replica.status in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING):
         return False
-    return msgspec.structs.replace(replica.spec, job_id=spec.job_id) == spec
+    # What earlier loads showed moves from load to load and changes nothing of what is loaded.
+    same = {"job_id": spec.job_id, "earlier_loads": spec.earlier_loads}
+    return msgspec.structs.replace(replica.spec, **same) == spec

@@ -217,6 +217,8 @@ FAILURES: dict[str, FailureKind] = {
     "cancelled": _BUSY,
     # something went away and is being brought back
     "engine_crashed": _COMING_BACK,
+    "engine_hung": _COMING_BACK,
+    "device_fault": _COMING_BACK,
     "recovering": _COMING_BACK,
     "neuron_lost": _COMING_BACK,
     "neuron_stopping": _COMING_BACK,

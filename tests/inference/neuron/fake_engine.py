@@ -8,6 +8,8 @@ source, ``fake:rate=200,load_s=0.1,crash_after=5``, and the spec's file names a 
     load_fails   1: the load is refused
     crash_load   1: the process dies while it loads
     crash_after  the process kills itself after so many steps
+    fault_after  its device is lost after so many steps
+    hang_after   after so many steps it says nothing any more
     context      the context limit it reports
 """
 
@@ -26,9 +28,11 @@ import msgspec
 
 from inference.engine.channel import Channel
 from inference.engine.errors import ChannelClosedError
+from inference.engine.exit_codes import EngineExit
 from inference.protocol.engine import (
     CancelSequence,
     EngineCommand,
+    EngineFaulted,
     EngineStats,
     Idle,
     Loaded,
@@ -124,6 +128,11 @@ class FakeEngine:
             self.num_steps += 1
             if self.num_steps == self.options.get("crash_after"):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.num_steps == self.options.get("fault_after"):
+                self._send(EngineFaulted(code="device_fault", message="the device failed"))
+                os._exit(EngineExit.DEVICE_FAULT)
+            if self.num_steps == self.options.get("hang_after"):
+                threading.Event().wait()
         return outputs
 
     def _step(self, sequence_id: str, sequence: Sequence) -> SequenceStep | SequenceFailed:

@@ -300,6 +300,55 @@ def test_a_killed_engine_fails_its_requests_once_and_comes_back(loaded: Any, gat
     assert isinstance(gateway.wait_end(request_id)[-1], Finished)
 
 
+def test_a_lost_device_fails_its_requests_by_that_name_and_comes_back(
+    make_service: MakeService, fake_spec: Any, gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = make_service()
+    service.load_model(fake_spec(fault_after=5))
+    gateway.wait_status("ready")
+    _fails_and_comes_back(service, gateway, "device_fault")
+    assert "exited with code 70 (device fault)" in caplog.text
+
+
+def test_an_engine_that_says_nothing_any_more_is_killed(
+    make_service: MakeService, fake_spec: Any, gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = make_service(silence_limit_s=3.0)
+    # A load may be silent for longer than that; one that was killed for it would have failed.
+    service.load_model(fake_spec(hang_after=5, load_s=3.5))
+    gateway.wait_status("ready")
+    _fails_and_comes_back(service, gateway, "engine_hung")
+    assert "(SIGKILL)" in caplog.text
+
+
+def test_a_stopped_engine_is_killed_too(
+    make_service: MakeService, fake_spec: Any, gateway: Any, wait_until: Any
+) -> None:
+    """Nothing runs in it, not even a thread that could notice."""
+    service = make_service(silence_limit_s=3.0)
+    service.load_model(fake_spec())
+    gateway.wait_status("ready")
+    (engine,) = _engines()
+    engine.suspend()
+    wait_until(lambda: gateway.replica().num_restarts > 0)
+    gateway.wait_status("ready")
+    assert not psutil.pid_exists(engine.pid)
+
+
+def _fails_and_comes_back(service: NeuronService, gateway: Any, code: str) -> None:
+    request_ids = [gateway.submit(max_tokens=500) for _ in range(2)]
+    service.drain_inbox()
+    for request_id in request_ids:
+        events = gateway.wait_end(request_id)
+        (failure,) = [event.failure for event in events if isinstance(event, Failed)]
+        assert (failure.code, failure.retry_after_s is not None) == (code, True)
+    gateway.wait_status("ready")
+    assert gateway.replica().num_restarts > 0
+    request_id = gateway.submit(max_tokens=1)
+    service.drain_inbox()
+    assert isinstance(gateway.wait_end(request_id)[-1], Finished)
+
+
 def test_the_watchdog_gives_up_after_quick_failures(
     loaded: Any, gateway: Any, wait_until: Any
 ) -> None:
