@@ -10,11 +10,17 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from fleet.errors import CatalogueValueError
+from fleet.measurements import DeviceKind, MeasuredLoad, measured_for
 from inference.protocol.load import LoadSpec, Quantization
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+
+DEFAULT_MAX_PREFILL_S = 300
+"""Half of the 600 s after which the OpenAI and Anthropic SDKs give up on an answer: a prompt that
+fills the context gets its first token in time even behind another one. Two slow cores read the
+default model's whole context in about a tenth of it."""
 
 NAME_PATTERN = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 ALIAS_PATTERN = re.compile(r"[A-Za-z0-9]+(?:[._:/@-][A-Za-z0-9]+)*")
@@ -49,22 +55,29 @@ class CatalogueEntry:
     quantization: Quantization = "auto"
     max_context_tokens: int | None = None
     max_output_tokens: int | None = None
+    max_prefill_s: int | None = None
     kv_memory_bytes: int | None = None
     pinned: bool = False
     description: str = ""
     aliases: tuple[str, ...] = ()
     weight_bytes: int | None = None
     """What its weights took when it was last loaded; ``None`` before the first load."""
+    measured_loads: tuple[MeasuredLoad, ...] = ()
+    """The last load on each neuron."""
     created_unix_s: int = 0
 
-    @property
-    def required_memory_bytes(self) -> int | None:
-        """What a device must have free at least; ``None`` while nobody has loaded it."""
+    def needed_memory_bytes(self, neuron: str, device_kind: DeviceKind) -> int | None:
+        """What must be free there for a load, by what loads took; ``None`` while nobody has loaded
+        it. A device of a kind that it never ran on is judged by the weights alone."""
+        if measured := measured_for(self.measured_loads, neuron, device_kind):
+            return measured.needed_bytes(self.kv_memory_bytes)
         if self.weight_bytes is None:
             return None
         return self.weight_bytes + (self.kv_memory_bytes or 0)
 
-    def load_spec(self, *, job_id: str) -> LoadSpec:
+    def load_spec(self, *, job_id: str, neuron: str) -> LoadSpec:
+        """``neuron`` is where it is going: what is known of its loads goes along."""
+        measured = measured_for(self.measured_loads, neuron)
         return LoadSpec(
             job_id=job_id,
             model=self.name,
@@ -76,6 +89,8 @@ class CatalogueEntry:
             quantization=self.quantization,
             max_context_tokens=self.max_context_tokens,
             max_output_tokens=self.max_output_tokens,
+            max_prefill_s=self.max_prefill_s,
+            earlier_loads=measured.earlier_loads(neuron) if measured else None,
             kv_memory_bytes=self.kv_memory_bytes,
         )
 

@@ -111,27 +111,44 @@ def _fits(entry: CatalogueEntry, neuron: NeuronView) -> bool:
     """A size nobody has measured is left to the neuron's preflight, which answers with numbers."""
     if not neuron.devices:
         return False
-    required = entry.required_memory_bytes
-    return required is None or required <= neuron.free_memory_bytes
+    needed_bytes = _needed_bytes(entry, neuron)
+    return needed_bytes is None or needed_bytes <= neuron.free_memory_bytes
+
+
+def _needed_bytes(entry: CatalogueEntry, neuron: NeuronView) -> int | None:
+    return entry.needed_memory_bytes(neuron.name, neuron.load_device_kind)
 
 
 def _reject(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Reject:
     failed = _with_status(snapshot.replicas_of(entry.name), ReplicaStatus.FAILED)
     if recent := [replica for replica in failed if not _may_retry(replica)]:
         return _load_failed(recent)
-    required = entry.required_memory_bytes
-    if required is not None and snapshot.neurons:
-        most_free = max(neuron.free_memory_bytes for neuron in snapshot.neurons)
-        return Reject(
-            code="not_enough_memory",
-            message=f"{entry.name} needs {required:,} bytes of free memory and the neuron with "
-            f"the most has {most_free:,}",
-            retry_after_s=NOT_ENOUGH_MEMORY_RETRY_AFTER_S,
-        )
+    if short := [neuron for neuron in snapshot.neurons if _is_short(entry, neuron)]:
+        return _not_enough_memory(entry, short)
     return Reject(
         code="no_neuron",
         message=f"No neuron that could run {entry.name} is online",
         retry_after_s=NO_NEURON_RETRY_AFTER_S,
+    )
+
+
+def _is_short(entry: CatalogueEntry, neuron: NeuronView) -> bool:
+    return bool(neuron.devices) and not _fits(entry, neuron)
+
+
+def _not_enough_memory(entry: CatalogueEntry, short: Sequence[NeuronView]) -> Reject:
+    """The neuron that comes closest speaks for all."""
+
+    def lacking_bytes(neuron: NeuronView) -> int:
+        return (_needed_bytes(entry, neuron) or 0) - neuron.free_memory_bytes
+
+    closest = min(short, key=lambda neuron: (lacking_bytes(neuron), neuron.name))
+    return Reject(
+        code="not_enough_memory",
+        message=f"{entry.name} needs {_needed_bytes(entry, closest) or 0:,} bytes of free memory "
+        f"on {closest.name}, and {closest.free_memory_bytes:,} are free there; no neuron comes "
+        "closer",
+        retry_after_s=NOT_ENOUGH_MEMORY_RETRY_AFTER_S,
     )
 
 

@@ -86,7 +86,9 @@ def _catalogue() -> _Catalogue:
 
 
 def _read_catalogue(now_s: float) -> _Catalogue:
-    models = CatalogueModel.objects.filter(enabled=True).prefetch_related("aliases")
+    models = CatalogueModel.objects.filter(enabled=True).prefetch_related(
+        "aliases", "load_measurements__neuron"
+    )
     entries = tuple(model.entry() for model in models.order_by("name"))
     by_name = {alias: entry for entry in entries for alias in entry.aliases}
     by_name |= {entry.name: entry for entry in entries}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from fleet.measurements import DeviceKind
 from inference.protocol.heartbeat import (
     Capability,
     DeviceInfo,
@@ -76,9 +77,13 @@ class NeuronView:
     @property
     def free_memory_bytes(self) -> int:
         """Free on the one device that a model without a device list would be loaded on."""
-        accelerators = [device for device in self.devices if device.kind == "cuda"]
-        candidates = accelerators or self.devices
+        candidates = [device for device in self.devices if device.kind == self.load_device_kind]
         return max((device.free_memory_bytes for device in candidates), default=0)
+
+    @property
+    def load_device_kind(self) -> DeviceKind:
+        """Of that device."""
+        return "cuda" if any(device.kind == "cuda" for device in self.devices) else "cpu"
 
     def replica_of(self, model: str) -> ReplicaView | None:
         return next((replica for replica in self.replicas if replica.model == model), None)

@@ -87,7 +87,17 @@ class CatalogueModelAdmin(UnfoldAdmin):
         (None, {"fields": ("name", "description", "enabled", "pinned")}),
         ("Files", {"fields": ("source", "file", "revision", "sha256")}),
         ("Weights", {"fields": ("dtype", "quantization")}),
-        ("Limits", {"fields": ("max_context_tokens", "max_output_tokens", "kv_memory_bytes")}),
+        (
+            "Limits",
+            {
+                "fields": (
+                    "max_context_tokens",
+                    "max_output_tokens",
+                    "max_prefill_s",
+                    "kv_memory_bytes",
+                )
+            },
+        ),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:

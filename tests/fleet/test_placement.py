@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet import catalogue, placement, snapshot
+from fleet import catalogue, measurements, placement, snapshot
 from fleet.catalogue import CatalogueEntry
+from fleet.measurements import DeviceKind, MeasuredLoad
 from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Route, Wait, place
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
@@ -188,6 +189,44 @@ def test_not_enough_memory_says_both_numbers() -> None:
     assert f"{3 * GIB:,}" in decision.message
 
 
+def took(neuron: str, gib: float, kind: DeviceKind = "cpu") -> MeasuredLoad:
+    return MeasuredLoad(
+        neuron=neuron,
+        device_kind=kind,
+        load_bytes=int(gib * GIB),
+        process_bytes=0,
+        kv_token_bytes=0,
+        memory_correction_bytes=0,
+        prefill_speed=None,
+    )
+
+
+def test_what_a_load_took_outweighs_the_size_of_the_files() -> None:
+    entry = replace(MEASURED, measured_loads=(took("a", 6.0),))
+    assert isinstance(decide(neuron("a", free_gib=5), entry=entry), Reject)
+    assert isinstance(decide(neuron("a", free_gib=6), entry=entry), Load)
+
+
+def test_each_neuron_goes_by_its_own_loads_others_by_the_largest() -> None:
+    entry = replace(TINY, measured_loads=(took("a", 3.0), took("b", 6.0)))
+    assert isinstance(decide(neuron("a", free_gib=4), entry=entry), Load)
+    assert isinstance(decide(neuron("b", free_gib=4), entry=entry), Reject)
+    assert isinstance(decide(neuron("new", free_gib=4), entry=entry), Reject)
+    assert isinstance(decide(neuron("new", free_gib=6), entry=entry), Load)
+
+
+def test_what_a_load_took_on_a_card_says_nothing_of_a_processor() -> None:
+    entry = replace(TINY, measured_loads=(took("a", 60.0, "cuda"),))
+    assert isinstance(decide(neuron("a", free_gib=4), entry=entry), Load)
+
+
+def test_the_neuron_that_comes_closest_is_named() -> None:
+    entry = replace(TINY, measured_loads=(took("a", 5.0), took("b", 9.0)))
+    decision = decide(neuron("a", free_gib=2), neuron("b", free_gib=7), entry=entry)
+    assert isinstance(decision, Reject)
+    assert f"needs {9 * GIB:,} bytes of free memory on b" in decision.message
+
+
 def test_an_aged_failure_does_not_hide_that_memory_is_short() -> None:
     aged = replica("a", FAILED, status_age_s=999.0)
     decision = decide(neuron("a", aged, free_gib=1), entry=MEASURED)
@@ -250,7 +289,8 @@ def test_decisions_are_about_what_is_there(entry: CatalogueEntry, fleet: FleetSn
         assert held.status in {LOADING, RECOVERING, DRAINING}
     else:
         assert held is None or held.status is FAILED
-        assert (entry.required_memory_bytes or 0) <= view.free_memory_bytes
+        needed_bytes = entry.needed_memory_bytes(view.name, view.load_device_kind)
+        assert (needed_bytes or 0) <= view.free_memory_bytes
         assert view.devices
 
 
@@ -280,7 +320,7 @@ def test_other_models_do_not_matter(fleet: FleetSnapshot) -> None:
     assert place(TINY, FleetSnapshot(neurons=without)) == place(TINY, fleet)
 
 
-@pytest.mark.parametrize("module", [placement, snapshot, catalogue])
+@pytest.mark.parametrize("module", [placement, snapshot, catalogue, measurements])
 def test_deciding_knows_neither_django_nor_redis_nor_torch(module) -> None:
     imported = {
         name.split(".")[0]

@@ -73,6 +73,7 @@ def test_start_sends_the_spec_to_the_neurons_queue(model, neuron, sent) -> None:
         source="pypi:tiny",
         revision="1.0",
         max_context_tokens=512,
+        max_prefill_s=300,
     )
     assert options["queue"] == "neuron.beast"
     assert 0 < options["expires"] <= 60

@@ -1,0 +1,60 @@
+"""What loads of a model took, neuron by neuron, as plain data: what placement knows of a model that
+is not loaded, and what the next load starts from.
+
+Pure: no ORM, no clock, no I/O. ``fleet.models.load_measurement`` stores what is described here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from inference.protocol.load import EarlierLoads
+from inference.protocol.prefill_speed import PrefillSpeed
+
+DeviceKind = Literal["cpu", "cuda"]
+
+SHORTEST_CONTEXT_TOKENS = 256
+"""A neuron refuses a model for which not even so much KV fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLoad:
+    """The last load of one model on one neuron."""
+
+    neuron: str
+    device_kind: DeviceKind
+    load_bytes: int
+    """All but KV: weights, tables, the activations of the largest step."""
+    process_bytes: int
+    """Of the engine process itself, beside that."""
+    kv_token_bytes: int
+    """Of one token's keys and values over all layers; 0 for a model without KV."""
+    memory_correction_bytes: int
+    """What an estimate from the files falls short by."""
+    prefill_speed: PrefillSpeed | None
+    """Average over the requests since; ``None`` where there were none."""
+
+    def needed_bytes(self, kv_memory_bytes: int | None) -> int:
+        """What must be free for another such load, with that KV or with the least of use."""
+        kv_bytes = self.kv_token_bytes * SHORTEST_CONTEXT_TOKENS
+        return self.load_bytes + self.process_bytes + (kv_memory_bytes or kv_bytes)
+
+    def earlier_loads(self, neuron: str) -> EarlierLoads:
+        """For a load on ``neuron``. Speed is the machine's own and does not travel."""
+        return EarlierLoads(
+            device_kind=self.device_kind,
+            memory_correction_bytes=self.memory_correction_bytes,
+            prefill_speed=self.prefill_speed if neuron == self.neuron else None,
+        )
+
+
+def measured_for(
+    loads: Iterable[MeasuredLoad], neuron: str, device_kind: DeviceKind | None = None
+) -> MeasuredLoad | None:
+    """What is known for that neuron: its own load, else the largest of another with a device of
+    that kind (of any kind, where the kind is not known)."""
+    fitting = [load for load in loads if device_kind in (None, load.device_kind)]
+    own = [load for load in fitting if load.neuron == neuron]
+    return max(own or fitting, key=lambda load: (load.load_bytes, load.neuron), default=None)

@@ -1,0 +1,71 @@
+"""What the last load of a catalogue model took on each neuron."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from fleet.measurements import DeviceKind, MeasuredLoad
+from fleet.models.catalogue import CatalogueModel
+from fleet.models.neuron import Neuron
+from inference.protocol.prefill_speed import PrefillSpeed
+
+
+class LoadMeasurement(models.Model):
+    """Written by ``fleet.services.load_measurements``; gone when the model's files or their form
+    change, because it would speak of something else."""
+
+    model = models.ForeignKey(
+        CatalogueModel, on_delete=models.CASCADE, related_name="load_measurements"
+    )
+    neuron = models.ForeignKey(Neuron, on_delete=models.CASCADE, related_name="load_measurements")
+    device_kind = models.CharField(max_length=8, choices=[("cpu", "CPU"), ("cuda", "CUDA")])
+    load_bytes = models.PositiveBigIntegerField(help_text="All but KV.")
+    process_bytes = models.PositiveBigIntegerField(help_text="Of the engine process itself.")
+    kv_token_bytes = models.PositiveBigIntegerField()
+    memory_correction_bytes = models.BigIntegerField(
+        help_text="What the estimate from the files fell short by; below 0 where it was too high."
+    )
+    prefill_token_s = models.FloatField(
+        null=True, help_text="Average over requests; empty where there were none yet."
+    )
+    prefill_growth_s = models.FloatField(null=True)
+    prefill_window_tokens = models.PositiveIntegerField(null=True)
+    measured_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["model__name", "neuron__name"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["model", "neuron"], name="load_measurement_unique_on_neuron"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(device_kind__in=["cpu", "cuda"]),
+                name="load_measurement_device_kind_known",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model.name} on {self.neuron.name}"
+
+    @property
+    def prefill_speed(self) -> PrefillSpeed | None:
+        if self.prefill_token_s is None or self.prefill_growth_s is None:
+            return None
+        return PrefillSpeed(
+            token_s=self.prefill_token_s,
+            growth_s=self.prefill_growth_s,
+            window_tokens=self.prefill_window_tokens,
+        )
+
+    def measured_load(self) -> MeasuredLoad:
+        """Its frozen twin; reads the neuron (prefetch it when building many)."""
+        kind: DeviceKind = "cuda" if self.device_kind == "cuda" else "cpu"
+        return MeasuredLoad(
+            neuron=self.neuron.name,
+            device_kind=kind,
+            load_bytes=self.load_bytes,
+            process_bytes=self.process_bytes,
+            kv_token_bytes=self.kv_token_bytes,
+            memory_correction_bytes=self.memory_correction_bytes,
+            prefill_speed=self.prefill_speed,
+        )

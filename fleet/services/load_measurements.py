@@ -1,0 +1,94 @@
+"""Writes of what loads took and how fast prompts go: one row per model and neuron.
+
+The memory is written when a load job succeeds. The speed is a live average that the engine keeps;
+its row follows when it has moved by a tenth, so requests cost few writes and an idle fleet none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fleet import selectors
+from fleet.models import CatalogueModel, LoadMeasurement, Neuron
+from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
+from inference.protocol.load import LoadReport
+from inference.protocol.prefill_speed import PrefillSpeed
+
+NEWS = 0.1
+"""How far a speed must have moved to be written."""
+
+
+def load_measurement_record(*, model: CatalogueModel, neuron: Neuron, report: LoadReport) -> None:
+    """An engine that did not measure what it took leaves nothing to record."""
+    if report.actual_bytes == 0:
+        return
+    values = _memory_values(report)
+    # Of the same model on another device of that neuron, whose speed was another.
+    elsewhere = LoadMeasurement.objects.filter(model=model, neuron=neuron)
+    elsewhere.exclude(device_kind=values["device_kind"]).delete()
+    LoadMeasurement.objects.update_or_create(model=model, neuron=neuron, defaults=values)
+    selectors.catalogue_cache_clear()
+
+
+def prefill_averages_record(*, neuron: Neuron, states: list[ReplicaState]) -> None:
+    """The speeds that requests had on this neuron's replicas."""
+    live = {state.model: state for state in states if _has_average(state)}
+    if not live:
+        return
+    rows = LoadMeasurement.objects.filter(neuron=neuron, model__name__in=live)
+    for row in rows.select_related("model"):
+        state = live[row.model.name]
+        if _is_news(row, state):
+            _write_speed(row, state)
+
+
+def load_measurements_forget(*, model: CatalogueModel) -> None:
+    LoadMeasurement.objects.filter(model=model).delete()
+
+
+def _memory_values(report: LoadReport) -> dict[str, Any]:
+    kv_slots = report.num_kv_blocks * report.kv_block_tokens
+    return {
+        "device_kind": report.device.partition(":")[0],
+        "load_bytes": report.actual_bytes - report.kv_bytes,
+        "process_bytes": report.process_bytes,
+        "kv_token_bytes": report.kv_bytes // kv_slots if kv_slots else 0,
+        "memory_correction_bytes": report.memory_correction_bytes,
+    }
+
+
+def _has_average(state: ReplicaState) -> bool:
+    return (
+        state.status is ReplicaStatus.READY
+        and state.report is not None
+        and state.stats is not None
+        and state.stats.prefill_speed is not None
+    )
+
+
+def _is_news(row: LoadMeasurement, state: ReplicaState) -> bool:
+    """Beside what is stored; while nothing is, beside what the load measured, which is where the
+    average started."""
+    assert state.report is not None and state.stats is not None
+    known = row.prefill_speed or state.report.prefill_speed
+    if known is None or state.stats.prefill_speed is None:
+        return False
+    tokens = state.report.context_tokens
+    ratio = state.stats.prefill_speed.prompt_s(tokens) / known.prompt_s(tokens)
+    return abs(ratio - 1) >= NEWS
+
+
+def _write_speed(row: LoadMeasurement, state: ReplicaState) -> None:
+    assert state.stats is not None and state.stats.prefill_speed is not None
+    speed: PrefillSpeed = state.stats.prefill_speed
+    row.prefill_token_s, row.prefill_growth_s = speed.token_s, speed.growth_s
+    row.prefill_window_tokens = speed.window_tokens
+    row.save(
+        update_fields=[
+            "prefill_token_s",
+            "prefill_growth_s",
+            "prefill_window_tokens",
+            "measured_at",
+        ]
+    )
+    selectors.catalogue_cache_clear()

@@ -1,0 +1,152 @@
+"""What loads took is kept, reaches the next load, and is forgotten when it would mislead."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from fleet import selectors, services
+from fleet.measurements import MeasuredLoad
+from fleet.models import CatalogueModel, LoadMeasurement, Neuron
+from inference.protocol.heartbeat import ReplicaState
+from inference.protocol.load import EarlierLoads, LoadSpec
+from inference.protocol.prefill_speed import PrefillSpeed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+GIB = 1024**3
+MEASURED = PrefillSpeed(token_s=0.001, growth_s=1e-6, window_tokens=4096)
+TOOK = {
+    "kv_bytes": GIB,
+    "num_kv_blocks": 64,
+    "kv_block_tokens": 16,
+    "actual_bytes": 4 * GIB,
+    "estimated_bytes": 5 * GIB,
+    "process_bytes": GIB // 4,
+    "memory_correction_bytes": -GIB,
+    "prefill_speed": MEASURED,
+}
+
+
+@pytest.fixture
+def model() -> CatalogueModel:
+    return services.catalogue_model_create(name="tiny", source="pypi:tiny")
+
+
+@pytest.fixture
+def loaded(model, build, sent):
+    """Loads it on a neuron; ``changes`` are of the report."""
+
+    def loaded(neuron: str = "beast", **changes) -> ReplicaState:
+        services.heartbeat_record(heartbeat=build.heartbeat(neuron))
+        job = services.load_job_start(model_name="tiny", neuron_name=neuron)
+        report = build.report(**TOOK | changes)
+        state = build.replica(job_id=str(job.pk), report=report)
+        services.heartbeat_record(heartbeat=build.heartbeat(neuron, replicas=[state]))
+        return state
+
+    return loaded
+
+
+def measured_loads() -> tuple[MeasuredLoad, ...]:
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None
+    return entry.measured_loads
+
+
+def test_a_load_leaves_what_it_took(loaded) -> None:
+    loaded()
+    assert measured_loads() == (
+        MeasuredLoad(
+            neuron="beast",
+            device_kind="cpu",
+            load_bytes=3 * GIB,
+            process_bytes=GIB // 4,
+            kv_token_bytes=GIB // 1024,
+            memory_correction_bytes=-GIB,
+            prefill_speed=None,
+        ),
+    )
+
+
+def test_the_next_load_is_told(loaded, sent) -> None:
+    loaded()
+    services.load_job_start(model_name="tiny", neuron_name="beast")
+    _, (spec,), _ = sent.tasks[-1]
+    assert msgspec.convert(spec, LoadSpec).earlier_loads == EarlierLoads(
+        device_kind="cpu", memory_correction_bytes=-GIB
+    )
+
+
+def test_the_last_load_on_each_neuron_counts(loaded) -> None:
+    loaded("a")
+    loaded("b", actual_bytes=3 * GIB)
+    loaded("a", actual_bytes=6 * GIB)
+    assert [(load.neuron, load.load_bytes) for load in measured_loads()] == [
+        ("a", 5 * GIB),
+        ("b", 2 * GIB),
+    ]
+
+
+def test_an_engine_that_does_not_measure_leaves_nothing(loaded) -> None:
+    loaded(actual_bytes=0)
+    assert measured_loads() == ()
+
+
+def test_a_replica_of_another_job_may_have_had_other_files(model, build, sent) -> None:
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    services.load_job_start(model_name="tiny", neuron_name="beast")
+    stranger = build.replica(job_id="before", report=build.report(**TOOK))
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[stranger]))
+    assert measured_loads() == ()
+
+
+@pytest.mark.parametrize("field", ["source", "dtype", "quantization"])
+def test_other_files_or_another_form_are_another_load(loaded, field: str) -> None:
+    loaded()
+    model = CatalogueModel.objects.get()
+    services.catalogue_model_update(model=model, changed_fields=["description"])
+    assert len(measured_loads()) == 1
+    services.catalogue_model_update(model=model, changed_fields=[field])
+    assert measured_loads() == ()
+
+
+def speaks(build, state: ReplicaState, speed: PrefillSpeed) -> None:
+    heard = msgspec.structs.replace(state, stats=build.stats(prefill_speed=speed))
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[heard]))
+
+
+def test_the_average_of_requests_is_kept_once_it_is_news(loaded, build) -> None:
+    state = loaded()
+    speaks(build, state, MEASURED)
+    speaks(build, state, MEASURED.slowed(1.05))
+    assert measured_loads()[0].prefill_speed is None
+    speaks(build, state, MEASURED.slowed(1.5))
+    assert measured_loads()[0].prefill_speed == MEASURED.slowed(1.5)
+    speaks(build, state, MEASURED.slowed(1.45))
+    assert measured_loads()[0].prefill_speed == MEASURED.slowed(1.5)
+    speaks(build, state, MEASURED)
+    assert measured_loads()[0].prefill_speed == MEASURED
+
+
+def test_a_speed_on_another_device_is_another(loaded, build) -> None:
+    speaks(build, loaded(), MEASURED.slowed(2))
+    loaded(device="cuda:0")
+    (load,) = measured_loads()
+    assert (load.device_kind, load.prefill_speed) == ("cuda", None)
+
+
+def test_a_speed_of_a_model_that_is_not_in_the_catalogue_is_nobodys(build) -> None:
+    stranger = build.replica(model="stranger", report=build.report(**TOOK))
+    speaks(build, stranger, MEASURED.slowed(2))
+    assert not LoadMeasurement.objects.exists()
+
+
+def test_measurements_go_with_their_model_and_neuron(loaded) -> None:
+    loaded("a")
+    loaded("b")
+    Neuron.objects.get(name="a").delete()
+    selectors.catalogue_cache_clear()
+    assert [load.neuron for load in measured_loads()] == ["b"]
+    services.catalogue_model_delete(model=CatalogueModel.objects.get())
+    assert not LoadMeasurement.objects.exists()
