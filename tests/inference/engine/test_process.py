@@ -7,9 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import msgspec
 import pytest
@@ -73,11 +74,17 @@ class EngineProcess:
 
 @contextmanager
 def started(
-    source: str, data_dir: Path, *, kv_memory_bytes: int | None = KV_MEMORY_BYTES
+    source: str,
+    data_dir: Path,
+    *,
+    kv_memory_bytes: int | None = KV_MEMORY_BYTES,
+    module: str = "inference.engine",
+    environment: Mapping[str, str] | None = None,
+    log_file: IO[bytes] | None = None,
 ) -> Iterator[EngineProcess]:
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
-        [sys.executable, "-m", "inference.engine", "--fd", str(theirs.fileno())],
+        [sys.executable, "-m", module, "--fd", str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         cwd=REPOSITORY_DIR,
         env=os.environ
@@ -85,7 +92,9 @@ def started(
             "HELEXA_DATA_DIR": str(data_dir),
             "HELEXA_ENGINE_THREADS": "1",
             "HELEXA_ENGINE_CHECKS": "1",
-        },
+        }
+        | dict(environment or {}),
+        stderr=log_file,
     )
     theirs.close()
     engine = EngineProcess(process, ours)

@@ -1,0 +1,30 @@
+"""An engine process whose steps break on purpose: the real one around a ``FaultyExecutor``.
+
+``python -m tests.inference.engine.faulty_engine --fd N``, where ``-m inference.engine`` was.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from inference.engine import process
+from inference.engine.engine import Engine
+from inference.engine.executor import TensorExecutor
+from inference.engine.load import LoadedEngine, load_engine
+from tests.inference.engine.faulty_executor import FaultyExecutor
+
+STEPS_THAT_GO_WELL = 3
+
+
+def load_faulty_engine(*arguments: Any, **options: Any) -> LoadedEngine:
+    loaded = load_engine(*arguments, **options)
+    assert isinstance(loaded.engine, Engine)
+    assert isinstance(loaded.engine._executor, TensorExecutor)
+    loaded.engine._executor = FaultyExecutor(loaded.engine._executor, after=STEPS_THAT_GO_WELL)
+    return loaded
+
+
+if __name__ == "__main__":
+    process.load_engine = load_faulty_engine
+    sys.exit(process.main())
