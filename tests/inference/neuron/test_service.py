@@ -20,6 +20,7 @@ from inference.neuron.service import NeuronService
 from inference.protocol.events import Accepted, Cancelled, Delta, Failed, Finished
 from inference.protocol.generation import GenerationRequest, OutputFormat, TextInput, TokensInput
 from inference.protocol.keys import gateway_alive_key, heartbeat_key, specs_key
+from inference.protocol.load import EarlierLoads
 from inference.protocol.sampling import SamplingOptions
 
 TEXT = "The capital of France is Paris."
@@ -270,6 +271,16 @@ def test_a_second_load_of_the_same_spec_takes_over_the_job(
 ) -> None:
     (engine,) = _engines()
     loaded.load_model(fake_spec(job_id="j2"))
+    wait_until(lambda: gateway.replica().job_id == "j2")
+    assert _engines() == [engine]
+
+
+def test_what_earlier_loads_showed_makes_no_other_spec(
+    loaded: Any, fake_spec: Any, gateway: Any, wait_until: Any
+) -> None:
+    (engine,) = _engines()
+    known = EarlierLoads(device_kind="cpu", memory_correction_bytes=5)
+    loaded.load_model(msgspec.structs.replace(fake_spec(job_id="j2"), earlier_loads=known))
     wait_until(lambda: gateway.replica().job_id == "j2")
     assert _engines() == [engine]
 
