@@ -133,12 +133,12 @@ def open_model(
 
 def _quantized(files: TensorFiles, spec: LoadSpec, device: torch.device) -> TensorFiles:
     """The same object where nothing changes. Raises ``BadSourceError``."""
-    bits = check_quantization(files, spec.quantization, device)
-    return files if bits is None else QuantizedFiles(files, bits, torch.get_num_threads())
+    wanted = check_quantization(files, spec, device)
+    return files if wanted is None else QuantizedFiles(files, wanted, torch.get_num_threads())
 
 
 def _detail(files: TensorFiles) -> str:
-    return f"quantising to q{files.bits}" if isinstance(files, QuantizedFiles) else ""
+    return f"quantising to {files.wanted}" if isinstance(files, QuantizedFiles) else ""
 
 
 def _open_embedding_model(
@@ -220,4 +220,5 @@ def _factory(
         choose_dtype(spec, device),
         prefill_copies=spare_bytes > COPY_MARGIN * need.copy_bytes,
         exact=spec.dtype == "float32",
+        fp8=spec.quantization == "fp8",
     )

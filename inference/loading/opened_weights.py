@@ -13,6 +13,8 @@ from inference.models.stored import DenseWeight, GroupedWeight, StoredWeight
 from inference.models.weights import Embedding, Linear
 from inference.protocol.load import LoadProgress, LoadStage
 
+OUTPUT_HEAD = "lm_head"
+
 
 class OpenedWeights:
     def __init__(
@@ -65,7 +67,7 @@ class OpenedWeights:
         )
 
     def _pack(self, names: Sequence[str], stored: StoredWeight) -> Linear:
-        linear, outcome = self._factory.linear(stored)
+        linear, outcome = self._factory.linear(stored, prefills=OUTPUT_HEAD not in names)
         self._record(names, outcome)
         return linear
 

@@ -16,6 +16,7 @@ SHORTEST_CONTEXT_TOKENS = 256
 
 GROUPED_4_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K", "q4"})
 GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0", "q8"})
+FP8 = "fp8"
 """Small letters: quantised while loading."""
 BYTES_PER_4_BIT_WEIGHT = 0.5 + 4 / 32
 """Code, and two 2-byte numbers per group of 32."""
@@ -92,6 +93,8 @@ def _step_bytes(config: ModelConfig, step: LargestStep, bytes_per_number: int) -
 def _bytes_per_weight(format: str, dense_bytes: int) -> float:
     if format in GROUPED_4_BIT:
         return BYTES_PER_4_BIT_WEIGHT
+    if format == FP8:
+        return 1
     return BYTES_PER_8_BIT_WEIGHT if format in GROUPED_8_BIT else dense_bytes
 
 

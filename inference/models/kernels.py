@@ -21,6 +21,11 @@ from inference.models.stored import GROUP_FEATURES, GroupedWeight
 INT4_ZERO_CODE = 8
 """The kernels compute scale * (code - 8) + zero."""
 
+FP8 = torch.float8_e4m3fn
+LARGEST_FP8 = torch.finfo(FP8).max
+FP8_FEATURES_MULTIPLE = 16
+FP8_CAPABILITY = (8, 9)
+
 CPU_OUT_FEATURES_MULTIPLE = 16
 CUDA_OUT_FEATURES_MULTIPLE = 8
 CUDA_INNER_K_TILES = 2
@@ -55,6 +60,39 @@ def int8_matmul(
 def dense_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """In the weight's dtype, which may be narrower than x's; returns x's dtype."""
     return linear(x.to(weight.dtype), weight, bias).to(x.dtype)
+
+
+def fp8_matmul(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """x (rows, in) of any float dtype -> (rows, out) in x's dtype. Each row of x is rounded to fp8
+    by itself; the product sums in float32 and comes out in bfloat16. ``codes`` (out, in) and
+    ``scales`` (out, 1) are ``fp8_rows`` of the weight."""
+    x_codes, x_scales = fp8_rows(x)
+    product: torch.Tensor = torch._scaled_mm(
+        x_codes, codes.t(), scale_a=x_scales, scale_b=scales.t(), out_dtype=torch.bfloat16
+    )
+    return product.to(x.dtype)
+
+
+def fp8_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows, features) of any float dtype -> codes in float8_e4m3fn, and float32 (rows, 1) scales:
+    w = scale * code, the row's largest value with the largest code."""
+    values = matrix.float()
+    largest = values.abs().amax(dim=1, keepdim=True)
+    scales = torch.where(largest > 0, largest / LARGEST_FP8, 1.0)
+    return (values / scales).to(FP8), scales
+
+
+def fp8_reason(shape: tuple[int, int]) -> str | None:
+    """Why a weight of this shape, (out_features, in_features), cannot be multiplied in fp8, or
+    ``None``."""
+    if shape[0] % FP8_FEATURES_MULTIPLE or shape[1] % FP8_FEATURES_MULTIPLE:
+        return f"{shape[0]} x {shape[1]} is not a multiple of {FP8_FEATURES_MULTIPLE}"
+    return None
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether fp8 products run in hardware there."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
 def int4_kernel_reason(weight: GroupedWeight, device: torch.device) -> str | None:

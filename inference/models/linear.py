@@ -4,6 +4,7 @@
     4 bits, groups     int4_matmul                bfloat16 copy, where the hardware multiplies it
     8 bits, groups     int8_matmul                and the memory is there; else as decode rows
     dense              dense_matmul               dense_matmul
+    dense, fp8 wanted  fp8_matmul                 fp8_matmul; an output head as dense
 
 The choice is made once, when the weight is packed, from the device and the memory; never by batch
 size. Weights are plain tensor attributes and the arithmetic is in ``kernels``, so a compiled
@@ -19,6 +20,9 @@ from torch.nn.functional import embedding
 
 from inference.models.kernels import (
     dense_matmul,
+    fp8_matmul,
+    fp8_reason,
+    fp8_rows,
     has_fast_bfloat16,
     int4_kernel_reason,
     int4_matmul,
@@ -72,6 +76,21 @@ class QuantizedLinear:
         return product if self.bias is None else product + self.bias
 
 
+class Fp8Linear:
+    """A dense weight rounded to fp8 on its device, one scale a row."""
+
+    def __init__(self, weight: DenseWeight, device: torch.device, dtype: torch.dtype) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.codes, self.scales = fp8_rows(weight.weight.to(device))
+        self.bias = None if weight.bias is None else weight.bias.to(device, dtype)
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        product = fp8_matmul(x, self.codes, self.scales)
+        return product if self.bias is None else product + self.bias
+
+    prefill = decode
+
+
 class StackedLinear:
     """Projections of one input whose weights are stored in different formats, side by side."""
 
@@ -97,13 +116,16 @@ class LinearFactory:
         *,
         prefill_copies: bool = True,
         exact: bool = False,
+        fp8: bool = False,
     ) -> None:
         """``dtype`` is the activations'. ``prefill_copies=False`` spends no memory on bfloat16
         copies of quantised weights, at the price of slower prompts. ``exact`` computes everything
-        in ``dtype``, with dequantised weights."""
+        in ``dtype``, with dequantised weights. ``fp8`` rounds dense projections to it."""
+        assert not (exact and fp8)
         self.device = device
         self.dtype = dtype
         self._exact = exact
+        self._fp8 = fp8
         self._prefill_copies = prefill_copies and has_fast_bfloat16(device)
         self.copied_bytes = 0
         """Of the bfloat16 copies made so far."""
@@ -112,6 +134,8 @@ class LinearFactory:
         """The projection, and what it runs on. ``prefills=False`` for an output head, which only
         ever sees the rows whose logits are wanted."""
         if isinstance(stored, DenseWeight):
+            if self._fp8 and prefills and fp8_reason(stored.shape) is None:
+                return Fp8Linear(stored, self.device, self.dtype), "rounded to fp8, fp8 products"
             return self._dense(stored), f"{_word(self._matmul_dtype(stored))} products"
         if reason := self._dense_reason(stored):
             dense = DenseWeight(weight=stored.dequantize(), bias=stored.bias)

@@ -9,10 +9,13 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
-from inference.loading.errors import BadFileError, BadSourceError
+from inference.loading import loader
+from inference.loading.errors import BadFileError, BadSourceError, DoesNotFitError
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.quantized_files import check_quantization
+from inference.loading.quantized_files import QuantizedFiles, check_quantization
 from inference.loading.safetensors_tensors import SafetensorsFiles
+from inference.models import linear
+from inference.models.linear import QuantizedLinear
 from inference.models.registry import build_model
 from inference.models.stored import DenseWeight, GroupedWeight
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
@@ -118,17 +121,76 @@ def test_dense_files_stay_dense_unless_asked(tiny_directory, tmp_path, quantizat
     assert model.unquantized is None
 
 
-@pytest.mark.parametrize(
-    ("device", "reason"),
-    [
-        ("cpu", "for CUDA devices that multiply it, not for a CPU; use q8"),
-        ("cuda", "not built yet"),
-    ],
-)
-def test_fp8_is_refused_by_name(tiny_directory: Path, device: str, reason: str) -> None:
-    files = SafetensorsFiles([tiny_directory / "model.safetensors"])
-    with pytest.raises(BadSourceError, match=f"fp8 is {reason}"):
-        check_quantization(files, "fp8", torch.device(device))
+def fp8_spec(**changes: object) -> LoadSpec:
+    return LoadSpec(job_id="1", model="m", source="path:/m", quantization="fp8", **changes)
+
+
+def test_fp8_is_refused_on_a_cpu(tiny_directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadSourceError, match=r"capability 8\.9 or more, which cpu is not; use q8"):
+        opened(tiny_directory, tmp_path, quantization="fp8")
+
+
+@pytest.mark.parametrize(("capability", "is_refused"), [((8, 0), True), ((8, 9), False)])
+def test_fp8_is_for_cards_that_have_it(
+    tiny_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    is_refused: bool,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    files, card = SafetensorsFiles([tiny_directory / "model.safetensors"]), torch.device("cuda:0")
+    if is_refused:
+        with pytest.raises(BadSourceError, match="which cuda:0 is not"):
+            check_quantization(files, fp8_spec(), card)
+    else:
+        assert check_quantization(files, fp8_spec(), card) == "fp8"
+        with pytest.raises(BadSourceError, match="exclude each other"):
+            check_quantization(files, fp8_spec(dtype="float32"), card)
+
+
+def test_fp8_counts_a_byte_a_weight_and_leaves_tables_dense(tmp_path: Path) -> None:
+    directory = save_directory(tmp_path / "hf", "llama", intermediate_size=40)
+    files = QuantizedFiles(SafetensorsFiles([directory / "model.safetensors"]), "fp8", 1)
+    layer = "model.layers.0"
+    assert files.bytes_of(f"{layer}.self_attn.q_proj.weight") == 64 * 64
+    assert files.format_of(f"{layer}.self_attn.q_proj.weight") == "fp8"
+    for dense in ("lm_head.weight", "model.embed_tokens.weight", f"{layer}.mlp.down_proj.weight"):
+        assert files.format_of(dense) == "F32"
+    assert isinstance(files.stored(f"{layer}.self_attn.q_proj.weight"), DenseWeight)
+    files.close()
+
+
+def test_a_model_of_embeddings_is_not_quantised() -> None:
+    spec = LoadSpec(job_id="1", model="m", source="path:/m", quantization="q8")
+    with pytest.raises(BadSourceError, match="q8 is not built for a model that makes embeddings"):
+        loader._refuse_settings_of_text(spec)
+
+
+def test_a_model_that_only_fits_quantised_loads_quantised(
+    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = {
+        quantization: opened(tiny_directory, tmp_path, quantization=quantization).need
+        for quantization in ("none", "q8", "q4")
+    }
+    assert needs["q8"].weight_bytes < 0.32 * needs["none"].weight_bytes
+    assert needs["q4"].weight_bytes < 0.22 * needs["none"].weight_bytes
+    free_bytes = needs["q4"].required_bytes
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: free_bytes)
+    opened(tiny_directory, tmp_path, quantization="q4")
+    with pytest.raises(DoesNotFitError):
+        opened(tiny_directory, tmp_path, quantization="q8")
+
+
+def test_an_output_head_has_no_copy_for_prompts(
+    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "has_fast_bfloat16", lambda device: True)
+    weights = opened(tiny_directory, tmp_path, quantization="q8").weights
+    up, head = weights.linear("model.layers.0.mlp.up_proj"), weights.linear("lm_head")
+    if not (isinstance(up, QuantizedLinear) and isinstance(head, QuantizedLinear)):
+        pytest.skip(weights.report())
+    assert up.prefill_weight is not None and head.prefill_weight is None
 
 
 def test_values_that_no_group_holds_are_named(tiny_directory: Path, tmp_path: Path) -> None:

@@ -5,8 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inference.models.kernels import int4_kernel_reason, int8_matmul, pack_int4
-from inference.models.linear import DenseLinear, LinearFactory, QuantizedLinear, StackedLinear
+from inference.models.kernels import (
+    LARGEST_FP8,
+    fp8_rows,
+    has_fp8,
+    int4_kernel_reason,
+    int8_matmul,
+    pack_int4,
+)
+from inference.models.linear import (
+    DenseLinear,
+    Fp8Linear,
+    LinearFactory,
+    QuantizedLinear,
+    StackedLinear,
+)
 from inference.models.stored import GROUP_FEATURES, DenseWeight, GroupedWeight, StoredWeight
 
 CPU = torch.device("cpu")
@@ -180,3 +193,55 @@ def test_a_dense_tied_head() -> None:
     assert embedding.lookup(torch.tensor([5])).dtype == torch.float32
     x = torch.randn(3, 32)
     assert_close(embedding.as_linear().decode(x), expected(table, x))
+
+
+FP8_STEP = 2**-4
+"""Half of the distance between fp8's neighbours, at most, as a part of the number."""
+
+
+def test_fp8_rows_keep_each_value_within_half_a_step() -> None:
+    matrix = torch.randn(40, 64, generator=torch.Generator().manual_seed(4)).bfloat16().float()
+    matrix[3] = 0
+    codes, scales = fp8_rows(matrix.bfloat16())
+    assert scales.shape == (40, 1)
+    assert (codes.float().abs().amax(dim=1)[:3] == LARGEST_FP8).all()
+    smallest_step = scales * 2**-9
+    error = (codes.float() * scales - matrix).abs()
+    assert (error <= matrix.abs() * FP8_STEP * 1.01 + smallest_step).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 3, 33])
+def test_fp8_multiplies_what_it_rounded(device: str, bias: bool, num_rows: int) -> None:
+    """On a CPU torch computes the same operator without the hardware."""
+    if device == "cuda" and not has_fp8(torch.device(device)):
+        pytest.skip("needs compute capability 8.9")
+    generator = torch.Generator().manual_seed(6)
+    dense = DenseWeight(
+        weight=torch.randn(48, 64, generator=generator).bfloat16(),
+        bias=torch.randn(48, generator=generator) if bias else None,
+    )
+    factory = LinearFactory(torch.device(device), torch.bfloat16, fp8=True)
+    linear, outcome = factory.linear(dense)
+    assert isinstance(linear, Fp8Linear) and outcome == "rounded to fp8, fp8 products"
+    x = torch.randn(num_rows, 64, generator=generator).bfloat16()
+    rounded = DenseWeight(weight=through_fp8(dense.weight), bias=dense.bias)
+    for phase in (linear.decode, linear.prefill):
+        found = phase(x.to(device))
+        assert found.dtype == torch.bfloat16
+        assert_close(found, expected(rounded, through_fp8(x)))
+
+
+def through_fp8(matrix: torch.Tensor) -> torch.Tensor:
+    codes, scales = fp8_rows(matrix)
+    return codes.float() * scales
+
+
+@pytest.mark.parametrize(("shape", "prefills"), [((40, 64), True), ((48, 64), False)])
+def test_fp8_leaves_other_shapes_and_output_heads_dense(
+    shape: tuple[int, int], prefills: bool
+) -> None:
+    factory = LinearFactory(CPU, torch.bfloat16, fp8=True)
+    linear, _ = factory.linear(DenseWeight(weight=torch.zeros(shape)), prefills=prefills)
+    assert isinstance(linear, DenseLinear)
