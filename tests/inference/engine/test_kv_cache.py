@@ -73,6 +73,20 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.live.remove(sequence)
         self.cache.release(sequence)
 
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def distrust_and_release(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.live))
+        self.live.remove(sequence)
+        block_ids, tokens = set(sequence.block_ids), sequence.token_ids
+        self.cache.distrust(sequence)
+        self.cache.release(sequence)
+        again = sequence_of([*tokens, 0])
+        if self.cache.admit(again):
+            num_shared = again.num_computed_tokens // BLOCK_TOKENS
+            assert not block_ids.intersection(again.block_ids[:num_shared])
+            self.cache.release(again)
+
     @invariant()
     def accounts_balance(self) -> None:
         self.cache.check_integrity(self.live)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from inference.engine.pacing import SMALLEST_CHUNK
-from inference.engine.step_pacing import SMALLEST_HOUSE, StepPacer
+from inference.engine.step_pacing import MEMORY_STEPS, SMALLEST_HOUSE, StepPacer
 
 TARGET_S = 0.1
 MAX_SEATS = 256
@@ -146,3 +146,24 @@ def test_without_a_target_always_the_most() -> None:
     pacer.record(num_decode_rows=200, num_prefill_tokens=512, step_s=100.0)
     assert pacer.num_seats == MAX_SEATS
     assert pacer.prefill_tokens(200) == MAX_TOKENS
+
+
+@pytest.mark.parametrize("target_s", [TARGET_S, None])
+def test_what_does_not_fit_the_memory_is_not_tried_again_for_a_while(
+    target_s: float | None,
+) -> None:
+    def run(num_steps: int) -> int:
+        for _ in range(num_steps):
+            num_tokens = pacer.prefill_tokens(0)
+            pacer.record(num_decode_rows=0, num_prefill_tokens=num_tokens, step_s=0.001)
+        return pacer.prefill_tokens(0)
+
+    pacer = StepPacer(MAX_SEATS, MAX_TOKENS, target_s)
+    assert run(30) == MAX_TOKENS
+    pacer.record_too_large(MAX_TOKENS)
+    assert run(MEMORY_STEPS - 1) == MAX_TOKENS // 2
+    assert run(1) == MAX_TOKENS
+    for _ in range(20):
+        pacer.record_too_large(MAX_TOKENS)
+        pacer.record_too_large(pacer.prefill_tokens(0))
+    assert pacer.prefill_tokens(0) == SMALLEST_CHUNK
