@@ -64,9 +64,11 @@ def test_after_a_lost_device_the_model_answers_again(
     monkeypatch.setenv("HELEXA_ENGINE_THREADS", "1")
     monkeypatch.setenv("CXX", "false")  # a compiler that fails: nothing native, which takes longer
 
-    def is_ready() -> bool:
+    def is_ready(num_restarts: int) -> bool:
         replica = gateway.replica()
-        return replica is not None and replica.status == "ready"
+        if replica is None or replica.status != "ready":
+            return False
+        return bool(replica.num_restarts == num_restarts)
 
     service = NeuronService(
         name="n1",
@@ -83,7 +85,7 @@ def test_after_a_lost_device_the_model_answers_again(
             kv_memory_bytes=4 * 1024**2,
         )
         service.load_model(spec)
-        wait_until(is_ready, LOAD_WAIT_S)
+        wait_until(lambda: is_ready(num_restarts=0), LOAD_WAIT_S)
 
         request_id = gateway.submit(request=request_of(Kind.LOSES_THE_DEVICE, 100))
         service.drain_inbox()
@@ -92,8 +94,7 @@ def test_after_a_lost_device_the_model_answers_again(
         assert failed.failure.code == "device_fault"
         assert failed.failure.retry_after_s is not None
 
-        wait_until(is_ready, LOAD_WAIT_S)
-        assert gateway.replica().num_restarts == 1
+        wait_until(lambda: is_ready(num_restarts=1), LOAD_WAIT_S)
         request_id = gateway.submit(request=request_of(7, 5))
         service.drain_inbox()
         assert isinstance(gateway.wait_end(request_id)[-1], Finished)

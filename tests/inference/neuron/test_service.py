@@ -353,8 +353,9 @@ def _fails_and_comes_back(service: NeuronService, gateway: Any, code: str) -> No
         events = gateway.wait_end(request_id)
         (failure,) = [event.failure for event in events if isinstance(event, Failed)]
         assert (failure.code, failure.retry_after_s is not None) == (code, True)
-    gateway.wait_status("ready")
-    assert gateway.replica().num_restarts > 0
+    deadline_s = time.monotonic() + 20
+    while gateway.wait_status("ready").num_restarts == 0:
+        assert time.monotonic() < deadline_s, "it was not started again"
     request_id = gateway.submit(max_tokens=1)
     service.drain_inbox()
     assert isinstance(gateway.wait_end(request_id)[-1], Finished)
