@@ -34,7 +34,8 @@ from inference.protocol.load import LoadProgress, LoadStage
 
 log = logging.getLogger(__name__)
 
-MAX_TOKENS = 384
+MAX_TOKENS = 257
+"""Of the text. Each but the last is followed by one that was to be predicted."""
 FEWEST_TOKENS = 16
 COPIES_OF_A_LAYER = 2
 """As its file has it, and as it is multiplied."""
@@ -84,7 +85,7 @@ def quality_in_words(
             return f"not measured: {error}"
         _write(path, figure)
     return (
-        f"KL {figure.kl_nats:.2g} nats a token against {dense.format}, perplexity "
+        f"KL {figure.kl_nats:.4f} nats a token against {dense.format}, perplexity "
         f"{figure.dense_perplexity:.2f} to {figure.quantized_perplexity:.2f}, "
         f"on {figure.num_tokens} tokens"
     )

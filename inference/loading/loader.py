@@ -68,7 +68,7 @@ class OpenedModel:
     weights: WeightSource
     tokenizer_dir: Path
     weight_bytes: int
-    """Of all tensors, as their files hold them."""
+    """Of all tensors, as their files hold them, or as they are quantised while loading."""
     num_parameters: int
     need: MemoryNeed
     factory: LinearFactory

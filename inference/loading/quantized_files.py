@@ -88,15 +88,19 @@ class QuantizedFiles:
 
 
 def check_quantization(files: TensorFiles, spec: LoadSpec, device: torch.device) -> InSitu | None:
-    """What the spec wants dense weights made into, if anything. Raises ``BadSourceError`` for what
-    cannot be had from these files or on this device."""
+    """What dense weights are to be made into; ``None`` where all stay as they are, which is also
+    the answer for files that hold what is wanted. Raises ``BadSourceError`` for what cannot be had
+    from these files or on this device."""
     if spec.quantization == "auto":
         return None
     wanted = None if spec.quantization == "none" else spec.quantization
     if wanted == "fp8":
         _refuse_without_fp8(spec, device)
     _refuse_other_formats(files, wanted)
-    return wanted
+    has_dense_matrix = any(
+        _is_dense(files, name) and len(files.shape_of(name)) == 2 for name in files.names
+    )
+    return wanted if has_dense_matrix else None
 
 
 def _refuse_other_formats(files: TensorFiles, wanted: InSitu | None) -> None:

@@ -36,8 +36,8 @@ def prompt_logits(
 ) -> torch.Tensor:
     """Logits of ``batch.logit_rows``: (num_logit_rows, vocab_size) float32 on the weights' device.
 
-    ``batch`` has one span, from the start of its sequence, in blocks of one token. ``weights`` are
-    dense. ``on_layer`` hears how many layers are done. Raises ``MissingTensorError``.
+    ``batch`` has one span, from the start of its sequence, in blocks of one token. ``on_layer``
+    hears how many layers are done. Raises ``MissingTensorError``.
     """
     (span,) = batch.spans
     assert span.start == 0
@@ -72,5 +72,4 @@ def largest_layer_bytes(config: ModelConfig, bytes_per_weight: int) -> int:
 
 def _dense(weights: WeightSource, name: str) -> torch.Tensor:
     stored = weights.stored(name)
-    assert isinstance(stored, DenseWeight)
-    return stored.weight
+    return stored.weight if isinstance(stored, DenseWeight) else stored.dequantize()

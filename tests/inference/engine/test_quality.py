@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,17 @@ def test_a_text_of_few_tokens_says_nothing(tiny_model_dir: Path, tmp_path: Path)
     assert words(model, tmp_path, context_tokens=8) == (
         "not measured: the fixed text is 8 tokens to this model"
     )
+
+
+def test_weights_that_were_quantised_already_count_as_they_are(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """A GGUF may hold its tables in 8 bits and leave the projections dense."""
+    directory = save_calmer(tiny_model_dir, tmp_path / "tiny", torch.float32)
+    model = opened(directory, tmp_path, "q8")
+    assert model.unquantized is not None
+    mixed = replace(model, unquantized=replace(model.unquantized, weights=model.weights))
+    assert words(mixed, tmp_path).startswith("KL 0.000")
 
 
 def test_dense_loads_measure_nothing(tiny_model_dir: Path, tmp_path: Path) -> None:

@@ -114,6 +114,15 @@ def test_what_has_the_wanted_bits_already_is_kept(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_that_is_what_was_asked_for_is_left_alone(tmp_path: Path) -> None:
+    weights = load_file(save_directory(tmp_path / "hf", "llama") / "model.safetensors")
+    types = {k: GGMLQuantizationType.Q8_0 for k, weight in weights.items() if weight.dim() == 2}
+    model = opened(
+        save_gguf(tmp_path / "x.gguf", weights, types=types), tmp_path, quantization="q8"
+    )
+    assert model.unquantized is None
+
+
 @pytest.mark.parametrize("quantization", ["auto", "none"])
 def test_dense_files_stay_dense_unless_asked(tiny_directory, tmp_path, quantization: str) -> None:
     model = opened(tiny_directory, tmp_path, quantization=quantization)
