@@ -15,6 +15,7 @@ from inference.engine.containment import Outcome, contain, divide_schedule
 from inference.engine.faults import NumericalFault, OutOfMemoryFault, StepFault
 from inference.engine.numerical_watch import NumericalWatch
 from inference.engine.pending_grammars import GrammarSource, PendingGrammars
+from inference.engine.prompt_problem import prompt_problem
 from inference.engine.rates import PrefillAverage, TokenRates
 from inference.engine.scheduler import Schedule, Scheduler
 from inference.engine.sequence import Sequence
@@ -201,23 +202,12 @@ class Engine:
         return StepOutputs(outputs=outputs, stats=self.stats())
 
     def _refusal(self, command: SubmitSequence) -> SequenceFailed | None:
-        token_ids, context = command.token_ids, self._limits.context_tokens
-        # Two passes in C: a long prompt must not hold up the step.
-        extremes = (min(token_ids), max(token_ids)) if token_ids else ()
-        bad = next((t for t in extremes if not 0 <= t < self._limits.vocab_size), None)
-        if bad is not None or not token_ids:
-            code = "bad_token_id"
-            message = (
-                "the prompt has no tokens"
-                if bad is None
-                else f"token id {bad} is outside the vocabulary of {self._limits.vocab_size}"
-            )
-        elif len(token_ids) + 1 > context:
-            code = "context_length_exceeded"
-            message = (
-                f"the prompt has {len(token_ids)} tokens and at least one is to be generated, "
-                f"but the context holds {context} tokens"
-            )
+        limits = self._limits
+        problem = prompt_problem(
+            command.token_ids, vocab_size=limits.vocab_size, context_tokens=limits.context_tokens
+        )
+        if problem is not None:
+            code, message = problem
         elif self._scheduler.is_full:
             code, message = "queue_full", f"{len(self._scheduler.waiting)} sequences are waiting"
         elif command.sequence_id in self._sequences:
