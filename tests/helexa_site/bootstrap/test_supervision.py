@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helexa_site.bootstrap.child import MAX_BACKOFF_S, ChildSpec, backoff_s, ending_in_words
+from helexa_site.bootstrap.child import MAX_BACKOFF_S, Child, ChildSpec, backoff_s, ending_in_words
 from helexa_site.bootstrap.guardian import Guardian, guard
 from helexa_site.bootstrap.log_file import LogFile
 from helexa_site.bootstrap.supervisor import Supervisor
@@ -62,6 +62,16 @@ class Supervised:
 def supervised(tmp_path: Path) -> Iterator[Supervised]:
     with Guardian() as guardian, Supervisor(logs_dir=tmp_path, guardian=guardian) as supervisor:
         yield Supervised(supervisor, tmp_path)
+
+
+def test_a_child_that_was_not_started_yet_stops(tmp_path: Path) -> None:
+    """As when a signal comes in between."""
+    with Guardian() as guardian:
+        child = Child(python("print('up')"), log=LogFile(tmp_path / "log"), guardian=guardian)
+        child.stop()
+        child.start()
+        child.stop()
+    assert (tmp_path / "log").read_text() == ""
 
 
 def test_output_is_logged_and_warnings_are_shown(
