@@ -7,12 +7,14 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cosine_similarity
 
 from inference.engine import quality
+from inference.engine.load import load_engine
 from inference.engine.quality import NotMeasurableError, compare, quality_in_words
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.native.llama import NativeLlama
@@ -142,6 +144,29 @@ def test_the_report_has_the_figure_and_a_second_load_does_not_measure(
 
     monkeypatch.setattr(quality, "prompt_logits", None)  # whoever measures again fails
     assert words(opened(directory, tmp_path, "q4"), tmp_path) == first
+
+
+def test_a_load_reports_what_quantising_cost(tiny_model_dir: Path, data_dir: Path) -> None:
+    spec = LoadSpec(
+        job_id="1",
+        model="tiny",
+        source=f"path:{tiny_model_dir}",
+        devices=["cpu"],
+        quantization="q8",
+        kv_memory_bytes=4 * 1024**2,
+    )
+    told: list[LoadProgress] = []
+    report = load_engine(spec, data_dir, told.append).report
+    assert report.quality.startswith("KL 0.") and "q8" in report.quantization
+    assert report.weight_bytes < 1.2 * report.num_parameters
+    details = list(dict.fromkeys(p.detail for p in told))
+    assert details.index("quantising to q8") < details.index("measuring what quantising cost")
+
+    told.clear()
+    assert load_engine(spec, data_dir, told.append).report.quality == report.quality
+    assert "measuring what quantising cost" not in {p.detail for p in told}
+    dense = load_engine(msgspec.structs.replace(spec, quantization="auto"), data_dir, told.append)
+    assert dense.report.quality == ""
 
 
 @pytest.mark.parametrize("change", ["other bits", "a file written since"])
