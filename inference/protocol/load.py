@@ -140,5 +140,5 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     code: str
     """unknown_architecture, missing_file, quantization_not_found, does_not_fit, hash_mismatch,
-    download_failed, bad_source, bad_file, engine_crashed"""
+    download_failed, bad_source, bad_file, engine_crashed, device_fault, engine_hung"""
     message: str
