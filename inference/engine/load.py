@@ -28,7 +28,7 @@ from inference.engine.memory import (
     free_cuda_bytes,
     plan_kv,
 )
-from inference.engine.memory_use import HostGauge, gauge_for
+from inference.engine.memory_use import HostGauge, gauge_for, give_back_freed
 from inference.engine.quality import quality_in_words
 from inference.engine.rates import PrefillAverage
 from inference.engine.scheduler import SchedulerLimits
@@ -76,7 +76,12 @@ def load_engine(
     """Blocks for as long as it takes, downloads included. Raises ``LoadError``, ``EngineError``,
     ``ModelError``."""
     started_s, host_gauge = time.monotonic(), HostGauge()
-    opened = open_model(spec, data_dir / "models", on_progress)
+
+    def on_tensor(progress: LoadProgress) -> None:
+        give_back_freed()
+        on_progress(progress)
+
+    opened = open_model(spec, data_dir / "models", on_tensor)
     if isinstance(opened, OpenedEmbeddingModel):
         embedding_engine, embedder = load_embedding_engine(spec, opened, on_progress)
         seconds = time.monotonic() - started_s

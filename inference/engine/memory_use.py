@@ -45,11 +45,11 @@ class HostGauge:
     """Opened before anything is loaded."""
 
     def __init__(self) -> None:
-        _give_back_freed()
+        give_back_freed()
         self.process_bytes = anonymous_bytes()
 
     def watch(self) -> None:
-        _give_back_freed()
+        give_back_freed()
         # Not Linux, or forbidden: a moment's peak then goes unseen.
         with contextlib.suppress(OSError):
             CLEAR_REFS_FILE.write_text(RESET_PEAK)
@@ -90,6 +90,15 @@ def anonymous_bytes() -> int:
     return status["RssAnon"] + status.get("VmSwap", 0)
 
 
+def give_back_freed() -> None:
+    """What was held for a while lies in the allocator's hands, tens of megabytes of it: given back
+    after each tensor, a load never takes more than the model and one tensor, and two loads take
+    the same."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    if trim is not None:
+        trim(0)
+
+
 def cuda_process_bytes(device: torch.device) -> int:
     """As the driver counts this process on ``device``; 0 where it does not say (in a container it
     may know the process by another id)."""
@@ -104,14 +113,6 @@ def cuda_process_bytes(device: torch.device) -> int:
     except nvml.NVMLError:
         return 0
     return sum(process.usedGpuMemory or 0 for process in processes if process.pid == os.getpid())
-
-
-def _give_back_freed() -> None:
-    """What loading held for a while lies in the allocator's hands: without it a load takes less,
-    and two loads take the same."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
-    if trim is not None:
-        trim(0)
 
 
 def _status() -> dict[str, int]:

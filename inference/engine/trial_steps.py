@@ -18,13 +18,13 @@ from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
 from inference.models.registry import AnyModel
 from inference.protocol.prefill_speed import PrefillSpeed
 
-LARGEST_TRIAL_OPERATIONS = 10**12
-"""Multiplications of weights that a trial on a CPU may take: a few seconds. A larger model is tried
-with fewer rows, and its activations are small beside it."""
+LARGEST_TRIAL_OPERATIONS = 10**11
+"""Multiplications of weights that a trial on a CPU may take: a second or two. A larger model is
+tried with fewer rows, and what more of them would take is small beside its weights."""
 TRIAL_STEP_S = 0.1
 """How long a timed chunk should take: as long as the engine lets one take."""
-NUM_TIMED = 3
-DEEPEST_TRIAL_TOKENS = 4096
+NUM_TIMED = 2
+DEEPEST_TRIAL_TOKENS = 2048
 """Deep enough to tell what depth costs; longer prompts follow by the formula."""
 
 
@@ -52,7 +52,7 @@ def measure_prefill(
     clock: Callable[[], float] = time.perf_counter,
 ) -> PrefillSpeed:
     """Times a chunk at the start of a prompt and one deep in it, each of the size that the engine
-    would run in ``TRIAL_STEP_S`` (32 tokens at least); the best of three."""
+    would run in ``TRIAL_STEP_S`` (32 tokens at least); the better of two."""
     window = model.config.sliding_window
     most_tokens = min(context_tokens, DEEPEST_TRIAL_TOKENS + limits.prefill_tokens_per_step)
     kv = model.new_kv(_num_blocks(most_tokens), DEFAULT_BLOCK_TOKENS, model.kv_dtype)

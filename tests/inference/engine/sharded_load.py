@@ -1,0 +1,60 @@
+"""Loads the model of a directory and prints, as JSON, how much anonymous memory it held at the most
+while its weights came in, and how much once they were there (bytes).
+
+    python sharded_load.py DIRECTORY DTYPE
+
+A process of its own: what other tests left in the allocator would blur the peak.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from inference.engine.load import load_engine
+from inference.engine.memory_use import anonymous_bytes
+from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
+
+KV_MEMORY_BYTES = 2**26
+SAMPLE_EVERY_S = 0.0005
+"""A tensor takes tens of milliseconds, so no peak of one goes unseen."""
+
+
+class Watch:
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        threading.Thread(target=self._sample, daemon=True).start()
+
+    def on_progress(self, progress: LoadProgress) -> None:
+        """The weights are there when the engine begins to try them out, which is not waited for."""
+        if progress.stage is LoadStage.WARMUP:
+            model_bytes = anonymous_bytes()
+            print(json.dumps({"peak_bytes": self.peak_bytes, "model_bytes": model_bytes}))
+            sys.stdout.flush()
+            os._exit(0)
+
+    def _sample(self) -> None:
+        while True:
+            self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
+            time.sleep(SAMPLE_EVERY_S)
+
+
+def main(directory: str, dtype: str) -> None:
+    watch = Watch()
+    spec = LoadSpec(
+        job_id="1",
+        model="sharded",
+        source=f"path:{directory}",
+        devices=["cpu"],
+        dtype="float32" if dtype == "float32" else "bfloat16",
+        kv_memory_bytes=KV_MEMORY_BYTES,
+    )
+    load_engine(spec, Path(os.environ["HELEXA_DATA_DIR"]), watch.on_progress)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
