@@ -95,7 +95,9 @@ def check_quantization(files: TensorFiles, spec: LoadSpec, device: torch.device)
         return None
     wanted = None if spec.quantization == "none" else spec.quantization
     if wanted == "fp8":
-        _refuse_without_fp8(spec, device)
+        _refuse_without_fp8(device)
+    if wanted is not None:
+        _refuse_float32(spec, device)
     _refuse_other_formats(files, wanted)
     has_dense_matrix = any(
         _is_dense(files, name) and len(files.shape_of(name)) == 2 for name in files.names
@@ -129,15 +131,19 @@ def _is_dense(files: TensorFiles, name: str) -> bool:
     return files.format_of(name) in DENSE_FORMATS
 
 
-def _refuse_without_fp8(spec: LoadSpec, device: torch.device) -> None:
+def _refuse_without_fp8(device: torch.device) -> None:
     if not has_fp8(device):
         least = ".".join(str(number) for number in FP8_CAPABILITY)
         raise BadSourceError(
             f"quantization fp8 needs a CUDA device of compute capability {least} or more, which "
             f"{device} is not; use q8"
         )
-    if spec.dtype == "float32":
+
+
+def _refuse_float32(spec: LoadSpec, device: torch.device) -> None:
+    """On a CPU the native decoder computes in float32 from packed weights."""
+    if spec.dtype == "float32" and device.type != "cpu":
         raise BadSourceError(
-            "quantization fp8 and dtype float32 exclude each other: fp8 products come out in "
-            "bfloat16; set dtype to auto"
+            f"quantization {spec.quantization} and dtype float32 exclude each other on {device}: "
+            "products in float32 take dense weights; set dtype to auto"
         )

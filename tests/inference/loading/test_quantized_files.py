@@ -38,7 +38,8 @@ def test_tables_take_eight_bits_and_projections_what_was_asked_for(
     stored = model.weights.stored
     tables = ["model.embed_tokens"] if tied else ["model.embed_tokens", "lm_head"]
     assert [stored(name).bits for name in tables] == [8] * len(tables)
-    fused = stored(*(f"model.layers.0.self_attn.{name}_proj" for name in "qkv"))
+    heads = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
+    (fused,) = model.weights.stored_parts(*heads)
     assert isinstance(fused, GroupedWeight) and fused.bits == 4
     assert torch.equal(
         model.weights.tensor("model.norm.weight"), dense.weights.tensor("model.norm.weight")
@@ -56,7 +57,7 @@ def test_rows_that_are_no_multiple_of_32_stay_dense(tmp_path: Path) -> None:
     down = weights.stored("model.layers.0.mlp.down_proj")
     assert isinstance(down, DenseWeight) and down.shape == (64, 80)
     assert isinstance(weights.stored("model.layers.0.mlp.up_proj"), GroupedWeight)
-    assert weights.report() == "1 x F32 dense; 1 x q8 kept in 8 bits"
+    assert weights.report() == "1 x F32 dense; 1 x q8 kept in 8 bits (0.0 MB)"
 
 
 def test_biases_come_along(tmp_path: Path) -> None:
@@ -109,8 +110,8 @@ def test_what_has_the_wanted_bits_already_is_kept(tmp_path: Path) -> None:
     weights.stored("model.layers.0.mlp.up_proj")
     weights.stored("model.layers.0.mlp.down_proj")
     weights.embedding("model.embed_tokens")
-    assert weights.report() == "1 x Q4_0 kept in 4 bits; 1 x Q8_0 kept in 8 bits; " + (
-        "1 x q4 kept in 4 bits"
+    assert weights.report() == (
+        "1 x Q4_0 kept in 4 bits (0.0 MB); 1 x Q8_0 kept in 8 bits; 1 x q4 kept in 4 bits (0.0 MB)"
     )
 
 
@@ -130,10 +131,6 @@ def test_dense_files_stay_dense_unless_asked(tiny_directory, tmp_path, quantizat
     assert model.unquantized is None
 
 
-def fp8_spec(**changes: object) -> LoadSpec:
-    return LoadSpec(job_id="1", model="m", source="path:/m", quantization="fp8", **changes)
-
-
 def test_fp8_is_refused_on_a_cpu(tiny_directory: Path, tmp_path: Path) -> None:
     with pytest.raises(BadSourceError, match=r"capability 8\.9 or more, which cpu is not; use q8"):
         opened(tiny_directory, tmp_path, quantization="fp8")
@@ -148,13 +145,25 @@ def test_fp8_is_for_cards_that_have_it(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     files, card = SafetensorsFiles([tiny_directory / "model.safetensors"]), torch.device("cuda:0")
+    spec = LoadSpec(job_id="1", model="m", source="path:/m", quantization="fp8")
     if is_refused:
         with pytest.raises(BadSourceError, match="which cuda:0 is not"):
-            check_quantization(files, fp8_spec(), card)
+            check_quantization(files, spec, card)
     else:
-        assert check_quantization(files, fp8_spec(), card) == "fp8"
-        with pytest.raises(BadSourceError, match="exclude each other"):
-            check_quantization(files, fp8_spec(dtype="float32"), card)
+        assert check_quantization(files, spec, card) == "fp8"
+
+
+@pytest.mark.parametrize("quantization", ["q4", "q8"])
+def test_float32_products_on_a_card_take_dense_weights(
+    tiny_directory: Path, quantization: str
+) -> None:
+    files = SafetensorsFiles([tiny_directory / "model.safetensors"])
+    spec = LoadSpec(
+        job_id="1", model="m", source="path:/m", dtype="float32", quantization=quantization
+    )
+    with pytest.raises(BadSourceError, match=f"{quantization} and dtype float32 exclude each"):
+        check_quantization(files, spec, torch.device("cuda:0"))
+    assert check_quantization(files, spec, torch.device("cpu")) == quantization
 
 
 def test_fp8_counts_a_byte_a_weight_and_leaves_tables_dense(tmp_path: Path) -> None:
