@@ -18,6 +18,10 @@ from inference.text.compiling import OPTIONS, OUR_OPTIONS
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.markers import marker_token_id
 
+COUNT_KEYWORDS = frozenset({"minProperties", "maxProperties"})
+LITERAL_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
+"""Their values are data, not schemas."""
+
 TEXT_TERMINAL = r"TEXT: /(.|\n)*/"
 
 
@@ -93,8 +97,23 @@ def arguments_schema(tool: ToolDefinition, choice: ToolChoice) -> dict[str, Any]
     schema = tool.parameters
     if schema is None:
         schema = {"properties": {}, "additionalProperties": False}
-    options = OPTIONS if tool.strict else {**OPTIONS, "lenient": True}
-    return {**schema, "type": "object", OUR_OPTIONS: options}
+    if tool.strict:
+        return {**schema, "type": "object", OUR_OPTIONS: OPTIONS}
+    return {**_uncounted(schema), "type": "object", OUR_OPTIONS: {**OPTIONS, "lenient": True}}
+
+
+def _uncounted(schema: Any) -> Any:
+    """Without bounds on how many properties an object has: llguidance, where it is lenient, meets
+    them with properties that no schema names."""
+    if isinstance(schema, list):
+        return [_uncounted(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: value if key in LITERAL_KEYWORDS else _uncounted(value)
+        for key, value in schema.items()
+        if not (key in COUNT_KEYWORDS and isinstance(value, int | float))
+    }
 
 
 def json_call_rules(

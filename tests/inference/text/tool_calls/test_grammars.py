@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from llguidance import LLMatcher, grammar_from
 
@@ -149,6 +150,19 @@ class TestRequired:
         for first in (STRICT, LOOSE):
             enforced = Enforced(name, vocabulary, [first, NOW], REQUIRED)
             assert not enforced.accepts(written(name, call))
+
+    def test_arguments_are_not_counted_where_the_schema_is_loose(
+        self, name: str, vocabulary: Vocabulary
+    ) -> None:
+        """Named ``minProperties`` or not, a property stays one."""
+        counted = tool("count", {"u": {"type": "string"}, "minProperties": {"type": "integer"}})
+        assert counted.parameters is not None
+        parameters = {**counted.parameters, "minProperties": 1}
+        counted = msgspec.structs.replace(counted, parameters=parameters)
+        enforced = Enforced(name, vocabulary, [counted], REQUIRED)
+        assert enforced.accepts(written(name, ("count", {"u": "a"})))
+        assert enforced.accepts(written(name, ("count", {"u": "a", "minProperties": 3})))
+        assert not enforced.accepts(written(name, ("count", {"minProperties": "x"})))
 
 
 @pytest.mark.parametrize("name", FORMATS)
