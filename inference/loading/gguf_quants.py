@@ -1,8 +1,8 @@
-"""GGUF's quantised blocks, taken apart into ``GroupedWeight`` where groups of 32 hold them exactly.
+"""GGUF's quantised blocks, taken apart into codes and scales: no value changes.
 
-Formats: ggml/src/ggml-common.h and ggml-quants.c. Q4_0, Q4_1, Q4_K, Q5_0 and Q8_0 are a scale (and
-a minimum) per 32 values with codes of 4 or 8 bits; the rest (16-value groups, 5 bits with a
-minimum) come out dense through ``gguf.dequantize``.
+Formats: ggml/src/ggml-common.h and ggml-quants.c. Q4_0 to Q8_0 are a scale (and a minimum) per 32
+values: ``GroupedWeight``. Q2_K to Q6_K are blocks of 256 values with whole scales (and minimums)
+per 16 or 32 and a float to scale those: ``SuperBlockWeight``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ import numpy.typing as npt
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from inference.models.stored import GROUP_FEATURES, DenseWeight, GroupedWeight, StoredWeight
+from inference.models.stored import (
+    DenseWeight,
+    GroupedWeight,
+    StoredWeight,
+    SuperBlockWeight,
+)
 
 Blocks = npt.NDArray[np.uint8]
 """(num_rows, row_bytes): one tensor's bytes, a row per output feature."""
@@ -27,8 +32,6 @@ READABLE_TYPES = frozenset(
         "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     )
 )  # fmt: skip
-
-SUPER_BLOCK_FEATURES = 256
 
 
 def dense(blocks: Blocks, type: GGMLQuantizationType) -> torch.Tensor:
@@ -63,9 +66,15 @@ def _half(field: npt.NDArray[np.uint8]) -> npt.NDArray[np.float16]:
     return np.ascontiguousarray(field).view(np.float16)[:, :, 0]
 
 
-def _nibbles(field: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """(rows, blocks, n) -> (rows, blocks, 2 n): every low nibble, then every high one."""
-    return np.concatenate([field & 0x0F, field >> 4], axis=2)
+def _spread(
+    field: npt.NDArray[np.uint8], width: int, span: int | None = None
+) -> npt.NDArray[np.uint8]:
+    """Of each ``span`` bytes (``None``: of each block's) all lowest ``width`` bits, then all next
+    ones: (rows, blocks, n) -> (rows, blocks, 8 / width * n)."""
+    spans = field.reshape(*field.shape[:2], -1, span or field.shape[2])
+    mask = np.uint8(2**width - 1)
+    digits = [(spans >> np.uint8(shift)) & mask for shift in range(0, 8, width)]
+    return np.stack(digits, axis=3).reshape(*field.shape[:2], -1)
 
 
 def _grouped(
@@ -87,21 +96,34 @@ def _q4_0(blocks: Blocks) -> GroupedWeight:
     """[f16 d][16 bytes]: w = d (q - 8)."""
     scale, packed = _columns(blocks, (2, 16))
     scales = _half(scale)
-    return _grouped(4, _nibbles(packed), scales, scales * np.float16(-8))
+    return _grouped(4, _spread(packed, 4), scales, scales * np.float16(-8))
 
 
 def _q4_1(blocks: Blocks) -> GroupedWeight:
     """[f16 d][f16 m][16 bytes]: w = d q + m."""
     scale, minimum, packed = _columns(blocks, (2, 2, 16))
-    return _grouped(4, _nibbles(packed), _half(scale), _half(minimum))
+    return _grouped(4, _spread(packed, 4), _half(scale), _half(minimum))
 
 
 def _q5_0(blocks: Blocks) -> GroupedWeight:
-    """[f16 d][u32 fifth bits][16 bytes]: w = d (q - 16), which 8-bit codes hold."""
+    """[f16 d][u32 fifth bits][16 bytes]: w = d (q - 16)."""
     scale, fifth, packed = _columns(blocks, (2, 4, 16))
+    codes = _five_bits(packed, fifth).astype(np.int8) - np.int8(16)
+    return _grouped(5, codes, _half(scale), None)
+
+
+def _q5_1(blocks: Blocks) -> GroupedWeight:
+    """[f16 d][f16 m][u32 fifth bits][16 bytes]: w = d q + m."""
+    scale, minimum, fifth, packed = _columns(blocks, (2, 2, 4, 16))
+    return _grouped(5, _five_bits(packed, fifth), _half(scale), _half(minimum))
+
+
+def _five_bits(
+    packed: npt.NDArray[np.uint8], fifth: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.uint8]:
+    """32 low nibbles and the fifth bits of 32 values, in order."""
     high_bits = np.unpackbits(np.ascontiguousarray(fifth), axis=2, bitorder="little")
-    codes = (_nibbles(packed) | (high_bits << 4)).astype(np.int8) - np.int8(16)
-    return _grouped(8, codes, _half(scale), None)
+    return _spread(packed, 4) | (high_bits << np.uint8(4))
 
 
 def _q8_0(blocks: Blocks) -> GroupedWeight:
@@ -110,16 +132,68 @@ def _q8_0(blocks: Blocks) -> GroupedWeight:
     return _grouped(8, np.ascontiguousarray(codes).view(np.int8), _half(scale), None)
 
 
-def _q4_k(blocks: Blocks) -> GroupedWeight:
-    """[f16 d][f16 dmin][12 bytes: eight 6-bit scales and minimums][128 bytes], 256 values:
-    w = (d s) q - dmin m. Byte i of each 32 holds value i of one group and of the next."""
+def _super_block(
+    bits: int,
+    codes: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.generic],
+    super_scale: npt.NDArray[np.uint8],
+    minimums: npt.NDArray[np.generic] | None = None,
+    super_minimum: npt.NDArray[np.uint8] | None = None,
+) -> SuperBlockWeight:
+    """Super-scales as their bytes. GGUF takes minimums away; here they are added."""
+    num_rows = codes.shape[0]
+
+    def small(values: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(values.astype(np.int8).reshape(num_rows, -1))
+
+    return SuperBlockWeight(
+        bits=bits,
+        codes=torch.from_numpy(codes.reshape(num_rows, -1)),
+        scales=small(scales),
+        super_scales=_torch(_half(super_scale)),
+        minimums=None if minimums is None else small(minimums),
+        super_minimums=None if super_minimum is None else _torch(-_half(super_minimum)),
+    )
+
+
+def _q2_k(blocks: Blocks) -> SuperBlockWeight:
+    """[16 bytes: 4-bit scales, 4-bit minimums][64 bytes][f16 d][f16 dmin]:
+    w = (d s) q - dmin m, groups of 16."""
+    both, packed, scale, minimum = _columns(blocks, (16, 64, 2, 2))
+    return _super_block(2, _spread(packed, 2, 32), both & 0x0F, scale, both >> 4, minimum)
+
+
+def _q3_k(blocks: Blocks) -> SuperBlockWeight:
+    """[32 bytes: third bits][64 bytes][12 bytes: 6-bit scales][f16 d]:
+    w = d (s - 32) (q - 4), groups of 16. Byte i has the third bits of values i, 32 + i, 64 + i …"""
+    third, packed, packed_scales, scale = _columns(blocks, (32, 64, 12, 2))
+    codes = _spread(packed, 2, 32) | (_spread(third, 1) << np.uint8(2))
+    return _super_block(3, codes, _q3_k_scales(packed_scales), scale)
+
+
+def _q4_k(blocks: Blocks) -> SuperBlockWeight:
+    """[f16 d][f16 dmin][12 bytes: eight 6-bit scales and minimums][128 bytes]:
+    w = (d s) q - dmin m, groups of 32."""
     scale, minimum, packed_scales, packed = _columns(blocks, (2, 2, 12, 128))
-    six_bit_scales, six_bit_minimums = _k_scales(packed_scales)
-    scales = _half(scale).astype(np.float32)[:, :, None] * six_bit_scales
-    minimums = _half(minimum).astype(np.float32)[:, :, None] * six_bit_minimums
-    pairs = packed.reshape(*packed.shape[:2], 4, GROUP_FEATURES)
-    codes = np.stack([pairs & 0x0F, pairs >> 4], axis=3)
-    return _grouped(4, codes, scales, -minimums)
+    scales, minimums = _k_scales(packed_scales)
+    return _super_block(4, _spread(packed, 4, 32), scales, scale, minimums, minimum)
+
+
+def _q5_k(blocks: Blocks) -> SuperBlockWeight:
+    """[f16 d][f16 dmin][12 bytes: as Q4_K][32 bytes: fifth bits][128 bytes]. Byte i has the fifth
+    bits of values i, 32 + i, 64 + i …"""
+    scale, minimum, packed_scales, fifth, packed = _columns(blocks, (2, 2, 12, 32, 128))
+    scales, minimums = _k_scales(packed_scales)
+    codes = _spread(packed, 4, 32) | (_spread(fifth, 1) << np.uint8(4))
+    return _super_block(5, codes, scales, scale, minimums, minimum)
+
+
+def _q6_k(blocks: Blocks) -> SuperBlockWeight:
+    """[128 bytes: low bits][64 bytes: high bits][16 x i8 scale][f16 d]:
+    w = (d s) (q - 32), groups of 16."""
+    low, high, scales, scale = _columns(blocks, (128, 64, 16, 2))
+    codes = _spread(low, 4, 64) | (_spread(high, 2, 32) << np.uint8(4))
+    return _super_block(6, codes, scales.view(np.int8), scale)
 
 
 def _k_scales(
@@ -137,10 +211,25 @@ def _k_scales(
     return scales, minimums
 
 
-UNPACKERS: dict[GGMLQuantizationType, Callable[[Blocks], GroupedWeight]] = {
+def _q3_k_scales(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
+    """Twelve bytes -> sixteen scales of 6 bits, less 32.
+
+    bytes 0-7   [low bits of scale 8-15 | low 4 bits of scale 0-7]
+    bytes 8-11  [high bits of 12-15 | of 8-11 | of 4-7 | high 2 bits of scale 0-3]
+    """
+    scales = _spread(packed[..., 0:8], 4) | (_spread(packed[..., 8:12], 2) << 4)
+    return scales.astype(np.int8) - np.int8(32)
+
+
+UNPACKERS: dict[GGMLQuantizationType, Callable[[Blocks], StoredWeight]] = {
     GGMLQuantizationType.Q4_0: _q4_0,
     GGMLQuantizationType.Q4_1: _q4_1,
     GGMLQuantizationType.Q5_0: _q5_0,
+    GGMLQuantizationType.Q5_1: _q5_1,
     GGMLQuantizationType.Q8_0: _q8_0,
+    GGMLQuantizationType.Q2_K: _q2_k,
+    GGMLQuantizationType.Q3_K: _q3_k,
     GGMLQuantizationType.Q4_K: _q4_k,
+    GGMLQuantizationType.Q5_K: _q5_k,
+    GGMLQuantizationType.Q6_K: _q6_k,
 }

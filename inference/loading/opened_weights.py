@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from inference.loading.tensor_files import TensorFiles
 from inference.models.linear import LinearFactory, StackedLinear
-from inference.models.stored import DenseWeight, GroupedWeight, StoredWeight
+from inference.models.stored import DenseWeight, StoredWeight, stack
 from inference.models.weights import Embedding, Linear
 from inference.protocol.load import LoadProgress, LoadStage
 
@@ -33,6 +34,7 @@ class OpenedWeights:
         self._detail = detail
         self._read: set[str] = set()
         self._outcomes: Counter[str] = Counter()
+        self._packed_bytes: Counter[str] = Counter()
 
     def tensor(self, name: str) -> torch.Tensor:
         self._note(name)
@@ -47,14 +49,15 @@ class OpenedWeights:
         parts = [self._pack(run_names, stored) for run_names, stored in runs]
         return parts[0] if len(parts) == 1 else StackedLinear(parts)
 
-    def stored(self, *names: str) -> StoredWeight:
-        runs = _runs_of_one_format([(name, self._stored(name)) for name in names])
-        if len(runs) == 1:
-            run_names, stored = runs[0]
-            self._record(run_names, _storage(stored))
-            return stored
-        self._record(names, "dequantised: fused with weights of another format")
-        return _stack([_dense(stored) for _, stored in runs])
+    def stored(self, name: str) -> StoredWeight:
+        return self.stored_parts(name)[0]
+
+    def stored_parts(self, *names: str) -> list[StoredWeight]:
+        named = [(name, self._stored(name)) for name in names]
+        for name, stored in named:
+            packed_bytes = 0 if isinstance(stored, DenseWeight) else stored.packed_bytes
+            self._record([name], _storage(stored), packed_bytes)
+        return [stored for _, stored in _runs_of_one_format(named)]
 
     def embedding(self, name: str) -> Embedding:
         stored = self._stored(name)
@@ -63,7 +66,8 @@ class OpenedWeights:
 
     def report(self) -> str:
         return "; ".join(
-            f"{count} x {outcome}" for outcome, count in sorted(self._outcomes.items())
+            f"{count} x {outcome}{_megabytes(self._packed_bytes[outcome])}"
+            for outcome, count in sorted(self._outcomes.items())
         )
 
     def _pack(self, names: Sequence[str], stored: StoredWeight) -> Linear:
@@ -71,23 +75,16 @@ class OpenedWeights:
         self._record(names, outcome)
         return linear
 
-    def _record(self, names: Sequence[str], outcome: str) -> None:
+    def _record(self, names: Sequence[str], outcome: str, packed_bytes: int = 0) -> None:
         for name in names:
-            self._outcomes[f"{self._files.format_of(f'{name}.weight')} {outcome}"] += 1
+            outcome_here = f"{self._files.format_of(f'{name}.weight')} {outcome}"
+            self._outcomes[outcome_here] += 1
+            self._packed_bytes[outcome_here] += packed_bytes
 
     def _stored(self, name: str) -> StoredWeight:
         self._note(f"{name}.weight")
         stored = self._files.stored(f"{name}.weight")
-        bias = self._bias(f"{name}.bias")
-        if isinstance(stored, DenseWeight):
-            return DenseWeight(weight=stored.weight, bias=bias)
-        return GroupedWeight(
-            bits=stored.bits,
-            codes=stored.codes,
-            scales=stored.scales,
-            minimums=stored.minimums,
-            bias=bias,
-        )
+        return replace(stored, bias=self._bias(f"{name}.bias"))
 
     def _bias(self, name: str) -> torch.Tensor | None:
         if not self.has(name):
@@ -123,43 +120,26 @@ def _runs_of_one_format(
 
 
 def _storage(stored: StoredWeight) -> str:
-    return f"kept in {stored.bits} bits" if isinstance(stored, GroupedWeight) else "dense"
+    return "dense" if isinstance(stored, DenseWeight) else f"kept in {stored.bits} bits"
 
 
-def _layout(stored: StoredWeight) -> tuple[int, bool]:
-    """What must agree for weights to be stacked: bits (0: dense) and whether there are minimums."""
+def _megabytes(num_bytes: int) -> str:
+    return f" ({num_bytes / 1e6:.1f} MB)" if num_bytes else ""
+
+
+def _layout(stored: StoredWeight) -> tuple[type, int, bool]:
+    """What must agree for weights to be stacked."""
     if isinstance(stored, DenseWeight):
-        return 0, False
-    return stored.bits, stored.minimums is not None
+        return DenseWeight, 0, False
+    return type(stored), stored.bits, stored.minimums is not None
 
 
 def _stack(weights: Sequence[StoredWeight]) -> StoredWeight:
-    if len(weights) == 1:
-        return weights[0]
-    bias = _stacked_bias(weights)
-    grouped = [weight for weight in weights if isinstance(weight, GroupedWeight)]
-    if not grouped:
-        return DenseWeight(weight=torch.cat([_dense(w).weight for w in weights]), bias=bias)
-    minimums = [weight.minimums for weight in grouped if weight.minimums is not None]
-    return GroupedWeight(
-        bits=grouped[0].bits,
-        codes=torch.cat([weight.codes for weight in grouped]),
-        scales=torch.cat([weight.scales for weight in grouped]),
-        minimums=torch.cat(minimums) if minimums else None,
-        bias=bias,
-    )
+    """``weights`` of one layout; zeros as biases where only others of the stack have one."""
+    if any(weight.bias is not None for weight in weights):
+        weights = [replace(weight, bias=_bias_or_zeros(weight)) for weight in weights]
+    return stack(weights)
 
 
-def _stacked_bias(weights: Sequence[StoredWeight]) -> torch.Tensor | None:
-    """Zeros where only others of the stack have one."""
-    if all(weight.bias is None for weight in weights):
-        return None
-    return torch.cat(
-        [torch.zeros(w.shape[0]) if w.bias is None else w.bias.float() for w in weights]
-    )
-
-
-def _dense(stored: StoredWeight) -> DenseWeight:
-    if isinstance(stored, DenseWeight):
-        return stored
-    return DenseWeight(weight=stored.dequantize(), bias=stored.bias)
+def _bias_or_zeros(weight: StoredWeight) -> torch.Tensor:
+    return torch.zeros(weight.shape[0]) if weight.bias is None else weight.bias.float()

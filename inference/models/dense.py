@@ -48,15 +48,18 @@ class DenseWeights:
         return name in self._tensors
 
     def linear(self, *names: str) -> DenseLinear:
-        stored = self.stored(*names)
+        (stored,) = self.stored_parts(*names)
         return DenseLinear(stored.weight, stored.bias)
 
-    def stored(self, *names: str) -> DenseWeight:
+    def stored(self, name: str) -> DenseWeight:
+        return self.stored_parts(name)[0]
+
+    def stored_parts(self, *names: str) -> list[DenseWeight]:
         weight = torch.cat([self.tensor(f"{name}.weight") for name in names])
         if not any(self.has(f"{name}.bias") for name in names):
-            return DenseWeight(weight=weight)
+            return [DenseWeight(weight=weight)]
         biases = [self.tensor(f"{name}.bias") for name in names]
-        return DenseWeight(weight=weight, bias=torch.cat(biases))
+        return [DenseWeight(weight=weight, bias=torch.cat(biases))]
 
     def embedding(self, name: str) -> DenseEmbedding:
         return DenseEmbedding(self.tensor(f"{name}.weight"))

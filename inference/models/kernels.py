@@ -16,7 +16,12 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from inference.models.stored import GROUP_FEATURES, GroupedWeight
+from inference.models.stored import (
+    GROUP_FEATURES,
+    GroupedWeight,
+    PackedWeight,
+    SuperBlockWeight,
+)
 
 INT4_ZERO_CODE = 8
 """The kernels compute scale * (code - 8) + zero."""
@@ -95,6 +100,18 @@ def has_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
+def as_grouped(stored: PackedWeight) -> GroupedWeight | None:
+    """What the kernels here can hold: 4 bits with minimums, or up to 8 without; else ``None``."""
+    if isinstance(stored, SuperBlockWeight):
+        return stored.grouped() if stored.bits == 4 else None
+    return stored if stored.bits == 4 or stored.minimums is None else None
+
+
+def kernel_bits(weight: GroupedWeight) -> int:
+    """4: ``int4_matmul``; 8: ``int8_matmul``, whose two digits hold 5-bit codes as well."""
+    return 4 if weight.bits == 4 else 8
+
+
 def int4_kernel_reason(weight: GroupedWeight, device: torch.device) -> str | None:
     """Why the 4-bit kernel cannot take this weight on this device, or ``None``."""
     out_features, in_features = weight.shape
@@ -122,9 +139,9 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 
 
 def pack_int4(weight: GroupedWeight, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two weight arguments of ``int4_matmul`` (4 bits) or ``int8_matmul`` (8 bits): codes in
+    """The two weight arguments of ``int4_matmul`` (4 bits) or ``int8_matmul``: codes in
     the device kernel's own order, and bfloat16 (in / 32, out, 2) of scale and zero."""
-    codes, scales, zeros = _digits(weight) if weight.bits == 8 else _offset(weight)
+    codes, scales, zeros = _digits(weight) if kernel_bits(weight) == 8 else _offset(weight)
     scales_and_zeros = torch.stack([scales, zeros], dim=-1).transpose(0, 1).contiguous()
     return _pack_codes(codes.to(device)), scales_and_zeros.to(device, torch.bfloat16)
 

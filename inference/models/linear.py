@@ -1,9 +1,9 @@
 """Projections and embeddings over stored weights: which kernel each phase runs.
 
     stored             decode rows                prefill rows
-    4 bits, groups     int4_matmul                bfloat16 copy, where the hardware multiplies it
-    8 bits, groups     int8_matmul                and the memory is there; else as decode rows
-    dense              dense_matmul               dense_matmul
+    4 bits             int4_matmul                bfloat16 copy, where the hardware multiplies it
+    8 bits, Q5_0       int8_matmul                and the memory is there; else as decode rows
+    dense, all others  dense_matmul               dense_matmul
     dense, fp8 wanted  fp8_matmul                 fp8_matmul; an output head as dense
 
 The choice is made once, when the weight is packed, from the device and the memory; never by batch
@@ -19,6 +19,7 @@ import torch
 from torch.nn.functional import embedding
 
 from inference.models.kernels import (
+    as_grouped,
     dense_matmul,
     fp8_matmul,
     fp8_reason,
@@ -27,9 +28,16 @@ from inference.models.kernels import (
     int4_kernel_reason,
     int4_matmul,
     int8_matmul,
+    kernel_bits,
     pack_int4,
 )
-from inference.models.stored import DenseWeight, GroupedWeight, StoredWeight
+from inference.models.stored import (
+    DenseWeight,
+    GroupedWeight,
+    PackedWeight,
+    StoredWeight,
+    with_tensors,
+)
 from inference.models.weights import Linear
 
 
@@ -50,14 +58,14 @@ class DenseLinear:
 
 
 class QuantizedLinear:
-    """4- or 8-bit groups of 32. ``prefill_weight`` is the bfloat16 copy for prompt rows, (out, in),
-    or ``None``; ``bias`` is in the activation dtype."""
+    """Groups of 32 on a 4- or 8-bit kernel. ``prefill_weight`` is the bfloat16 copy for prompt
+    rows, (out, in), or ``None``; ``bias`` is in the activation dtype."""
 
     def __init__(
         self, weight: GroupedWeight, device: torch.device, dtype: torch.dtype, *, prefill_copy: bool
     ) -> None:
         self.out_features, self.in_features = weight.shape
-        self.bits = weight.bits
+        self.bits = kernel_bits(weight)
         self.packed, self.scales_and_zeros = pack_int4(weight, device)
         self.bias = None if weight.bias is None else weight.bias.to(device, dtype)
         self.prefill_weight = (
@@ -137,20 +145,22 @@ class LinearFactory:
             if self._fp8 and prefills and fp8_reason(stored.shape) is None:
                 return Fp8Linear(stored, self.device, self.dtype), "rounded to fp8, fp8 products"
             return self._dense(stored), f"{_word(self._matmul_dtype(stored))} products"
-        if reason := self._dense_reason(stored):
+        grouped = as_grouped(stored)
+        if reason := self._dense_reason(stored, grouped):
             dense = DenseWeight(weight=stored.dequantize(), bias=stored.bias)
             return self._dense(dense), f"dequantised: {reason}"
         copies = self._prefill_copies and prefills
         if copies:
             self.copied_bytes += stored.codes.numel() * torch.bfloat16.itemsize
-        linear = QuantizedLinear(stored, self.device, self.dtype, prefill_copy=copies)
+        assert grouped is not None
+        linear = QuantizedLinear(grouped, self.device, self.dtype, prefill_copy=copies)
         phases = ", prompts on a bfloat16 copy" if copies else ""
-        return linear, f"{stored.bits}-bit kernel{phases}"
+        return linear, f"{linear.bits}-bit kernel{phases}"
 
     def embedding(self, stored: StoredWeight) -> DenseEmbedding | QuantizedEmbedding:
-        if isinstance(stored, GroupedWeight):
-            return QuantizedEmbedding(stored, self)
-        return DenseEmbedding(stored, self)
+        if isinstance(stored, DenseWeight):
+            return DenseEmbedding(stored, self)
+        return QuantizedEmbedding(stored, self)
 
     def _dense(self, stored: DenseWeight) -> DenseLinear:
         dtype = self._matmul_dtype(stored)
@@ -158,11 +168,13 @@ class LinearFactory:
         bias = None if stored.bias is None else stored.bias.to(self.device, dtype)
         return DenseLinear(weight, bias)
 
-    def _dense_reason(self, stored: GroupedWeight) -> str | None:
+    def _dense_reason(self, stored: PackedWeight, grouped: GroupedWeight | None) -> str | None:
         """Why this weight cannot stay quantised, or ``None``."""
         if self._exact:
             return f"{_word(self.dtype)} products were asked for"
-        return int4_kernel_reason(stored, self.device)
+        if grouped is None:
+            return f"torch has no kernel for {stored.bits}-bit codes of this kind"
+        return int4_kernel_reason(grouped, self.device)
 
     def _matmul_dtype(self, stored: DenseWeight) -> torch.dtype:
         """bfloat16 weights stay so under float32 activations where the hardware multiplies them."""
@@ -186,21 +198,13 @@ class DenseEmbedding:
 class QuantizedEmbedding:
     """Rows are dequantised as they are looked up: float32 codes times scales, exactly."""
 
-    def __init__(self, stored: GroupedWeight, factory: LinearFactory) -> None:
+    def __init__(self, stored: PackedWeight, factory: LinearFactory) -> None:
         self._factory = factory
         self._stored = stored
-        device = factory.device
-        self.codes = stored.codes.to(device)
-        self.scales = stored.scales.to(device)
-        self.minimums = None if stored.minimums is None else stored.minimums.to(device)
+        self._table: PackedWeight = with_tensors(stored, lambda t: t.to(factory.device))
 
     def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
-        rows = GroupedWeight(
-            bits=self._stored.bits,
-            codes=self.codes.index_select(0, token_ids),
-            scales=self.scales.index_select(0, token_ids),
-            minimums=None if self.minimums is None else self.minimums.index_select(0, token_ids),
-        )
+        rows = with_tensors(self._table, lambda tensor: tensor.index_select(0, token_ids))
         return rows.dequantize().to(self._factory.dtype)
 
     def as_linear(self) -> Linear:

@@ -1,15 +1,18 @@
-"""Weights as their files hold them: dense, or quantised in groups of 32 input features.
+"""Weights as their files hold them: dense, or quantised in groups of input features.
 
 What a kernel wants (int4pack, native panels) is made from these; they know no kernel.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import torch
 
 GROUP_FEATURES = 32
+SUPER_BLOCK_FEATURES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +31,10 @@ class DenseWeight:
 class GroupedWeight:
     """w = scale * code + minimum, one scale and minimum per row and group of 32.
 
-    4 bits: ``codes`` uint8 in 0..15 and ``minimums`` given. 8 bits: ``codes`` int8 and ``minimums``
-    ``None`` (zero). ``codes`` (out_features, in_features); ``scales`` and ``minimums``
-    (out_features, in_features / 32) float16 or float32.
+    4 bits: ``codes`` uint8 in 0..15 and ``minimums`` given. 5 bits: uint8 in 0..31 and ``minimums``
+    given, or int8 in -16..15 and ``minimums`` ``None`` (zero). 8 bits: int8 and ``None``.
+    ``codes`` (out_features, in_features); ``scales`` and ``minimums`` (out_features,
+    in_features / 32) float16 or float32.
     """
 
     bits: int
@@ -43,6 +47,12 @@ class GroupedWeight:
     def shape(self) -> tuple[int, int]:
         return self.codes.shape[0], self.codes.shape[1]
 
+    @property
+    def packed_bytes(self) -> int:
+        """With the codes in their bits and float16 scales and minimums; without the bias."""
+        num_halves = self.scales.numel() * (1 if self.minimums is None else 2)
+        return self.codes.numel() * self.bits // 8 + 2 * num_halves
+
     def dequantize(self) -> torch.Tensor:
         """float32 (out_features, in_features)."""
         out_features, in_features = self.shape
@@ -53,4 +63,93 @@ class GroupedWeight:
         return weight.view(out_features, in_features)
 
 
-StoredWeight = DenseWeight | GroupedWeight
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuperBlockWeight:
+    """GGUF's K formats: small whole scales per group, and a float for 256 features to scale those.
+
+        w = (super_scale * scale) * (code - zero) + super_minimum * minimum
+
+    2, 4 and 5 bits have minimums and zero = 0; 3 and 6 bits have none and zero = 2**(bits - 1).
+    ``codes`` uint8 (out_features, in_features); ``scales`` and ``minimums`` int8 (out_features,
+    in_features / group), a group being 32 features with 4 and 5 bits and 16 with the others;
+    ``super_scales`` and ``super_minimums`` float16 (out_features, in_features / 256).
+    """
+
+    bits: int
+    codes: torch.Tensor
+    scales: torch.Tensor
+    super_scales: torch.Tensor
+    minimums: torch.Tensor | None = None
+    super_minimums: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def zero(self) -> int:
+        return 2 ** (self.bits - 1) if self.minimums is None else 0
+
+    @property
+    def packed_bytes(self) -> int:
+        """With the codes in their bits, and scales and minimums in a byte; without the bias."""
+        num_both = 1 if self.minimums is None else 2
+        scale_bytes = self.scales.numel() + 2 * self.super_scales.numel()
+        return self.codes.numel() * self.bits // 8 + num_both * scale_bytes
+
+    def dequantize(self) -> torch.Tensor:
+        """float32 (out_features, in_features)."""
+        scales, minimums = self._products()
+        grouped = self.codes.view(*scales.shape, -1).float() - self.zero
+        weight = grouped * scales.unsqueeze(-1)
+        if minimums is not None:
+            weight = weight + minimums.unsqueeze(-1)
+        return weight.view(self.shape)
+
+    def grouped(self) -> GroupedWeight:
+        """The same weights, of 4 bits only: their groups are of 32 and have minimums."""
+        assert self.bits == 4
+        scales, minimums = self._products()
+        return GroupedWeight(
+            bits=4, codes=self.codes, scales=scales, minimums=minimums, bias=self.bias
+        )
+
+    def _products(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Scales and minimums of the groups, float32."""
+        scales = _scaled(self.scales, self.super_scales)
+        if self.minimums is None or self.super_minimums is None:
+            return scales, None
+        return scales, _scaled(self.minimums, self.super_minimums)
+
+
+PackedWeight = GroupedWeight | SuperBlockWeight
+StoredWeight = DenseWeight | PackedWeight
+
+AnyStored = TypeVar("AnyStored", bound=StoredWeight)
+
+
+def with_tensors(stored: AnyStored, change: Callable[[torch.Tensor], torch.Tensor]) -> AnyStored:
+    """The weight with each of its tensors changed: moved, or cut down to some rows."""
+    tensors: dict[str, Any] = {name: change(t) for name, t in _tensors(stored).items()}
+    return replace(stored, **tensors)
+
+
+def stack(weights: Sequence[AnyStored]) -> AnyStored:
+    """Along out_features, weights of one kind, number of bits and set of tensors."""
+    if len(weights) == 1:
+        return weights[0]
+    parts = [_tensors(weight) for weight in weights]
+    tensors: dict[str, Any] = {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
+    return replace(weights[0], **tensors)
+
+
+def _tensors(stored: StoredWeight) -> dict[str, torch.Tensor]:
+    values = {field.name: getattr(stored, field.name) for field in fields(stored)}
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+
+def _scaled(values: torch.Tensor, supers: torch.Tensor) -> torch.Tensor:
+    """(out_features, groups) times its super-block's (out_features, super-blocks), float32."""
+    by_block = values.float().view(*supers.shape, -1)
+    return (supers.float().unsqueeze(-1) * by_block).view(values.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -62,9 +63,13 @@ class WeightSource(Protocol):
 
     def embedding(self, name: str) -> Embedding: ...
 
-    def stored(self, *names: str) -> StoredWeight:
-        """The same weights as ``linear`` stacks, on the CPU and as their file holds them: for
-        kernels that pack them in their own way. Mixed formats come out dense."""
+    def stored(self, name: str) -> StoredWeight:
+        """On the CPU and as its file holds it: for kernels that pack weights in their own way."""
+        ...
+
+    def stored_parts(self, *names: str) -> Sequence[StoredWeight]:
+        """The same weights as ``linear`` stacks, like ``stored``. Neighbours stored alike come as
+        one, so there is one more for each change of format."""
         ...
 
     def report(self) -> str:

@@ -1,7 +1,7 @@
 """The CPU decoder in C++: compiled on this machine at first use, called through ctypes.
 
     build.py     finds a compiler, compiles once per source and CPU, keeps the library on disk
-    packing.py   weights into the panels that linear.h reads
+    packing.py   weights into the panels that formats.h documents
     decoder.py   the C structs' mirror and one call per forward pass
 
 Without a C++ compiler the torch path runs instead; the load report says which.

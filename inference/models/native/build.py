@@ -11,7 +11,15 @@ import subprocess
 from pathlib import Path
 
 SOURCE_DIR = Path(__file__).resolve().parent
-SOURCES = ("decoder.cpp", "attention.h", "linear.h", "simd.h", "thread_team.h")
+SOURCES = (
+    "decoder.cpp",
+    "activations.h",
+    "attention.h",
+    "formats.h",
+    "linear.h",
+    "simd.h",
+    "thread_team.h",
+)
 FLAGS = (
     "-std=c++20",
     "-O3",

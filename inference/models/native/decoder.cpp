@@ -20,7 +20,7 @@ namespace helexa {
 extern "C" {
 
 struct Layer {
-  Linear qkv, output, gate_up, down;
+  Projection qkv, output, gate_up, down;
   const float* attention_norm;
   const float* mlp_norm;
   const float* query_norm;  // null: none
@@ -59,7 +59,7 @@ struct Batch {
 
 struct Buffers {
   std::vector<float> hidden, qkv, gate_up;
-  std::vector<float> values, scales, sums;
+  std::vector<float> values, scales, sums, half_sums;
   std::vector<int8_t> high, low;
   std::vector<uint8_t> fine;
   int row_stride = 0;
@@ -81,11 +81,13 @@ struct Buffers {
     grow(low, n * widest);
     grow(scales, size_t(row_stride) * (widest / kGroup + 1));
     grow(sums, size_t(row_stride) * (widest / kGroup + 1));
+    grow(half_sums, size_t(row_stride) * (widest / kGroup + 1) * 2);
     grow(fine, size_t(row_stride) * (widest / kGroup + 1));
   }
 
   Activations activations(int width) {
-    return {values.data(), high.data(), low.data(), scales.data(), sums.data(), fine.data(), width, row_stride};
+    return {values.data(), high.data(), low.data(), scales.data(), sums.data(), half_sums.data(),
+            fine.data(), width, row_stride};
   }
 
  private:
@@ -213,21 +215,10 @@ class Decoder {
       for (int k = 0; k < m_.hidden_size; k++) out[k] = column[k * kLanes + lane];
       return;
     }
-    const int block_bytes = table.format == kQ4 ? kQ4Block : kQ8Block;
-    for (int g = 0; g < table.num_groups(); g++, out += kGroup) {
-      const uint8_t* block = table.panels + (panel * table.num_groups() + g) * block_bytes;
-      const float scale = load_f16(block)[lane];
-      if (table.format == kQ8) {
-        for (int k = 0; k < kGroup; k++)
-          out[k] = scale * float(block[32 + 64 * (k / 4) + 4 * lane + k % 4] - 128);
-        continue;
-      }
-      const float minimum = load_f16(block + 32)[lane];
-      for (int k = 0; k < kGroup; k++) {
-        const uint8_t byte = block[64 + 64 * (k / 8) + 4 * lane + k % 4];
-        out[k] = scale * float(k % 8 < 4 ? byte & 15 : byte >> 4) + minimum;
-      }
-    }
+    with_format(table.format, [&]<typename F>(F) {
+      const uint8_t* block = table.panels + panel * panel_bytes<F>(table.num_groups());
+      read_row<F>(block, table.num_groups(), lane, out);
+    });
   }
 
   void normalize_row(const float* in, const float* weight, int width, float* out) const {
@@ -240,19 +231,19 @@ class Decoder {
     for (i = 0; i < width; i++) out[i] = in[i] * factor * weight[i];
   }
 
-  void normalize(int num_rows, const float* weight, const Linear& next, int member) {
+  void normalize(int num_rows, const float* weight, const Projection& next, int member) {
     const Share rows = share(num_rows, member);
     const Activations x = buffers_.activations(m_.hidden_size);
     for (int row = rows.begin; row < rows.end; row++) {
       const int64_t at = int64_t(row) * m_.hidden_size;
       normalize_row(buffers_.hidden.data() + at, weight, m_.hidden_size, x.values + at);
-      if (next.format != kF32) quantize_row(x, row);
+      if (next.reads_codes()) quantize_row(x, row);
     }
   }
 
   // Quantises buffers_.values for `next`, split by groups so that one row has work for everybody.
-  void quantize(int num_rows, int width, const Linear& next, int member) {
-    if (next.format == kF32) return;
+  void quantize(int num_rows, int width, const Projection& next, int member) {
+    if (!next.reads_codes()) return;
     const int num_groups = width / kGroup;
     const Activations x = buffers_.activations(width);
     const Share groups = share(num_rows * num_groups, member);
@@ -264,10 +255,11 @@ class Decoder {
     team_.barrier();
   }
 
-  void project(const Linear& w, int num_rows, float* out, int64_t stride, bool add, int member) {
+  void project(const Projection& w, int num_rows, float* out, int64_t stride, bool add,
+               int member) {
     const Share panels = share(w.num_panels(), member);
-    linear(w, buffers_.activations(w.in_features), num_rows, panels.begin, panels.end, out, stride,
-           add);
+    helexa::project(w, buffers_.activations(w.in_features()), num_rows, panels.begin, panels.end,
+                    out, stride, add);
   }
 
   void rotate(const float* norm, int position, float* head) const {

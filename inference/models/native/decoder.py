@@ -13,7 +13,16 @@ from dataclasses import dataclass
 import torch
 
 from inference.models.config import ModelConfig
-from inference.models.native.packing import GROUP, LANES, Format, PackedLinear
+from inference.models.native.packing import (
+    LANES,
+    SUPER_BLOCK_FORMATS,
+    Format,
+    PackedLinear,
+)
+from inference.models.stored import GROUP_FEATURES, SUPER_BLOCK_FEATURES
+
+MAX_PARTS = 3
+"""``kMaxParts`` of linear.h."""
 
 
 class _Linear(ctypes.Structure):
@@ -26,12 +35,19 @@ class _Linear(ctypes.Structure):
     ]
 
 
+class _Projection(ctypes.Structure):
+    _fields_ = [
+        ("num_parts", ctypes.c_int32),
+        ("parts", _Linear * MAX_PARTS),
+    ]
+
+
 class _Layer(ctypes.Structure):
     _fields_ = [
-        ("qkv", _Linear),
-        ("output", _Linear),
-        ("gate_up", _Linear),
-        ("down", _Linear),
+        ("qkv", _Projection),
+        ("output", _Projection),
+        ("gate_up", _Projection),
+        ("down", _Projection),
         ("attention_norm", ctypes.c_void_p),
         ("mlp_norm", ctypes.c_void_p),
         ("query_norm", ctypes.c_void_p),
@@ -76,15 +92,20 @@ class _Batch(ctypes.Structure):
     ]
 
 
+Projection = Sequence[PackedLinear]
+"""Up to ``MAX_PARTS`` weights that one input meets, in different formats: their outputs lie one
+after the other."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLayer:
     """Norms are float32; ``query_norm`` and ``key_norm`` are (head_dim,) where the family has
     them."""
 
-    qkv: PackedLinear
-    output: PackedLinear
-    gate_up: PackedLinear
-    down: PackedLinear
+    qkv: Projection
+    output: Projection
+    gate_up: Projection
+    down: Projection
     attention_norm: torch.Tensor
     mlp_norm: torch.Tensor
     query_norm: torch.Tensor | None = None
@@ -190,10 +211,10 @@ class NativeDecoder:
     @staticmethod
     def _layer(layer: NativeLayer) -> _Layer:
         return _Layer(
-            qkv=_linear(layer.qkv),
-            output=_linear(layer.output),
-            gate_up=_linear(layer.gate_up),
-            down=_linear(layer.down),
+            qkv=_projection(layer.qkv),
+            output=_projection(layer.output),
+            gate_up=_projection(layer.gate_up),
+            down=_projection(layer.down),
             attention_norm=_pointer(layer.attention_norm, torch.float32),
             mlp_norm=_pointer(layer.mlp_norm, torch.float32),
             query_norm=_pointer(layer.query_norm, torch.float32),
@@ -211,8 +232,13 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
+def _projection(parts: Projection) -> _Projection:
+    assert len({part.in_features for part in parts}) == 1
+    return _Projection(num_parts=len(parts), parts=tuple(_linear(part) for part in parts))
+
+
 def _linear(packed: PackedLinear) -> _Linear:
-    assert packed.format is Format.F32 or packed.in_features % GROUP == 0
+    assert packed.in_features % _features_multiple(packed.format) == 0
     return _Linear(
         format=packed.format,
         in_features=packed.in_features,
@@ -220,6 +246,14 @@ def _linear(packed: PackedLinear) -> _Linear:
         panels=packed.panels.data_ptr(),
         bias=_pointer(packed.bias, torch.float32),
     )
+
+
+def _features_multiple(format: Format) -> int:
+    """The C side reads whole groups, or whole super-blocks."""
+    if format is Format.F32:
+        return 1
+    is_super = format in SUPER_BLOCK_FORMATS.values()
+    return SUPER_BLOCK_FEATURES if is_super else GROUP_FEATURES
 
 
 def _pointer(tensor: torch.Tensor | None, dtype: torch.dtype) -> int | None:

@@ -13,8 +13,8 @@ import torch
 
 from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
-from inference.models.native.decoder import NativeDecoder, NativeLayer
-from inference.models.native.packing import PackedLinear, pack
+from inference.models.native.decoder import NativeDecoder, NativeLayer, Projection
+from inference.models.native.packing import pack
 from inference.models.paged_kv import untouched_zeros
 from inference.models.rope import rope_table
 from inference.models.weights import WeightSource
@@ -109,8 +109,8 @@ def _load_layer(config: ModelConfig, weights: WeightSource, index: int) -> Nativ
     prefix = f"model.layers.{index}"
     heads = f"{prefix}.self_attn"
 
-    def projection(*names: str) -> PackedLinear:
-        return pack(weights.stored(*names))
+    def projection(*names: str) -> Projection:
+        return [pack(stored) for stored in weights.stored_parts(*names)]
 
     return NativeLayer(
         qkv=projection(f"{heads}.q_proj", f"{heads}.k_proj", f"{heads}.v_proj"),

@@ -1,4 +1,4 @@
-"""Weights into panels of sixteen output features, in the byte layout that linear.h documents."""
+"""Weights into panels of sixteen output features, in the byte layout that formats.h documents."""
 
 from __future__ import annotations
 
@@ -8,18 +8,50 @@ from enum import IntEnum
 import torch
 from torch.nn.functional import pad
 
-from inference.models.stored import GroupedWeight, StoredWeight
+from inference.models.stored import (
+    GROUP_FEATURES,
+    DenseWeight,
+    GroupedWeight,
+    StoredWeight,
+    SuperBlockWeight,
+)
 
 LANES = 16
-GROUP = 32
 
 
 class Format(IntEnum):
-    """``enum Format`` of linear.h."""
+    """``enum Format`` of formats.h."""
 
     F32 = 0
     Q4 = 1
     Q8 = 2
+    Q5_0 = 3
+    Q5_1 = 4
+    Q2_K = 5
+    Q3_K = 6
+    Q4_K = 7
+    Q5_K = 8
+    Q6_K = 9
+
+
+GROUPED_FORMATS = {
+    (4, True): Format.Q4,
+    (5, False): Format.Q5_0,
+    (5, True): Format.Q5_1,
+    (8, False): Format.Q8,
+}
+"""By bits, and whether there are minimums."""
+
+SUPER_BLOCK_FORMATS = {
+    2: Format.Q2_K,
+    3: Format.Q3_K,
+    4: Format.Q4_K,
+    5: Format.Q5_K,
+    6: Format.Q6_K,
+}
+
+PLANE_BITS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
+"""How codes are cut into planes, low bits first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,34 +83,32 @@ def pack(stored: StoredWeight) -> PackedLinear:
 
 
 def _panels(stored: StoredWeight) -> tuple[Format, torch.Tensor]:
-    if not isinstance(stored, GroupedWeight):
+    if isinstance(stored, DenseWeight):
         return Format.F32, pack_f32(stored.weight)
-    if stored.minimums is None:
-        return Format.Q8, pack_q8(stored.codes, stored.scales)
-    return Format.Q4, pack_q4(stored.codes, stored.scales, stored.minimums)
+    if isinstance(stored, SuperBlockWeight):
+        return SUPER_BLOCK_FORMATS[stored.bits], pack_super_blocks(stored)
+    format = GROUPED_FORMATS[stored.bits, stored.minimums is not None]
+    return format, pack_groups(stored)
 
 
-def pack_q4(codes: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor) -> torch.Tensor:
-    """``codes`` uint8 (out, in) of 0..15, ``scales`` and ``minimums`` float16 (out, in / 32);
-    w = scale * code + minimum. Returns uint8 (panels, groups, 320)."""
-    codes, scales, minimums = _pad_rows(codes), _pad_rows(scales), _pad_rows(minimums)
-    num_panels, num_groups = codes.shape[0] // LANES, codes.shape[1] // GROUP
-    # (panel, lane, group, j, half, i): feature 8 j + 4 half + i of the group.
-    split = codes.view(num_panels, LANES, num_groups, 4, 2, 4)
-    nibbles = split[:, :, :, :, 0] | (split[:, :, :, :, 1] << 4)
-    body = nibbles.permute(0, 2, 3, 1, 4).reshape(num_panels, num_groups, 256)
-    return torch.cat([_by_panel(scales), _by_panel(minimums), body], dim=-1).contiguous()
+def pack_groups(weight: GroupedWeight) -> torch.Tensor:
+    """uint8 (panels, groups, bytes of a group and its scales). Scales become float16."""
+    zero = 0 if weight.minimums is not None else 2 ** (weight.bits - 1)
+    codes = weight.codes if zero == 0 else (weight.codes.short() + zero).to(torch.uint8)
+    heads = [_halves(t) for t in (weight.scales, weight.minimums) if t is not None]
+    return torch.cat([*heads, _planes(codes, weight.bits)], dim=-1)
 
 
-def pack_q8(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """``codes`` int8 (out, in), ``scales`` float16 (out, in / 32); w = scale * code.
-    Returns uint8 (panels, groups, 544)."""
-    unsigned = _pad_rows((codes.to(torch.int16) + 128).to(torch.uint8), fill=128)
-    scales = _pad_rows(scales)
-    num_panels, num_groups = unsigned.shape[0] // LANES, unsigned.shape[1] // GROUP
-    split = unsigned.view(num_panels, LANES, num_groups, 8, 4)
-    body = split.permute(0, 2, 3, 1, 4).reshape(num_panels, num_groups, 512)
-    return torch.cat([_by_panel(scales), body], dim=-1).contiguous()
+def pack_super_blocks(weight: SuperBlockWeight) -> torch.Tensor:
+    """uint8 (panels, super-blocks, bytes)."""
+    num_groups = weight.shape[1] // GROUP_FEATURES
+    scales = (weight.scales, weight.minimums)
+    groups = [_bytes(t, num_groups) for t in scales if t is not None]
+    groups.append(_planes(weight.codes, weight.bits))
+    supers = (weight.super_scales, weight.super_minimums)
+    heads = [_halves(t) for t in supers if t is not None]
+    body = torch.cat(groups, dim=-1)
+    return torch.cat([*heads, body.view(*heads[0].shape[:2], -1)], dim=-1)
 
 
 def pack_f32(weight: torch.Tensor) -> torch.Tensor:
@@ -87,12 +117,39 @@ def pack_f32(weight: torch.Tensor) -> torch.Tensor:
     return padded.view(-1, LANES, weight.shape[1]).permute(0, 2, 1).contiguous()
 
 
-def _by_panel(values: torch.Tensor) -> torch.Tensor:
-    """float16 (out, groups) -> its bytes as (panels, groups, 32)."""
-    lanes_last = values.to(torch.float16).view(-1, LANES, values.shape[1]).permute(0, 2, 1)
-    return lanes_last.contiguous().view(torch.uint8)
+def _planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Unsigned codes, uint8 (out, in) -> (panels, groups, 64 * bits)."""
+    codes = _pad_rows(codes)
+    if bits in PLANE_BITS[bits]:
+        return _plane(codes, bits)
+    low, high = PLANE_BITS[bits]
+    return torch.cat([_plane(codes & (2**low - 1), low), _plane(codes >> low, high)], dim=-1)
 
 
-def _pad_rows(matrix: torch.Tensor, fill: int = 0) -> torch.Tensor:
+def _plane(digits: torch.Tensor, width: int) -> torch.Tensor:
+    """uint8 (rows, in) of ``width`` bits each -> (panels, groups, 64 * width)."""
+    per_byte = 8 // width
+    # (panel, lane, group, j, k, i): feature 4 (per_byte j + k) + i of the group.
+    split = digits.view(-1, LANES, digits.shape[1] // GROUP_FEATURES, width, per_byte, 4)
+    joined = split[:, :, :, :, 0]
+    for k in range(1, per_byte):
+        joined = joined | (split[:, :, :, :, k] << (width * k))
+    num_panels, _, num_groups = joined.shape[:3]
+    return joined.permute(0, 2, 3, 1, 4).reshape(num_panels, num_groups, -1)
+
+
+def _halves(values: torch.Tensor) -> torch.Tensor:
+    """(out, groups) -> its float16 bytes as (panels, groups, 32)."""
+    by_panel = _pad_rows(values.to(torch.float16)).view(-1, LANES, values.shape[1])
+    return by_panel.transpose(1, 2).contiguous().view(torch.uint8)
+
+
+def _bytes(values: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """int8 (out, parts of groups) -> (panels, groups, 16 * parts of a group)."""
+    by_panel = _pad_rows(values).view(-1, LANES, values.shape[1]).transpose(1, 2)
+    return by_panel.reshape(by_panel.shape[0], num_groups, -1).view(torch.uint8)
+
+
+def _pad_rows(matrix: torch.Tensor) -> torch.Tensor:
     missing = -matrix.shape[0] % LANES
-    return pad(matrix, (0, 0, 0, missing), value=fill) if missing else matrix
+    return pad(matrix, (0, 0, 0, missing)) if missing else matrix

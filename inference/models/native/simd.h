@@ -95,6 +95,13 @@ inline f32x16 load_f16(const uint8_t* from) {
 #endif
 }
 
+// Sixteen signed bytes.
+inline f32x16 load_i8(const uint8_t* from) {
+  i8x16 bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return to_float(__builtin_convertvector(bytes, i32x16));
+}
+
 inline f32x16 select(i32x16 condition, f32x16 yes, f32x16 no) {
   return condition ? yes : no;
 }

@@ -20,7 +20,7 @@ from inference.engine.scheduler import SchedulerLimits
 from inference.models.config import ModelConfig
 from inference.models.linear import LinearFactory
 from inference.models.registry import AnyModel, build_fastest_model, build_model
-from inference.models.stored import GroupedWeight
+from inference.models.stored import GroupedWeight, stack
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 
@@ -63,20 +63,14 @@ class QuantizedWeights:
     def has(self, name: str) -> bool:
         return not name.endswith(".bias")
 
-    def stored(self, *names: str) -> GroupedWeight:
-        parts = [self._one(name) for name in names]
-        if len(parts) == 1:
-            return parts[0]
-        minimums = [part.minimums for part in parts if part.minimums is not None]
-        return GroupedWeight(
-            bits=4,
-            codes=torch.cat([part.codes for part in parts]),
-            scales=torch.cat([part.scales for part in parts]),
-            minimums=torch.cat(minimums),
-        )
+    def stored(self, name: str) -> GroupedWeight:
+        return self._one(name)
+
+    def stored_parts(self, *names: str) -> list[GroupedWeight]:
+        return [stack([self._one(name) for name in names])]
 
     def linear(self, *names: str):  # type: ignore[no-untyped-def]
-        return self._factory.linear(self.stored(*names))[0]
+        return self._factory.linear(*self.stored_parts(*names))[0]
 
     def embedding(self, name: str):  # type: ignore[no-untyped-def]
         return self._factory.embedding(self.stored(name))

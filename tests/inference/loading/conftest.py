@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -46,6 +46,16 @@ GGUF_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+
+
+SCALE_FIELDS = {
+    "Q2_K": (80, 84),
+    "Q3_K": (108, 110),
+    "Q4_K": (0, 4),
+    "Q5_K": (0, 4),
+    "Q6_K": (208, 210),
+}
+"""Where a K block holds its float16 scales; gguf cannot quantise these formats, only read them."""
 
 
 @pytest.fixture
@@ -120,8 +130,25 @@ def _add_tensor(
 ) -> None:
     if type == GGMLQuantizationType.F32:
         writer.add_tensor(gguf_name(name), values)
+        return
+    if type.name in SCALE_FIELDS:
+        blocks = random_k_blocks(np.random.default_rng(len(name)), type, *values.shape)
     else:
-        writer.add_tensor(gguf_name(name), gguf.quantize(values, type), raw_dtype=type)
+        blocks = gguf.quantize(values, type)
+    writer.add_tensor(gguf_name(name), blocks, raw_dtype=type)
+
+
+def random_k_blocks(
+    generator: np.random.Generator, type: GGMLQuantizationType, num_rows: int, num_features: int
+) -> np.ndarray:
+    """Any codes, and scales that keep the values about as large as a model's."""
+    block_features, block_bytes = GGML_QUANT_SIZES[type]
+    num_blocks = num_features // block_features
+    blocks = generator.integers(0, 256, (num_rows, num_blocks, block_bytes), dtype=np.uint8)
+    first, last = SCALE_FIELDS[type.name]
+    scales = generator.uniform(0.0001, 0.001, (num_rows, num_blocks, (last - first) // 2))
+    blocks[:, :, first:last] = scales.astype(np.float16).view(np.uint8)
+    return blocks.reshape(num_rows, -1)
 
 
 def gguf_name(name: str) -> str:

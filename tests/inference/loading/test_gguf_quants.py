@@ -8,31 +8,28 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGMLQuantizationType
 
 from inference.loading import gguf_quants
 from inference.loading.gguf_header import read_header
-from inference.models.stored import DenseWeight, GroupedWeight
+from inference.models.stored import DenseWeight, GroupedWeight, SuperBlockWeight
+
+from .conftest import random_k_blocks
 
 NUM_ROWS, NUM_FEATURES = 6, 512
 
-SCALE_FIELDS = {
-    "Q2_K": (80, 84),
-    "Q3_K": (108, 110),
-    "Q4_K": (0, 4),
-    "Q5_K": (0, 4),
-    "Q6_K": (208, 210),
-}
-"""Where a K block holds its float16 scales; gguf cannot quantise these formats, only read them."""
-
-GROUPED_BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 8, "Q8_0": 8}
+GROUPED_BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8}
+SUPER_BLOCK_BITS = {"Q2_K": 2, "Q3_K": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
+MOST_BYTES = {"Q4_0": 1.12, "Q2_K": 1.2}
+"""Packed, times the file's: Q4_0 gets a minimum, Q2_K whole bytes for its 4-bit scales."""
+MOST_BYTES_OF_OTHERS = 1.04
 
 
 def write_blocks(path: Path, type: GGMLQuantizationType) -> np.ndarray:
     """Returns what gguf reads back: float32 (rows, features)."""
     generator = np.random.default_rng(5)
-    if type.name in SCALE_FIELDS:
-        blocks = _random_k_blocks(generator, type)
+    if type.name in SUPER_BLOCK_BITS:
+        blocks = random_k_blocks(generator, type, NUM_ROWS, NUM_FEATURES)
     else:
         values = generator.normal(size=(NUM_ROWS, NUM_FEATURES)).astype(np.float32)
         blocks = gguf.quantize(values, type)
@@ -46,16 +43,6 @@ def write_blocks(path: Path, type: GGMLQuantizationType) -> np.ndarray:
     return dequantized
 
 
-def _random_k_blocks(generator: np.random.Generator, type: GGMLQuantizationType) -> np.ndarray:
-    block_features, block_bytes = GGML_QUANT_SIZES[type]
-    num_blocks = NUM_FEATURES // block_features
-    blocks = generator.integers(0, 256, (NUM_ROWS, num_blocks, block_bytes), dtype=np.uint8)
-    first, last = SCALE_FIELDS[type.name]
-    scales = generator.uniform(0.001, 0.1, (NUM_ROWS, num_blocks, (last - first) // 2))
-    blocks[:, :, first:last] = scales.astype(np.float16).view(np.uint8)
-    return blocks.reshape(NUM_ROWS, -1)
-
-
 @pytest.mark.parametrize("type", sorted(gguf_quants.READABLE_TYPES), ids=lambda type: type.name)
 def test_every_format_equals_ggufs_own_values(tmp_path: Path, type: GGMLQuantizationType) -> None:
     expected = torch.from_numpy(write_blocks(tmp_path / "x.gguf", type))
@@ -67,9 +54,19 @@ def test_every_format_equals_ggufs_own_values(tmp_path: Path, type: GGMLQuantiza
 
     assert torch.equal(gguf_quants.dense(rows.reshape(NUM_ROWS, -1), type).float(), expected)
     assert stored.shape == (NUM_ROWS, NUM_FEATURES)
-    if type.name in GROUPED_BITS:
-        assert isinstance(stored, GroupedWeight) and stored.bits == GROUPED_BITS[type.name]
-        assert torch.equal(stored.dequantize(), expected)
-    else:
-        assert isinstance(stored, DenseWeight)
+    if isinstance(stored, DenseWeight):
+        assert type.name in ("F32", "F16", "BF16")
         assert torch.equal(stored.weight.float(), expected)
+        return
+    is_grouped = isinstance(stored, GroupedWeight)
+    assert stored.bits == (GROUPED_BITS if is_grouped else SUPER_BLOCK_BITS)[type.name]
+    assert torch.equal(stored.dequantize(), expected)
+    assert stored.packed_bytes <= MOST_BYTES.get(type.name, MOST_BYTES_OF_OTHERS) * rows.size
+
+
+def test_a_four_bit_super_block_is_groups_as_well(tmp_path: Path) -> None:
+    """For torch's kernels, which know no super-blocks."""
+    blocks = random_k_blocks(np.random.default_rng(3), GGMLQuantizationType.Q4_K, 4, 512)
+    stored = gguf_quants.stored(blocks, GGMLQuantizationType.Q4_K)
+    assert isinstance(stored, SuperBlockWeight)
+    assert torch.equal(stored.grouped().dequantize(), stored.dequantize())

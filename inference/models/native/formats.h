@@ -1,0 +1,140 @@
+// Packed weights: byte layouts, and how a group of 32 input features comes out of them.
+//
+// Weights lie in panels of sixteen output features, so that one vector holds sixteen outputs and no
+// sum runs across lanes. A panel is a row of blocks, a block its scales and then its groups of 32
+// input features, [32 g, 32 g + 32) for group g:
+//
+//   panel   block  block  block ...
+//   block   [scales][group]                         q4 q5_0 q5_1 q8: one group
+//           [super-scales][[scales][group]] x 8     q2k q3k q4k q5k q6k: eight groups
+//   group   [plane] or [plane of the low bits][plane of the high bits]
+//
+//           bits of   weight =                                  scale and minimum,  bytes per
+//           the planes                                          each for            weight
+//   q4      4         scale * code + minimum                    32 features         0.625
+//   q5_0    4 + 1     scale * (code - 16)                       32                  0.6875
+//   q5_1    4 + 1     scale * code + minimum                    32                  0.75
+//   q8      8         scale * (code - 128)                      32                  1.0625
+//   q2k     2         (super * scale) * code + superm * minimum 16                  0.390625
+//   q3k     2 + 1     (super * scale) * (code - 4)              16                  0.4453125
+//   q4k     4         (super * scale) * code + superm * minimum 32                  0.578125
+//   q5k     4 + 1     (super * scale) * code + superm * minimum 32                  0.703125
+//   q6k     4 + 2     (super * scale) * (code - 32)             16                  0.8203125
+//   f32     [in_features x 16 floats], no blocks                                    4
+//
+// Scales, minimums and supers are sixteen float16 (supers: of 256 features), in the k formats scales
+// and minimums sixteen signed bytes, first all scales of the group, then all minimums.
+//
+// A plane of W bits a code is W times 64 bytes:
+//   byte (j, r, i), bits [W k, W k + W) = code of feature 4 (8 / W j + k) + i of output r
+//                                         j < W, r < 16, i < 4, k < 8 / W
+#pragma once
+
+#include "activations.h"
+#include "simd.h"
+
+namespace helexa {
+
+enum Format : int32_t {
+  kF32, kQ4, kQ8, kQ5_0, kQ5_1, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K
+};
+
+// Vector j of a plane's codes of four features each, moved up by `Shift` bits.
+template <int Width, int Shift>
+[[gnu::always_inline]] inline i32x16 plane_codes(const uint8_t* plane, int j) {
+  constexpr int kPerByte = 8 / Width;
+  constexpr uint32_t kMask = ((1u << Width) - 1) * 0x01010101u << Shift;
+  const u32x16 bytes = (u32x16)load_words(plane + 64 * (j / kPerByte));
+  const int right = Width * (j % kPerByte) - Shift;
+  return (i32x16)((right >= 0 ? bytes >> right : bytes << -right) & kMask);
+}
+
+template <int Bits>
+[[gnu::always_inline]] inline void unpack_codes(const uint8_t* from, i32x16* codes) {
+  constexpr int kLow = Bits >= 8 ? 8 : Bits >= 4 ? 4 : 2;
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; j++) {
+    codes[j] = plane_codes<kLow, 0>(from, j);
+    if constexpr (Bits > kLow) codes[j] |= plane_codes<Bits - kLow, kLow>(from + 64 * kLow, j);
+  }
+}
+
+// What a block begins with. `minimum` is zero in formats without.
+struct Head {
+  f32x16 scale, minimum;
+};
+
+template <bool HasMinimum>
+[[gnu::always_inline]] inline Head load_head(const uint8_t* block) {
+  if constexpr (HasMinimum) return {load_f16(block), load_f16(block + 32)};
+  else return {load_f16(block), f32x16{}};
+}
+
+// q4, q5_0, q5_1, q8: the head has the scales of its one group.
+template <int Bits, bool HasMinimum>
+struct GroupFormat {
+  static constexpr int kBits = Bits, kParts = 1, kBlockGroups = 1;
+  static constexpr int kZero = HasMinimum ? 0 : 1 << (Bits - 1);
+  static constexpr int kHeadBytes = HasMinimum ? 64 : 32, kGroupBytes = 64 * Bits;
+  static Head head(const uint8_t* block) { return load_head<HasMinimum>(block); }
+  static const uint8_t* codes(const uint8_t* group) { return group; }
+  [[gnu::always_inline]] static Head part(const Head& head, const uint8_t*, int) { return head; }
+};
+
+// The k formats: one scale for each of `Parts` equal parts of a group.
+template <int Bits, int Parts, bool HasMinimum>
+struct SuperFormat {
+  static constexpr int kBits = Bits, kParts = Parts, kBlockGroups = 8;
+  static constexpr int kZero = HasMinimum ? 0 : 1 << (Bits - 1);
+  static constexpr int kScaleBytes = kLanes * Parts * (HasMinimum ? 2 : 1);
+  static constexpr int kHeadBytes = HasMinimum ? 64 : 32, kGroupBytes = kScaleBytes + 64 * Bits;
+  static Head head(const uint8_t* block) { return load_head<HasMinimum>(block); }
+  static const uint8_t* codes(const uint8_t* group) { return group + kScaleBytes; }
+  [[gnu::always_inline]] static Head part(const Head& head, const uint8_t* group, int part) {
+    const f32x16 scale = head.scale * load_i8(group + kLanes * part);
+    if constexpr (!HasMinimum) return {scale, f32x16{}};
+    else return {scale, head.minimum * load_i8(group + kLanes * (Parts + part))};
+  }
+};
+
+// Calls `use` with the format's type.
+template <typename Use>
+inline void with_format(Format format, Use use) {
+  switch (format) {
+    case kQ4: return use(GroupFormat<4, true>{});
+    case kQ5_0: return use(GroupFormat<5, false>{});
+    case kQ5_1: return use(GroupFormat<5, true>{});
+    case kQ8: return use(GroupFormat<8, false>{});
+    case kQ2K: return use(SuperFormat<2, 2, true>{});
+    case kQ3K: return use(SuperFormat<3, 2, false>{});
+    case kQ4K: return use(SuperFormat<4, 1, true>{});
+    case kQ5K: return use(SuperFormat<5, 1, true>{});
+    case kQ6K: return use(SuperFormat<6, 2, false>{});
+    case kF32: break;
+  }
+}
+
+template <typename F>
+constexpr int64_t panel_bytes(int num_groups) {
+  return int64_t(num_groups) / F::kBlockGroups * (F::kHeadBytes + F::kBlockGroups * F::kGroupBytes);
+}
+
+// Weights of one output feature, `lane` of the panel at `block`.
+template <typename F>
+inline void read_row(const uint8_t* block, int num_groups, int lane, float* out) {
+  for (int first = 0; first < num_groups; first += F::kBlockGroups) {
+    const Head head = F::head(block);
+    block += F::kHeadBytes;
+    for (int g = 0; g < F::kBlockGroups; g++, block += F::kGroupBytes, out += kGroup) {
+      i32x16 codes[8];
+      unpack_codes<F::kBits>(F::codes(block), codes);
+      for (int k = 0; k < kGroup; k++) {
+        const Head part = F::part(head, block, k * F::kParts / kGroup);
+        const int code = codes[k / 4][lane] >> (8 * (k % 4)) & 255;
+        out[k] = part.scale[lane] * float(code - F::kZero) + part.minimum[lane];
+      }
+    }
+  }
+}
+
+}  // namespace helexa
