@@ -4,8 +4,6 @@ steps that its sequence is part of. Torch's own exceptions are raised where they
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from enum import IntEnum
 from typing import Any, Literal
@@ -27,7 +25,7 @@ class Kind(IntEnum):
     BAD_SHAPE = 112
     LOSES_THE_DEVICE = 113
     HANGS = 114
-    STOPS_THE_PROCESS = 115
+    LOSES_A_PEER = 115
 
 
 class FaultyExecutor:
@@ -104,8 +102,9 @@ class FaultyExecutor:
                 raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
             case Kind.HANGS:
                 time.sleep(3600)
-            case Kind.STOPS_THE_PROCESS:
-                os.kill(os.getpid(), signal.SIGSTOP)
+            case Kind.LOSES_A_PEER:
+                text = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"
+                raise torch.distributed.DistBackendError(text)
 
     def _fits(self) -> bool:
         return not self._schedule.decodes and self._schedule.num_prefill_tokens <= self._room_tokens

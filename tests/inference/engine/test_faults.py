@@ -12,7 +12,7 @@ import pytest
 from inference.engine.build import build_engine
 from inference.engine.engine import Engine
 from inference.engine.executor import TensorExecutor
-from inference.engine.faults import DeviceFault
+from inference.engine.faults import DeviceFault, HangFault, StepFault
 from inference.engine.grammars import GrammarCompiler
 from inference.engine.numerical_watch import SUSPICIOUS_STEPS
 from inference.engine.scheduler import SchedulerLimits
@@ -215,10 +215,15 @@ def test_a_device_that_gives_no_numbers_any_more_is_not_trusted(make_engine: Mak
 
 
 @pytest.mark.parametrize("stage", ["forward", "sampling"])
-def test_a_lost_device_is_not_the_engines_to_survive(make_engine: MakeEngine, stage: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "fault"), [(Kind.LOSES_THE_DEVICE, DeviceFault), (Kind.LOSES_A_PEER, HangFault)]
+)
+def test_a_device_that_is_not_sound_is_not_the_engines_to_survive(
+    make_engine: MakeEngine, stage: str, kind: Kind, fault: type[StepFault]
+) -> None:
     watched = make_engine(stage=stage, after=3)
     watched.submit_neighbours()
-    watched.submit_bad(Kind.LOSES_THE_DEVICE)
-    with pytest.raises(DeviceFault):
+    watched.submit_bad(kind)
+    with pytest.raises(fault):
         watched.drain()
-    assert watched.faulty.num_attempts == 4, "a lost device is not asked again"
+    assert watched.faulty.num_attempts == 4, "it is not asked again"
