@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 import torch
 
@@ -84,8 +85,8 @@ def load_engine(
     opened = open_model(spec, data_dir / "models", on_tensor)
     if isinstance(opened, OpenedEmbeddingModel):
         embedding_engine, embedder = load_embedding_engine(spec, opened, on_progress)
-        seconds = time.monotonic() - started_s
-        return LoadedEngine(embedding_engine, embedding_report(opened, embedder, seconds))
+        report = embedding_report(opened, embedder, time.monotonic() - started_s)
+        return LoadedEngine(embedding_engine, _with_memory(report, spec, opened, host_gauge))
     limit = min(opened.config.max_positions, spec.max_context_tokens or opened.config.max_positions)
     grammars = GrammarCompiler(
         opened.tokenizer_dir / "tokenizer.json",
@@ -135,6 +136,23 @@ def load_engine(
     seconds = time.monotonic() - started_s
     report = _report(opened, model, plan, trial, execution, quality, seconds, grammar_problem)
     return LoadedEngine(engine, report)
+
+
+def _with_memory(
+    report: LoadReport, spec: LoadSpec, opened: OpenedEmbeddingModel, host_gauge: HostGauge
+) -> LoadReport:
+    """An embedding model has run its steps by now, and has no KV."""
+    gauge = gauge_for(opened.device, host_gauge)
+    earlier = earlier_loads_on(spec, opened.device)
+    correction_bytes = earlier.memory_correction_bytes if earlier else 0
+    actual_bytes = gauge.used_bytes()
+    return msgspec.structs.replace(
+        report,
+        estimated_bytes=opened.weight_bytes + correction_bytes,
+        actual_bytes=actual_bytes,
+        process_bytes=gauge.process_bytes,
+        memory_correction_bytes=actual_bytes - opened.weight_bytes,
+    )
 
 
 def configure_threads() -> int:

@@ -79,6 +79,8 @@ def test_loads_answers_cancels_and_shuts_down(decoder_dir: Path, data_dir: Path)
         assert (report.kind, report.architecture) == ("embedding", "qwen3")
         assert (report.embedding_dimensions, report.context_tokens) == (DIMENSIONS, CONTEXT_TOKENS)
         assert report.is_matryoshka
+        assert report.estimated_bytes == report.weight_bytes
+        assert report.actual_bytes == report.weight_bytes + report.memory_correction_bytes > 0
 
         engine.send(EmbedSequences(sequence_id="whole", prompts=prompts))
         assert np.allclose(vectors_of(next_outputs(engine)), expected, atol=1e-5)
