@@ -67,6 +67,7 @@ class LoadJobAdmin(ReportedAdmin):
                 "stage": job.stage or ("waiting for the neuron" if job.is_active else ""),
                 "percent": None if fraction is None else round(100 * fraction),
                 "amount": _amount(job),
+                "detail": job.progress_detail,
                 "eta_s": job.eta_s,
                 "is_active": job.is_active,
             },

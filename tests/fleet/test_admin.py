@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import redis
 from django.contrib.auth.models import Permission
@@ -264,6 +265,12 @@ def test_a_job_shows_progress_and_failure(admin_client, model, beat, build, sent
     html = page(admin_client, "loadjob")
     assert "downloading 25 %" in html
     assert 'aria-valuenow="25"' in html
+    quantising = LoadProgress(
+        stage=LoadStage.WEIGHTS, done=3, total=4, unit="tensors", detail="quantising to q4"
+    )
+    beat(replicas=[msgspec.structs.replace(loading, progress=quantising)])
+    html = page(admin_client, "loadjob")
+    assert "weights 75 % (3 of 4 tensors), quantising to q4" in html
     failure = LoadFailure(code="does_not_fit", message="needs 8 GB, has 4 GB")
     beat(replicas=[build.replica(job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure)])
     assert "needs 8 GB, has 4 GB" in page(admin_client, "loadjob")
