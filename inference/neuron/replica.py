@@ -333,9 +333,8 @@ class Replica:
             self._stats = None
             if self._status is ReplicaStatus.READY and not self._end_asked.is_set():
                 self._move_to(ReplicaStatus.RECOVERING)
-        failure = self._fault or engine_crashed(self.spec.model)
-        if self._end_asked.is_set():
-            failure = model_not_loaded(self.spec.model)
+        blame = model_not_loaded if self._end_asked.is_set() else engine_crashed
+        failure = self._fault or blame(self.spec.model)
         self._context.publish(self._context.table.fail_engine(engine, failure))
         how = engine.reap()
         if self._end_asked.is_set():
