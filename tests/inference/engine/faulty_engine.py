@@ -26,5 +26,5 @@ def load_faulty_engine(*arguments: Any, **options: Any) -> LoadedEngine:
 
 
 if __name__ == "__main__":
-    process.load_engine = load_faulty_engine
+    process.load_engine = load_faulty_engine  # type: ignore[attr-defined]
     sys.exit(process.main())

@@ -47,7 +47,7 @@ class FaultyExecutor:
         self._num_steps: dict[str, int] = {}
         self._schedule = Schedule()
         self._take_logprobs = inner._sampler._logprobs
-        inner._sampler._logprobs = self._logprobs  # type: ignore[method-assign]
+        inner._sampler._logprobs = self._logprobs  # type: ignore[method-assign,assignment]
         self.attempted_tokens: list[int] = []
         """Prompt tokens of every attempt."""
 

@@ -7,10 +7,10 @@ import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from inference.engine.fault_classes import classify, recover
 from inference.engine.faults import (
@@ -23,6 +23,7 @@ from inference.engine.faults import (
 )
 
 EXABYTE = 1 << 60
+dist: Any = torch.distributed
 REAL: list[tuple[Callable[[], object], type[StepFault]]] = [
     (lambda: torch.empty(EXABYTE, dtype=torch.uint8), OutOfMemoryFault),
     (lambda: bytearray(EXABYTE), OutOfMemoryFault),
@@ -50,7 +51,7 @@ def cuda_error(text: str, number: int | None = None) -> Exception:
     """As ``torch.AcceleratorError`` is raised from C++."""
     error = torch.AcceleratorError(f"CUDA error: {text}\nCUDA kernel errors might be asynchronous")
     if number is not None:
-        error.error_code = number
+        error.error_code = number  # type: ignore[attr-defined]
     return error
 
 
@@ -108,7 +109,7 @@ def test_a_collective_whose_peer_does_not_come_hangs() -> None:
     store = dist.HashStore()
     timeout = timedelta(seconds=20)
 
-    def join(rank: int) -> dist.ProcessGroup:
+    def join(rank: int) -> Any:
         return dist.ProcessGroupGloo(store, rank, 2, timeout)
 
     with ThreadPoolExecutor(2) as pool:
