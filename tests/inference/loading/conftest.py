@@ -57,6 +57,9 @@ SCALE_FIELDS = {
 }
 """Where a K block holds its float16 scales; gguf cannot quantise these formats, only read them."""
 
+K_BLOCK_VALUE = 0.04
+"""Root mean square of random weights in these formats."""
+
 
 @pytest.fixture
 def tiny_directory(tmp_path: Path) -> Path:
@@ -86,18 +89,19 @@ def save_gguf(
     architecture: str = "llama",
     types: dict[str, GGMLQuantizationType] | None = None,
     metadata: dict[str, Any] | None = None,
+    sizes: dict[str, Any] = SIZES,
 ) -> Path:
     """The same weights as llama.cpp's converter writes them: its names, its order of rotary rows.
     ``types``: by Hugging Face name, where not float32."""
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(SIZES["max_position_embeddings"])
-    writer.add_embedding_length(SIZES["hidden_size"])
+    writer.add_context_length(sizes["max_position_embeddings"])
+    writer.add_embedding_length(sizes["hidden_size"])
     writer.add_block_count(NUM_LAYERS)
-    writer.add_feed_forward_length(SIZES["intermediate_size"])
+    writer.add_feed_forward_length(sizes["intermediate_size"])
     writer.add_head_count(NUM_HEADS)
     writer.add_head_count_kv(NUM_KV_HEADS)
-    writer.add_key_length(SIZES["head_dim"])
-    writer.add_layer_norm_rms_eps(SIZES["rms_norm_eps"])
+    writer.add_key_length(sizes["head_dim"])
+    writer.add_layer_norm_rms_eps(sizes["rms_norm_eps"])
     writer.add_rope_freq_base(10000.0)
     _add_vocabulary(writer)
     for key, value in (metadata or {}).items():
@@ -146,7 +150,10 @@ def random_k_blocks(
     num_blocks = num_features // block_features
     blocks = generator.integers(0, 256, (num_rows, num_blocks, block_bytes), dtype=np.uint8)
     first, last = SCALE_FIELDS[type.name]
-    scales = generator.uniform(0.0001, 0.001, (num_rows, num_blocks, (last - first) // 2))
+    scales = generator.uniform(0.5, 1.5, (num_rows, num_blocks, (last - first) // 2))
+    blocks[:, :, first:last] = scales.astype(np.float16).view(np.uint8)
+    size = np.sqrt(np.square(gguf.dequantize(blocks, type)).mean())
+    scales *= K_BLOCK_VALUE / size
     blocks[:, :, first:last] = scales.astype(np.float16).view(np.uint8)
     return blocks.reshape(num_rows, -1)
 

@@ -1,0 +1,148 @@
+"""GGUF files of mixed formats through the loader and both decoders, against gguf's own values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from safetensors.torch import load_file
+
+from inference.loading.loader import OpenedModel, open_model
+from inference.models.batch import PrefillBatch, PrefillSpan
+from inference.models.dense import DenseWeights
+from inference.models.native.build import find_compiler
+from inference.models.registry import AnyModel, build_fastest_model, build_model
+from inference.protocol.load import LoadSpec
+
+from .conftest import NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, SIZES, gguf_name, save_directory
+from .conftest import save_gguf as save
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+"""Rows of the K formats are whole super-blocks of 256."""
+TOLERANCE = 0.1
+"""Of the native decoder, whose activations have 8 bits and whose keys and values are bfloat16: 0.01
+to 0.05 with these weights. Its arithmetic is held to 1e-5 in ``test_native_packing``; here a wrong
+code, scale or row would be off by as much as the logits are large."""
+EXACT = 1e-5
+CONTEXT_TOKENS, BLOCK_TOKENS = 64, 32
+
+MIXES = {
+    "Q4_K_M": ("Q4_K", "Q6_K", "Q6_K"),
+    "Q5_K_M": ("Q5_K", "Q6_K", "Q6_K"),
+    "Q2_K": ("Q2_K", "Q3_K", "Q6_K"),
+    "Q3_K_M": ("Q3_K", "Q5_K", "Q6_K"),
+    "Q5_0": ("Q5_0", "Q5_1", "Q8_0"),
+    "Q4_1": ("Q4_1", "Q4_0", "Q8_0"),
+}
+"""Formats of most projections; of v_proj and down_proj; of the table, which is the head as well."""
+
+
+@pytest.fixture(scope="module")
+def native_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("native")
+
+
+def mixed_file(tmp_path: Path, mix: str) -> Path:
+    directory = save_directory(tmp_path / "hf", "llama", tie_word_embeddings=True, **WIDE)
+    weights = load_file(directory / "model.safetensors")
+    types = {name: _format(mix, name) for name, w in weights.items() if w.dim() == 2}
+    return save(tmp_path / "x.gguf", weights, types=types, sizes=SIZES | WIDE)
+
+
+def _format(mix: str, name: str) -> GGMLQuantizationType:
+    most, some, table = MIXES[mix]
+    if "embed_tokens" in name:
+        return GGMLQuantizationType[table]
+    is_other = "v_proj" in name or "down_proj" in name
+    return GGMLQuantizationType[some if is_other else most]
+
+
+def opened(file: Path, tmp_path: Path, **changes: object) -> OpenedModel:
+    spec = LoadSpec(job_id="1", model="tiny", source=f"path:{file}", devices=["cpu"], **changes)
+    return open_model(spec, tmp_path / "cache", lambda progress: None)
+
+
+def reference(file: Path, model: OpenedModel) -> AnyModel:
+    """torch in float32 over what gguf itself makes of the file."""
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    names = ["model.embed_tokens", "model.norm"]
+    for index in range(NUM_LAYERS):
+        layer = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+        layer += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+        layer += ("input_layernorm", "post_attention_layernorm")
+        names += [f"model.layers.{index}.{name}" for name in layer]
+    weights = {f"{n}.weight": _values(tensors[gguf_name(f"{n}.weight")]) for n in names}
+    return build_model(
+        model.config, DenseWeights(weights, torch.float32, torch.device("cpu")), CONTEXT_TOKENS
+    )
+
+
+def _values(tensor: gguf.ReaderTensor) -> torch.Tensor:
+    values = gguf.dequantize(tensor.data, tensor.tensor_type)
+    heads = {"attn_q": NUM_HEADS, "attn_k": NUM_KV_HEADS}.get(tensor.name.split(".")[-2])
+    if heads is not None:
+        pairs = values.reshape(heads, -1, 2, values.shape[-1])
+        values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+    return torch.tensor(values)
+
+
+@torch.inference_mode()
+def logits(model: AnyModel) -> torch.Tensor:
+    ids = torch.arange(3, 43)
+    positions, blocks = torch.arange(len(ids)), torch.arange(2)
+    span = PrefillSpan(0, len(ids), 0, len(ids), blocks)
+    kv = model.new_kv(2, BLOCK_TOKENS, model.kv_dtype)
+    return model.prefill(PrefillBatch(ids, positions, positions, (span,), positions), kv)
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_mixed_file_stays_packed_in_the_native_decoder(
+    tmp_path: Path, mix: str, native_cache_dir: Path
+) -> None:
+    if find_compiler() is None:
+        pytest.skip("no C++ compiler")
+    file = mixed_file(tmp_path, mix)
+    model = opened(file, tmp_path)
+    native, execution = build_fastest_model(
+        model.config, model.weights, CONTEXT_TOKENS, native_cache_dir
+    )
+    assert execution.startswith("native")
+    assert relative_error(logits(native), logits(reference(file, model))) < TOLERANCE
+    report = model.weights.report()
+    assert report.count(" kept in ") == len(set(MIXES[mix])) and report.count(" MB)") > 0
+    assert "dense" not in report and "dequantised" not in report
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_torch_computes_with_the_same_values(tmp_path: Path, mix: str) -> None:
+    file = mixed_file(tmp_path, mix)
+    model = opened(file, tmp_path, dtype="float32")
+    exact = build_model(model.config, model.weights, CONTEXT_TOKENS)
+    assert relative_error(logits(exact), logits(reference(file, model))) < EXACT
+
+
+def test_the_load_report_has_the_bytes(tmp_path: Path) -> None:
+    weights = opened(mixed_file(tmp_path, "Q4_K_M"), tmp_path).weights
+    layer = "model.layers.0"
+    heads = [f"{layer}.self_attn.{name}_proj" for name in "qkv"]
+    assert [part.bits for part in weights.stored_parts(*heads)] == [4, 6]
+    weights.stored_parts(f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj")
+    weights.stored(f"{layer}.mlp.down_proj")
+    # 256 x 384 and 2 x 512 x 256 weights at 4.625 bits; 256 x 128 and 256 x 512 at 6.5625.
+    assert weights.report() == "4 x Q4_K kept in 4 bits (0.2 MB); 2 x Q6_K kept in 6 bits (0.1 MB)"
+
+
+def test_without_the_native_decoder_the_report_says_what_became_dense(tmp_path: Path) -> None:
+    model = opened(mixed_file(tmp_path, "Q4_K_M"), tmp_path)
+    build_model(model.config, model.weights, CONTEXT_TOKENS)
+    report = model.weights.report()
+    assert "4 x Q6_K dequantised: torch has no kernel for 6-bit codes of this kind" in report
+    assert "10 x Q4_K 4-bit kernel" in report
