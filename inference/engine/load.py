@@ -12,12 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import psutil
 import torch
 
 from inference.engine.build import build_engine
-from inference.engine.context_limit import PrefillBound
 from inference.engine.embedding_engine import EmbeddingEngine
 from inference.engine.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.engine import Engine
@@ -29,19 +27,18 @@ from inference.engine.memory import (
     free_cuda_bytes,
     plan_kv,
 )
-from inference.engine.memory_use import HostGauge, gauge_for, give_back_freed
+from inference.engine.memory_use import HostGauge, give_back_freed
 from inference.engine.quality import quality_in_words
 from inference.engine.rates import PrefillAverage
 from inference.engine.scheduler import SchedulerLimits
-from inference.engine.trial_steps import measure_prefill, run_largest_steps
+from inference.engine.trial import Trial, try_out, with_memory
 from inference.engine.warmup import warm_up
-from inference.loading.devices import earlier_loads_on, free_memory_bytes
+from inference.loading.devices import free_memory_bytes
 from inference.loading.embedding_files import OpenedEmbeddingModel
 from inference.loading.loader import PREFILL_TOKENS_PER_STEP, OpenedModel, open_model
 from inference.models.native.llama import NativeLlama
 from inference.models.registry import AnyModel, build_fastest_model
 from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStage
-from inference.protocol.prefill_speed import PrefillSpeed
 
 STEP_S = 0.1
 """Half of what a disconnect may take to free its blocks."""
@@ -55,16 +52,13 @@ class LoadedEngine:
     report: LoadReport
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trial:
-    """What a built model turned out to be on its device."""
-
-    load_bytes: int
-    """All but KV."""
-    process_bytes: int
-    prefill_speed: PrefillSpeed
-    """As measured now."""
-    bound: PrefillBound
+@dataclass(frozen=True, slots=True)
+class _Built:
+    model: AnyModel
+    execution: str
+    """In words: which code computes, and why not a faster one."""
+    quality: str
+    """In words: what quantising cost."""
 
 
 def load_engine(
@@ -86,73 +80,32 @@ def load_engine(
     if isinstance(opened, OpenedEmbeddingModel):
         embedding_engine, embedder = load_embedding_engine(spec, opened, on_progress)
         report = embedding_report(opened, embedder, time.monotonic() - started_s)
-        return LoadedEngine(embedding_engine, _with_memory(report, spec, opened, host_gauge))
-    limit = min(opened.config.max_positions, spec.max_context_tokens or opened.config.max_positions)
+        return LoadedEngine(embedding_engine, with_memory(report, spec, opened, host_gauge))
     grammars = GrammarCompiler(
         opened.tokenizer_dir / "tokenizer.json",
         opened.config.vocab_size,
         tuple(opened.config.eos_token_ids),
     )
-    try:
-        model, execution = build_fastest_model(
-            opened.config, opened.weights, limit, data_dir / "cache" / "native"
-        )
-        quality = quality_in_words(
-            opened,
-            model,
-            execution,
-            context_tokens=limit,
-            cache_dir=data_dir / "cache" / "quality",
-            on_progress=on_progress,
-        )
-    finally:
-        opened.close()
-    if isinstance(model, NativeLlama):
-        # Its threads are its own; torch's, left over from sampling, would spin on their cores.
-        torch.set_num_threads(1)
-    scheduler_limits = SchedulerLimits(
-        max_running=spec.max_concurrent_sequences,
-        max_queue_depth=spec.max_queue_depth,
-        max_queue_wait_s=spec.max_queue_wait_s,
-        prefill_tokens_per_step=PREFILL_TOKENS_PER_STEP[model.device.type],
-        target_step_s=STEP_S,
-    )
+    built = _build(spec, opened, data_dir / "cache", on_progress)
     # Its tables are among what the load takes, so they are waited for before that is measured.
     grammar_problem = grammars.wait_ready()
     on_progress(LoadProgress(stage=LoadStage.WARMUP, unit="steps", detail="measuring"))
-    trial = _try_out(spec, model, scheduler_limits, host_gauge, opened.num_parameters)
-    plan = _plan(spec, model, trial)
+    limits = _scheduler_limits(spec, built.model)
+    trial = try_out(spec, built.model, limits, host_gauge, opened.num_parameters)
+    plan = _plan(spec, built.model, trial)
     engine = build_engine(
-        model,
+        built.model,
         context_tokens=plan.context_tokens,
         num_kv_blocks=plan.num_blocks,
-        kv_dtype=model.kv_dtype,
-        scheduler_limits=scheduler_limits,
+        kv_dtype=built.model.kv_dtype,
+        scheduler_limits=limits,
         grammars=grammars,
         prefill_average=PrefillAverage(trial.bound.speed),
         check_when_idle=check_when_idle,
     )
     warm_up(engine, opened.config.vocab_size, on_progress)
     seconds = time.monotonic() - started_s
-    report = _report(opened, model, plan, trial, execution, quality, seconds, grammar_problem)
-    return LoadedEngine(engine, report)
-
-
-def _with_memory(
-    report: LoadReport, spec: LoadSpec, opened: OpenedEmbeddingModel, host_gauge: HostGauge
-) -> LoadReport:
-    """An embedding model has run its steps by now, and has no KV."""
-    gauge = gauge_for(opened.device, host_gauge)
-    earlier = earlier_loads_on(spec, opened.device)
-    correction_bytes = earlier.memory_correction_bytes if earlier else 0
-    actual_bytes = gauge.used_bytes()
-    return msgspec.structs.replace(
-        report,
-        estimated_bytes=opened.weight_bytes + correction_bytes,
-        actual_bytes=actual_bytes,
-        process_bytes=gauge.process_bytes,
-        memory_correction_bytes=actual_bytes - opened.weight_bytes,
-    )
+    return LoadedEngine(engine, _report(opened, built, plan, trial, seconds, grammar_problem))
 
 
 def configure_threads() -> int:
@@ -164,35 +117,43 @@ def configure_threads() -> int:
     return num_threads
 
 
-def _try_out(
-    spec: LoadSpec,
-    model: AnyModel,
-    limits: SchedulerLimits,
-    host_gauge: HostGauge,
-    num_parameters: int,
-) -> _Trial:
-    gauge = gauge_for(model.device, host_gauge)
-    gauge.watch()
-    trial_kv_bytes = run_largest_steps(model, limits, num_parameters)
-    load_bytes = gauge.used_bytes() - trial_kv_bytes
-    longest = model.config.max_positions
+def _build(
+    spec: LoadSpec, opened: OpenedModel, cache_dir: Path, on_progress: ReportProgress
+) -> _Built:
+    """The files are closed afterwards, whatever happens."""
+    longest = opened.config.max_positions
     context_tokens = min(longest, spec.max_context_tokens or longest)
-    measured = measure_prefill(model, limits, context_tokens)
-    earlier = earlier_loads_on(spec, model.device)
-    average = None if earlier is None else earlier.prefill_speed
-    return _Trial(
-        load_bytes=load_bytes,
-        process_bytes=gauge.process_bytes,
-        prefill_speed=measured,
-        bound=PrefillBound(
-            speed=average or measured,
-            max_prefill_s=spec.max_prefill_s,
-            is_average=average is not None,
-        ),
+    try:
+        model, execution = build_fastest_model(
+            opened.config, opened.weights, context_tokens, cache_dir / "native"
+        )
+        quality = quality_in_words(
+            opened,
+            model,
+            execution,
+            context_tokens=context_tokens,
+            cache_dir=cache_dir / "quality",
+            on_progress=on_progress,
+        )
+    finally:
+        opened.close()
+    if isinstance(model, NativeLlama):
+        # Its threads are its own; torch's, left over from sampling, would spin on their cores.
+        torch.set_num_threads(1)
+    return _Built(model, execution, quality)
+
+
+def _scheduler_limits(spec: LoadSpec, model: AnyModel) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_running=spec.max_concurrent_sequences,
+        max_queue_depth=spec.max_queue_depth,
+        max_queue_wait_s=spec.max_queue_wait_s,
+        prefill_tokens_per_step=PREFILL_TOKENS_PER_STEP[model.device.type],
+        target_step_s=STEP_S,
     )
 
 
-def _plan(spec: LoadSpec, model: AnyModel, trial: _Trial) -> KVPlan:
+def _plan(spec: LoadSpec, model: AnyModel, trial: Trial) -> KVPlan:
     if spec.kv_memory_bytes is not None:
         budget_bytes = spec.kv_memory_bytes
     elif model.device.type == "cuda":
@@ -213,11 +174,9 @@ def _plan(spec: LoadSpec, model: AnyModel, trial: _Trial) -> KVPlan:
 
 def _report(
     opened: OpenedModel,
-    model: AnyModel,
+    built: _Built,
     plan: KVPlan,
-    trial: _Trial,
-    execution: str,
-    quality: str,
+    trial: Trial,
     load_seconds: float,
     grammar_problem: str | None,
 ) -> LoadReport:
@@ -225,8 +184,8 @@ def _report(
     estimated_bytes = opened.estimated_load_bytes
     return LoadReport(
         architecture=config.architecture,
-        device=str(model.device),
-        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(built.model.device),
+        dtype=str(built.model.dtype).removeprefix("torch."),
         num_parameters=opened.num_parameters,
         weight_bytes=opened.weight_bytes,
         kv_bytes=plan.kv_bytes,
@@ -235,8 +194,8 @@ def _report(
         context_tokens=plan.context_tokens,
         vocab_size=config.vocab_size,
         quantization=opened.weights.report(),
-        quality=quality,
-        compiled=execution,
+        quality=built.quality,
+        compiled=built.execution,
         load_seconds=load_seconds,
         tokenizer_dir=str(opened.tokenizer_dir),
         eos_token_ids=list(config.eos_token_ids),
