@@ -1,4 +1,5 @@
-"""What a load takes is what its process then holds; a second load's estimate knows it."""
+"""What a load takes is what its process then holds; a second load knows what the first one took,
+and how fast requests were."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from inference.engine.channel import Channel
 from inference.engine.memory_use import HostGauge, anonymous_bytes
 from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_message
 from inference.protocol.load import EarlierLoads, LoadReport, LoadSpec
+from inference.protocol.prefill_speed import PrefillSpeed
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 MB = 10**6
@@ -58,6 +60,7 @@ def load(gguf: Path, data_dir: Path, earlier: EarlierLoads | None) -> LoadReport
                 source=f"path:{gguf}",
                 devices=["cpu"],
                 kv_memory_bytes=KV_MEMORY_BYTES,
+                max_prefill_s=300,
                 earlier_loads=earlier,
             )
             channel.send(msgspec.msgpack.encode(spec))
@@ -70,15 +73,19 @@ def load(gguf: Path, data_dir: Path, earlier: EarlierLoads | None) -> LoadReport
     return message.report
 
 
-def test_the_second_load_is_estimated_within_five_percent(
+def test_the_second_load_is_estimated_within_five_percent_and_bound_by_real_speed(
     default_gguf: Path, data_dir: Path
 ) -> None:
     """KV, which both count whole, is taken off: what is left is what could be wrong."""
     first = load(default_gguf, data_dir, None)
     assert first.actual_bytes - first.kv_bytes > first.weight_bytes
     assert first.process_bytes > 50 * MB
-    correction_bytes = first.memory_correction_bytes
-    earlier = EarlierLoads(device_kind="cpu", memory_correction_bytes=correction_bytes)
+    assert first.prefill_speed is not None
+    earlier = EarlierLoads(
+        device_kind="cpu",
+        memory_correction_bytes=first.memory_correction_bytes,
+        prefill_speed=PrefillSpeed(token_s=0.25),
+    )
     second = load(default_gguf, data_dir, earlier)
     estimated_bytes = second.estimated_bytes - second.kv_bytes
     actual_bytes = second.actual_bytes - second.kv_bytes
@@ -86,3 +93,5 @@ def test_the_second_load_is_estimated_within_five_percent(
     # Learning from an estimate that was right changes next to nothing.
     learnt = second.memory_correction_bytes - first.memory_correction_bytes
     assert abs(learnt) <= 0.05 * actual_bytes
+    assert second.context_tokens == 1200, "300 s at the four tokens a second that requests had"
+    assert "(4 tokens/s, average of earlier requests)" in second.context_reason
