@@ -26,7 +26,7 @@ from inference.models.stored import GROUP_FEATURES, GroupedWeight
 Bits = Literal[4, 8]
 Floats = npt.NDArray[np.float32]
 
-CHUNK_WEIGHTS = 128 * 1024
+CHUNK_WEIGHTS = 256 * 1024
 LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 LARGEST_8_BIT_CODE = 127
 LARGEST_4_BIT_CODE = 15
