@@ -56,6 +56,7 @@ template <typename F, int Rows>
     for (int g = 0; g < F::kBlockGroups; g++, block += F::kGroupBytes, group += x.row_stride) {
       i32x16 codes[8];
       unpack_codes<F::kBits>(F::codes(block), codes);
+#pragma GCC unroll 2
       for (int p = 0; p < F::kParts; p++, at += 4 * kVectors) {
         i32x16 dots[Rows];
         dot_group<Rows, kVectors>(codes + p * kVectors, x, at, x.fine + group, dots);
