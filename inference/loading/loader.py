@@ -52,6 +52,7 @@ from inference.loading.unquantized import Unquantized, open_unquantized
 from inference.models.config import ModelConfig
 from inference.models.embedding_config import EmbeddingConfig
 from inference.models.linear import LinearFactory
+from inference.models.native.build import find_compiler
 from inference.models.weights import WeightSource
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
 
@@ -199,15 +200,18 @@ def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _D
 
 def _memory_need(spec: LoadSpec, described: _Described, device: torch.device) -> MemoryNeed:
     files, earlier = described.files, earlier_loads_on(spec, device)
+    dtype = choose_dtype(spec, device)
+    is_cpu_float = device.type == "cpu" and dtype == torch.float32
     return memory_need(
         described.config,
         [(files.format_of(name), math.prod(files.shape_of(name))) for name in files.names],
-        choose_dtype(spec, device).itemsize,
+        dtype.itemsize,
         largest_step=LargestStep(
             prompt_rows=PREFILL_TOKENS_PER_STEP[device.type],
             decode_rows=spec.max_concurrent_sequences,
         ),
         correction_bytes=earlier.memory_correction_bytes if earlier else 0,
+        is_native=is_cpu_float and find_compiler() is not None,
     )
 
 

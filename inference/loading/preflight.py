@@ -21,6 +21,19 @@ FP8 = "fp8"
 BYTES_PER_4_BIT_WEIGHT = 0.5 + 4 / 32
 """Code, and two 2-byte numbers per group of 32."""
 BYTES_PER_8_BIT_WEIGHT = 1 + 4 / 32
+NATIVE_BYTES_PER_WEIGHT = {
+    "Q4_0": 0.625,
+    "Q4_1": 0.625,
+    "Q5_0": 0.6875,
+    "Q5_1": 0.75,
+    "Q8_0": 1.0625,
+    "Q2_K": 0.390625,
+    "Q3_K": 0.4453125,
+    "Q4_K": 0.578125,
+    "Q5_K": 0.703125,
+    "Q6_K": 0.8203125,
+}
+"""As the native decoder packs them: ``inference/models/native/formats.h``."""
 COPY_BYTES = 2
 """Of the bfloat16 copy that prompt rows are multiplied with."""
 LOGIT_BYTES = 4
@@ -63,12 +76,17 @@ def memory_need(
     *,
     largest_step: LargestStep | None = None,
     correction_bytes: int = 0,
+    is_native: bool = False,
 ) -> MemoryNeed:
-    """``tensors``: format and number of elements of each."""
+    """``tensors``: format and number of elements of each. ``is_native``: the native decoder will
+    pack them, every quantised format."""
     weight_bytes = 0.0
     num_quantized = 0
     for format, num_elements in tensors:
-        weight_bytes += num_elements * _bytes_per_weight(format, dense_bytes_per_weight)
+        native_bytes = NATIVE_BYTES_PER_WEIGHT.get(format) if is_native else None
+        weight_bytes += num_elements * (
+            native_bytes or _bytes_per_weight(format, dense_bytes_per_weight)
+        )
         num_quantized += num_elements if format in GROUPED_4_BIT | GROUPED_8_BIT else 0
     kv_bytes = config.kv_elements_per_token * SHORTEST_CONTEXT_TOKENS * dense_bytes_per_weight
     step = largest_step or LargestStep(prompt_rows=0, decode_rows=0)

@@ -12,6 +12,7 @@ from gguf.constants import GGMLQuantizationType
 
 from inference.loading import gguf_quants
 from inference.loading.gguf_header import read_header
+from inference.loading.preflight import NATIVE_BYTES_PER_WEIGHT
 from inference.models.stored import DenseWeight, GroupedWeight, SuperBlockWeight
 
 from .conftest import random_k_blocks
@@ -61,6 +62,7 @@ def test_every_format_equals_ggufs_own_values(tmp_path: Path, type: GGMLQuantiza
     is_grouped = isinstance(stored, GroupedWeight)
     assert stored.bits == (GROUPED_BITS if is_grouped else SUPER_BLOCK_BITS)[type.name]
     assert torch.equal(stored.dequantize(), expected)
+    assert stored.packed_bytes == NATIVE_BYTES_PER_WEIGHT[type.name] * NUM_ROWS * NUM_FEATURES
     assert stored.packed_bytes <= MOST_BYTES.get(type.name, MOST_BYTES_OF_OTHERS) * rows.size
 
 

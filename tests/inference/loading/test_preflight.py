@@ -38,6 +38,13 @@ def test_the_need_counts_formats_and_a_short_context() -> None:
     assert need.kv_bytes == 2 * 2 * 2 * 16 * 256 * 4
 
 
+def test_the_native_decoder_packs_every_format() -> None:
+    tensors = [("Q4_K", 25600), ("Q6_K", 25600), ("F32", 10)]
+    need = memory_need(CONFIG, tensors, 4, is_native=True)
+    assert need.weight_bytes == 14800 + 21000 + 40
+    assert memory_need(CONFIG, tensors, 4).weight_bytes == 16000 + 4 * 25600 + 40
+
+
 def test_the_need_counts_the_largest_step_and_what_earlier_loads_taught() -> None:
     tensors = [("F32", 1000)]
     step = LargestStep(prompt_rows=10, decode_rows=3)
