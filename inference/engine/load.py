@@ -57,6 +57,8 @@ class _Built:
     model: AnyModel
     execution: str
     """In words: which code computes, and why not a faster one."""
+    limits: SchedulerLimits
+    trial: Trial
     quality: str
     """In words: what quantising cost."""
 
@@ -86,26 +88,24 @@ def load_engine(
         opened.config.vocab_size,
         tuple(opened.config.eos_token_ids),
     )
-    built = _build(spec, opened, data_dir / "cache", on_progress)
-    # Its tables are among what the load takes, so they are waited for before that is measured.
-    grammar_problem = grammars.wait_ready()
-    on_progress(LoadProgress(stage=LoadStage.WARMUP, unit="steps", detail="measuring"))
-    limits = _scheduler_limits(spec, built.model)
-    trial = try_out(spec, built.model, limits, host_gauge, opened.num_parameters)
-    plan = _plan(spec, built.model, trial)
+    try:
+        built = _build(spec, opened, data_dir / "cache", on_progress, grammars, host_gauge)
+    finally:
+        opened.close()
+    plan = _plan(spec, built.model, built.trial)
     engine = build_engine(
         built.model,
         context_tokens=plan.context_tokens,
         num_kv_blocks=plan.num_blocks,
         kv_dtype=built.model.kv_dtype,
-        scheduler_limits=limits,
+        scheduler_limits=built.limits,
         grammars=grammars,
-        prefill_average=PrefillAverage(trial.bound.speed),
+        prefill_average=PrefillAverage(built.trial.bound.speed),
         check_when_idle=check_when_idle,
     )
     warm_up(engine, opened.config.vocab_size, on_progress)
     seconds = time.monotonic() - started_s
-    return LoadedEngine(engine, _report(opened, built, plan, trial, seconds, grammar_problem))
+    return LoadedEngine(engine, _report(opened, built, plan, seconds, grammars.wait_ready()))
 
 
 def configure_threads() -> int:
@@ -118,29 +118,36 @@ def configure_threads() -> int:
 
 
 def _build(
-    spec: LoadSpec, opened: OpenedModel, cache_dir: Path, on_progress: ReportProgress
+    spec: LoadSpec,
+    opened: OpenedModel,
+    cache_dir: Path,
+    on_progress: ReportProgress,
+    grammars: GrammarCompiler,
+    host_gauge: HostGauge,
 ) -> _Built:
-    """The files are closed afterwards, whatever happens."""
     longest = opened.config.max_positions
     context_tokens = min(longest, spec.max_context_tokens or longest)
-    try:
-        model, execution = build_fastest_model(
-            opened.config, opened.weights, context_tokens, cache_dir / "native"
-        )
-        quality = quality_in_words(
-            opened,
-            model,
-            execution,
-            context_tokens=context_tokens,
-            cache_dir=cache_dir / "quality",
-            on_progress=on_progress,
-        )
-    finally:
-        opened.close()
+    model, execution = build_fastest_model(
+        opened.config, opened.weights, context_tokens, cache_dir / "native"
+    )
+    # Its tables are among what the load takes, so they are waited for before that is measured.
+    grammars.wait_ready()
+    on_progress(LoadProgress(stage=LoadStage.WARMUP, unit="steps", detail="measuring"))
+    limits = _scheduler_limits(spec, model)
+    trial = try_out(spec, model, limits, host_gauge, opened.num_parameters)
+    # After the trial: a load that measures quality, as only the first does, takes no more by it.
+    quality = quality_in_words(
+        opened,
+        model,
+        execution,
+        context_tokens=context_tokens,
+        cache_dir=cache_dir / "quality",
+        on_progress=on_progress,
+    )
     if isinstance(model, NativeLlama):
         # Its threads are its own; torch's, left over from sampling, would spin on their cores.
         torch.set_num_threads(1)
-    return _Built(model, execution, quality)
+    return _Built(model, execution, limits, trial, quality)
 
 
 def _scheduler_limits(spec: LoadSpec, model: AnyModel) -> SchedulerLimits:
@@ -176,11 +183,10 @@ def _report(
     opened: OpenedModel,
     built: _Built,
     plan: KVPlan,
-    trial: Trial,
     load_seconds: float,
     grammar_problem: str | None,
 ) -> LoadReport:
-    config = opened.config
+    config, trial = opened.config, built.trial
     estimated_bytes = opened.estimated_load_bytes
     return LoadReport(
         architecture=config.architecture,
