@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -95,11 +95,25 @@ inline f32x16 load_f16(const uint8_t* from) {
 #endif
 }
 
-// Sixteen signed bytes.
+// Sixteen signed bytes. GCC would convert them one by one.
 inline f32x16 load_i8(const uint8_t* from) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+#elif defined(__AVX2__)
+  __m256 halves[2];
+  for (int half = 0; half < 2; half++) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8 * half));
+    halves[half] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  }
+  f32x16 value;
+  std::memcpy(&value, halves, sizeof value);
+  return value;
+#else
   i8x16 bytes;
   std::memcpy(&bytes, from, sizeof bytes);
   return to_float(__builtin_convertvector(bytes, i32x16));
+#endif
 }
 
 inline f32x16 select(i32x16 condition, f32x16 yes, f32x16 no) {
