@@ -92,7 +92,7 @@ class EmbeddingEngine:
             if not outcome.faults:
                 self._record(rows, self._clock() - started_s)
             self._settle(outcome)
-        return self._take_outputs()
+        return self.take_outputs()
 
     def submit(self, command: EmbedSequences) -> None:
         """Queue a request's inputs, or refuse it by an event in the next step's outputs."""
@@ -112,7 +112,7 @@ class EmbeddingEngine:
     def cancel_all(self) -> StepOutputs:
         for sequence_id in list(self._jobs):
             self.cancel(CancelSequence(sequence_id=sequence_id))
-        return self._take_outputs()
+        return self.take_outputs()
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -125,7 +125,12 @@ class EmbeddingEngine:
             last_forward_unix_s=self._last_forward_unix_s,
         )
 
-    def _take_outputs(self) -> StepOutputs:
+    @property
+    def has_outputs(self) -> bool:
+        """Refusals and cancellations that nobody has been told of."""
+        return bool(self._outputs)
+
+    def take_outputs(self) -> StepOutputs:
         outputs, self._outputs = self._outputs, []
         return StepOutputs(outputs=outputs, stats=self.stats())
 

@@ -143,7 +143,7 @@ class Engine:
                 self._record(schedule, step_s)
         if self._check_when_idle and not self._sequences:
             self._scheduler.check_integrity()
-        return self._take_outputs()
+        return self.take_outputs()
 
     def submit(self, command: SubmitSequence) -> None:
         """Queue a sequence, or refuse it by an event in the next step's outputs."""
@@ -176,7 +176,7 @@ class Engine:
     def cancel_all(self) -> StepOutputs:
         for sequence_id in list(self._sequences):
             self.cancel(CancelSequence(sequence_id=sequence_id))
-        return self._take_outputs()
+        return self.take_outputs()
 
     def stats(self) -> EngineStats:
         allocator = self._scheduler.kv_cache.allocator
@@ -197,7 +197,12 @@ class Engine:
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()
 
-    def _take_outputs(self) -> StepOutputs:
+    @property
+    def has_outputs(self) -> bool:
+        """Refusals and cancellations that nobody has been told of."""
+        return bool(self._outputs)
+
+    def take_outputs(self) -> StepOutputs:
         outputs, self._outputs = self._outputs, []
         return StepOutputs(outputs=outputs, stats=self.stats())
 

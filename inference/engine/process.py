@@ -138,6 +138,8 @@ def serve(engine: AnyEngine, messenger: Messenger, watchdog: StepWatchdog) -> No
     sound."""
     last_sent_s = 0.0
     while _take_commands(engine, messenger):
+        if engine.has_outputs:  # told before a step, which may be long, and not after it
+            messenger.send(engine.take_outputs())
         if engine.has_work:
             with watchdog.step():
                 outputs = engine.step()
