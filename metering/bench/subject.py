@@ -26,8 +26,9 @@ class Subject(Protocol):
         """Name, version and the settings that matter, for the report."""
         ...
 
-    def decode(self, concurrency: int, seed: int) -> float:
-        """Aggregate output tok/s of ``concurrency`` sequences decoding together, prompts done."""
+    def decode(self, concurrency: int, seed: int) -> float | None:
+        """Aggregate output tok/s of ``concurrency`` sequences decoding together, prompts done;
+        ``None``: not measured."""
         ...
 
     def prefill(self, num_tokens: int, seed: int) -> float | None:

@@ -7,11 +7,18 @@ from typing import Any
 from metering.bench.subjects.transformers_generate import TransformersGenerate
 
 
+MOST_AT_ONCE = 8
+"""On CPU 32 take minutes a reading."""
+
+
 class TransformersContinuous(TransformersGenerate):
     """Decoding only: its prompts take the same path as ``generate``'s."""
 
     def describe(self) -> str:
         return super().describe().replace("generate", "generate_batch (continuous batching)")
+
+    def decode(self, concurrency: int, seed: int) -> float | None:
+        return super().decode(concurrency, seed) if concurrency <= MOST_AT_ONCE else None
 
     def prefill(self, num_tokens: int, seed: int) -> None:
         return

@@ -26,7 +26,7 @@ class TransformersGenerate:
         threads = self._torch.get_num_threads()
         return f"transformers {self._version} generate, float32, {threads} threads"
 
-    def decode(self, concurrency: int, seed: int) -> float:
+    def decode(self, concurrency: int, seed: int) -> float | None:
         """From the difference of a long and a one-token run, which takes the prompt out."""
         prompts = PromptMaker(seed)
         batch = [prompts.prompt(DECODE_PROMPT_TOKENS) for _ in range(concurrency)]
