@@ -6,7 +6,6 @@ from typing import Any
 
 from metering.bench.subjects.transformers_generate import TransformersGenerate
 
-
 MOST_AT_ONCE = 8
 """On CPU 32 take minutes a reading."""
 
