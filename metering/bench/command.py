@@ -20,11 +20,7 @@ from metering.bench.run import Results, run
 from metering.bench.server import BenchServer
 from metering.bench.subject import SubjectProcess
 
-PEERS = {
-    "llama_cpp": "llama_cpp",
-    "transformers_generate": "transformers",
-    "transformers_continuous": "transformers",
-}
+PEERS = {"llama_cpp": "llama_cpp", "transformers_generate": "transformers"}
 """Subject kind -> the module that must be importable for it."""
 
 DATA_DIR = REPOSITORY_DIR / "var" / "bench"

@@ -26,13 +26,12 @@ class Subject(Protocol):
         """Name, version and the settings that matter, for the report."""
         ...
 
-    def decode(self, concurrency: int, seed: int) -> float | None:
-        """Aggregate output tok/s of ``concurrency`` sequences decoding together, prompts done;
-        ``None``: not measured."""
+    def decode(self, concurrency: int, seed: int) -> float:
+        """Aggregate output tok/s of ``concurrency`` sequences decoding together, prompts done."""
         ...
 
-    def prefill(self, num_tokens: int, seed: int) -> float | None:
-        """Prompt tok/s of one sequence with a prompt nobody has seen; ``None``: not measured."""
+    def prefill(self, num_tokens: int, seed: int) -> float:
+        """Prompt tok/s of one sequence with a prompt nobody has seen."""
         ...
 
     def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float] | None:

@@ -26,7 +26,7 @@ class TransformersGenerate:
         threads = self._torch.get_num_threads()
         return f"transformers {self._version} generate, float32, {threads} threads"
 
-    def decode(self, concurrency: int, seed: int) -> float | None:
+    def decode(self, concurrency: int, seed: int) -> float:
         """From the difference of a long and a one-token run, which takes the prompt out."""
         prompts = PromptMaker(seed)
         batch = [prompts.prompt(DECODE_PROMPT_TOKENS) for _ in range(concurrency)]
@@ -34,7 +34,7 @@ class TransformersGenerate:
         all_s = self._generate_s(batch, 1 + DECODE_OUTPUT_TOKENS)
         return concurrency * DECODE_OUTPUT_TOKENS / (all_s - first_s)
 
-    def prefill(self, num_tokens: int, seed: int) -> float | None:
+    def prefill(self, num_tokens: int, seed: int) -> float:
         return num_tokens / self._generate_s([PromptMaker(seed).prompt(num_tokens)], 1)
 
     def time_to_first_token(self, num_tokens: int, seed: int) -> None:
@@ -45,12 +45,8 @@ class TransformersGenerate:
         del self._model
 
     def _generate_s(self, batch: list[list[int]], num_tokens: int) -> float:
-        started = time.perf_counter()
-        self._run(batch, num_tokens)
-        return time.perf_counter() - started
-
-    def _run(self, batch: list[list[int]], num_tokens: int) -> None:
         input_ids = self._torch.tensor(batch)
+        started = time.perf_counter()
         self._model.generate(
             input_ids,
             attention_mask=self._torch.ones_like(input_ids),
@@ -59,6 +55,7 @@ class TransformersGenerate:
             max_new_tokens=num_tokens,
             pad_token_id=0,
         )
+        return time.perf_counter() - started
 
 
 def open_subject(gguf: str, num_threads: str) -> TransformersGenerate:
