@@ -10,12 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import torch
-from llguidance import LLExecutor
-from llguidance.numpy import (
-    allocate_token_bitmask,
-    fill_next_token_bitmask,
-    fill_next_token_bitmask_par,
-)
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from inference.engine.grammars import GrammarState
 from inference.engine.sequence import Sequence
@@ -40,9 +35,7 @@ class Masked:
 
 
 class GrammarMasks:
-    def __init__(self, num_threads: int) -> None:
-        self._num_threads = num_threads
-        self._executor: LLExecutor | None = None
+    def __init__(self) -> None:
         self._biases: torch.Tensor | None = None
 
     def apply(self, scores: torch.Tensor, sequences: list[Sequence]) -> Masked:
@@ -56,7 +49,9 @@ class GrammarMasks:
         if not bound:
             return masked
         words = allocate_token_bitmask(len(bound), scores.shape[-1])
-        self._fill(words, [state for _, _, state in bound])
+        # One after the other: llguidance's pool of threads was seen to wait for ever beside ours.
+        for index, (_, _, state) in enumerate(bound):
+            fill_next_token_bitmask(state.matcher, words, index)
         bits = words.view(np.uint8)
         for row_bits, (row, sequence, state) in zip(bits, bound, strict=True):
             settle_end(row_bits, row, sequence, state, masked)
@@ -66,15 +61,6 @@ class GrammarMasks:
         else:
             scores[[row for row, _, _ in bound]] += bias
         return masked
-
-    def _fill(self, words: npt.NDArray[np.int32], states: list[GrammarState]) -> None:
-        if len(states) == 1:
-            fill_next_token_bitmask(states[0].matcher, words)
-            return
-        if self._executor is None:
-            self._executor = LLExecutor(self._num_threads)
-        matchers = [(state.matcher, index) for index, state in enumerate(states)]
-        fill_next_token_bitmask_par(self._executor, matchers, words)
 
     def _unpack(self, bits: torch.Tensor) -> torch.Tensor:
         """(num_rows, 8 * bytes) float32 out of (num_rows, bytes) uint8, least significant bit

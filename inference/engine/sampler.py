@@ -26,7 +26,7 @@ from inference.protocol.sampling import SamplingParams, TokenLogprob
 class Sampler:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._masks = GrammarMasks(torch.get_num_threads())
+        self._masks = GrammarMasks()
         self._random: dict[str, RandomStream] = {}
         self._counts: dict[str, TokenCounts] = {}
         self._thinking: dict[str, ThinkingBudget] = {}

@@ -249,7 +249,7 @@ def test_masks_are_those_of_llguidance(compiler: GrammarCompiler, length: int) -
         for token_id in ids_of('{"name": "somebody", "age": 41')[: length // (index + 1)]:
             sequence.grammar.advance(token_id)
     scores = torch.zeros(3, VOCAB_SIZE)
-    GrammarMasks(2).apply(scores, sequences)
+    GrammarMasks().apply(scores, sequences)
     for row, sequence in zip(scores, sequences, strict=True):
         assert sequence.grammar is not None
         matcher: LLMatcher = sequence.grammar.matcher
