@@ -18,10 +18,14 @@ KV_BYTES = 48 * 1024 * 1024
 def add_model(helexa: Serve, gguf: Path) -> str:
     """A file of the default model, under a new name."""
     name = f"again-{uuid.uuid4().hex[:8]}"
-    code = (
-        "from fleet import services; services.catalogue_model_create("
-        f"name={name!r}, source='path:{gguf}', kv_memory_bytes={KV_BYTES})"
-    )
+    create_model(helexa, name=name, source=f"path:{gguf}", kv_memory_bytes=KV_BYTES)
+    return name
+
+
+def create_model(helexa: Serve, *, name: str, **fields: object) -> None:
+    """As an operator's command does it; returns when the gateway knows it."""
+    given = ", ".join(f"{key}={value!r}" for key, value in {"name": name, **fields}.items())
+    code = f"from fleet import services; services.catalogue_model_create({given})"
     subprocess.run(
         [sys.executable, str(REPOSITORY_DIR / "manage.py"), "shell", "-v", "0", "-c", code],
         env=helexa.find("gateway").environ(),
@@ -30,4 +34,3 @@ def add_model(helexa: Serve, gguf: Path) -> str:
     )
     url = f"{helexa.url}/v1/models/{name}"
     wait_until(lambda: httpx.get(url, timeout=30.0).status_code == 200, "the catalogue is read")
-    return name

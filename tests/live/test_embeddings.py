@@ -6,19 +6,17 @@ The model is in the catalogue as an operator would put it there, and the first r
 from __future__ import annotations
 
 import base64
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import numpy as np
 import openai
 import pytest
 
 from tests.embedding_model import REVISION, SHA256, SOURCE
-from tests.live.serving import MODEL, REPOSITORY_DIR, WAIT_TIMEOUT_S, Serve, wait_until
+from tests.live.catalogue import create_model
+from tests.live.serving import MODEL, WAIT_TIMEOUT_S, Serve, wait_until
 
 MINILM = "all-minilm-l6-v2"
 DIMENSIONS = 384
@@ -28,18 +26,7 @@ LIMIT = 256
 @pytest.fixture(scope="module")
 def minilm(shared_server: Serve, embedding_model_dir: Path) -> str:
     """In the catalogue; its wheel lies in the server's cache already."""
-    code = (
-        "from fleet import services; services.catalogue_model_create("
-        f"name={MINILM!r}, source={SOURCE!r}, revision={REVISION!r}, sha256={SHA256!r})"
-    )
-    subprocess.run(
-        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "shell", "-v", "0", "-c", code],
-        env=shared_server.find("gateway").environ(),
-        check=True,
-        timeout=WAIT_TIMEOUT_S,
-    )
-    url = f"{shared_server.url}/v1/models/{MINILM}"
-    wait_until(lambda: httpx.get(url, timeout=30.0).status_code == 200, "the catalogue is read")
+    create_model(shared_server, name=MINILM, source=SOURCE, revision=REVISION, sha256=SHA256)
     return MINILM
 
 
