@@ -17,21 +17,18 @@ from inference.engine.embedding_queue import EmbeddingJob, EmbeddingLimits, Embe
 from inference.engine.faults import NumericalFault, StepFault
 from inference.engine.numerical_watch import NumericalWatch
 from inference.engine.pacing import PrefillPacer
+from inference.engine.pending_outputs import Output, PendingOutputs
 from inference.engine.rates import TokenRates
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,
     EngineStats,
     SequenceCancelled,
-    SequenceFailed,
     SequencesEmbedded,
-    SequenceStep,
     StepOutputs,
 )
 
 STEP_S = 0.1
-
-Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
 
 
 class EmbeddingExecutor(Protocol):
@@ -71,7 +68,7 @@ class EmbeddingEngine:
         self._clock = clock
         self._queue = EmbeddingQueue(limits)
         self._jobs: dict[str, EmbeddingJob] = {}
-        self._outputs: list[Output] = []
+        self._outputs = PendingOutputs()
         self._pacer = PrefillPacer(bounds.step_tokens, STEP_S)
         self._rates = TokenRates()
         self._last_forward_unix_s: float | None = None
@@ -97,7 +94,7 @@ class EmbeddingEngine:
     def submit(self, command: EmbedSequences) -> None:
         """Queue a request's inputs, or refuse it by an event in the next step's outputs."""
         if (refusal := self._refusal(command)) is not None:
-            self._outputs.append(refusal)
+            self._outputs.fail(command.sequence_id, *refusal)
             return
         deadline_s = self._clock() + self._queue.limits.max_queue_wait_s
         job = EmbeddingJob(command, deadline_s=deadline_s)
@@ -131,29 +128,26 @@ class EmbeddingEngine:
         return bool(self._outputs)
 
     def take_outputs(self) -> StepOutputs:
-        outputs, self._outputs = self._outputs, []
-        return StepOutputs(outputs=outputs, stats=self.stats())
+        return self._outputs.take(self.stats())
 
-    def _refusal(self, command: EmbedSequences) -> SequenceFailed | None:
+    def _refusal(self, command: EmbedSequences) -> tuple[str, str] | None:
+        """Code and message."""
         bounds, prompts = self._bounds, command.prompts
         longest = max(map(len, prompts), default=0)
         if not prompts or not all(prompts):
-            code, message = "bad_token_id", "an input has no tokens"
-        elif longest > bounds.max_input_tokens:
-            code = "context_length_exceeded"
-            message = f"an input has {longest} tokens; the model takes {bounds.max_input_tokens}"
-        elif min(map(min, prompts)) < 0 or max(map(max, prompts)) >= bounds.vocab_size:
-            code = "bad_token_id"
-            message = f"a token id is outside the vocabulary of {bounds.vocab_size}"
-        elif not 1 <= (command.dimensions or bounds.dimensions) <= bounds.dimensions:
-            code, message = "engine_error", f"the vectors have {bounds.dimensions} dimensions"
-        elif not self._queue.has_room(sum(map(len, prompts))):
-            code, message = "queue_full", f"{self._queue.num_waiting} requests are waiting"
-        elif command.sequence_id in self._jobs:
-            code, message = "engine_error", "a sequence with this sequence id is running"
-        else:
-            return None
-        return SequenceFailed(sequence_id=command.sequence_id, code=code, message=message)
+            return "bad_token_id", "an input has no tokens"
+        if longest > bounds.max_input_tokens:
+            numbers = f"{longest} tokens; the model takes {bounds.max_input_tokens}"
+            return "context_length_exceeded", f"an input has {numbers}"
+        if min(map(min, prompts)) < 0 or max(map(max, prompts)) >= bounds.vocab_size:
+            return "bad_token_id", f"a token id is outside the vocabulary of {bounds.vocab_size}"
+        if not 1 <= (command.dimensions or bounds.dimensions) <= bounds.dimensions:
+            return "engine_error", f"the vectors have {bounds.dimensions} dimensions"
+        if not self._queue.has_room(sum(map(len, prompts))):
+            return "queue_full", f"{self._queue.num_waiting} requests are waiting"
+        if command.sequence_id in self._jobs:
+            return "engine_error", "a sequence with this sequence id is running"
+        return None
 
     def _settle(self, outcome: Outcome[list[Row], list[bytes | None]]) -> None:
         num_rows = num_failed = 0
@@ -184,12 +178,16 @@ class EmbeddingEngine:
             self._fail(job, "queue_timeout", f"waited {wait_s:g} s without starting")
 
     def _fail(self, job: EmbeddingJob, code: str, message: str) -> None:
-        self._end(job, SequenceFailed(sequence_id=job.sequence_id, code=code, message=message))
+        self._forget(job)
+        self._outputs.fail(job.sequence_id, code, message)
 
     def _end(self, job: EmbeddingJob, output: Output) -> None:
+        self._forget(job)
+        self._outputs.add(output)
+
+    def _forget(self, job: EmbeddingJob) -> None:
         del self._jobs[job.sequence_id]
         self._queue.remove(job)
-        self._outputs.append(output)
 
     def _record(self, rows: Sequence[Row], step_s: float) -> None:
         lengths = [len(row.token_ids) for row in rows]

@@ -15,6 +15,7 @@ from inference.engine.containment import Outcome, contain, divide_schedule
 from inference.engine.faults import NumericalFault, OutOfMemoryFault, StepFault
 from inference.engine.numerical_watch import NumericalWatch
 from inference.engine.pending_grammars import GrammarSource, PendingGrammars
+from inference.engine.pending_outputs import PendingOutputs
 from inference.engine.prompt_problem import prompt_problem
 from inference.engine.rates import PrefillAverage, TokenRates
 from inference.engine.scheduler import Schedule, Scheduler
@@ -24,8 +25,6 @@ from inference.protocol.engine import (
     CancelSequence,
     EngineStats,
     SequenceCancelled,
-    SequenceFailed,
-    SequencesEmbedded,
     SequenceStep,
     StepOutputs,
     SubmitSequence,
@@ -34,8 +33,6 @@ from inference.protocol.sampling import TokenLogprob
 
 COMPILE_WAIT_S = 0.005
 """How long a step waits for a grammar when it has nothing else to do."""
-
-Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +103,7 @@ class Engine:
         self._clock = clock
         self._check_when_idle = check_when_idle
         self._sequences: dict[str, Sequence] = {}
-        self._outputs: list[Output] = []
-        """Refusals and cancellations since the last step."""
+        self._outputs = PendingOutputs()
         self._num_submitted = 0
         self._rates = TokenRates()
         self._prefill_average = prefill_average
@@ -148,7 +144,7 @@ class Engine:
     def submit(self, command: SubmitSequence) -> None:
         """Queue a sequence, or refuse it by an event in the next step's outputs."""
         if (refusal := self._refusal(command)) is not None:
-            self._outputs.append(refusal)
+            self._outputs.fail(command.sequence_id, *refusal)
             return
         self._num_submitted += 1
         sequence = Sequence(
@@ -171,7 +167,7 @@ class Engine:
             return
         self._scheduler.end(sequence)
         self._forget(sequence)
-        self._outputs.append(SequenceCancelled(sequence_id=command.sequence_id))
+        self._outputs.add(SequenceCancelled(sequence_id=command.sequence_id))
 
     def cancel_all(self) -> StepOutputs:
         for sequence_id in list(self._sequences):
@@ -203,23 +199,21 @@ class Engine:
         return bool(self._outputs)
 
     def take_outputs(self) -> StepOutputs:
-        outputs, self._outputs = self._outputs, []
-        return StepOutputs(outputs=outputs, stats=self.stats())
+        return self._outputs.take(self.stats())
 
-    def _refusal(self, command: SubmitSequence) -> SequenceFailed | None:
+    def _refusal(self, command: SubmitSequence) -> tuple[str, str] | None:
+        """Code and message."""
         limits = self._limits
         problem = prompt_problem(
             command.token_ids, vocab_size=limits.vocab_size, context_tokens=limits.context_tokens
         )
         if problem is not None:
-            code, message = problem
-        elif self._scheduler.is_full:
-            code, message = "queue_full", f"{len(self._scheduler.waiting)} sequences are waiting"
-        elif command.sequence_id in self._sequences:
-            code, message = "engine_error", "a sequence with this sequence id is running"
-        else:
-            return None
-        return SequenceFailed(sequence_id=command.sequence_id, code=code, message=message)
+            return problem
+        if self._scheduler.is_full:
+            return "queue_full", f"{len(self._scheduler.waiting)} sequences are waiting"
+        if command.sequence_id in self._sequences:
+            return "engine_error", "a sequence with this sequence id is running"
+        return None
 
     def _settle(self, outcome: Outcome[Schedule, Sampled]) -> None:
         """Commit and emit what ran, end what is at fault."""
@@ -251,7 +245,7 @@ class Engine:
             is_end = is_complete or len(sequence.token_ids) >= sequence.max_length
             num_output_tokens = sequence.num_output_tokens
             logprob = sampled.logprobs.get(row)
-            self._outputs.append(
+            self._outputs.add(
                 SequenceStep(
                     sequence_id=sequence.sequence_id,
                     token_ids=[] if is_stop else [token_id],
@@ -282,9 +276,7 @@ class Engine:
 
     def _fail(self, sequence: Sequence, code: str, message: str) -> None:
         self._forget(sequence)
-        self._outputs.append(
-            SequenceFailed(sequence_id=sequence.sequence_id, code=code, message=message)
-        )
+        self._outputs.fail(sequence.sequence_id, code, message)
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.sequence_id]
