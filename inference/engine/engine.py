@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from inference.engine.containment import Outcome, contain, divide_schedule
-from inference.engine.faults import NumericalFault, OutOfMemoryFault, StepFault
+from inference.engine.faults import NumericalFault, StepFault
 from inference.engine.numerical_watch import NumericalWatch
 from inference.engine.pending_grammars import GrammarSource, PendingGrammars
 from inference.engine.pending_outputs import PendingOutputs
 from inference.engine.prompt_problem import prompt_problem
-from inference.engine.rates import PrefillAverage, TokenRates
+from inference.engine.rates import PrefillAverage
 from inference.engine.scheduler import Schedule, Scheduler
 from inference.engine.sequence import Sequence
-from inference.engine.step_pacing import StepPacer
+from inference.engine.step_times import StepTimes
 from inference.protocol.engine import (
     CancelSequence,
     EngineStats,
@@ -105,14 +105,7 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._outputs = PendingOutputs()
         self._num_submitted = 0
-        self._rates = TokenRates()
-        self._prefill_average = prefill_average
-        self._pacer = StepPacer(
-            scheduler.limits.max_running,
-            scheduler.limits.prefill_tokens_per_step,
-            scheduler.limits.target_step_s,
-        )
-        self._last_forward_unix_s: float | None = None
+        self._times = StepTimes(scheduler.limits, prefill_average)
         self._numerical_watch = NumericalWatch()
 
     @property
@@ -125,7 +118,7 @@ class Engine:
         started_s = self._clock()
         self._fail_overdue(started_s)
         self._take_compiled()
-        schedule = self._scheduler.schedule(self._pacer)
+        schedule = self._scheduler.schedule(self._times.pacer)
         if schedule.is_empty:
             self._pending_grammars.wait(COMPILE_WAIT_S)
         else:
@@ -134,9 +127,9 @@ class Engine:
             step_s = self._clock() - started_s
             self._settle(outcome)
             if outcome.faults:
-                self._learn(schedule, outcome.faults)
+                self._times.record_in_parts(schedule, outcome.faults)
             else:
-                self._record(schedule, step_s)
+                self._times.record(schedule, step_s=step_s, now_s=self._clock())
         if self._check_when_idle and not self._sequences:
             self._scheduler.check_integrity()
         return self.take_outputs()
@@ -176,18 +169,18 @@ class Engine:
 
     def stats(self) -> EngineStats:
         allocator = self._scheduler.kv_cache.allocator
-        now_s = self._clock()
+        times, average, now_s = self._times, self._times.prefill_average, self._clock()
         return EngineStats(
             in_flight=len(self._scheduler.running),
             queue_depth=len(self._scheduler.waiting),
             kv_blocks_used=allocator.num_used,
             kv_blocks_total=allocator.num_blocks,
-            decode_tokens_per_s=self._rates.decode_tokens_per_s(now_s),
-            prefill_tokens_per_s=self._rates.prefill_tokens_per_s(now_s),
-            last_forward_unix_s=self._last_forward_unix_s,
+            decode_tokens_per_s=times.rates.decode_tokens_per_s(now_s),
+            prefill_tokens_per_s=times.rates.prefill_tokens_per_s(now_s),
+            last_forward_unix_s=times.last_forward_unix_s,
             num_preemptions=self._scheduler.num_preemptions,
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
-            prefill_speed=self._prefill_average.speed if self._prefill_average else None,
+            prefill_speed=average.speed if average is not None else None,
         )
 
     def check_integrity(self) -> None:
@@ -282,25 +275,3 @@ class Engine:
         del self._sequences[sequence.sequence_id]
         self._pending_grammars.forget(sequence)
         self._executor.forget(sequence)
-
-    def _learn(self, schedule: Schedule, faults: list[StepFault]) -> None:
-        """From a step that was run in parts, whose time says nothing of speed."""
-        self._last_forward_unix_s = time.time()
-        if schedule.prefills and any(isinstance(fault, OutOfMemoryFault) for fault in faults):
-            self._pacer.record_too_large(schedule.num_prefill_tokens)
-
-    def _record(self, schedule: Schedule, step_s: float) -> None:
-        num_decodes, num_prefill_tokens = len(schedule.decodes), schedule.num_prefill_tokens
-        self._last_forward_unix_s = time.time()
-        self._pacer.record(
-            num_decode_rows=num_decodes, num_prefill_tokens=num_prefill_tokens, step_s=step_s
-        )
-        self._rates.record(
-            now_s=self._clock(),
-            step_s=step_s,
-            num_decode_tokens=num_decodes,
-            num_prefill_tokens=num_prefill_tokens,
-        )
-        if self._prefill_average is not None and not num_decodes:
-            spans = ((chunk.start, chunk.end) for chunk in schedule.prefills)
-            self._prefill_average.record(spans, step_s)
