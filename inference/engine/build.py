@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import torch
-
 from inference.engine.engine import Engine, EngineLimits
 from inference.engine.executor import TensorExecutor
 from inference.engine.grammars import GrammarCompiler
@@ -23,7 +21,6 @@ def build_engine(
     *,
     context_tokens: int,
     num_kv_blocks: int,
-    kv_dtype: torch.dtype,
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
     scheduler_limits: SchedulerLimits | None = None,
     grammars: GrammarCompiler | None = None,
@@ -35,7 +32,7 @@ def build_engine(
     its end, whatever others wait for."""
     assert num_kv_blocks * block_tokens >= context_tokens
     kv_cache = KVCache(num_kv_blocks, block_tokens)
-    runner = ModelRunner(model, model.new_kv(num_kv_blocks, block_tokens, kv_dtype))
+    runner = ModelRunner(model, model.new_kv(num_kv_blocks, block_tokens))
     return Engine(
         TensorExecutor(runner, Sampler(model.config.vocab_size), model.device),
         Scheduler(kv_cache, scheduler_limits or SchedulerLimits()),

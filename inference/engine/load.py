@@ -35,7 +35,10 @@ from inference.engine.trial import Trial, try_out, with_memory
 from inference.engine.warmup import warm_up
 from inference.loading.devices import free_memory_bytes
 from inference.loading.embedding_files import OpenedEmbeddingModel
+from inference.loading.errors import BadSourceError
+from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import PREFILL_TOKENS_PER_STEP, OpenedModel, open_model
+from inference.models.errors import UnsupportedKVError
 from inference.models.native.llama import NativeLlama
 from inference.models.registry import AnyModel, build_fastest_model
 from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStage
@@ -97,7 +100,6 @@ def load_engine(
         built.model,
         context_tokens=plan.context_tokens,
         num_kv_blocks=plan.num_blocks,
-        kv_dtype=built.model.kv_dtype,
         scheduler_limits=built.limits,
         grammars=grammars,
         prefill_average=PrefillAverage(built.trial.bound.speed),
@@ -127,9 +129,7 @@ def _build(
 ) -> _Built:
     longest = opened.config.max_positions
     context_tokens = min(longest, spec.max_context_tokens or longest)
-    model, execution = build_fastest_model(
-        opened.config, opened.weights, context_tokens, cache_dir / "native"
-    )
+    model, execution = _fastest_model(spec, opened, context_tokens, cache_dir / "native")
     # Its tables are among what the load takes, so they are waited for before that is measured.
     grammars.wait_ready()
     on_progress(LoadProgress(stage=LoadStage.WARMUP, unit="steps", detail="measuring"))
@@ -148,6 +148,18 @@ def _build(
         # Its threads are its own; torch's, left over from sampling, would spin on their cores.
         torch.set_num_threads(1)
     return _Built(model, execution, limits, trial, quality)
+
+
+def _fastest_model(
+    spec: LoadSpec, opened: OpenedModel, context_tokens: int, native_cache_dir: Path
+) -> tuple[AnyModel, str]:
+    """Which path runs is certain only now: one that was not foreseen may not have the KV format."""
+    try:
+        return build_fastest_model(
+            opened.config, opened.weights, context_tokens, native_cache_dir, wanted_kv_format(spec)
+        )
+    except UnsupportedKVError as error:
+        raise BadSourceError(str(error)) from None
 
 
 def _scheduler_limits(spec: LoadSpec, model: AnyModel) -> SchedulerLimits:
@@ -172,7 +184,7 @@ def _plan(spec: LoadSpec, model: AnyModel, trial: Trial) -> KVPlan:
         model.config,
         budget_bytes=budget_bytes,
         block_tokens=DEFAULT_BLOCK_TOKENS,
-        dtype=model.kv_dtype,
+        kv_format=model.kv_format,
         max_context_tokens=spec.max_context_tokens,
         max_sequences=spec.max_concurrent_sequences,
         prefill=trial.bound,
@@ -197,6 +209,7 @@ def _report(
         kv_bytes=plan.kv_bytes,
         num_kv_blocks=plan.num_blocks,
         kv_block_tokens=DEFAULT_BLOCK_TOKENS,
+        kv_dtype=built.model.kv_format,
         context_tokens=plan.context_tokens,
         vocab_size=config.vocab_size,
         quantization=opened.weights.report(),

@@ -14,7 +14,7 @@ from inference.engine.context_limit import ContextBounds, PrefillBound
 from inference.engine.errors import DoesNotFitError
 from inference.loading.devices import free_memory_bytes
 from inference.models.config import ModelConfig
-from inference.models.paged_kv import kv_bytes_per_block
+from inference.models.kv_format import KVFormat, kv_bytes_per_block
 
 DEFAULT_CPU_KV_SHARE = 0.15
 CUDA_MARGIN_BYTES = 512 * 1024**2
@@ -36,14 +36,14 @@ def plan_kv(
     *,
     budget_bytes: int,
     block_tokens: int,
-    dtype: torch.dtype,
+    kv_format: KVFormat,
     max_context_tokens: int | None,
     max_sequences: int,
     prefill: PrefillBound | None = None,
 ) -> KVPlan:
     """As many blocks as the budget holds and ``max_sequences`` full contexts can use. Raises
     ``DoesNotFitError``."""
-    block_bytes = kv_bytes_per_block(config, block_tokens, dtype)
+    block_bytes = kv_bytes_per_block(config, block_tokens, kv_format)
     bounds = ContextBounds(
         model_tokens=config.max_positions,
         operator_tokens=max_context_tokens,

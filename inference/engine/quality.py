@@ -76,7 +76,8 @@ def quality_in_words(
     if dense is None:
         return ""
     weights = opened.weights.report()
-    path = cache_dir / f"{_key(dense.fingerprint, weights, execution, str(model.dtype))}.json"
+    ran_as = (execution, str(model.dtype), model.kv_format)
+    path = cache_dir / f"{_key(dense.fingerprint, weights, *ran_as)}.json"
     figure = _read(path)
     if figure is None:
         try:
@@ -175,7 +176,7 @@ def _check_memory(config: ModelConfig, dense: Unquantized, num_tokens: int) -> N
 @torch.inference_mode()
 def _model_logits(model: AnyModel, token_ids: list[int]) -> torch.Tensor:
     num_blocks = -(-len(token_ids) // DEFAULT_BLOCK_TOKENS)
-    kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS, model.kv_dtype)
+    kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS)
     return model.prefill(_prompt(token_ids, DEFAULT_BLOCK_TOKENS, model.device), kv)
 
 

@@ -15,6 +15,7 @@ from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.pacing import SMALLEST_CHUNK
 from inference.engine.scheduler import SchedulerLimits
 from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.kv_format import kv_bytes_per_block
 from inference.models.registry import AnyModel
 from inference.protocol.prefill_speed import PrefillSpeed
 
@@ -35,13 +36,13 @@ def run_largest_steps(model: AnyModel, limits: SchedulerLimits, num_parameters: 
     most_rows = _most_rows(model.device, num_parameters)
     num_tokens = min(limits.prefill_tokens_per_step, model.config.max_positions, most_rows)
     num_blocks = _num_blocks(num_tokens)
-    kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS, model.kv_dtype)
+    kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS)
     model.prefill(_prefill_batch(0, num_tokens, model.device), kv)
     num_rows = min(limits.max_running, most_rows)
     model.decode(_decode_batch(num_rows, num_blocks, model.device), kv)
     _synchronize(model.device)
-    slots = (num_blocks + 1) * DEFAULT_BLOCK_TOKENS
-    return model.config.kv_elements_per_token * slots * model.kv_dtype.itemsize
+    block_bytes = kv_bytes_per_block(model.config, DEFAULT_BLOCK_TOKENS, model.kv_format)
+    return (num_blocks + 1) * block_bytes
 
 
 @torch.inference_mode()
@@ -55,7 +56,7 @@ def measure_prefill(
     would run in ``TRIAL_STEP_S`` (32 tokens at least); the better of two."""
     window = model.config.sliding_window
     most_tokens = min(context_tokens, DEEPEST_TRIAL_TOKENS + limits.prefill_tokens_per_step)
-    kv = model.new_kv(_num_blocks(most_tokens), DEFAULT_BLOCK_TOKENS, model.kv_dtype)
+    kv = model.new_kv(_num_blocks(most_tokens), DEFAULT_BLOCK_TOKENS)
 
     def chunk_s(start: int, end: int) -> float:
         began_s = clock()

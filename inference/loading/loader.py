@@ -36,6 +36,7 @@ from inference.loading.gguf_header import read_headers
 from inference.loading.gguf_tensors import GGUFTensorFiles
 from inference.loading.gguf_tokenizer import tokenizer_directory
 from inference.loading.huggingface import download_tokenizer
+from inference.loading.kv_choice import foreseen_kv_format
 from inference.loading.opened_weights import OpenedWeights
 from inference.loading.preflight import (
     LargestStep,
@@ -104,6 +105,7 @@ def open_model(
     called from this thread only. Raises ``LoadError``."""
     on_progress(LoadProgress(stage=LoadStage.STARTING, detail=spec.source))
     device = choose_device(spec)
+    foreseen_kv_format(spec, device, _is_native(spec, device))
     free_bytes = free_memory_bytes(device)
     files = fetch_files(spec, cache_dir, free_bytes, on_progress)
     on_progress(LoadProgress(stage=LoadStage.PREFLIGHT, detail=files.weights[0].name))
@@ -179,6 +181,10 @@ def _refuse_settings_of_text(spec: LoadSpec) -> None:
             f"quantization {spec.quantization} is not built for a model that makes embeddings; set "
             "it to auto"
         )
+    if spec.kv_dtype != "auto":
+        raise BadSourceError(
+            "kv_dtype has no meaning for a model that makes embeddings; set it to auto"
+        )
 
 
 def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _Described:
@@ -201,7 +207,7 @@ def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _D
 def _memory_need(spec: LoadSpec, described: _Described, device: torch.device) -> MemoryNeed:
     files, earlier = described.files, earlier_loads_on(spec, device)
     dtype = choose_dtype(spec, device)
-    is_cpu_float = device.type == "cpu" and dtype == torch.float32
+    is_native = _is_native(spec, device)
     return memory_need(
         described.config,
         [(files.format_of(name), math.prod(files.shape_of(name))) for name in files.names],
@@ -211,8 +217,15 @@ def _memory_need(spec: LoadSpec, described: _Described, device: torch.device) ->
             decode_rows=spec.max_concurrent_sequences,
         ),
         correction_bytes=earlier.memory_correction_bytes if earlier else 0,
-        is_native=is_cpu_float and find_compiler() is not None,
+        is_native=is_native,
+        kv_format=foreseen_kv_format(spec, device, is_native),
     )
+
+
+def _is_native(spec: LoadSpec, device: torch.device) -> bool:
+    """As far as can be told before the model is built."""
+    is_cpu_float = device.type == "cpu" and choose_dtype(spec, device) == torch.float32
+    return is_cpu_float and find_compiler() is not None
 
 
 def _factory(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from inference.loading.errors import DoesNotFitError, MissingTensorError
 from inference.models.config import ModelConfig
+from inference.models.kv_format import KVFormat, kv_bytes_per_token
 
 SHORTEST_CONTEXT_TOKENS = 256
 """What must fit beside the weights for the model to be of any use."""
@@ -74,6 +75,7 @@ def memory_need(
     tensors: Iterable[tuple[str, int]],
     dense_bytes_per_weight: int,
     *,
+    kv_format: KVFormat,
     largest_step: LargestStep | None = None,
     correction_bytes: int = 0,
     is_native: bool = False,
@@ -88,11 +90,10 @@ def memory_need(
             native_bytes or _bytes_per_weight(format, dense_bytes_per_weight)
         )
         num_quantized += num_elements if format in GROUPED_4_BIT | GROUPED_8_BIT else 0
-    kv_bytes = config.kv_elements_per_token * SHORTEST_CONTEXT_TOKENS * dense_bytes_per_weight
     step = largest_step or LargestStep(prompt_rows=0, decode_rows=0)
     return MemoryNeed(
         weight_bytes=int(weight_bytes),
-        kv_bytes=kv_bytes,
+        kv_bytes=kv_bytes_per_token(config, kv_format) * SHORTEST_CONTEXT_TOKENS,
         copy_bytes=num_quantized * COPY_BYTES,
         step_bytes=_step_bytes(config, step, dense_bytes_per_weight),
         correction_bytes=correction_bytes,

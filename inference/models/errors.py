@@ -2,7 +2,8 @@
 
 ModelError
 ├── MissingWeightsError         the files of an embedding model lack a tensor
-└── UnknownArchitectureError    no family here is called that
+├── UnknownArchitectureError    no family here is called that
+└── UnsupportedKVError          keys and values cannot be stored like that on this path
 """
 
 from __future__ import annotations
@@ -18,3 +19,7 @@ class MissingWeightsError(ModelError):
 
 class UnknownArchitectureError(ModelError):
     """``ModelConfig.architecture`` is not in the registry."""
+
+
+class UnsupportedKVError(ModelError):
+    """The message names the formats that can be had."""

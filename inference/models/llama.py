@@ -21,7 +21,8 @@ from torch.nn.functional import rms_norm, silu
 from inference.models import attention
 from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
-from inference.models.paged_kv import PagedKV
+from inference.models.kv_format import KVFormat
+from inference.models.paged_kv import DTYPE_OF, PagedKV
 from inference.models.rope import rope_table, rotate
 from inference.models.weights import Linear, WeightSource
 
@@ -56,11 +57,13 @@ def load_layer(config: ModelConfig, weights: WeightSource, index: int) -> LlamaL
 
 
 class LlamaModel:
-    def __init__(self, config: ModelConfig, weights: WeightSource, context_tokens: int) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: WeightSource, context_tokens: int, kv_format: KVFormat
+    ) -> None:
         self.config = config
         self.dtype = weights.activation_dtype
         self.device = weights.device
-        self.kv_dtype = weights.activation_dtype
+        self.kv_format = kv_format
         self._embedding = weights.embedding("model.embed_tokens")
         self._layers = [load_layer(config, weights, i) for i in range(config.num_layers)]
         self._final_norm = weights.tensor("model.norm.weight")
@@ -69,7 +72,8 @@ class LlamaModel:
         )
         self._rope = rope_table(config, context_tokens, weights.device)
 
-    def new_kv(self, num_blocks: int, block_tokens: int, dtype: torch.dtype) -> PagedKV:
+    def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
+        dtype = DTYPE_OF[self.kv_format]
         return PagedKV(self.config, num_blocks, block_tokens, dtype, self.device)
 
     def decode(self, batch: DecodeBatch, kv: PagedKV) -> torch.Tensor:

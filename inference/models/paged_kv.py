@@ -15,6 +15,14 @@ import numpy as np
 import torch
 
 from inference.models.config import ModelConfig
+from inference.models.kv_format import KVFormat
+
+FORMAT_OF: dict[torch.dtype, KVFormat] = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
+DTYPE_OF: dict[KVFormat, torch.dtype] = {word: dtype for dtype, word in FORMAT_OF.items()}
 
 
 class PagedKV:
@@ -42,7 +50,3 @@ def untouched_zeros(
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
-
-
-def kv_bytes_per_block(config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> int:
-    return config.kv_elements_per_token * block_tokens * dtype.itemsize

@@ -11,14 +11,13 @@ import torch
 from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.errors import UnknownArchitectureError
+from inference.models.kv_format import KVFormat, choose_kv_format
 from inference.models.llama import LlamaModel
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.decoder import unsupported_reason
 from inference.models.native.llama import NativeLlama
+from inference.models.paged_kv import FORMAT_OF
 from inference.models.weights import WeightSource
-
-CPU_KV_DTYPE = torch.bfloat16
-"""Of the native decoder: half the memory traffic of float32, and it computes in float32."""
 
 
 class KVStorage(Protocol):
@@ -43,11 +42,9 @@ class Model(Protocol[KV]):
     def device(self) -> torch.device: ...
 
     @property
-    def kv_dtype(self) -> torch.dtype:
-        """What keys and values are stored as, unless a caller of ``new_kv`` says otherwise."""
-        ...
+    def kv_format(self) -> KVFormat: ...
 
-    def new_kv(self, num_blocks: int, block_tokens: int, dtype: torch.dtype) -> KV:
+    def new_kv(self, num_blocks: int, block_tokens: int) -> KV:
         """Room for the keys and values of ``num_blocks`` blocks, zeroed."""
         ...
 
@@ -64,7 +61,7 @@ class Model(Protocol[KV]):
 # Which KV storage a model wants is between its own methods; callers hand back what they got.
 AnyModel = Model[Any]
 
-TORCH_BUILDERS: dict[str, Callable[[ModelConfig, WeightSource, int], AnyModel]] = {
+TORCH_BUILDERS: dict[str, Callable[[ModelConfig, WeightSource, int, KVFormat], AnyModel]] = {
     "llama": LlamaModel,
     "mistral": LlamaModel,
     "qwen2": LlamaModel,
@@ -72,22 +69,33 @@ TORCH_BUILDERS: dict[str, Callable[[ModelConfig, WeightSource, int], AnyModel]] 
 }
 
 
-def build_model(config: ModelConfig, weights: WeightSource, context_tokens: int) -> AnyModel:
-    """On torch operators. Raises ``UnknownArchitectureError``, naming the known ones."""
+def build_model(
+    config: ModelConfig,
+    weights: WeightSource,
+    context_tokens: int,
+    kv_format: KVFormat | None = None,
+) -> AnyModel:
+    """On torch operators; ``kv_format`` ``None``: what it computes in. Raises
+    ``UnknownArchitectureError``, naming the known ones, and ``UnsupportedKVError``."""
     builder = TORCH_BUILDERS.get(config.architecture)
     if builder is None:
         known = ", ".join(sorted(TORCH_BUILDERS))
         raise UnknownArchitectureError(f"{config.architecture!r} is not one of {known}")
-    return builder(config, weights, context_tokens)
+    return builder(config, weights, context_tokens, _kv_format(kv_format, weights, False))
 
 
 def build_fastest_model(
-    config: ModelConfig, weights: WeightSource, context_tokens: int, native_cache_dir: Path
+    config: ModelConfig,
+    weights: WeightSource,
+    context_tokens: int,
+    native_cache_dir: Path,
+    kv_format: KVFormat | None = None,
 ) -> tuple[AnyModel, str]:
     """The native decoder where it can run, else torch; and in words which, and why not the other.
-    Raises ``UnknownArchitectureError``."""
+    ``kv_format`` ``None``: what suits the path. Raises ``UnknownArchitectureError`` and
+    ``UnsupportedKVError``."""
     if weights.device.type != "cpu":
-        return build_model(config, weights, context_tokens), "torch operators"
+        return build_model(config, weights, context_tokens, kv_format), "torch operators"
     if weights.activation_dtype != torch.float32:
         reason: str | None = f"{weights.activation_dtype} was asked for".removeprefix("torch.")
     else:
@@ -97,6 +105,17 @@ def build_fastest_model(
         except NativeUnavailableError as error:
             reason = str(error)
     if reason is not None or config.architecture not in TORCH_BUILDERS:
-        return build_model(config, weights, context_tokens), f"torch operators: {reason}"
-    model = NativeLlama(library, config, weights, context_tokens, CPU_KV_DTYPE)
-    return model, "native decoder, compiled on this machine"
+        model = build_model(config, weights, context_tokens, kv_format)
+        return model, f"torch operators: {reason}"
+    chosen = _kv_format(kv_format, weights, True)
+    native = NativeLlama(library, config, weights, context_tokens, chosen)
+    return native, "native decoder, compiled on this machine"
+
+
+def _kv_format(wanted: KVFormat | None, weights: WeightSource, is_native: bool) -> KVFormat:
+    return choose_kv_format(
+        wanted,
+        device_type=weights.device.type,
+        is_native=is_native,
+        computes_in=FORMAT_OF[weights.activation_dtype],
+    )

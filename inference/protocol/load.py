@@ -13,6 +13,10 @@ Quantization = Literal["auto", "none", "q4", "q8", "fp8"]
 """What becomes of weights while they load. ``auto``: they stay as their file holds them. ``none``:
 the same, and a file that is quantised is refused. The others quantise dense weights."""
 
+KVDtype = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
+"""What keys and values are stored as. ``auto``: what suits the device. What a device or the code
+that runs there does not have is refused."""
+
 
 class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What earlier loads of the same model showed on a device of this kind. It sharpens estimates
@@ -44,6 +48,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``["cpu"]``, ``["cuda:0"]``; empty: the neuron's default."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Quantization = "auto"
+    kv_dtype: KVDtype = "auto"
     max_context_tokens: int | None = None
     """Operator's clamp on the model's own limit."""
     kv_memory_bytes: int | None = None
@@ -94,6 +99,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int
     num_kv_blocks: int
     kv_block_tokens: int
+    kv_dtype: str = ""
+    """What keys and values are stored as; empty for a model that has none."""
     context_tokens: int
     """The enforced limit on prompt plus output: min(model, operator's clamp, KV capacity, what
     ``max_prefill_s`` leaves). Fixed while the engine lives."""

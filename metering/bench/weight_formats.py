@@ -119,7 +119,7 @@ class OneFormat:
             head=table,
             cosines=angles.cos(),
             sines=angles.sin(),
-            kv_dtype=torch.bfloat16,
+            kv_format="bf16",
             num_threads=1,
         )
         num_blocks = PROMPT_TOKENS // BLOCK_TOKENS

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from inference.models.config import ModelConfig
+from inference.models.kv_format import NATIVE_FORMATS, KVFormat
 from inference.models.native.packing import (
     LANES,
     SUPER_BLOCK_FORMATS,
@@ -137,12 +138,11 @@ class NativeDecoder:
         head: PackedLinear,
         cosines: torch.Tensor,
         sines: torch.Tensor,
-        kv_dtype: torch.dtype,
+        kv_format: KVFormat,
         num_threads: int,
     ) -> None:
-        """``cosines`` and ``sines`` float32 (max_positions, head_dim / 2); ``kv_dtype`` float32
-        or bfloat16."""
-        assert kv_dtype in (torch.float32, torch.bfloat16)
+        """``cosines`` and ``sines`` float32 (max_positions, head_dim / 2)."""
+        assert kv_format in NATIVE_FORMATS
         self._library = _declare(library)
         self.block_tokens: int = library.helexa_block_tokens()
         self._vocab_size = head.out_features
@@ -156,7 +156,7 @@ class NativeDecoder:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             window=config.sliding_window or 0,
-            kv_bf16=int(kv_dtype == torch.bfloat16),
+            kv_bf16=int(kv_format == "bf16"),
             rms_norm_eps=config.rms_norm_eps,
             layers=c_layers,
             final_norm=_pointer(final_norm, torch.float32),

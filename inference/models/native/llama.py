@@ -13,9 +13,10 @@ import torch
 
 from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
+from inference.models.kv_format import KVFormat
 from inference.models.native.decoder import NativeDecoder, NativeLayer, Projection
 from inference.models.native.packing import pack
-from inference.models.paged_kv import untouched_zeros
+from inference.models.paged_kv import DTYPE_OF, untouched_zeros
 from inference.models.rope import rope_table
 from inference.models.weights import WeightSource
 
@@ -41,11 +42,10 @@ class NativeLlama:
         config: ModelConfig,
         weights: WeightSource,
         context_tokens: int,
-        kv_dtype: torch.dtype,
+        kv_format: KVFormat,
     ) -> None:
-        """``kv_dtype`` float32 or bfloat16."""
         self.config = config
-        self.kv_dtype = kv_dtype
+        self.kv_format = kv_format
         angles, half = rope_table(config, context_tokens, self.device), config.head_dim // 2
         embedding = pack(weights.stored("model.embed_tokens"))
         self._decoder = NativeDecoder(
@@ -57,14 +57,14 @@ class NativeLlama:
             head=embedding if config.tie_embeddings else pack(weights.stored("lm_head")),
             cosines=angles.cosines[:, :half].contiguous(),
             sines=angles.sines[:, half:].contiguous(),
-            kv_dtype=kv_dtype,
+            kv_format=kv_format,
             num_threads=torch.get_num_threads(),
         )
 
-    def new_kv(self, num_blocks: int, block_tokens: int, dtype: torch.dtype) -> NativeKV:
+    def new_kv(self, num_blocks: int, block_tokens: int) -> NativeKV:
         """One block more than asked for: the last is scratch, where padding rows write."""
-        assert dtype == self.kv_dtype and block_tokens == self._decoder.block_tokens
-        config = self.config
+        assert block_tokens == self._decoder.block_tokens
+        config, dtype = self.config, DTYPE_OF[self.kv_format]
         per_head = config.head_dim * block_tokens
         shape = (config.num_layers, num_blocks + 1, config.num_kv_heads, per_head)
         return NativeKV(

@@ -142,7 +142,7 @@ def build_pair(name: str, path: str, cache_dir: Path) -> Pair:
         library = load_library(cache_dir)
     except NativeUnavailableError as reason:
         pytest.skip(str(reason))
-    model = NativeLlama(library, config, weights, CONTEXT_TOKENS, torch.float32)
+    model = NativeLlama(library, config, weights, CONTEXT_TOKENS, "fp32")
     return Pair(reference, model, block_tokens=32)
 
 

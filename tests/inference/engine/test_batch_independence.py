@@ -111,7 +111,6 @@ def engine_for(model: AnyModel) -> Engine:
         model,
         context_tokens=256,
         num_kv_blocks=64,
-        kv_dtype=model.kv_dtype,
         scheduler_limits=SchedulerLimits(prefill_tokens_per_step=48),
         check_when_idle=True,
     )

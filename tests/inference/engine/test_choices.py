@@ -9,8 +9,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import torch
-
 from inference.engine.build import build_engine
 from inference.engine.engine import Engine
 from inference.engine.scheduler import SchedulerLimits
@@ -26,7 +24,6 @@ def engine_for(llama: Any, *, num_tokens: int = 1024, max_running: int = 256) ->
         llama.model,
         context_tokens=256,
         num_kv_blocks=num_tokens // llama.block_tokens,
-        kv_dtype=torch.float32,
         block_tokens=llama.block_tokens,
         scheduler_limits=SchedulerLimits(prefill_tokens_per_step=48, max_running=max_running),
         check_when_idle=True,

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from inference.engine.build import build_engine
 from inference.engine.engine import Engine
 from inference.engine.grammars import CompiledGrammar, GrammarCompiler
-from inference.engine.mask_benchmark import measure_mask_cost
+from inference.engine.mask_benchmark import measure_mask_costs
 from inference.engine.scheduler import SchedulerLimits
 from inference.protocol.engine import (
     CancelSequence,
@@ -65,7 +64,6 @@ def engine_for(llama: Any, grammars: Any, *, num_tokens: int = 2048) -> Engine:
         llama.model,
         context_tokens=256,
         num_kv_blocks=num_tokens // llama.block_tokens,
-        kv_dtype=torch.float32,
         block_tokens=llama.block_tokens,
         scheduler_limits=SchedulerLimits(prefill_tokens_per_step=64),
         grammars=grammars,
@@ -217,5 +215,6 @@ def test_grammar_that_gets_stuck_fails_its_sequence(llama: Any, compiler: Gramma
 
 
 def test_benchmark_measures_steps_with_and_without(tiny_model_dir: Path, data_dir: Path) -> None:
-    cost = measure_mask_cost(tiny_model_dir, data_dir, num_turns=1)
-    assert cost.free_ms > 0 and cost.masked_ms > 0
+    costs = measure_mask_costs(tiny_model_dir, data_dir, num_turns=1)
+    assert [cost.temperature for cost in costs] == [0.0, 1.0]
+    assert all(cost.free_ms > 0 and cost.masked_ms > 0 for cost in costs)

@@ -94,7 +94,6 @@ def make_engine(llama: Any, compiler: GrammarCompiler) -> MakeEngine:
             llama.model,
             context_tokens=CONTEXT_TOKENS,
             num_kv_blocks=100,
-            kv_dtype=llama.model.kv_dtype,
             block_tokens=llama.block_tokens,
             scheduler_limits=SchedulerLimits(prefill_tokens_per_step=128),
             grammars=compiler,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from inference.engine.context_limit import PrefillBound
 from inference.engine.errors import DoesNotFitError
@@ -35,7 +34,7 @@ def plan(budget_bytes: int, **overrides: Any) -> KVPlan:
         CONFIG,
         budget_bytes=budget_bytes,
         block_tokens=32,
-        dtype=torch.float32,
+        kv_format="fp32",
         **(arguments | overrides),
     )
 

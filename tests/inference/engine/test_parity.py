@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import torch
-
 from inference.engine.build import build_engine
 from inference.engine.engine import Engine
 from inference.engine.scheduler import SchedulerLimits
@@ -28,7 +26,6 @@ def engine_for(
         pair.model,
         context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * pair.block_tokens),
         num_kv_blocks=num_kv_blocks,
-        kv_dtype=torch.float32,
         block_tokens=pair.block_tokens,
         scheduler_limits=SchedulerLimits(prefill_tokens_per_step=prefill_tokens_per_step),
         check_when_idle=True,

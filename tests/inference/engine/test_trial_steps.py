@@ -11,6 +11,7 @@ from inference.engine.scheduler import SchedulerLimits
 from inference.engine.trial_steps import measure_prefill, run_largest_steps
 from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
+from inference.models.kv_format import KVFormat
 from inference.models.registry import AnyModel
 from inference.protocol.prefill_speed import PrefillSpeed
 
@@ -42,7 +43,8 @@ class TimedModel:
     """Its clock moves by ``speed`` for each prompt row, and by ten times that the first time."""
 
     device = torch.device("cpu")
-    dtype = kv_dtype = torch.float32
+    dtype = torch.float32
+    kv_format: KVFormat = "fp32"
 
     def __init__(self, speed: PrefillSpeed) -> None:
         self.config = replace(CONFIG, sliding_window=speed.window_tokens)
@@ -51,7 +53,7 @@ class TimedModel:
         self.decode_rows: list[int] = []
         self._speed = speed
 
-    def new_kv(self, num_blocks: int, block_tokens: int, dtype: torch.dtype) -> FakeKV:
+    def new_kv(self, num_blocks: int, block_tokens: int) -> FakeKV:
         return FakeKV(num_blocks, block_tokens)
 
     def prefill(self, batch: PrefillBatch, kv: FakeKV) -> torch.Tensor:

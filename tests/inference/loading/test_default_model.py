@@ -36,7 +36,7 @@ def opened(default_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Open
 
 @pytest.fixture(scope="module")
 def model(opened: OpenedModel) -> LlamaModel:
-    return LlamaModel(opened.config, opened.weights, 256)
+    return LlamaModel(opened.config, opened.weights, 256, "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +90,14 @@ def prefilled(model: LlamaModel, ids: torch.Tensor) -> torch.Tensor:
     length = ids.numel()
     positions, blocks = torch.arange(length), torch.arange(-(-length // BLOCK_TOKENS))
     span = PrefillSpan(0, length, 0, length, blocks)
-    kv = model.new_kv(len(blocks), BLOCK_TOKENS, torch.float32)
+    kv = model.new_kv(len(blocks), BLOCK_TOKENS)
     return model.prefill(PrefillBatch(ids, positions, positions, (span,), positions), kv)
 
 
 def decoded(model: LlamaModel, ids: torch.Tensor) -> torch.Tensor:
     """The same prompt, one token per step."""
     blocks = torch.arange(-(-ids.numel() // BLOCK_TOKENS)).unsqueeze(0)
-    kv = model.new_kv(blocks.numel(), BLOCK_TOKENS, torch.float32)
+    kv = model.new_kv(blocks.numel(), BLOCK_TOKENS)
     rows = []
     for index in range(ids.numel()):
         position = torch.tensor([index])

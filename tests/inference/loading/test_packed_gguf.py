@@ -95,7 +95,7 @@ def logits(model: AnyModel) -> torch.Tensor:
     ids = torch.arange(3, 43)
     positions, blocks = torch.arange(len(ids)), torch.arange(2)
     span = PrefillSpan(0, len(ids), 0, len(ids), blocks)
-    kv = model.new_kv(2, BLOCK_TOKENS, model.kv_dtype)
+    kv = model.new_kv(2, BLOCK_TOKENS)
     return model.prefill(PrefillBatch(ids, positions, positions, (span,), positions), kv)
 
 

@@ -32,7 +32,9 @@ CONFIG = ModelConfig(
 
 
 def test_the_need_counts_formats_and_a_short_context() -> None:
-    need = memory_need(CONFIG, [("Q4_1", 3200), ("Q8_0", 3200), ("Q6_K", 100), ("F32", 10)], 4)
+    need = memory_need(
+        CONFIG, [("Q4_1", 3200), ("Q8_0", 3200), ("Q6_K", 100), ("F32", 10)], 4, kv_format="fp32"
+    )
     assert need.weight_bytes == 2000 + 3600 + 4 * 110
     assert need.copy_bytes == 2 * 6400
     assert need.kv_bytes == 2 * 2 * 2 * 16 * 256 * 4
@@ -40,18 +42,20 @@ def test_the_need_counts_formats_and_a_short_context() -> None:
 
 def test_the_native_decoder_packs_every_format() -> None:
     tensors = [("Q4_K", 25600), ("Q6_K", 25600), ("F32", 10)]
-    need = memory_need(CONFIG, tensors, 4, is_native=True)
+    need = memory_need(CONFIG, tensors, 4, kv_format="fp32", is_native=True)
     assert need.weight_bytes == 14800 + 21000 + 40
-    assert memory_need(CONFIG, tensors, 4).weight_bytes == 16000 + 4 * 25600 + 40
+    assert memory_need(CONFIG, tensors, 4, kv_format="fp32").weight_bytes == 16000 + 4 * 25600 + 40
 
 
 def test_the_need_counts_the_largest_step_and_what_earlier_loads_taught() -> None:
     tensors = [("F32", 1000)]
     step = LargestStep(prompt_rows=10, decode_rows=3)
-    plain = memory_need(CONFIG, tensors, 4, largest_step=step)
+    plain = memory_need(CONFIG, tensors, 4, kv_format="fp32", largest_step=step)
     per_row = 3 * 64 + 8 * 16 + 2 * 64
     assert plain.step_bytes == 10 * per_row * 4 + 3 * 8 * 4
-    taught = memory_need(CONFIG, tensors, 4, largest_step=step, correction_bytes=-500)
+    taught = memory_need(
+        CONFIG, tensors, 4, kv_format="fp32", largest_step=step, correction_bytes=-500
+    )
     assert taught.required_bytes == plain.required_bytes - 500
     assert taught.load_bytes == taught.required_bytes - taught.kv_bytes
 
@@ -64,7 +68,7 @@ def test_what_was_learnt_on_another_kind_of_device_is_left_aside() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused_with_both_numbers() -> None:
-    need = memory_need(CONFIG, [("F16", 5 * 10**9)], 2)
+    need = memory_need(CONFIG, [("F16", 5 * 10**9)], 2, kv_format="bf16")
     check_fits(need, 11 * 10**9, "cuda:0")
     with pytest.raises(DoesNotFitError, match=r"needs 10\.00 GB on cuda:0 .* 8\.00 GB are free"):
         check_fits(need, 8 * 10**9, "cuda:0")

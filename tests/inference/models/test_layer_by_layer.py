@@ -85,7 +85,7 @@ def prompt(block_tokens: int) -> PrefillBatch:
 def test_it_computes_what_the_whole_model_does(name: str) -> None:
     config, weights = CONFIGS[name], random_weights(CONFIGS[name])
     whole = build_model(config, weights, NUM_TOKENS)
-    kv = whole.new_kv(8, 8, torch.float32)
+    kv = whole.new_kv(8, 8)
     with torch.inference_mode():
         expected = whole.prefill(prompt(8), kv)
     done: list[int] = []

@@ -145,7 +145,7 @@ def decoder(
         head=embedding,
         cosines=angles.cos().contiguous(),
         sines=angles.sin().contiguous(),
-        kv_dtype=torch.float32,
+        kv_format="fp32",
         num_threads=threads,
     )
 
@@ -222,7 +222,7 @@ def without_layers(
         head=head,
         cosines=torch.ones(64, HEAD_DIM // 2),
         sines=torch.zeros(64, HEAD_DIM // 2),
-        kv_dtype=torch.float32,
+        kv_format="fp32",
         num_threads=2,
     )
 

@@ -1,0 +1,58 @@
+"""What keys and values are stored as: which formats there are, what each takes, and which a model
+gets that was asked for one or for none. Imports no torch: placement and preflight count with it.
+
+    fp32, bf16, fp16    the numbers themselves
+    int8, fp8           a byte each, and a float32 scale for every group of features of a token's
+                        key, and of its value, in a head
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from inference.models.config import ModelConfig
+from inference.models.errors import UnsupportedKVError
+
+KVFormat = Literal["fp32", "bf16", "fp16", "int8", "fp8"]
+
+ELEMENT_BYTES: dict[KVFormat, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
+SCALED_FORMATS: frozenset[KVFormat] = frozenset({"int8", "fp8"})
+SCALE_BYTES = 4
+GROUP_FEATURES = 64
+"""That share a scale: a head's features in runs of so many, the last run what is left."""
+
+NATIVE_FORMATS: tuple[KVFormat, ...] = ("bf16", "fp32")
+"""Of the native decoder; the first is its own choice."""
+TORCH_FORMATS: dict[str, tuple[KVFormat, ...]] = {
+    "cpu": ("fp32", "bf16", "fp16"),
+    "cuda": ("fp32", "bf16", "fp16"),
+}
+"""Of torch operators, by type of device; their own choice is what they compute in."""
+
+
+def kv_bytes_per_token(config: ModelConfig, kv_format: KVFormat) -> int:
+    """Of a key and a value in every layer."""
+    num_heads = 2 * config.num_layers * config.num_kv_heads
+    num_groups = -(-config.head_dim // GROUP_FEATURES) if kv_format in SCALED_FORMATS else 0
+    return num_heads * (config.head_dim * ELEMENT_BYTES[kv_format] + num_groups * SCALE_BYTES)
+
+
+def kv_bytes_per_block(config: ModelConfig, block_tokens: int, kv_format: KVFormat) -> int:
+    return kv_bytes_per_token(config, kv_format) * block_tokens
+
+
+def choose_kv_format(
+    wanted: KVFormat | None, *, device_type: str, is_native: bool, computes_in: KVFormat
+) -> KVFormat:
+    """``wanted``, or where that is ``None`` what suits the path; ``computes_in``: its activations.
+    Raises ``UnsupportedKVError``, naming what can be had."""
+    formats = NATIVE_FORMATS if is_native else TORCH_FORMATS[device_type]
+    if wanted is None:
+        return formats[0] if is_native else computes_in
+    if wanted not in formats:
+        path = "the native decoder" if is_native else "torch operators"
+        raise UnsupportedKVError(
+            f"kv_dtype {wanted} is not built for {path} on {device_type}; set it to auto or to "
+            f"one of {', '.join(formats)}"
+        )
+    return wanted
