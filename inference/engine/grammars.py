@@ -54,6 +54,13 @@ class GrammarState:
         """Why it cannot be followed further: it became too complex, or a token broke it."""
         return first_line(self.matcher.get_error()) if self.matcher.is_error() else None
 
+    def allows(self, token_id: int) -> bool:
+        """Whether this token, not an end, may be the next one: far cheaper than a mask, which says
+        it of every token."""
+        if self._starts_after is not None:
+            return True
+        return token_id not in self.end_ids and self.matcher.validate_tokens([token_id]) == 1
+
     def advance(self, token_id: int) -> None:
         """``token_id`` was sampled, and is not the end."""
         if self._starts_after is None:

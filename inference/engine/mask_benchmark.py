@@ -1,4 +1,5 @@
-"""What a grammar costs: a decode step of eight sequences with one and without, in turns.
+"""What a grammar costs: a decode step of eight sequences with one and without, in turns; greedy,
+where a mask is needed only when the likeliest token is not allowed, and drawn, where it always is.
 
 ``python -m inference.engine.mask_benchmark MODEL.gguf``
 """
@@ -23,6 +24,7 @@ from inference.protocol.sampling import Grammar, SamplingParams
 
 NUM_SEQUENCES = 8
 STEPS_PER_TURN = 40
+TEMPERATURES = (0.0, 1.0)
 PROMPT = (
     "<|im_start|>user\nInvent people: number {index}, and others. Answer in JSON.<|im_end|>\n"
     "<|im_start|>assistant\n"
@@ -53,13 +55,15 @@ GRAMMAR = Grammar(text=json.dumps({"grammars": [{"json_schema": SCHEMA}]}))
 class MaskCost:
     """Median milliseconds of a step; the share is the median of the turns' own shares."""
 
+    temperature: float
     free_ms: float
     masked_ms: float
     share: float
     """What the grammar adds, of a step without one."""
 
 
-def measure_mask_cost(model: Path, data_dir: Path, num_turns: int = 10) -> MaskCost:
+def measure_mask_costs(model: Path, data_dir: Path, num_turns: int = 10) -> list[MaskCost]:
+    """One for each of ``TEMPERATURES``."""
     spec = LoadSpec(job_id="bench", model="bench", source=f"path:{model}")
     loaded = load_engine(spec, data_dir, lambda progress: None)
     assert isinstance(loaded.engine, Engine), "grammars are for a model of text"
@@ -68,20 +72,32 @@ def measure_mask_cost(model: Path, data_dir: Path, num_turns: int = 10) -> MaskC
         tokenizer.tokenize_str(PROMPT.format(index=index), parse_special=True)
         for index in range(NUM_SEQUENCES)
     ]
-    _turn_ms(loaded.engine, prompts, GRAMMAR)  # compiles it, and pays for first times
+    return [_measure(loaded.engine, prompts, num_turns, value) for value in TEMPERATURES]
+
+
+def _measure(
+    engine: Engine, prompts: list[list[int]], num_turns: int, temperature: float
+) -> MaskCost:
+    _turn_ms(engine, prompts, GRAMMAR, temperature)  # compiles it, and pays for first times
     free, masked = [], []
     for _ in range(num_turns):
-        free.append(_turn_ms(loaded.engine, prompts, None))
-        masked.append(_turn_ms(loaded.engine, prompts, GRAMMAR))
+        free.append(_turn_ms(engine, prompts, None, temperature))
+        masked.append(_turn_ms(engine, prompts, GRAMMAR, temperature))
     shares = [with_ms / without_ms - 1 for without_ms, with_ms in zip(free, masked, strict=True)]
-    return MaskCost(statistics.median(free), statistics.median(masked), statistics.median(shares))
+    medians = statistics.median(free), statistics.median(masked)
+    return MaskCost(temperature, *medians, statistics.median(shares))
 
 
-def _turn_ms(engine: Engine, prompts: list[list[int]], grammar: Grammar | None) -> float:
+def _turn_ms(
+    engine: Engine, prompts: list[list[int]], grammar: Grammar | None, temperature: float
+) -> float:
     """Median milliseconds of a step in which every prompt's sequence decodes."""
     for index, prompt in enumerate(prompts):
         params = SamplingParams(
-            max_tokens=2 * STEPS_PER_TURN + len(prompts), temperature=0.0, grammar=grammar
+            max_tokens=2 * STEPS_PER_TURN + len(prompts),
+            temperature=temperature,
+            seed=index,
+            grammar=grammar,
         )
         engine.submit(SubmitSequence(sequence_id=str(index), token_ids=prompt, params=params))
     outputs = engine.step().outputs
@@ -108,14 +124,15 @@ def main() -> None:
     configure_threads()
     with tempfile.TemporaryDirectory() as temporary:
         data_dir = arguments.data_dir or Path(temporary)
-        cost = measure_mask_cost(arguments.model, data_dir, arguments.turns)
+        costs = measure_mask_costs(arguments.model, data_dir, arguments.turns)
     if arguments.json:
-        print(json.dumps(asdict(cost)))
+        print(json.dumps([asdict(cost) for cost in costs]))
         return
-    print(
-        f"decode step of {NUM_SEQUENCES}: {cost.free_ms:.2f} ms free, "
-        f"{cost.masked_ms:.2f} ms with a grammar, {cost.share:+.1%}"
-    )
+    for cost in costs:
+        print(
+            f"decode step of {NUM_SEQUENCES}, temperature {cost.temperature:g}: "
+            f"{cost.free_ms:.2f} ms free, {cost.masked_ms:.2f} ms with a grammar, {cost.share:+.1%}"
+        )
 
 
 if __name__ == "__main__":

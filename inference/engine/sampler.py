@@ -39,8 +39,11 @@ class Sampler:
             return Sampled([], frozenset(), {})
         largest, token_ids = largest_of(logits)
         failed = frozenset(row for row, value in enumerate(largest) if not math.isfinite(value))
-        special = [row for row, s in enumerate(sequences) if not is_plain_greedy(s)]
-        special = [row for row in special if row not in failed]
+        special = [
+            row
+            for row, sequence in enumerate(sequences)
+            if row not in failed and not is_answer(token_ids[row], sequence)
+        ]
         masked = Masked()
         if special:
             masked = self._sample_special(sequences, logits, special, token_ids)
@@ -60,7 +63,7 @@ class Sampler:
         rows: list[int],
         token_ids: list[int],
     ) -> Masked:
-        """Everything but plain greedy; writes into ``token_ids``."""
+        """All but greedy rows whose answer is known; writes into ``token_ids``."""
         chosen = [sequences[row] for row in rows]
         scores = logits.clone() if len(rows) == len(logits) else logits[rows]
         self._adjust(scores, chosen)
@@ -202,16 +205,17 @@ def forbid_early_stops(scores: torch.Tensor, sequences: list[Sequence]) -> None:
                 scores[row, params.stop_token_ids] = stops
 
 
-def is_plain_greedy(sequence: Sequence) -> bool:
-    """Whether the largest raw logit is the answer."""
+def is_answer(token_id: int, sequence: Sequence) -> bool:
+    """Whether the token with the largest raw logit is the one to take. With a grammar it nearly
+    always is, for a model that knows what it writes; then nobody needs the mask."""
     params = sequence.params
     return (
         params.temperature == 0
-        and sequence.grammar is None
         and params.thinking_limit is None
         and not has_penalties(params)
         and not params.logit_bias
         and sequence.num_output_tokens >= params.min_tokens
+        and (sequence.grammar is None or sequence.grammar.allows(token_id))
     )
 
 

@@ -14,7 +14,7 @@ from helexa_site.bootstrap.suite import fetch_default_model
 from helexa_site.config import REPOSITORY_DIR
 from inference.engine.bookkeeping_benchmark import bookkeeping_ms_per_step
 from metering.bench.encoding import as_lines, encoding_costs
-from metering.bench.masks import as_line, mask_cost
+from metering.bench.masks import as_line, mask_costs
 from metering.bench.report import as_json, print_table
 from metering.bench.run import Results, run
 from metering.bench.server import BenchServer
@@ -46,13 +46,13 @@ def main() -> None:
             subject.close()
         if server is not None:
             server.close()
-    masks = mask_cost(_gguf(arguments), arguments.threads, DATA_DIR)
+    masks = mask_costs(_gguf(arguments), arguments.threads, DATA_DIR)
     step_ms = bookkeeping_ms_per_step(BOOKKEEPING_SEQUENCES)
     _print(results, step_ms, masks, as_json_text=arguments.json)
 
 
 def _print(
-    results: Results, step_ms: float, masks: dict[str, float], *, as_json_text: bool
+    results: Results, step_ms: float, masks: list[dict[str, float]], *, as_json_text: bool
 ) -> None:
     costs = encoding_costs()
     if as_json_text:
@@ -62,7 +62,7 @@ def _print(
     console = Console()
     print_table(results, console)
     console.print(f"bookkeeping of a step at {BOOKKEEPING_SEQUENCES} sequences: {step_ms:.3f} ms")
-    console.print(as_line(masks))
+    console.print("\n".join(map(as_line, masks)))
     console.print("\n".join(as_lines(costs)))
 
 

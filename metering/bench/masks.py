@@ -11,8 +11,9 @@ from pathlib import Path
 from helexa_site.config import REPOSITORY_DIR
 
 
-def mask_cost(gguf: str, num_threads: int, data_dir: Path) -> dict[str, float]:
-    """``free_ms``, ``masked_ms`` and ``share``, as ``inference.engine.mask_benchmark`` has them."""
+def mask_costs(gguf: str, num_threads: int, data_dir: Path) -> list[dict[str, float]]:
+    """Each has ``temperature``, ``free_ms``, ``masked_ms`` and ``share``, as
+    ``inference.engine.mask_benchmark`` has them."""
     command = [sys.executable, "-m", "inference.engine.mask_benchmark", gguf, "--json"]
     measured = subprocess.run(
         [*command, "--data-dir", str(data_dir)],
@@ -21,12 +22,12 @@ def mask_cost(gguf: str, num_threads: int, data_dir: Path) -> dict[str, float]:
         stdout=subprocess.PIPE,
         check=True,
     )
-    cost: dict[str, float] = json.loads(measured.stdout)
-    return cost
+    costs: list[dict[str, float]] = json.loads(measured.stdout)
+    return costs
 
 
 def as_line(cost: dict[str, float]) -> str:
     return (
-        f"decode step of 8 sequences: {cost['free_ms']:.2f} ms, "
+        f"decode step of 8 sequences, temperature {cost['temperature']:g}: {cost['free_ms']:.2f} ms, "
         f"with a JSON schema {cost['masked_ms']:.2f} ms ({cost['share']:+.1%})"
     )

@@ -230,6 +230,23 @@ def test_random_logits_give_what_the_schema_allows(
             return
 
 
+@given(seed=st.integers(0, 10_000), length=st.integers(0, 28))
+@settings(max_examples=50, deadline=None)
+def test_greedy_takes_the_likeliest_allowed_token(
+    compiler: GrammarCompiler, seed: int, length: int
+) -> None:
+    """Whether or not it was taken without asking for a mask."""
+    text = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
+    sequence = bound(compiler, text)
+    assert sequence.grammar is not None
+    for token_id in ids_of('{"name": "somebody", "age": 41')[:length]:
+        sequence.grammar.advance(token_id)
+    logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
+    scores = logits.clone()
+    GrammarMasks().apply(scores, [sequence])
+    assert Sampler(VOCAB_SIZE).sample([sequence], logits).token_ids == [int(scores.argmax())]
+
+
 @given(bits=st.binary(min_size=16, max_size=16))
 def test_unpacked_bits(bits: bytes) -> None:
     biases = byte_biases()[list(bits)].flatten().tolist()
