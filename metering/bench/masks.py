@@ -28,6 +28,7 @@ def mask_costs(gguf: str, num_threads: int, data_dir: Path) -> list[dict[str, fl
 
 def as_line(cost: dict[str, float]) -> str:
     return (
-        f"decode step of 8 sequences, temperature {cost['temperature']:g}: {cost['free_ms']:.2f} ms, "
-        f"with a JSON schema {cost['masked_ms']:.2f} ms ({cost['share']:+.1%})"
+        f"decode step of 8 sequences, temperature {cost['temperature']:g}: "
+        f"{cost['free_ms']:.2f} ms, with a JSON schema {cost['masked_ms']:.2f} ms "
+        f"({cost['share']:+.1%})"
     )
