@@ -10,18 +10,18 @@ An object with other keys than a call's is text at its first such key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.parts import Part, ToolCallParser
+from inference.text.parts import ToolCallParser
 from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls.call_parser import CallParser
 from inference.text.tool_calls.free_text import FreeText
 from inference.text.tool_calls.grammar_rules import callable_tools, json_call_rules
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.json_scanner import WHITESPACE
 from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.markers import marker_token_id, special_marker_ids
-from inference.text.tool_calls.part_list import PartList
 from inference.text.tool_calls.pythonic_calls import PythonicCalls
 
 TAG = "<|python_tag|>"
@@ -70,29 +70,11 @@ class Llama3Format:
         return "\n".join([f"start: FREE | calls{tagged}", _FREE_TERMINAL, *rules])
 
 
-class Llama3Parser:
+class Llama3Parser(CallParser):
     def __init__(self, tools: Sequence[ToolDefinition]) -> None:
+        super().__init__(MARKERS)
         self._tools = KnownTools(tools)
-        self._parts = PartList()
-        self._text = FreeText(MARKERS)
-        self._calls: JsonCalls | PythonicCalls | None = None
-        self._lead: list[str] = []
-        """Read before a call that may follow."""
         self._is_tagged = False
-        self._read: Callable[[str, int], int] = self._read_text
-
-    def feed(self, text: str) -> list[Part]:
-        position = 0
-        while position < len(text):
-            position = self._read(text, position)
-        return self._parts.take()
-
-    def flush(self) -> list[Part]:
-        if self._calls is not None:
-            self._calls.close()
-        else:
-            self._parts.add_text("".join(self._lead) + self._text.flush())
-        return self._parts.take()
 
     def _read_text(self, text: str, start: int) -> int:
         position = self._text.feed(text, start)
@@ -131,8 +113,7 @@ class Llama3Parser:
             return position + 1
         if character == "{":
             return self._begin_json(position)
-        self._calls = PythonicCalls(self._parts, lead="".join(self._lead))
-        self._read = self._read_calls
+        self._begin_calls(PythonicCalls(self._parts, lead="".join(self._lead)))
         return position
 
     def _begin_json(self, position: int) -> int:
@@ -145,23 +126,10 @@ class Llama3Parser:
         )
         if bracket:
             calls.feed(bracket + space, 0)
-        self._calls, self._read = calls, self._read_calls
+        self._begin_calls(calls)
         return position
 
     def _reject(self, position: int) -> int:
         self._parts.add_text("".join(self._lead))
-        self._resume(follows_call=False)
+        self._resume_text(follows_call=False)
         return position
-
-    def _read_calls(self, text: str, start: int) -> int:
-        assert self._calls is not None
-        position = self._calls.feed(text, start)
-        if self._calls.is_done:
-            self._resume(follows_call=self._calls.num_calls > 0)
-        return position
-
-    def _resume(self, *, follows_call: bool) -> None:
-        self._text = FreeText(MARKERS, follows_call=follows_call, has_text=not follows_call)
-        self._calls = None
-        self._lead.clear()
-        self._read = self._read_text

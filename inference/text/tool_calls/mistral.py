@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.parts import ToolCallParser
 from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls.call_parser import CallReader
 from inference.text.tool_calls.grammar_rules import (
     answer_rules,
     arguments_schema,
@@ -25,7 +26,7 @@ from inference.text.tool_calls.grammar_rules import (
 )
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.known_tools import KnownTools
-from inference.text.tool_calls.marked_calls import CallReader, MarkedCallParser
+from inference.text.tool_calls.marked_calls import MarkedCallParser
 from inference.text.tool_calls.markers import marker_token_id, special_marker_ids
 from inference.text.tool_calls.named_call import ARGUMENTS, CALL_ID, NamedCall
 from inference.text.tool_calls.part_list import PartList

@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.parts import ToolCallParser
 from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls.call_parser import CallReader
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.known_tools import KnownTools
-from inference.text.tool_calls.marked_calls import CallReader, MarkedCallParser
+from inference.text.tool_calls.marked_calls import MarkedCallParser
 from inference.text.tool_calls.markers import special_marker_ids
 from inference.text.tool_calls.part_list import PartList
 from inference.text.tool_calls.qwen_coder_grammar import qwen_coder_grammar
