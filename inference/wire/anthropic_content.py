@@ -34,8 +34,8 @@ from inference.wire.fields import (
     text,
     wrong_type,
 )
+from inference.wire.turn_parts import PART_SEPARATOR, Called, Returned, Thought
 
-BLOCK_SEPARATOR = "\n"
 MAX_ID_CHARS = 256
 ERROR_PREFIX = "Error: "
 """How a model is told that a tool's result is an error: templates have no field for it."""
@@ -47,31 +47,20 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Redacted:
     """Thinking that only the server that made it could read."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    call: ToolCall
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """``path`` is where the id stood in the client's body."""
 
-    tool_use_id: str
-    content: str
+    returned: Returned
     path: str
     references: tuple[ToolReference, ...] = ()
 
 
-Block = Text | Thought | Redacted | ToolUse | ToolResult
+Block = Text | Thought | Redacted | Called | ToolResult
 
 _id = text(MAX_ID_CHARS, min_chars=1)
 _toolset = refused("toolset_name", "there are no toolsets here")
@@ -102,7 +91,7 @@ def joined_text(value: Any, path: str) -> str:
         return value
     if not isinstance(value, list):
         raise wrong_type(path, "a string or an array of blocks", value)
-    return BLOCK_SEPARATOR.join(
+    return PART_SEPARATOR.join(
         [_text(block, f"{path}[{index}]") for index, block in enumerate(value)]
     )
 
@@ -134,7 +123,7 @@ def _result_content(value: Any, path: str) -> _ResultContent:
             lines.append(name)
         else:
             lines.append(_text(block, at, ("text", "tool_reference")))
-    return _ResultContent(BLOCK_SEPARATOR.join(lines), tuple(references))
+    return _ResultContent(PART_SEPARATOR.join(lines), tuple(references))
 
 
 BLOCK_FIELDS: dict[str, dict[str, Field]] = {
@@ -210,16 +199,12 @@ def _made(kind: str, read: Mapping[str, Any], path: str) -> Block:
             return Thought(read["thinking"])
         case "tool_use":
             arguments = orjson.dumps(read["input"]).decode()
-            return ToolUse(ToolCall(id=read["id"], name=read["name"], arguments=arguments))
+            return Called(ToolCall(id=read["id"], name=read["name"], arguments=arguments))
         case "tool_result":
             content = read.get("content", _ResultContent(""))
             prefix = ERROR_PREFIX if read.get("is_error", False) else ""
-            return ToolResult(
-                read["tool_use_id"],
-                prefix + content.text,
-                f"{path}.tool_use_id",
-                content.references,
-            )
+            returned = Returned(read["tool_use_id"], prefix + content.text)
+            return ToolResult(returned, f"{path}.tool_use_id", content.references)
     return Redacted()
 
 

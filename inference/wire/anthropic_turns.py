@@ -17,13 +17,10 @@ from typing import Any
 from inference.protocol.generation import ChatMessage, ToolCall
 from inference.wire.anthropic_content import (
     ASSISTANT_BLOCKS,
-    BLOCK_SEPARATOR,
     USER_BLOCKS,
     Block,
     Text,
-    Thought,
     ToolResult,
-    ToolUse,
     blocks,
     joined_text,
 )
@@ -39,6 +36,7 @@ from inference.wire.fields import (
     table,
     wrong_type,
 )
+from inference.wire.turn_parts import PART_SEPARATOR, Called, Thought
 
 MAX_MESSAGES = 100_000
 SYSTEM_SEPARATOR = "\n\n"
@@ -148,29 +146,29 @@ def _user_messages(content: Iterable[Block], open_ids: set[str]) -> Iterator[Cha
         if not isinstance(block, ToolResult):
             rest.append(block)
             continue
-        if block.tool_use_id not in open_ids:
+        call_id = block.returned.call_id
+        if call_id not in open_ids:
             raise InvalidRequestError(
-                f"'{block.path}' is no tool_use before it that has no result yet: "
-                f"'{block.tool_use_id}'.",
+                f"'{block.path}' is no tool_use before it that has no result yet: '{call_id}'.",
                 param=block.path,
             )
-        open_ids.remove(block.tool_use_id)
-        yield ChatMessage(role="tool", content=block.content, tool_call_id=block.tool_use_id)
+        open_ids.remove(call_id)
+        yield block.returned.message
     if rest:
         yield ChatMessage(role="user", content=_texts(rest))
 
 
 def _assistant_message(content: list[Block]) -> ChatMessage:
-    calls: list[ToolCall] = [block.call for block in content if isinstance(block, ToolUse)]
+    calls: list[ToolCall] = [block.call for block in content if isinstance(block, Called)]
     thoughts = [block.text for block in content if isinstance(block, Thought) and block.text]
     has_text = any(isinstance(block, Text) for block in content)
     return ChatMessage(
         role="assistant",
         content=_texts(content) if has_text or not calls else None,
         tool_calls=calls,
-        reasoning=BLOCK_SEPARATOR.join(thoughts) or None,
+        reasoning=PART_SEPARATOR.join(thoughts) or None,
     )
 
 
 def _texts(content: Iterable[Block]) -> str:
-    return BLOCK_SEPARATOR.join([block.text for block in content if isinstance(block, Text)])
+    return PART_SEPARATOR.join([block.text for block in content if isinstance(block, Text)])

@@ -30,9 +30,9 @@ from inference.wire.fields import (
     wrong_type,
 )
 from inference.wire.openai_tools import CACHE_CONTROL, MAX_CALL_ID_CHARS, tool_calls
+from inference.wire.turn_parts import PART_SEPARATOR
 
 MAX_NAME_CHARS = 256
-PART_SEPARATOR = "\n"
 IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
 
 _string = text()

@@ -32,7 +32,7 @@ from inference.wire.fields import (
     text,
     wrong_type,
 )
-from inference.wire.openai_responses_parts import PART_SEPARATOR, TextContent, content
+from inference.wire.openai_responses_parts import TextContent, content
 from inference.wire.openai_responses_reasoning import (
     encrypted_content,
     reasoning_parts,
@@ -40,13 +40,11 @@ from inference.wire.openai_responses_reasoning import (
 )
 from inference.wire.openai_responses_turns import (
     ROLES,
-    Called,
     Referred,
-    Returned,
     Said,
-    Thought,
     TurnPart,
 )
+from inference.wire.turn_parts import PART_SEPARATOR, Called, Returned, Thought
 
 MAX_ID_CHARS = 256
 MAX_ITEMS = 10_000

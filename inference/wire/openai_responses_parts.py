@@ -21,8 +21,7 @@ from inference.wire.fields import (
     text,
     wrong_type,
 )
-
-PART_SEPARATOR = "\n"
+from inference.wire.turn_parts import PART_SEPARATOR
 
 _string = text()
 _type = honoured("type", _string, "input_text, output_text or refusal.")

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from inference.protocol.generation import ChatMessage, ToolCall
-from inference.wire.openai_responses_parts import PART_SEPARATOR
+from inference.protocol.generation import ChatMessage
+from inference.wire.turn_parts import PART_SEPARATOR, Called, Returned, Thought
 
 ROLES: dict[str, Literal["system", "user", "assistant"]] = {
     "system": "system",
@@ -24,22 +24,6 @@ ROLES: dict[str, Literal["system", "user", "assistant"]] = {
 class Said:
     role: Literal["system", "user", "assistant"]
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Thought:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Called:
-    call: ToolCall
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    call_id: str
-    output: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +50,8 @@ def chat_messages(parts: Iterable[TurnPart]) -> list[ChatMessage]:
                 _extend_assistant(turns, ChatMessage(role="assistant", reasoning=thought))
             case Called(call=call):
                 _extend_assistant(turns, ChatMessage(role="assistant", tool_calls=[call]))
-            case Returned(call_id=call_id, output=output):
-                turns.append(ChatMessage(role="tool", content=output, tool_call_id=call_id))
+            case Returned():
+                turns.append(part.message)
     return turns
 
 
