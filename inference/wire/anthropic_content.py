@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from inference.protocol.generation import ToolCall
-from inference.wire.anthropic_fields import CACHE_CONTROL, kind_of, type_field
+from inference.wire.anthropic_fields import CACHE_CONTROL, type_field
 from inference.wire.anthropic_tools import ToolReference, tool_name
 from inference.wire.errors import (
     InvalidRequestError,
@@ -25,6 +25,7 @@ from inference.wire.fields import (
     flag,
     honoured,
     json_object,
+    kind_of,
     neutral,
     object_of,
     only,

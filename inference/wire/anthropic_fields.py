@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from inference.protocol.generation import OutputFormat
 from inference.wire.errors import (
-    MissingParameterError,
     ThreadUnsupportedError,
     UnsupportedParameterError,
 )
@@ -21,6 +20,7 @@ from inference.wire.fields import (
     honoured,
     integer,
     json_schema,
+    kind_of,
     neutral,
     object_of,
     one_of,
@@ -29,7 +29,6 @@ from inference.wire.fields import (
     shown,
     table,
     text,
-    wrong_type,
 )
 
 MAX_TOKENS = 2**31 - 1
@@ -37,18 +36,6 @@ MIN_THINKING_TOKENS = 1024
 
 Display = Literal["hidden", "omitted", "shown"]
 """Thinking blocks in the answer: none, with their text left out, or whole."""
-
-
-def kind_of(value: Any, path: str) -> str:
-    """The ``type`` of one of several objects."""
-    if not isinstance(value, dict):
-        raise wrong_type(path, "an object", value)
-    kind = value.get("type")
-    if kind is None:
-        raise MissingParameterError(f"{path}.type")
-    if not isinstance(kind, str):
-        raise wrong_type(f"{path}.type", "a string", kind)
-    return kind
 
 
 def type_field(kind: str) -> Field:

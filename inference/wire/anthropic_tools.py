@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.wire.anthropic_fields import CACHE_CONTROL, kind_of, type_field
+from inference.wire.anthropic_fields import CACHE_CONTROL, type_field
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.fields import (
     Field,
@@ -16,6 +16,7 @@ from inference.wire.fields import (
     flag,
     honoured,
     json_schema,
+    kind_of,
     neutral,
     object_of,
     only,

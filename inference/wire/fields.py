@@ -224,6 +224,18 @@ def object_of(fields: Mapping[str, Field], *, required: Iterable[str] = ()) -> C
     return check
 
 
+def kind_of(value: Any, path: str) -> str:
+    """The ``type`` of one of several objects."""
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    kind = value.get("type")
+    if kind is None:
+        raise MissingParameterError(f"{path}.type")
+    if not isinstance(kind, str):
+        raise wrong_type(f"{path}.type", "a string", kind)
+    return kind
+
+
 def json_object(value: Any, path: str) -> dict[str, Any]:
     """A free-form object, at most ``MAX_OBJECT_DEPTH`` levels deep."""
     return _nested_object(value, path, MAX_OBJECT_DEPTH)

@@ -20,6 +20,7 @@ from inference.wire.fields import (
     array,
     honoured,
     json_object,
+    kind_of,
     neutral,
     only,
     read_fields,
@@ -74,13 +75,7 @@ def _joined(value: Any, path: str, *, kinds: tuple[str, ...]) -> str:
 
 
 def _part_text(part: Any, path: str, kinds: tuple[str, ...]) -> str:
-    if not isinstance(part, dict):
-        raise wrong_type(path, "an object", part)
-    kind = part.get("type")
-    if kind is None:
-        raise MissingParameterError(f"{path}.type")
-    if not isinstance(kind, str):
-        raise wrong_type(f"{path}.type", "a string", kind)
+    kind = kind_of(part, path)
     if kind in IMAGE_PARTS:
         raise VisionUnsupportedError(path)
     if kind not in kinds:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference.wire.errors import (
-    MissingParameterError,
     UnsupportedParameterError,
     VisionUnsupportedError,
 )
 from inference.wire.fields import (
     Field,
     honoured,
+    kind_of,
     neutral,
     only,
     read_fields,
@@ -86,13 +86,7 @@ def content(value: Any, path: str) -> TextContent:
 
 
 def _part_text(part: Any, path: str) -> str:
-    if not isinstance(part, dict):
-        raise wrong_type(path, "an object", part)
-    kind = part.get("type")
-    if kind is None:
-        raise MissingParameterError(f"{path}.type")
-    if not isinstance(kind, str):
-        raise wrong_type(f"{path}.type", "a string", kind)
+    kind = kind_of(part, path)
     if kind in ("input_image", "image_url", "computer_screenshot"):
         raise VisionUnsupportedError(path)
     if kind not in PART_FIELDS:
