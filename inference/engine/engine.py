@@ -49,6 +49,8 @@ class Sampled:
     """Rows whose grammar allowed nothing but the end; their token ids mean nothing."""
     broken: dict[int, str] = field(default_factory=dict)
     """Rows whose grammar could not be followed, and why; their token ids mean nothing."""
+    prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
+    """Those of prompts that asked for them, by sequence id."""
 
     def failure(self, row: int) -> tuple[str, str] | None:
         """Code and message, where the row has no token."""
@@ -212,6 +214,9 @@ class Engine:
         """Commit and emit what ran, end what is at fault."""
         for part, sampled in outcome.done:
             self._scheduler.commit(part, sampled.token_ids)
+            for sequence_id, logprobs in sampled.prompt_logprobs.items():
+                step = SequenceStep(sequence_id=sequence_id, token_ids=[], prompt_logprobs=logprobs)
+                self._outputs.add(step)
             self._emit(part, sampled)
         for part, fault in outcome.failed:
             for sequence in part.sequences:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from inference.engine.engine import Sampled
 from inference.engine.fault_classes import recover
 from inference.engine.faults import StepFault
+from inference.engine.logprobs import prompt_logprobs
 from inference.engine.model_runner import ModelRunner
 from inference.engine.sampler import Sampler
 from inference.engine.scheduler import Schedule
@@ -21,7 +24,10 @@ class TensorExecutor:
 
     def execute(self, schedule: Schedule) -> Sampled:
         logits = self._runner.run(schedule)
-        return self._sampler.sample(schedule.sampled, logits)
+        num_sampled = len(schedule.sampled)
+        scored = prompt_logprobs(schedule.prefills, logits[num_sampled:])
+        sampled = self._sampler.sample(schedule.sampled, logits[:num_sampled])
+        return replace(sampled, prompt_logprobs=scored) if scored else sampled
 
     def recover(self, error: Exception) -> StepFault:
         return recover(error, self._device.type)

@@ -159,7 +159,10 @@ class KVCache:
         return True
 
     def _known_prefix(self, sequence: Sequence) -> tuple[list[int], list[int]]:
-        """Block ids and content ids of the longest known chain that leaves one token to run."""
+        """Block ids and content ids of the longest known chain that leaves one token to run, and
+        those that are still to be scored."""
+        if sequence.num_tokens_to_score:
+            return [], []
         tokens, size = sequence.token_ids, self.block_tokens
         block_ids: list[int] = []
         contents: list[int] = []

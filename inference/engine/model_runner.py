@@ -24,7 +24,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, schedule: Schedule) -> torch.Tensor:
-        """Logits for ``schedule.sampled``, (num_sampled, vocab_size) float32."""
+        """Logits for ``schedule.sampled`` and then for the scored tokens of its prompts:
+        (num_sampled + num_scored, vocab_size) float32."""
         logits = []
         if schedule.decodes:
             logits.append(self._model.decode(self._decode_batch(schedule.decodes), self._kv))
@@ -56,6 +57,7 @@ class ModelRunner:
         slots: list[int] = []
         spans: list[PrefillSpan] = []
         logit_rows: list[int] = []
+        scored_rows: list[int] = []
         for chunk in chunks:
             first_row, block_ids = len(token_ids), chunk.sequence.block_ids
             token_ids.extend(chunk.sequence.token_ids[chunk.start : chunk.end])
@@ -73,12 +75,13 @@ class ModelRunner:
             )
             if chunk.is_last:
                 logit_rows.append(len(token_ids) - 1)
+            scored_rows.extend(first_row + position - chunk.start for position in chunk.scored)
         return PrefillBatch(
             token_ids=self._tensor(token_ids),
             positions=self._tensor(positions),
             slots=self._tensor(slots),
             spans=tuple(spans),
-            logit_rows=self._tensor(logit_rows),
+            logit_rows=self._tensor(logit_rows + scored_rows),
         )
 
     def _tensor(self, values: list[int]) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 
 from inference.engine.engine import Sampled
 from inference.engine.filters import column, filter_probabilities
+from inference.engine.logprobs import token_logprobs
 from inference.engine.masks import GrammarMasks, Masked
 from inference.engine.penalties import TokenCounts
 from inference.engine.random_stream import RandomStream
@@ -171,16 +172,9 @@ class Sampler:
         ]
         if not rows:
             return {}
-        logprobs = torch.log_softmax(logits[rows], dim=-1)
         wanted = [sequences[row].params.top_logprobs or 0 for row in rows]
-        top = logprobs.topk(min(max(wanted), logprobs.shape[-1]), dim=-1)
-        top_values, top_ids = top.values.tolist(), top.indices.tolist()
-        found: dict[int, TokenLogprob] = {}
-        for index, row in enumerate(rows):
-            best = list(zip(top_ids[index], top_values[index], strict=True))[: wanted[index]]
-            value = float(logprobs[index, token_ids[row]])
-            found[row] = TokenLogprob(token_ids[row], value, best)
-        return found
+        found = token_logprobs(logits[rows], [token_ids[row] for row in rows], wanted)
+        return dict(zip(rows, found, strict=True))
 
 
 def largest_of(scores: torch.Tensor) -> tuple[list[float], list[int]]:

@@ -25,6 +25,10 @@ from inference.engine.kv_cache import KVCache
 from inference.engine.sequence import Sequence, SequenceState
 
 
+SCORED_TOKENS_PER_STEP = 128
+"""Each needs a row of logits as wide as the vocabulary, which a prompt token otherwise does not."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
     max_running: int = 256
@@ -56,6 +60,14 @@ class PrefillChunk:
     end: int
     is_last: bool
 
+    @property
+    def scored(self) -> range:
+        """Positions whose successors' logprobs are wanted."""
+        sequence = self.sequence
+        first = max(self.start, sequence.num_scored_tokens)
+        last = sequence.num_scored_tokens + sequence.num_tokens_to_score
+        return range(first, max(first, min(self.end, last)))
+
 
 @dataclass(slots=True)
 class Schedule:
@@ -75,6 +87,10 @@ class Schedule:
     @property
     def num_prefill_tokens(self) -> int:
         return sum(chunk.end - chunk.start for chunk in self.prefills)
+
+    @property
+    def num_scored_tokens(self) -> int:
+        return sum(len(chunk.scored) for chunk in self.prefills)
 
     @property
     def sampled(self) -> list[Sequence]:
@@ -173,6 +189,10 @@ class Scheduler:
 
     def _schedule_chunk(self, schedule: Schedule, sequence: Sequence, budget: int) -> int:
         start = sequence.num_computed_tokens
+        if sequence.num_tokens_to_score:
+            budget = min(budget, SCORED_TOKENS_PER_STEP - schedule.num_scored_tokens)
+            if budget <= 0:
+                return 0
         end = min(len(sequence.token_ids), start + budget)
         is_last = end == len(sequence.token_ids)
         schedule.prefills.append(PrefillChunk(sequence, start, end, is_last))
@@ -191,6 +211,8 @@ class Scheduler:
         sampled = iter(token_ids[num_decodes:])
         for chunk in schedule.prefills:
             chunk.sequence.num_computed_tokens = chunk.end
+            if chunk.scored:
+                chunk.sequence.num_scored_tokens = chunk.scored.stop
             self.kv_cache.register_computed(chunk.sequence)
             if chunk.is_last:
                 chunk.sequence.move_to(SequenceState.DECODING)

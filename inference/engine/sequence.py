@@ -54,6 +54,7 @@ class Sequence:
         "num_computed_tokens",
         "num_prompt_tokens",
         "num_registered_blocks",
+        "num_scored_tokens",
         "params",
         "parent_content",
         "same_prompt_as",
@@ -91,6 +92,8 @@ class Sequence:
         """``None`` until it is compiled, where ``params`` have one."""
         self.state = SequenceState.WAITING
         self.num_computed_tokens = 0
+        self.num_scored_tokens = 0
+        """Prompt tokens whose successor's logprob has been told, where ``params`` ask for them."""
         self.num_cached_tokens: int | None = None
         """Prompt tokens that the prefix cache held at the first admission."""
         self.block_ids: list[int] = []
@@ -106,6 +109,13 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_tokens_to_score(self) -> int:
+        """Prompt tokens that have to run for the logprobs of their successors."""
+        if self.params.prompt_logprobs is None:
+            return 0
+        return self.num_prompt_tokens - 1 - self.num_scored_tokens
 
     @property
     def has_prompt_in_blocks(self) -> bool:

@@ -58,6 +58,8 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sequence_id: str
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """Of the prompt's next tokens, from its second on: all are told by the first output token."""
     num_cached_tokens: int | None = None
     finish_reason: Literal["stop", "length"] | None = None
     """A grammar that is complete ends a sequence with ``stop``."""

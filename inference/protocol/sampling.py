@@ -70,13 +70,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     seed: int | None = None
     top_logprobs: int | None = None
     stop_token_ids: list[int] = []
+    prompt_logprobs: int | None = None
+    """Of every prompt token but the first, which nothing precedes; as ``top_logprobs``."""
     min_tokens: int = 0
     grammar: Grammar | None = None
     thinking_limit: ThinkingLimit | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """Natural-log probabilities of one output position, taken from the model's own distribution
+    """Natural-log probabilities of one position, taken from the model's own distribution
     (before temperature, penalties and filters), as OpenAI and vLLM report them."""
 
     token_id: int

@@ -1,0 +1,48 @@
+"""Log probabilities of tokens, from the model's own distribution: of those that were sampled, and of
+a prompt's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+import torch
+
+from inference.engine.scheduler import PrefillChunk
+from inference.protocol.sampling import TokenLogprob
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_ids: Ordered[int], num_top: Ordered[int]
+) -> list[TokenLogprob]:
+    """For each row of ``logits`` (num_rows, vocab_size) float32 that of its token, and of as many
+    of the most likely as ``num_top`` says."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    top = logprobs.topk(min(max(num_top), logprobs.shape[-1]), dim=-1)
+    top_values, top_ids = top.values.tolist(), top.indices.tolist()
+    chosen = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
+    values = logprobs.gather(1, chosen).flatten().tolist()
+    return [
+        TokenLogprob(token_id, value, list(zip(ids, best, strict=True))[:most])
+        for token_id, value, ids, best, most in zip(
+            token_ids, values, top_ids, top_values, num_top, strict=True
+        )
+    ]
+
+
+def prompt_logprobs(
+    chunks: list[PrefillChunk], logits: torch.Tensor
+) -> dict[str, list[TokenLogprob]]:
+    """By sequence id. ``logits`` (num_scored, vocab_size) float32 are those of the chunks' scored
+    tokens, one chunk after the other."""
+    found: dict[str, list[TokenLogprob]] = {}
+    rows = iter(logits.split([len(chunk.scored) for chunk in chunks]))
+    for chunk, chunk_logits in zip(chunks, rows, strict=True):
+        if not chunk.scored:
+            continue
+        sequence = chunk.sequence
+        num_top = sequence.params.prompt_logprobs or 0
+        successors = sequence.token_ids[chunk.scored.start + 1 : chunk.scored.stop + 1]
+        found[sequence.sequence_id] = token_logprobs(
+            chunk_logits, successors, [num_top] * len(successors)
+        )
+    return found
