@@ -26,7 +26,8 @@ from inference.neuron.heartbeat import GatewayWatch, Heart, HeartbeatWriter
 from inference.neuron.inbox import Inbox
 from inference.neuron.intake import Intake
 from inference.neuron.model_text import ModelText
-from inference.neuron.replica import Replica, ReplicaContext
+from inference.neuron.replica import Replica
+from inference.neuron.replica_context import ReplicaContext
 from inference.neuron.request_table import RequestTable
 from inference.neuron.restart_policy import RestartPolicy
 from inference.neuron.specs import SpecStore

@@ -1,0 +1,29 @@
+"""What a replica needs of the neuron it lives on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from inference.neuron.engine_process import EngineProcess
+from inference.neuron.request_table import AddressedEvent, RequestTable
+from inference.neuron.restart_policy import RestartPolicy
+from inference.protocol.load import LoadSpec
+
+if TYPE_CHECKING:
+    from inference.neuron.replica import Replica
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaContext:
+    table: RequestTable
+    publish: Callable[[list[AddressedEvent]], None]
+    start_engine: Callable[[LoadSpec], EngineProcess]
+    on_change: Callable[[], None]
+    """The status moved. Called without locks held."""
+    on_gone: Callable[[Replica], None]
+    """Unloaded or stopped: the engine process has ended for good."""
+    restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
+    silence_limit_s: float | None = None
+    """How long an engine that has loaded may say nothing until it is killed; ``None``: for ever."""

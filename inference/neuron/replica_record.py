@@ -1,0 +1,161 @@
+"""What is known of one replica: its status and the moves between, what is loaded, how it goes.
+
+Any thread may ask and tell; nothing blocks. Statuses and their legal moves are those of
+``inference.protocol.heartbeat``. Knows nothing of how engines are started and ended.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from inference.neuron.engine_process import EngineProcess
+from inference.neuron.errors import (
+    IllegalTransitionError,
+    RequestRefusedError,
+    model_load_failed,
+    model_loading,
+    model_not_loaded,
+    model_recovering,
+)
+from inference.neuron.model_text import ModelText
+from inference.neuron.restart_policy import RestartPolicy
+from inference.protocol.engine import EngineStats
+from inference.protocol.events import Failure
+from inference.protocol.heartbeat import REPLICA_TRANSITIONS, ReplicaState, ReplicaStatus
+from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage
+
+
+class ReplicaRecord:
+    def __init__(self, model: str, *, recovering: bool) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        self._status = ReplicaStatus.RECOVERING if recovering else ReplicaStatus.LOADING
+        self._is_first_load = not recovering
+        self._since_unix_s = time.time()
+        self._engine: EngineProcess | None = None
+        """One that has loaded."""
+        self._text: ModelText | None = None
+        self._progress: LoadProgress | None = None
+        self._failure: LoadFailure | None = None
+        self._stats: EngineStats | None = None
+        self._last_used_unix_s: float | None = None
+        self._num_restarts = 0
+        self._num_quick_failures = 0
+
+    @property
+    def status(self) -> ReplicaStatus:
+        return self._status
+
+    @property
+    def should_survive(self) -> bool:
+        """Whether the neuron's next life loads it again: not after an unload or a refused load."""
+        if self._status is ReplicaStatus.FAILED:
+            return not self._is_first_load
+        return self._status is not ReplicaStatus.DRAINING
+
+    def state(self, spec: LoadSpec) -> ReplicaState:
+        with self._lock:
+            is_loading = self._status in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
+            return ReplicaState(
+                model=spec.model,
+                job_id=spec.job_id,
+                status=self._status,
+                since_unix_s=self._since_unix_s,
+                progress=self._progress if is_loading else None,
+                report=self._text.report if self._text is not None else None,
+                capabilities=self._text.capabilities if self._text is not None else [],
+                max_output_tokens=spec.max_output_tokens,
+                failure=self._failure,
+                stats=self._stats,
+                num_restarts=self._num_restarts,
+                last_used_unix_s=self._last_used_unix_s,
+            )
+
+    def take_request(self) -> tuple[EngineProcess, ModelText]:
+        """What runs a new request. Raises ``RequestRefusedError`` unless the model is ready."""
+        with self._lock:
+            self._last_used_unix_s = time.time()
+            if self._status is ReplicaStatus.READY and self._engine and self._text:
+                return self._engine, self._text
+            raise RequestRefusedError(self._refusal())
+
+    def begin_draining(self) -> bool:
+        """False when it has begun already."""
+        with self._lock:
+            if self._status is ReplicaStatus.DRAINING:
+                return False
+            self._move_to(ReplicaStatus.DRAINING)
+            return True
+
+    def engine_started(self) -> None:
+        self.progressed(LoadProgress(stage=LoadStage.STARTING))
+
+    def progressed(self, progress: LoadProgress) -> None:
+        with self._lock:
+            self._progress = progress
+
+    def engine_loaded(self, engine: EngineProcess, text: ModelText) -> None:
+        with self._lock:
+            self._engine, self._text = engine, text
+            self._failure = None
+            self._is_first_load = False
+            if self._status is not ReplicaStatus.DRAINING:
+                self._move_to(ReplicaStatus.READY)
+
+    def idled(self, stats: EngineStats) -> None:
+        with self._lock:
+            self._stats = stats
+
+    def worked(self, stats: EngineStats) -> None:
+        with self._lock:
+            self._stats = stats
+            self._last_used_unix_s = time.time()
+
+    def engine_ended(self, *, is_wanted: bool) -> None:
+        with self._lock:
+            self._engine = self._stats = None
+            if self._status is ReplicaStatus.READY and not is_wanted:
+                self._move_to(ReplicaStatus.RECOVERING)
+
+    def failed(self, failure: LoadFailure, served_s: float, policy: RestartPolicy) -> float | None:
+        """An engine ended by itself, ``served_s`` after it had loaded. Seconds until the next is to
+        start; ``None``: there is none."""
+        with self._lock:
+            if served_s >= policy.healthy_after_s:
+                self._num_quick_failures = 0
+            self._num_quick_failures += 1
+            delay_s = policy.delay_s(self._num_quick_failures)
+            if self._status is ReplicaStatus.LOADING or delay_s is None:
+                self._failure = self._final_failure(failure)
+                self._move_to(ReplicaStatus.FAILED)
+                return None
+            self._num_restarts += 1
+            return delay_s
+
+    def _final_failure(self, last: LoadFailure) -> LoadFailure:
+        if self._status is ReplicaStatus.LOADING:
+            return last
+        return LoadFailure(
+            code=last.code,
+            message=f"gave up after {self._num_quick_failures} failures in a row: {last.message}",
+        )
+
+    def _refusal(self) -> Failure:
+        match self._status:
+            case ReplicaStatus.LOADING:
+                return model_loading(self._model)
+            case ReplicaStatus.FAILED:
+                reason = self._failure.message if self._failure else "the reason is not known"
+                return model_load_failed(self._model, reason)
+            case ReplicaStatus.DRAINING:
+                return model_not_loaded(self._model)
+            case _:
+                return model_recovering(self._model)
+
+    def _move_to(self, status: ReplicaStatus) -> None:
+        """Holds the lock already. Raises ``IllegalTransitionError``."""
+        if status not in REPLICA_TRANSITIONS[self._status]:
+            raise IllegalTransitionError(f"{self._model}: {self._status} -> {status}")
+        self._status = status
+        self._since_unix_s = time.time()
