@@ -1,4 +1,5 @@
-"""Attention over paged keys and values, for single-token rows and for prompt chunks.
+"""Attention over paged keys and values with torch's operators, for single-token rows and for prompt
+chunks: what runs wherever there is no kernel of our own.
 
 Query heads that share a KV head are laid along the query axis, so that keys and values are never
 repeated. Softmax is torch's ``scaled_dot_product_attention``.
@@ -6,18 +7,71 @@ repeated. Softmax is torch's ``scaled_dot_product_attention``.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from inference.models.batch import PrefillSpan
+from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.paged_kv import LayerKV
 
 
-def write(
-    layer_kv: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-) -> None:
-    """Store (num_tokens, kv_heads, head_dim) keys and values at ``slots`` of one layer."""
-    stored = torch.stack((keys, values), dim=1).to(layer_kv.dtype)
-    layer_kv.index_copy_(0, slots, stored)
+class DecodeAttention(Protocol):
+    def __call__(self, queries: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
+        """One layer's (num_rows, heads, head_dim), whose keys and values are written
+        -> (num_rows, heads * head_dim)."""
+        ...
+
+
+class PrefillAttention(Protocol):
+    def __call__(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer_kv: LayerKV
+    ) -> torch.Tensor:
+        """One layer's (num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim). ``keys`` and
+        ``values`` are the rows' own, as written."""
+        ...
+
+
+class Attention(Protocol):
+    """Prepares a step once for all layers."""
+
+    def for_decode(self, batch: DecodeBatch, block_tokens: int) -> DecodeAttention: ...
+
+    def for_prefill(self, batch: PrefillBatch, block_tokens: int) -> PrefillAttention: ...
+
+
+class TorchAttention:
+    def __init__(self, sliding_window: int | None, dtype: torch.dtype) -> None:
+        """``dtype`` is the activations'."""
+        self._window = sliding_window
+        self._dtype = dtype
+
+    def for_decode(self, batch: DecodeBatch, block_tokens: int) -> DecodeAttention:
+        num_context = batch.block_ids.shape[1] * block_tokens
+        mask = decode_mask(batch.positions, num_context, self._window, self._dtype)
+
+        def attend(queries: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
+            return attend_decode(queries, layer_kv, batch.block_ids, mask)
+
+        return attend
+
+    def for_prefill(self, batch: PrefillBatch, block_tokens: int) -> PrefillAttention:
+        device = batch.positions.device
+        masks = [prefill_mask(span, self._window, self._dtype, device) for span in batch.spans]
+
+        def attend(
+            queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer_kv: LayerKV
+        ) -> torch.Tensor:
+            parts = []
+            for span, mask in zip(batch.spans, masks, strict=True):
+                rows = slice(span.first_row, span.last_row)
+                own = keys[rows], values[rows]
+                parts.append(
+                    attend_prefill(queries[rows], *own, layer_kv, span, block_tokens, mask)
+                )
+            return torch.cat(parts)
+
+        return attend
 
 
 def decode_mask(
@@ -35,18 +89,18 @@ def decode_mask(
 
 
 def attend_decode(
-    queries: torch.Tensor, layer_kv: torch.Tensor, block_ids: torch.Tensor, mask: torch.Tensor
+    queries: torch.Tensor, layer_kv: LayerKV, block_ids: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
     """(num_rows, heads, head_dim) over each row's blocks -> (num_rows, heads * head_dim).
 
     ``block_ids`` (num_rows, num_context_blocks); the context is ``mask``'s last axis long.
     """
     num_rows, num_heads, head_dim = queries.shape
-    _, _, num_kv_heads, _ = layer_kv.shape
-    num_context = mask.shape[-1]
-    gathered = _gather(layer_kv, block_ids.flatten(), num_context // block_ids.shape[1])
+    num_kv_heads, num_context = layer_kv.entries.shape[2], mask.shape[-1]
+    block_tokens = num_context // block_ids.shape[1]
+    gathered = layer_kv.gather(block_ids.flatten(), block_tokens, queries.dtype)
     context = gathered.view(num_rows, num_context, 2, num_kv_heads, head_dim)
-    context = context.permute(2, 0, 3, 1, 4).to(queries.dtype)
+    context = context.permute(2, 0, 3, 1, 4)
     grouped = queries.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     attended = scaled_dot_product_attention(grouped, context[0], context[1], attn_mask=mask)
     return attended.reshape(num_rows, num_heads * head_dim)
@@ -56,21 +110,21 @@ def attend_prefill(
     queries: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    layer_kv: torch.Tensor,
+    layer_kv: LayerKV,
     span: PrefillSpan,
     block_tokens: int,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
     """One span's (num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim).
 
-    ``keys`` and ``values`` are the span's own, as written; the sequence's earlier ones come from
-    the blocks. ``mask`` is ``prefill_mask``'s.
+    ``keys`` and ``values`` are the span's own; all else comes from the blocks, and so do they where
+    the blocks hold them rounded: what a row sees must not depend on how a prompt was cut.
+    ``mask`` is ``prefill_mask``'s.
     """
     num_tokens, num_heads, head_dim = queries.shape
-    if span.start > 0:
-        gathered = _gather(layer_kv, span.block_ids, block_tokens)
-        context = gathered.view(-1, *layer_kv.shape[1:])[: span.end].to(queries.dtype)
-        keys, values = context.unbind(1)
+    if span.start > 0 or layer_kv.entries.dtype != queries.dtype:
+        gathered = layer_kv.gather(span.block_ids, block_tokens, queries.dtype)
+        keys, values = gathered[: span.end].unbind(1)
     attended = scaled_dot_product_attention(
         queries.transpose(0, 1).unsqueeze(0),
         keys.transpose(0, 1).unsqueeze(0),
@@ -96,8 +150,3 @@ def prefill_mask(
         hidden |= distance >= sliding_window
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
     return mask.masked_fill_(hidden, float("-inf"))
-
-
-def _gather(layer_kv: torch.Tensor, block_ids: torch.Tensor, block_tokens: int) -> torch.Tensor:
-    """Whole blocks, copied: one row of contiguous memory each."""
-    return layer_kv.view(layer_kv.shape[0] // block_tokens, -1).index_select(0, block_ids)

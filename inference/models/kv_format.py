@@ -24,8 +24,8 @@ GROUP_FEATURES = 64
 NATIVE_FORMATS: tuple[KVFormat, ...] = ("bf16", "fp32")
 """Of the native decoder; the first is its own choice."""
 TORCH_FORMATS: dict[str, tuple[KVFormat, ...]] = {
-    "cpu": ("fp32", "bf16", "fp16"),
-    "cuda": ("fp32", "bf16", "fp16"),
+    "cpu": ("fp32", "bf16", "fp16", "int8", "fp8"),
+    "cuda": ("fp32", "bf16", "fp16", "int8", "fp8"),
 }
 """Of torch operators, by type of device; their own choice is what they compute in."""
 

@@ -9,16 +9,15 @@ weights say can be computed where the dense model would never fit. Knows no file
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch.nn.functional import linear, rms_norm
 
-from inference.models import attention
+from inference.models.attention import TorchAttention
 from inference.models.batch import PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.llama import load_layer, prefill_layer
-from inference.models.paged_kv import PagedKV
+from inference.models.paged_kv import FORMAT_OF, new_layer
 from inference.models.rope import rope_table
 from inference.models.stored import DenseWeight
 from inference.models.weights import WeightSource
@@ -42,14 +41,15 @@ def prompt_logits(
     (span,) = batch.spans
     assert span.start == 0
     device, dtype = weights.device, weights.activation_dtype
-    kv = PagedKV(replace(config, num_layers=1), span.end, 1, dtype, device).layers[0]
+    heads = config.num_kv_heads, config.head_dim
+    kv = new_layer(span.end, *heads, FORMAT_OF[dtype], device)
     angles = rope_table(config, span.end, device).at(batch.positions)
-    mask = attention.prefill_mask(span, config.sliding_window, dtype, device)
+    attend = TorchAttention(config.sliding_window, dtype).for_prefill(batch, block_tokens=1)
     table = _dense(weights, "model.embed_tokens")
     hidden = table.index_select(0, batch.token_ids.cpu()).to(device, dtype)
     for index in range(config.num_layers):
         layer = load_layer(config, weights, index)
-        hidden = prefill_layer(config, layer, hidden, angles, kv, batch, 1, [mask])
+        hidden = prefill_layer(config, layer, hidden, angles, kv, batch.slots, attend)
         on_layer(index + 1)
     norm = weights.tensor("model.norm.weight")
     hidden = rms_norm(

@@ -12,17 +12,21 @@ Knows nothing of sequences, scheduling or files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from inference.models import attention
+from inference.models.attention import (
+    Attention,
+    DecodeAttention,
+    PrefillAttention,
+    TorchAttention,
+)
 from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat
-from inference.models.paged_kv import DTYPE_OF, PagedKV
+from inference.models.paged_kv import LayerKV, PagedKV
 from inference.models.rope import rope_table, rotate
 from inference.models.weights import Linear, WeightSource
 
@@ -71,23 +75,19 @@ class LlamaModel:
             self._embedding.as_linear() if config.tie_embeddings else weights.linear("lm_head")
         )
         self._rope = rope_table(config, context_tokens, weights.device)
+        self.attention: Attention = TorchAttention(config.sliding_window, self.dtype)
+        """May be replaced, before the first step, by what is faster on the device."""
 
     def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
-        dtype = DTYPE_OF[self.kv_format]
-        return PagedKV(self.config, num_blocks, block_tokens, dtype, self.device)
+        return PagedKV(self.config, num_blocks, block_tokens, self.kv_format, self.device)
 
     def decode(self, batch: DecodeBatch, kv: PagedKV) -> torch.Tensor:
         """Write the rows' keys and values, return their logits: (num_rows, vocab_size) float32."""
         angles = self._rope.at(batch.positions)
-        num_context = batch.block_ids.shape[1] * kv.block_tokens
-        mask = attention.decode_mask(
-            batch.positions, num_context, self.config.sliding_window, self.dtype
-        )
+        attend = self.attention.for_decode(batch, kv.block_tokens)
         hidden = self._embedding.lookup(batch.token_ids)
         for layer, layer_kv in zip(self._layers, kv.layers, strict=True):
-            hidden = decode_layer(
-                self.config, layer, hidden, angles, layer_kv, batch.slots, batch.block_ids, mask
-            )
+            hidden = decode_layer(self.config, layer, hidden, angles, layer_kv, batch.slots, attend)
         hidden = self._norm(hidden, self._final_norm)
         return self._head.decode(hidden).float()
 
@@ -95,14 +95,11 @@ class LlamaModel:
         """Write all rows' keys and values, return ``logit_rows``' logits:
         (num_logit_rows, vocab_size) float32."""
         angles = self._rope.at(batch.positions)
-        masks = [
-            attention.prefill_mask(span, self.config.sliding_window, self.dtype, self.device)
-            for span in batch.spans
-        ]
+        attend = self.attention.for_prefill(batch, kv.block_tokens)
         hidden = self._embedding.lookup(batch.token_ids)
         for layer, layer_kv in zip(self._layers, kv.layers, strict=True):
             hidden = prefill_layer(
-                self.config, layer, hidden, angles, layer_kv, batch, kv.block_tokens, masks
+                self.config, layer, hidden, angles, layer_kv, batch.slots, attend
             )
         hidden = self._norm(hidden.index_select(0, batch.logit_rows), self._final_norm)
         return self._head.decode(hidden).float()
@@ -116,18 +113,16 @@ def decode_layer(
     layer: LlamaLayer,
     hidden: torch.Tensor,
     angles: tuple[torch.Tensor, torch.Tensor],
-    layer_kv: torch.Tensor,
+    layer_kv: LayerKV,
     slots: torch.Tensor,
-    block_ids: torch.Tensor,
-    mask: torch.Tensor,
+    attend: DecodeAttention,
 ) -> torch.Tensor:
-    """One layer over single-token rows. A function of its inputs alone, so that one compiled graph
-    serves every layer."""
+    """One layer over single-token rows, whose keys and values go to ``slots``."""
     eps = config.rms_norm_eps
     normed = rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps)
     queries, keys, values = _project(config, layer, layer.qkv.decode(normed), angles)
-    attention.write(layer_kv, slots, keys, values)
-    attended = attention.attend_decode(queries, layer_kv, block_ids, mask)
+    layer_kv.write(slots, keys, values)
+    attended = attend(queries, layer_kv)
     hidden = hidden + layer.output.decode(attended)
     normed = rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
     return hidden + layer.down.decode(_gated(layer.gate_up.decode(normed)))
@@ -138,30 +133,16 @@ def prefill_layer(
     layer: LlamaLayer,
     hidden: torch.Tensor,
     angles: tuple[torch.Tensor, torch.Tensor],
-    layer_kv: torch.Tensor,
-    batch: PrefillBatch,
-    block_tokens: int,
-    masks: Sequence[torch.Tensor | None],
+    layer_kv: LayerKV,
+    slots: torch.Tensor,
+    attend: PrefillAttention,
 ) -> torch.Tensor:
-    """One layer over prompt rows; ``masks`` has one of ``attention.prefill_mask`` per span."""
+    """One layer over prompt rows, whose keys and values go to ``slots``."""
     eps = config.rms_norm_eps
     normed = rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps)
     queries, keys, values = _project(config, layer, layer.qkv.prefill(normed), angles)
-    attention.write(layer_kv, batch.slots, keys, values)
-    attended = torch.cat(
-        [
-            attention.attend_prefill(
-                queries[span.first_row : span.last_row],
-                keys[span.first_row : span.last_row],
-                values[span.first_row : span.last_row],
-                layer_kv,
-                span,
-                block_tokens,
-                mask,
-            )
-            for span, mask in zip(batch.spans, masks, strict=True)
-        ]
-    )
+    layer_kv.write(slots, keys, values)
+    attended = attend(queries, keys, values, layer_kv)
     hidden = hidden + layer.output.prefill(attended)
     normed = rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
     return hidden + layer.down.prefill(_gated(layer.gate_up.prefill(normed)))
