@@ -2,10 +2,16 @@
 the tensors are elsewhere (``inference.models.paged_kv``) and this file must not know them.
 
     unused ──allocate──▶ in use (references ≥ 1) ──last release──▶ reusable (content is known)
-      ▲                       ▲   │   ▲                                │   │
+      ▲                    ▲  ▲   │   ▲                                │   │
       │  last release, content│   │   └────────── prefix hit ──────────┘   │
-      └───────── not known ───┼───┘                                        │ the oldest, when
-                              └────────────────── allocate ────────────────┘ nothing is unused
+      └───────── not known ─┼─┼───┘                                        │ the oldest, when
+                            │ └────────────────── allocate ────────────────┘ nothing is unused
+    untouched ──allocate────┘
+
+Untouched blocks were never in use: on a CPU the system has given them no memory yet. They are taken
+before reusable ones while no more than ``kept_blocks`` have been touched, so that prefixes are
+kept; beyond that only where nothing else is free, so that memory grows by what sequences need at
+once and not by how many prompts have passed.
 
 The prefix cache is keyed by (content id of the parent block, the block's tokens). A dict hashes
 that key and then compares it, so two prompts can share a block only when every token from the
@@ -30,9 +36,13 @@ ContentKey = tuple[int, tuple[int, ...]]
 class BlockAllocator:
     """Hands out block ids 0 … num_blocks - 1."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, kept_blocks: int | None = None) -> None:
+        """``kept_blocks``: ``None`` for all, where untouched ones cost no less than others."""
         self.num_blocks = num_blocks
-        self._unused = list(range(num_blocks - 1, -1, -1))
+        self._kept_blocks = num_blocks if kept_blocks is None else min(kept_blocks, num_blocks)
+        self._num_touched = 0
+        """Blocks from here on are untouched."""
+        self._unused: list[int] = []
         self._reusable: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
         self._content: dict[ContentKey, tuple[int, int]] = {}
@@ -42,16 +52,24 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        return len(self._unused) + len(self._reusable)
+        return len(self._unused) + len(self._reusable) + self.num_blocks - self._num_touched
 
     @property
     def num_used(self) -> int:
         return self.num_blocks - self.num_free
 
+    @property
+    def num_touched(self) -> int:
+        """How many have ever been in use."""
+        return self._num_touched
+
     def allocate(self) -> int:
         """A block with one reference and no known content. The caller has checked ``num_free``."""
         if self._unused:
             block_id = self._unused.pop()
+        elif self._num_touched < (self._kept_blocks if self._reusable else self.num_blocks):
+            block_id = self._num_touched
+            self._num_touched += 1
         else:
             block_id, _ = self._reusable.popitem(last=False)
             del self._content[self._key_of.pop(block_id)]
@@ -112,7 +130,7 @@ class BlockAllocator:
                 expected[block_id] += 1
         if expected != self._references:
             raise IntegrityError("reference counts differ from what sequences hold")
-        free = [*self._unused, *self._reusable]
+        free = [*self._unused, *self._reusable, *range(self._num_touched, self.num_blocks)]
         if sorted(free) != [b for b in range(self.num_blocks) if expected[b] == 0]:
             raise IntegrityError("free blocks are not exactly the unreferenced ones")
         if any(b in self._key_of for b in self._unused):
@@ -128,9 +146,14 @@ class BlockAllocator:
 class KVCache:
     """What sequences hold. Sets ``block_ids`` and the prefix fields of a ``Sequence``."""
 
-    def __init__(self, num_blocks: int, block_tokens: int = DEFAULT_BLOCK_TOKENS) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_tokens: int = DEFAULT_BLOCK_TOKENS,
+        kept_blocks: int | None = None,
+    ) -> None:
         self.block_tokens = block_tokens
-        self.allocator = BlockAllocator(num_blocks)
+        self.allocator = BlockAllocator(num_blocks, kept_blocks)
 
     @property
     def capacity_tokens(self) -> int:

@@ -22,9 +22,12 @@ def sequence_of(tokens: list[int]) -> Sequence:
 class KVCacheMachine(RuleBasedStateMachine):
     """``stored`` plays the tensors: what each block holds, as a sequence would have written it."""
 
+    kept_blocks: int | None = None
+
     def __init__(self) -> None:
         super().__init__()
-        self.cache = KVCache(NUM_BLOCKS, BLOCK_TOKENS)
+        self.cache = KVCache(NUM_BLOCKS, BLOCK_TOKENS, self.kept_blocks)
+        self.most_held = 0
         self.live: list[Sequence] = []
         self.stored: dict[int, list[tuple[int, ...]]] = {}
 
@@ -83,6 +86,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.cache.release(sequence)
         again = sequence_of([*tokens, 0])
         if self.cache.admit(again):
+            self.most_held = max(self.most_held, self.cache.allocator.num_used)
             num_shared = again.num_computed_tokens // BLOCK_TOKENS
             assert not block_ids.intersection(again.block_ids[:num_shared])
             self.cache.release(again)
@@ -92,6 +96,9 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.cache.check_integrity(self.live)
         held = {block for sequence in self.live for block in sequence.block_ids}
         assert self.cache.allocator.num_used == len(held)
+        self.most_held = max(self.most_held, len(held))
+        kept_blocks = NUM_BLOCKS if self.kept_blocks is None else self.kept_blocks
+        assert self.cache.allocator.num_touched <= max(self.most_held, kept_blocks)
 
     @invariant()
     def every_sequence_reads_its_own_tokens(self) -> None:
@@ -104,6 +111,48 @@ class KVCacheMachine(RuleBasedStateMachine):
 
 TestKVCache = KVCacheMachine.TestCase
 TestKVCache.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+class FewKeptBlocksMachine(KVCacheMachine):
+    kept_blocks = 3
+
+
+TestFewKeptBlocks = FewKeptBlocksMachine.TestCase
+TestFewKeptBlocks.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def run_through(cache: KVCache, tokens: list[int]) -> int:
+    """One request from its prompt to its release; how many of its tokens were known."""
+    sequence = sequence_of(tokens)
+    assert cache.admit(sequence)
+    num_known = sequence.num_computed_tokens
+    sequence.num_computed_tokens = len(tokens)
+    cache.register_computed(sequence)
+    cache.release(sequence)
+    return num_known
+
+
+def test_past_prompts_alone_touch_no_more_blocks_than_are_kept() -> None:
+    cache = KVCache(100, BLOCK_TOKENS, kept_blocks=6)
+    for prompt in range(40):
+        run_through(cache, [prompt] * 8)
+    assert cache.allocator.num_touched == 6
+    assert run_through(cache, [39] * 8 + [0]) == 8
+    assert run_through(cache, [36] * 8 + [0]) == 0
+
+
+def test_a_prompt_longer_than_what_is_kept_is_known_the_next_time() -> None:
+    cache = KVCache(100, BLOCK_TOKENS, kept_blocks=2)
+    run_through(cache, [1] * 40)
+    assert cache.allocator.num_touched == 10
+    assert run_through(cache, [1] * 41) == 40
+
+
+def test_sequences_get_every_block_whatever_is_kept() -> None:
+    cache = KVCache(12, BLOCK_TOKENS, kept_blocks=0)
+    for token in range(4):
+        assert cache.admit(sequence_of([token] * 12))
+    assert not cache.admit(sequence_of([9]))
 
 
 def test_oldest_reusable_block_goes_first_and_tails_before_heads() -> None:
