@@ -15,6 +15,7 @@ import torch
 
 from inference.loading.errors import BadFileError, DoesNotFitError
 from inference.models.embedding_config import EmbeddingConfig
+from inference.protocol.load import EarlierLoads
 
 STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Most token rows of one forward, padding included, unless a single input has more."""
@@ -50,16 +51,26 @@ def count_parameters(paths: Sequence[Path]) -> int:
     return num_parameters
 
 
-def check_embedding_fits(opened: OpenedEmbeddingModel, free_bytes: int) -> None:
-    """Weights and the largest step. Raises ``DoesNotFitError`` with both numbers."""
-    config = opened.config
-    per_token = HIDDEN_COPIES * config.hidden_size + INTERMEDIATE_COPIES * config.intermediate_size
-    step_bytes = opened.step_tokens * per_token * opened.dtype.itemsize
-    mask_bytes = config.max_input_tokens**2
-    need_bytes = opened.weight_bytes + step_bytes + mask_bytes
+def check_embedding_fits(
+    opened: OpenedEmbeddingModel, free_bytes: int, earlier: EarlierLoads | None = None
+) -> None:
+    """Weights, the largest step, and what ``earlier`` loads on such a device took beyond. Raises
+    ``DoesNotFitError`` with both numbers."""
+    need_bytes = opened.weight_bytes + _step_bytes(opened)
+    if earlier is not None:
+        need_bytes = opened.weight_bytes + earlier.memory_correction_bytes
+        if opened.device.type != "cuda":  # there a load runs the largest step, and measures it
+            need_bytes += _step_bytes(opened)
     if need_bytes > free_bytes:
         raise DoesNotFitError(
             f"the model needs {need_bytes / 1e9:.2f} GB on {opened.device} (weights and a step of "
             f"{opened.step_tokens} tokens), and {free_bytes / 1e9:.2f} GB are free; unload another "
             "model, or load a smaller one"
         )
+
+
+def _step_bytes(opened: OpenedEmbeddingModel) -> int:
+    config = opened.config
+    per_token = HIDDEN_COPIES * config.hidden_size + INTERMEDIATE_COPIES * config.intermediate_size
+    mask_bytes = config.max_input_tokens**2
+    return opened.step_tokens * per_token * opened.dtype.itemsize + mask_bytes

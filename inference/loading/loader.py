@@ -165,7 +165,7 @@ def _open_embedding_model(
         num_parameters=num_parameters,
         weight_bytes=num_parameters * dtype.itemsize,
     )
-    check_embedding_fits(opened, free_bytes)
+    check_embedding_fits(opened, free_bytes, earlier_loads_on(spec, device))
     return opened
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,11 @@ from torch.nn.functional import cosine_similarity
 from transformers import AutoModel, AutoTokenizer
 
 from inference.loading import loader
-from inference.loading.embedding_files import OpenedEmbeddingModel
+from inference.loading.embedding_files import OpenedEmbeddingModel, check_embedding_fits
 from inference.loading.errors import BadSourceError, DoesNotFitError
 from inference.loading.loader import open_model
 from inference.models.embedding import EmbeddingModel
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.text.tokenizer import Tokenizer
 
 TEXTS = [
@@ -116,3 +117,25 @@ def test_what_does_not_fit_is_refused(
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 100_000_000)
     with pytest.raises(DoesNotFitError, match=r"0\.10 GB are free"):
         open_model(spec(embedding_model_dir), tmp_path, lambda progress: None)
+
+
+def test_what_earlier_loads_took_counts(minilm: OpenedEmbeddingModel) -> None:
+    on_cpu, on_cuda = minilm, replace(minilm, device=torch.device("cuda"))
+    a_lot = EarlierLoads(device_kind="cpu", memory_correction_bytes=2 * 10**9)
+    check_embedding_fits(on_cpu, 10**9)
+    with pytest.raises(DoesNotFitError, match=r"needs 2\.15 GB"):  # with a largest step
+        check_embedding_fits(on_cpu, 2 * 10**9, a_lot)
+    with pytest.raises(DoesNotFitError, match=r"needs 2\.09 GB"):  # it ran in the earlier load
+        check_embedding_fits(on_cuda, 2 * 10**9, a_lot)
+    nothing = EarlierLoads(device_kind="cuda", memory_correction_bytes=0)
+    check_embedding_fits(on_cuda, minilm.weight_bytes, nothing)
+
+
+def test_what_earlier_loads_took_reaches_the_preflight(
+    embedding_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 10**9)
+    earlier = EarlierLoads(device_kind="cpu", memory_correction_bytes=10**9)
+    opened(embedding_model_dir, tmp_path)
+    with pytest.raises(DoesNotFitError, match=r"1\.00 GB are free"):
+        opened(embedding_model_dir, tmp_path, earlier_loads=earlier)
