@@ -78,8 +78,8 @@ TIME_ZONE = "UTC"
 USE_TZ = True
 
 STATIC_URL = "static/"
-STATIC_ROOT = CONFIG.data_dir / "static"
 WHITENOISE_USE_FINDERS = True
+"""Served from the packages that bring them: nothing is collected into a directory."""
 
 
 def _admin_link(title: str, icon: str, model: str) -> dict[str, object]:
