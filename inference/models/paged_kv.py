@@ -10,10 +10,11 @@ The last block is scratch: padding rows write there. Which sequence owns which b
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -115,11 +116,16 @@ def untouched_zeros(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Like ``torch.zeros``, which writes every page of CPU memory at once: seconds for gigabytes.
-    numpy leaves it to the kernel to hand out zeroed pages as blocks come into use."""
+    Here the kernel hands out zeroed pages as blocks come into use. Small pages: a block lies in two
+    places for each layer, and huge ones there would be a hundred megabytes for the first token."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def _groups(values: torch.Tensor) -> torch.Tensor:

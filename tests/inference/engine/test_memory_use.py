@@ -15,6 +15,7 @@ import torch
 
 from inference.engine.channel import Channel
 from inference.engine.memory_use import HostGauge, anonymous_bytes
+from inference.models.paged_kv import untouched_zeros
 from inference.protocol.engine import Loaded, LoadProgressed, decode_engine_message
 from inference.protocol.load import EarlierLoads, LoadReport, LoadSpec
 from inference.protocol.prefill_speed import PrefillSpeed
@@ -35,11 +36,13 @@ def test_the_gauge_sees_what_is_held_and_what_was_held_for_a_moment() -> None:
     assert held.any()
 
 
-def test_memory_that_nobody_wrote_to_is_not_held() -> None:
+def test_keys_and_values_are_held_where_somebody_wrote_to() -> None:
     before_bytes = anonymous_bytes()
-    promised = np.zeros(200 * MB, dtype=np.uint8)
+    promised = untouched_zeros((50, 4 * MB), torch.uint8, torch.device("cpu"))
     assert anonymous_bytes() - before_bytes < 20 * MB
-    assert torch.from_numpy(promised).numel() == 200 * MB
+    promised[:, 0] = 1
+    assert anonymous_bytes() - before_bytes < 20 * MB, "a small page for each byte, not a huge one"
+    assert int(promised[:, :2].sum()) == 50, "all else is zero"
 
 
 def load(gguf: Path, data_dir: Path, earlier: EarlierLoads | None) -> LoadReport:
