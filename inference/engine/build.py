@@ -21,6 +21,7 @@ def build_engine(
     *,
     context_tokens: int,
     num_kv_blocks: int,
+    kept_kv_blocks: int | None = None,
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
     scheduler_limits: SchedulerLimits | None = None,
     grammars: GrammarCompiler | None = None,
@@ -29,9 +30,9 @@ def build_engine(
     check_when_idle: bool = False,
 ) -> Engine:
     """``num_kv_blocks`` must hold ``context_tokens``: then the oldest sequence can always run to
-    its end, whatever others wait for."""
+    its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.kv_cache``."""
     assert num_kv_blocks * block_tokens >= context_tokens
-    kv_cache = KVCache(num_kv_blocks, block_tokens)
+    kv_cache = KVCache(num_kv_blocks, block_tokens, kept_kv_blocks)
     runner = ModelRunner(model, model.new_kv(num_kv_blocks, block_tokens))
     return Engine(
         TensorExecutor(runner, Sampler(model.config.vocab_size), model.device),

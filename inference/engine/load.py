@@ -25,6 +25,7 @@ from inference.engine.memory import (
     KVPlan,
     cpu_kv_share,
     free_cuda_bytes,
+    kept_host_bytes,
     plan_kv,
 )
 from inference.engine.memory_use import HostGauge, give_back_freed
@@ -95,11 +96,12 @@ def load_engine(
         built = _build(spec, opened, data_dir / "cache", on_progress, grammars, host_gauge)
     finally:
         opened.close()
-    plan = _plan(spec, built.model, built.trial)
+    plan = _plan(spec, opened, built)
     engine = build_engine(
         built.model,
         context_tokens=plan.context_tokens,
         num_kv_blocks=plan.num_blocks,
+        kept_kv_blocks=plan.kept_blocks,
         scheduler_limits=built.limits,
         grammars=grammars,
         prefill_average=PrefillAverage(built.trial.bound.speed),
@@ -172,7 +174,9 @@ def _scheduler_limits(spec: LoadSpec, model: AnyModel) -> SchedulerLimits:
     )
 
 
-def _plan(spec: LoadSpec, model: AnyModel, trial: Trial) -> KVPlan:
+def _plan(spec: LoadSpec, opened: OpenedModel, built: _Built) -> KVPlan:
+    model, trial = built.model, built.trial
+    kept_bytes = None
     if spec.kv_memory_bytes is not None:
         budget_bytes = spec.kv_memory_bytes
     elif model.device.type == "cuda":
@@ -180,6 +184,7 @@ def _plan(spec: LoadSpec, model: AnyModel, trial: Trial) -> KVPlan:
         budget_bytes = free_cuda_bytes(model.device, trial.load_bytes - held_bytes)
     else:
         budget_bytes = int(free_memory_bytes(model.device) * cpu_kv_share())
+        kept_bytes = kept_host_bytes(opened.weight_bytes)
     return plan_kv(
         model.config,
         budget_bytes=budget_bytes,
@@ -188,6 +193,7 @@ def _plan(spec: LoadSpec, model: AnyModel, trial: Trial) -> KVPlan:
         max_context_tokens=spec.max_context_tokens,
         max_sequences=spec.max_concurrent_sequences,
         prefill=trial.bound,
+        kept_bytes=kept_bytes,
     )
 
 

@@ -20,12 +20,17 @@ DEFAULT_CPU_KV_SHARE = 0.15
 CUDA_MARGIN_BYTES = 512 * 1024**2
 """Left free on a GPU for what the profiling forward did not see: fragmentation, workspaces."""
 SHORTEST_USEFUL_CONTEXT = 256
+KEPT_PER_WEIGHT_BYTE = 2
+"""Bytes of host memory that past prompts may make keys and values grow to, per byte of weights:
+the more weights, the longer it takes to compute them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVPlan:
     num_blocks: int
     kv_bytes: int
+    kept_blocks: int
+    """See ``inference.engine.kv_cache``."""
     context_tokens: int
     context_reason: str
     """In words, for the load report."""
@@ -40,9 +45,11 @@ def plan_kv(
     max_context_tokens: int | None,
     max_sequences: int,
     prefill: PrefillBound | None = None,
+    kept_bytes: int | None = None,
 ) -> KVPlan:
-    """As many blocks as the budget holds and ``max_sequences`` full contexts can use. Raises
-    ``DoesNotFitError``."""
+    """As many blocks as the budget holds and ``max_sequences`` full contexts can use.
+    ``kept_bytes``: how many of them past prompts may make the process grow to; ``None``: all.
+    Raises ``DoesNotFitError``."""
     block_bytes = kv_bytes_per_block(config, block_tokens, kv_format)
     bounds = ContextBounds(
         model_tokens=config.max_positions,
@@ -62,9 +69,13 @@ def plan_kv(
         )
     blocks_per_context = -(-bounds.unbound_by_kv_tokens // block_tokens)
     num_blocks = min(budget_bytes // block_bytes, blocks_per_context * max_sequences)
+    kept_blocks = num_blocks
+    if kept_bytes is not None:
+        kept_blocks = min(num_blocks, kept_bytes // block_bytes)
     return KVPlan(
         num_blocks=num_blocks,
         kv_bytes=num_blocks * block_bytes,
+        kept_blocks=kept_blocks,
         context_tokens=bounds.tokens,
         context_reason=bounds.reason(),
     )
@@ -86,6 +97,14 @@ def cpu_kv_share() -> float:
     if not 0 < share <= 0.9:
         raise ValueError(f"HELEXA_CPU_KV_SHARE={word} is not above 0 and at most 0.9")
     return share
+
+
+def kept_host_bytes(weight_bytes: int) -> int | None:
+    """What past prompts may make keys and values grow to on a CPU. ``None``, all the room there is,
+    where the operator has said with HELEXA_CPU_KV_SHARE how much that is."""
+    if os.environ.get("HELEXA_CPU_KV_SHARE", "").strip():
+        return None
+    return KEPT_PER_WEIGHT_BYTE * weight_bytes
 
 
 def free_cuda_bytes(device: torch.device, peak_activation_bytes: int) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from inference.engine.context_limit import PrefillBound
 from inference.engine.errors import DoesNotFitError
-from inference.engine.memory import KVPlan, cpu_kv_share, plan_kv
+from inference.engine.memory import KVPlan, cpu_kv_share, kept_host_bytes, plan_kv
 from inference.models.config import ModelConfig
 from inference.protocol.prefill_speed import PrefillSpeed
 
@@ -98,6 +98,21 @@ def test_an_operators_short_context_may_be_slower_than_a_useful_one() -> None:
 def test_too_little_is_refused_with_both_numbers() -> None:
     with pytest.raises(DoesNotFitError, match=r"0\.1 MB are free .* 256 tokens needs 0\.1 MB"):
         plan(7 * BLOCK_BYTES)
+
+
+def test_past_prompts_take_twice_the_weights_unless_the_operator_said_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("HELEXA_CPU_KV_SHARE", raising=False)
+    assert kept_host_bytes(10**6) == 2 * 10**6
+    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.2")
+    assert kept_host_bytes(10**6) is None
+
+
+def test_whole_blocks_are_kept_and_never_more_than_there_are() -> None:
+    assert plan(40 * BLOCK_BYTES).kept_blocks == 40
+    assert plan(40 * BLOCK_BYTES, kept_bytes=7 * BLOCK_BYTES + 100).kept_blocks == 7
+    assert plan(40 * BLOCK_BYTES, kept_bytes=70 * BLOCK_BYTES).kept_blocks == 40
 
 
 @pytest.mark.parametrize("word", ["0", "1.5", "-1", "much"])
