@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.text.compiling import grammar_text, json_part, problem_of
+from inference.text import schema_culprit
+from inference.text.compiling import find_problem, grammar_text, json_part, problem_of
 from inference.text.errors import SchemaError
 from inference.text.schemas import KNOWN, checked_schema
 
@@ -144,3 +145,24 @@ def test_any_object_passes_or_is_refused_by_name(schema: dict[str, Any]) -> None
         assert error.path("S").startswith("S")
     else:
         assert problem_of(grammar_text([json_part(schema)])) is None
+
+
+def test_a_large_schema_is_not_searched_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_chars = 0
+
+    def counted(grammar: str) -> str | None:
+        nonlocal compiled_chars
+        compiled_chars += len(grammar)
+        return find_problem(grammar)
+
+    monkeypatch.setattr(schema_culprit, "find_problem", counted)
+    many = {f"p{i}": {"type": "string", "maxLength": i} for i in range(2000)}
+    broken = {"properties": {"x": {"type": "string", "pattern": "a("}}}
+    schema = {"properties": {"here": {**broken}, "many": {"properties": many}}}
+    with pytest.raises(SchemaError) as refused:
+        checked_schema(schema)
+    assert refused.value.path("S") == "S.properties.here.properties.x.pattern"
+    with pytest.raises(SchemaError, match="regex") as refused:
+        checked_schema({"properties": {**many, **broken["properties"]}, "required": ["x"] * 9000})
+    assert refused.value.path("S") == "S"
+    assert 0 < compiled_chars <= 2 * schema_culprit.MAX_COMPILED_CHARS
