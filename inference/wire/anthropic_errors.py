@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from inference.wire.errors import ApiError
+from inference.wire.failure_params import ANTHROPIC_NAMES, param_of
 
 KEEP_ALIVE_FRAME = b'event: ping\ndata: {"type":"ping"}\n\n'
 
@@ -36,7 +37,7 @@ def error_object(error: ApiError, *, request_id: str) -> dict[str, Any]:
     message = error.message
     if error.code == "context_length_exceeded":
         message = TOO_LONG + message
-    details = {"error_code": error.code, "param": error.param}
+    details = {"error_code": error.code, "param": param_of(error, ANTHROPIC_NAMES)}
     return {
         "type": "error",
         "error": {"type": _type(error.status), "message": message, "details": details},

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from inference.wire.errors import ApiError
+from inference.wire.failure_params import OPENAI_NAMES, param_of
 
 KEEP_ALIVE_FRAME = b": waiting\n\n"
 
 
-def error_object(error: ApiError) -> dict[str, Any]:
-    """The error envelope, which is also what a stream's error event carries."""
+def error_object(error: ApiError, names: Mapping[str, str] = OPENAI_NAMES) -> dict[str, Any]:
+    """The error envelope, which is also what a stream's error event carries. ``names`` as in
+    ``param_of``."""
     return {
         "error": {
             "message": error.message,
             "type": error.type,
-            "param": error.param,
+            "param": param_of(error, names),
             "code": error.code,
         }
     }
