@@ -132,7 +132,7 @@ def _groups(values: torch.Tensor) -> torch.Tensor:
     """(..., features) -> (..., num_groups, GROUP_FEATURES), filled up with zeros."""
     missing = -values.shape[-1] % GROUP_FEATURES
     filled = pad(values, (0, missing)) if missing else values
-    return filled.unflatten(-1, (-1, GROUP_FEATURES))
+    return filled.reshape(*filled.shape[:-1], -1, GROUP_FEATURES)
 
 
 def _blocks(slots: torch.Tensor, block_ids: torch.Tensor, block_tokens: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
+from inference.models.cuda.setup import accelerate
 from inference.models.errors import UnknownArchitectureError
 from inference.models.kv_format import KVFormat, choose_kv_format
 from inference.models.llama import LlamaModel
@@ -91,11 +92,13 @@ def build_fastest_model(
     native_cache_dir: Path,
     kv_format: KVFormat | None = None,
 ) -> tuple[AnyModel, str]:
-    """The native decoder where it can run, else torch; and in words which, and why not the other.
+    """The native decoder where it can run, else torch, with Triton's attention on a card that runs
+    it; and in words which, and why not the other.
     ``kv_format`` ``None``: what suits the path. Raises ``UnknownArchitectureError`` and
     ``UnsupportedKVError``."""
     if weights.device.type != "cpu":
-        return build_model(config, weights, context_tokens, kv_format), "torch operators"
+        model = build_model(config, weights, context_tokens, kv_format)
+        return model, accelerate(model) if isinstance(model, LlamaModel) else "torch operators"
     if weights.activation_dtype != torch.float32:
         reason: str | None = f"{weights.activation_dtype} was asked for".removeprefix("torch.")
     else:

@@ -1,0 +1,182 @@
+"""Attention by Triton kernels, which read the blocks where they lie.
+
+How many programs share a row's context is chosen from the number of rows; how the context is cut is
+not, so that a row's numbers do not depend on its batch mates (see ``decode_kernel``). Every size
+that a captured step may see change is read on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from inference.models.attention import DecodeAttention, PrefillAttention
+from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.cuda.attention_kernels import decode_kernel, prefill_kernel, reduce_kernel
+from inference.models.kv_format import GROUP_FEATURES
+from inference.models.paged_kv import LayerKV
+
+SMALLEST_DOT = 16
+"""Rows and features that ``tl.dot`` takes at least."""
+PROGRAMS_PER_PROCESSOR = 4
+"""Of a decode step, on each of the card's multiprocessors: enough to keep its memory busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What ``inference.models.cuda.attention_benchmark`` tries out."""
+
+    decode_tile_tokens: int = 64
+    decode_smallest_part: int = 256
+    decode_most_parts: int = 32
+    """A power of two."""
+    decode_warps: int = 4
+    prefill_tile_rows: int = 64
+    prefill_tile_tokens: int = 64
+    prefill_warps: int = 4
+    stages: int = 3
+
+
+class TritonAttention:
+    def __init__(self, sliding_window: int | None, num_processors: int, tuning: Tuning) -> None:
+        """``num_processors``: multiprocessors of the card."""
+        self._window = sliding_window or 0
+        self._num_processors = num_processors
+        self._tuning = tuning
+
+    def for_decode(self, batch: DecodeBatch, block_tokens: int) -> DecodeAttention:
+        def attend(queries: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
+            return self._decode(queries, layer_kv, batch, block_tokens)
+
+        return attend
+
+    def for_prefill(self, batch: PrefillBatch, block_tokens: int) -> PrefillAttention:
+        device, tile_rows = batch.positions.device, self._tuning.prefill_tile_rows
+        tiles = torch.tensor(row_tiles(batch, tile_rows), dtype=torch.int32)
+        tiles = tiles.to(device, non_blocking=True)
+        most_blocks = max(len(span.block_ids) for span in batch.spans)
+        block_ids = batch.positions.new_zeros(len(batch.spans), most_blocks)
+        for row, span in enumerate(batch.spans):
+            block_ids[row, : len(span.block_ids)] = span.block_ids
+
+        def attend(
+            queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer_kv: LayerKV
+        ) -> torch.Tensor:
+            return self._prefill(queries, layer_kv, tiles, block_ids, block_tokens)
+
+        return attend
+
+    def _decode(
+        self, queries: torch.Tensor, layer_kv: LayerKV, batch: DecodeBatch, block_tokens: int
+    ) -> torch.Tensor:
+        num_rows, num_heads, head_dim = queries.shape
+        num_kv_heads, tuning = layer_kv.entries.shape[2], self._tuning
+        padded_dim = padded(head_dim)
+        parts = (num_rows, num_heads, tuning.decode_most_parts)
+        sums = queries.new_empty((*parts, head_dim), dtype=torch.float32)
+        softmax = queries.new_empty((*parts, 2), dtype=torch.float32)
+        attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        decode_kernel[(num_rows, num_kv_heads, self._num_sharing(num_rows * num_kv_heads))](
+            queries.contiguous(),
+            layer_kv.entries,
+            layer_kv.scales,
+            batch.block_ids,
+            batch.positions,
+            sums,
+            softmax,
+            math.log2(math.e) / math.sqrt(head_dim),
+            batch.block_ids.stride(0),
+            num_kv_heads=num_kv_heads,
+            group_heads=num_heads // num_kv_heads,
+            padded_heads=padded(num_heads // num_kv_heads),
+            head_dim=head_dim,
+            padded_dim=padded_dim,
+            block_tokens=block_tokens,
+            tile_tokens=tuning.decode_tile_tokens,
+            smallest_part=tuning.decode_smallest_part,
+            most_parts=tuning.decode_most_parts,
+            window=self._window,
+            group_features=GROUP_FEATURES,
+            has_scales=layer_kv.scales is not None,
+            is_exact=is_exact(queries),
+            num_warps=tuning.decode_warps,
+            num_stages=tuning.stages,
+        )
+        reduce_kernel[(num_rows, num_heads)](
+            sums,
+            softmax,
+            batch.positions,
+            attended,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            padded_dim=padded_dim,
+            tile_tokens=tuning.decode_tile_tokens,
+            smallest_part=tuning.decode_smallest_part,
+            most_parts=tuning.decode_most_parts,
+            window=self._window,
+        )
+        return attended.view(num_rows, num_heads * head_dim)
+
+    def _prefill(
+        self,
+        queries: torch.Tensor,
+        layer_kv: LayerKV,
+        tiles: torch.Tensor,
+        block_ids: torch.Tensor,
+        block_tokens: int,
+    ) -> torch.Tensor:
+        num_tokens, num_heads, head_dim = queries.shape
+        attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        prefill_kernel[(len(tiles), num_heads)](
+            queries.contiguous(),
+            layer_kv.entries,
+            layer_kv.scales,
+            block_ids,
+            tiles,
+            attended,
+            math.log2(math.e) / math.sqrt(head_dim),
+            block_ids.stride(0),
+            num_heads=num_heads,
+            num_kv_heads=layer_kv.entries.shape[2],
+            head_dim=head_dim,
+            padded_dim=padded(head_dim),
+            block_tokens=block_tokens,
+            tile_rows=self._tuning.prefill_tile_rows,
+            tile_tokens=self._tuning.prefill_tile_tokens,
+            window=self._window,
+            group_features=GROUP_FEATURES,
+            has_scales=layer_kv.scales is not None,
+            is_exact=is_exact(queries),
+            num_warps=self._tuning.prefill_warps,
+            num_stages=self._tuning.stages,
+        )
+        return attended.view(num_tokens, num_heads * head_dim)
+
+    def _num_sharing(self, num_programs: int) -> int:
+        """How many programs share a row's context."""
+        wanted = -(-PROGRAMS_PER_PROCESSOR * self._num_processors // num_programs)
+        return min(max(wanted, 1), self._tuning.decode_most_parts)
+
+
+def row_tiles(batch: PrefillBatch, tile_rows: int) -> list[tuple[int, int, int, int]]:
+    """``prefill_kernel``'s tiles, those with the longest context first, for they take longest."""
+    tiles = [
+        (row, min(tile_rows, span.last_row - row), span.start + row - span.first_row, index)
+        for index, span in enumerate(batch.spans)
+        for row in range(span.first_row, span.last_row, tile_rows)
+    ]
+    return sorted(tiles, key=lambda tile: -tile[2])
+
+
+def is_exact(queries: torch.Tensor) -> bool:
+    """Whether products are in float32: for float32 activations, and in Triton's interpreter, which
+    cannot multiply bfloat16."""
+    return queries.dtype == torch.float32 or queries.device.type == "cpu"
+
+
+def padded(size: int) -> int:
+    """The power of two that a kernel's tile has for it."""
+    return max(SMALLEST_DOT, int(triton.next_power_of_2(size)))

@@ -1,0 +1,272 @@
+"""Triton kernels: attention over paged keys and values, softmax online in float32.
+
+Online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867; tiles of a prompt: Dao 2023,
+arXiv:2307.08691; parts of one row's context side by side: flash-decoding (Dao et al. 2023).
+
+Layouts are ``inference.models.paged_kv``'s. Scores are in base 2: ``score_scale`` holds log2(e).
+A constexpr named ``padded_...`` is the power of two, 16 at least, that ``tl.dot`` wants.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_tile(
+    entries,
+    scales,
+    block_ids,
+    tokens,
+    is_token,
+    kv_head,
+    which: tl.constexpr,
+    num_kv_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    block_tokens: tl.constexpr,
+    group_features: tl.constexpr,
+    has_scales: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """(tokens, padded_dim) keys (``which`` 0) or values (1) of one head, zero where there are none.
+    ``block_ids`` points to the sequence's own."""
+    blocks = tl.load(block_ids + tokens // block_tokens, mask=is_token, other=0).to(tl.int64)
+    heads = ((blocks * block_tokens + tokens % block_tokens) * 2 + which) * num_kv_heads + kv_head
+    dims = tl.arange(0, padded_dim)
+    mask = is_token[:, None] & (dims < head_dim)[None, :]
+    tile = tl.load(entries + heads[:, None] * head_dim + dims[None, :], mask=mask, other=0.0)
+    if has_scales:
+        num_groups: tl.constexpr = (head_dim + group_features - 1) // group_features
+        groups = (dims // group_features)[None, :]
+        scale = tl.load(scales + heads[:, None] * num_groups + groups, mask=mask, other=0.0)
+        result = (tile.to(tl.float32) * scale).to(dtype)
+    else:
+        result = tile.to(dtype)
+    return result
+
+
+@triton.jit
+def attend_tile(
+    query,
+    keys,
+    values,
+    is_visible,
+    largest,
+    total,
+    summed,
+    score_scale,
+    is_exact: tl.constexpr,
+):
+    """One step of the online softmax: (rows, dim) queries over a tile of keys and values."""
+    precision: tl.constexpr = "ieee" if is_exact else "tf32"
+    scores = tl.dot(query, tl.trans(keys), input_precision=precision) * score_scale
+    scores = tl.where(is_visible, scores, float("-inf"))
+    new_largest = tl.maximum(largest, tl.max(scores, 1))
+    # A row that has seen nothing yet: any finite number keeps inf - inf out of the exponent.
+    pivot = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+    weights = tl.exp2(scores - pivot[:, None])
+    shrink = tl.exp2(largest - pivot)
+    total = total * shrink + tl.sum(weights, 1)
+    summed = summed * shrink[:, None]
+    summed += tl.dot(weights.to(values.dtype), values, input_precision=precision)
+    return new_largest, total, summed
+
+
+@triton.jit(do_not_specialize=["row_blocks"])
+def decode_kernel(
+    queries,
+    entries,
+    scales,
+    block_ids,
+    positions,
+    partial_sums,
+    partial_softmax,
+    score_scale,
+    row_blocks,
+    num_kv_heads: tl.constexpr,
+    group_heads: tl.constexpr,
+    padded_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    block_tokens: tl.constexpr,
+    tile_tokens: tl.constexpr,
+    smallest_part: tl.constexpr,
+    most_parts: tl.constexpr,
+    window: tl.constexpr,
+    group_features: tl.constexpr,
+    has_scales: tl.constexpr,
+    is_exact: tl.constexpr,
+):
+    """Grid (rows, kv_heads, any number): the last axis shares out the parts of a row's context.
+
+        context of a row   0 ...... [ first tile that the window leaves ... position ]
+                                    [ part 0 | part 1 | ......... | part n - 1       ]
+
+    How a context is cut depends on its own length alone, and ``reduce_kernel`` adds the parts up in
+    order, so that a row's numbers are the same whoever else is in the batch.
+    """
+    row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    length = tl.load(positions + row).to(tl.int32) + 1
+    begin = 0
+    if window > 0:
+        begin = tl.maximum(length - window, 0) // tile_tokens * tile_tokens
+    part_tokens = part_size(length - begin, tile_tokens, smallest_part, most_parts)
+    num_parts = tl.cdiv(length - begin, part_tokens)
+
+    heads, dims = tl.arange(0, padded_heads), tl.arange(0, padded_dim)
+    first_head = (row * num_kv_heads + kv_head) * group_heads
+    is_query = (heads < group_heads)[:, None] & (dims < head_dim)[None, :]
+    query_places = (first_head + heads)[:, None] * head_dim + dims[None, :]
+    query = tl.load(queries + query_places, mask=is_query, other=0.0)
+    if is_exact:
+        query = query.to(tl.float32)
+    for part in range(tl.program_id(2), num_parts, tl.num_programs(2)):
+        start = begin + part * part_tokens
+        end = tl.minimum(start + part_tokens, length)
+        largest = tl.full([padded_heads], float("-inf"), tl.float32)
+        total = tl.zeros([padded_heads], tl.float32)
+        summed = tl.zeros([padded_heads, padded_dim], tl.float32)
+        for first in range(start, end, tile_tokens):
+            tokens = first + tl.arange(0, tile_tokens)
+            is_token = tokens < end
+            if window > 0:
+                is_token = is_token & (tokens >= length - window)
+            keys = load_tile(
+                entries, scales, block_ids + row * row_blocks, tokens, is_token, kv_head, 0,
+                num_kv_heads, head_dim, padded_dim, block_tokens, group_features, has_scales,
+                query.dtype,
+            )  # fmt: skip
+            values = load_tile(
+                entries, scales, block_ids + row * row_blocks, tokens, is_token, kv_head, 1,
+                num_kv_heads, head_dim, padded_dim, block_tokens, group_features, has_scales,
+                query.dtype,
+            )  # fmt: skip
+            largest, total, summed = attend_tile(
+                query, keys, values, is_token[None, :], largest, total, summed, score_scale,
+                is_exact,
+            )  # fmt: skip
+        places = (first_head + heads) * most_parts + part
+        is_head = heads < group_heads
+        tl.store(partial_softmax + places * 2, largest, mask=is_head)
+        tl.store(partial_softmax + places * 2 + 1, total, mask=is_head)
+        sums = partial_sums + places[:, None] * head_dim + dims[None, :]
+        tl.store(sums, summed, mask=is_query)
+
+
+@triton.jit
+def reduce_kernel(
+    partial_sums,
+    partial_softmax,
+    positions,
+    attended,
+    num_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    tile_tokens: tl.constexpr,
+    smallest_part: tl.constexpr,
+    most_parts: tl.constexpr,
+    window: tl.constexpr,
+):
+    """Grid (rows, heads): the parts of ``decode_kernel`` put together."""
+    row = tl.program_id(0).to(tl.int64)
+    place = row * num_heads + tl.program_id(1)
+    length = tl.load(positions + row).to(tl.int32) + 1
+    begin = 0
+    if window > 0:
+        begin = tl.maximum(length - window, 0) // tile_tokens * tile_tokens
+    num_parts = tl.cdiv(
+        length - begin, part_size(length - begin, tile_tokens, smallest_part, most_parts)
+    )
+    parts, dims = tl.arange(0, most_parts), tl.arange(0, padded_dim)
+    is_part = parts < num_parts
+    softmax = partial_softmax + (place * most_parts + parts) * 2
+    largest = tl.load(softmax, mask=is_part, other=float("-inf"))
+    totals = tl.load(softmax + 1, mask=is_part, other=0.0)
+    shares = tl.exp2(largest - tl.max(largest, 0))
+    sums = tl.load(
+        partial_sums + (place * most_parts + parts)[:, None] * head_dim + dims[None, :],
+        mask=is_part[:, None] & (dims < head_dim)[None, :],
+        other=0.0,
+    )
+    result = tl.sum(sums * shares[:, None], 0) / tl.sum(totals * shares, 0)
+    result = result.to(attended.dtype.element_ty)
+    tl.store(attended + place * head_dim + dims, result, mask=dims < head_dim)
+
+
+@triton.jit
+def part_size(
+    num_tokens,
+    tile_tokens: tl.constexpr,
+    smallest_part: tl.constexpr,
+    most_parts: tl.constexpr,
+):
+    """Whole tiles: ``smallest_part`` tokens, or more where ``most_parts`` would not reach."""
+    share = tl.cdiv(tl.cdiv(num_tokens, most_parts), tile_tokens) * tile_tokens
+    return tl.maximum(share, smallest_part)
+
+
+@triton.jit(do_not_specialize=["row_blocks"])
+def prefill_kernel(
+    queries,
+    entries,
+    scales,
+    block_ids,
+    tiles,
+    attended,
+    score_scale,
+    row_blocks,
+    num_heads: tl.constexpr,
+    num_kv_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    block_tokens: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_tokens: tl.constexpr,
+    window: tl.constexpr,
+    group_features: tl.constexpr,
+    has_scales: tl.constexpr,
+    is_exact: tl.constexpr,
+):
+    """Grid (tiles of prompt rows, heads). A tile is four numbers: its first row in the batch, how
+    many rows, the first one's position, and which row of ``block_ids`` has its sequence's."""
+    tile, head = tiles + tl.program_id(0) * 4, tl.program_id(1)
+    first_row = tl.load(tile).to(tl.int64)
+    num_rows = tl.load(tile + 1).to(tl.int32)
+    position = tl.load(tile + 2).to(tl.int32)
+    sequence_blocks = block_ids + tl.load(tile + 3).to(tl.int64) * row_blocks
+    kv_head = head // (num_heads // num_kv_heads)
+
+    rows, dims = tl.arange(0, tile_rows), tl.arange(0, padded_dim)
+    is_row = (rows < num_rows)[:, None] & (dims < head_dim)[None, :]
+    places = ((first_row + rows) * num_heads + head)[:, None] * head_dim + dims[None, :]
+    query = tl.load(queries + places, mask=is_row, other=0.0)
+    if is_exact:
+        query = query.to(tl.float32)
+    largest = tl.full([tile_rows], float("-inf"), tl.float32)
+    total = tl.zeros([tile_rows], tl.float32)
+    summed = tl.zeros([tile_rows, padded_dim], tl.float32)
+    begin = 0
+    if window > 0:
+        begin = tl.maximum(position + 1 - window, 0) // tile_tokens * tile_tokens
+    end = position + num_rows
+    for first in range(begin, end, tile_tokens):
+        tokens = first + tl.arange(0, tile_tokens)
+        distance = (position + rows)[:, None] - tokens[None, :]
+        is_visible = distance >= 0
+        if window > 0:
+            is_visible = is_visible & (distance < window)
+        keys = load_tile(
+            entries, scales, sequence_blocks, tokens, tokens < end, kv_head, 0,
+            num_kv_heads, head_dim, padded_dim, block_tokens, group_features, has_scales,
+            query.dtype,
+        )  # fmt: skip
+        values = load_tile(
+            entries, scales, sequence_blocks, tokens, tokens < end, kv_head, 1,
+            num_kv_heads, head_dim, padded_dim, block_tokens, group_features, has_scales,
+            query.dtype,
+        )  # fmt: skip
+        largest, total, summed = attend_tile(
+            query, keys, values, is_visible, largest, total, summed, score_scale, is_exact
+        )
+    result = (summed / total[:, None]).to(attended.dtype.element_ty)
+    tl.store(attended + places, result, mask=is_row)

@@ -1,0 +1,105 @@
+"""What a model gets on a CUDA device beyond torch's operators, and in words why not, where it does
+not. Everything is tried on the device before it is used: what cannot run there leaves the model as
+it was.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from inference.models.attention import Attention, TorchAttention
+from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.llama import LlamaModel
+from inference.models.paged_kv import LayerKV, new_layer
+
+if TYPE_CHECKING:
+    from inference.models.cuda.attention import TritonAttention
+
+logger = logging.getLogger(__name__)
+
+STAGES = (3, 2, 1)
+"""Of a kernel's pipeline, deepest first: the fewer, the less shared memory it wants."""
+TRIAL_TOKENS = 70
+TRIAL_BLOCK_TOKENS = 32
+LARGEST_ERROR = 0.03
+"""Of values around 1 in bfloat16; a kernel that is wrong is wrong by more."""
+
+
+class WrongResultError(Exception):
+    """A kernel ran and did not compute what torch computes."""
+
+
+def accelerate(model: LlamaModel) -> str:
+    """Gives ``model`` Triton's attention where that runs and is right; in words what it has now."""
+    try:
+        model.attention = working_attention(model)
+    # Whatever a compiler, a driver or an old card raises: torch's operators need none of them.
+    except Exception as error:
+        logger.warning("no Triton attention on %s", model.device, exc_info=True)
+        return f"torch operators (Triton attention: {type(error).__name__})"
+    return "torch operators, Triton attention"
+
+
+def working_attention(model: LlamaModel) -> TritonAttention:
+    """With the deepest pipeline that fits the card. Raises what the last try raised."""
+    from inference.models.cuda.attention import TritonAttention, Tuning
+
+    window = model.config.sliding_window
+    for stages in STAGES:
+        attention = TritonAttention(window, processor_count(model.device), Tuning(stages=stages))
+        try:
+            try_attention(model, attention)
+        except Exception:
+            if stages == STAGES[-1]:
+                raise
+        else:
+            return attention
+    raise AssertionError("STAGES is empty")
+
+
+def processor_count(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1  # Triton's interpreter
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def try_attention(model: LlamaModel, attention: Attention) -> None:
+    """One sequence of the model's own shape, as prompt and as a decode row. Raises
+    ``WrongResultError``, and whatever launching raises."""
+    config, device = model.config, model.device
+    torch_attention = TorchAttention(config.sliding_window, model.dtype)
+    heads, dim = config.num_kv_heads, config.head_dim
+    layer = new_layer(4 * TRIAL_BLOCK_TOKENS, heads, dim, model.kv_format, device)
+    generator = torch.Generator().manual_seed(0)
+    shape = TRIAL_TOKENS, config.num_heads + 2 * heads, dim
+    rows = torch.randn(shape, generator=generator).to(device, model.dtype)
+    queries, keys, values = torch.split(rows, [config.num_heads, heads, heads], dim=1)
+    positions = torch.arange(TRIAL_TOKENS, device=device)
+    layer.write(positions, keys, values)
+    wanted = _attend_both(torch_attention, queries, keys, values, layer)
+    found = _attend_both(attention, queries, keys, values, layer)
+    error = float((found.float() - wanted.float()).abs().max())
+    if not error <= LARGEST_ERROR:
+        raise WrongResultError(f"off by {error:.3g}")
+
+
+def _attend_both(
+    attention: Attention,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    layer: LayerKV,
+) -> torch.Tensor:
+    """(TRIAL_TOKENS + 1, features): the prompt's rows, then the last again as a decode row."""
+    positions = torch.arange(TRIAL_TOKENS, device=queries.device)
+    block_ids = torch.arange(-(-TRIAL_TOKENS // TRIAL_BLOCK_TOKENS), device=queries.device)
+    span = PrefillSpan(0, TRIAL_TOKENS, 0, TRIAL_TOKENS, block_ids)
+    prompt = PrefillBatch(positions, positions, positions, (span,), positions)
+    last = positions[-1:]
+    row = DecodeBatch(last, last, last, block_ids.unsqueeze(0))
+    prefilled = attention.for_prefill(prompt, TRIAL_BLOCK_TOKENS)(queries, keys, values, layer)
+    decoded = attention.for_decode(row, TRIAL_BLOCK_TOKENS)(queries[-1:], layer)
+    return torch.cat([prefilled, decoded])

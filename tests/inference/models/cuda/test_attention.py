@@ -1,0 +1,198 @@
+"""Triton's paged attention against torch's operators, which other tests hold to transformers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.models.attention import TorchAttention
+from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.cuda.attention import TritonAttention, Tuning, row_tiles
+from inference.models.kv_format import KVFormat
+from inference.models.paged_kv import DTYPE_OF, LayerKV, new_layer
+
+NUM_BLOCKS = 24
+TUNING = Tuning(
+    decode_tile_tokens=16,
+    decode_smallest_part=16,
+    decode_most_parts=4,
+    prefill_tile_rows=16,
+    prefill_tile_tokens=16,
+)
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+
+class Case:
+    """Sequences whose blocks are scattered over one layer, all computed up to their lengths."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        lengths: list[int],
+        *,
+        heads: tuple[int, int] = (4, 2),
+        head_dim: int = 16,
+        block_tokens: int = 8,
+        dtype: torch.dtype = torch.float32,
+        kv_format: KVFormat = "fp32",
+        seed: int = 0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.device, self.block_tokens, self.lengths = device, block_tokens, lengths
+        self.num_heads, num_kv_heads = heads
+        counts = [-(-length // block_tokens) for length in lengths]
+        ids = torch.randperm(max(NUM_BLOCKS, sum(counts)), generator=generator).tolist()
+        self.blocks = [[ids.pop() for _ in range(count)] for count in counts]
+        self.layer = new_layer(
+            (max(NUM_BLOCKS, sum(counts)) + 1) * block_tokens,
+            num_kv_heads,
+            head_dim,
+            kv_format,
+            device,
+        )
+        slots = [slot for row in range(len(lengths)) for slot in self._slots(row)]
+        pairs = torch.randn(2, len(slots), num_kv_heads, head_dim, generator=generator)
+        keys, values = pairs.to(device, dtype)
+        self.layer.write(torch.tensor(slots, device=device), keys, values)
+        shape = sum(lengths), self.num_heads, head_dim
+        self.queries = (torch.randn(shape, generator=generator) * 2).to(device, dtype)
+
+    def decode_batch(self) -> DecodeBatch:
+        most = max(len(blocks) for blocks in self.blocks)
+        table = [blocks + [0] * (most - len(blocks)) for blocks in self.blocks]
+        positions = torch.tensor([length - 1 for length in self.lengths], device=self.device)
+        block_ids = torch.tensor(table, device=self.device)
+        return DecodeBatch(positions, positions, positions, block_ids)
+
+    def prefill_batch(self, starts: list[int]) -> PrefillBatch:
+        spans, row = [], 0
+        for start, length, blocks in zip(starts, self.lengths, self.blocks, strict=True):
+            ids = torch.tensor(blocks, device=self.device)
+            spans.append(PrefillSpan(row, row + length - start, start, length, ids))
+            row += length - start
+        rows = torch.arange(row, device=self.device)
+        return PrefillBatch(rows, rows, rows, tuple(spans), rows)
+
+    def _slots(self, row: int) -> list[int]:
+        size, blocks = self.block_tokens, self.blocks[row]
+        return [blocks[p // size] * size + p % size for p in range(self.lengths[row])]
+
+
+def exact(layer: LayerKV) -> LayerKV:
+    """The same numbers in float32."""
+    num_blocks = torch.arange(len(layer.entries), device=layer.entries.device)
+    return LayerKV(layer.gather(num_blocks, 1, torch.float32).contiguous())
+
+
+def decoded(case: Case, tuning: Tuning = TUNING, window: int | None = None) -> torch.Tensor:
+    attention = TritonAttention(window, num_processors=2, tuning=tuning)
+    attend = attention.for_decode(case.decode_batch(), case.block_tokens)
+    return attend(case.queries[: len(case.lengths)], case.layer)
+
+
+def check_decode(case: Case, window: int | None = None) -> None:
+    reference = TorchAttention(window, torch.float32)
+    attend = reference.for_decode(case.decode_batch(), case.block_tokens)
+    wanted = attend(case.queries[: len(case.lengths)].float(), exact(case.layer))
+    found = decoded(case, window=window).float()
+    assert float((found - wanted).abs().max()) < TOLERANCE[case.queries.dtype]
+
+
+def check_prefill(case: Case, starts: list[int], window: int | None = None) -> None:
+    batch = case.prefill_batch(starts)
+    queries = case.queries[: len(batch.positions)]
+    nothing = queries.new_empty(0)
+    triton = TritonAttention(window, num_processors=2, tuning=TUNING)
+    found = triton.for_prefill(batch, case.block_tokens)(queries, nothing, nothing, case.layer)
+    reference, layer = TorchAttention(window, torch.float32), exact(case.layer)
+    # Cut off from position 0 the reference would take what it is given; here all is in the blocks.
+    parts = []
+    for span, blocks in zip(batch.spans, case.blocks, strict=True):
+        context = layer.gather(
+            torch.tensor(blocks, device=case.device), case.block_tokens, torch.float32
+        )
+        keys, values = context[span.start : span.end].unbind(1)
+        alone = replace(span, first_row=0, last_row=span.end - span.start)
+        ids = torch.arange(alone.last_row, device=case.device)
+        attend = reference.for_prefill(
+            PrefillBatch(ids, ids, ids, (alone,), ids), case.block_tokens
+        )
+        parts.append(attend(queries[span.first_row : span.last_row].float(), keys, values, layer))
+    error = (found.float() - torch.cat(parts)).abs().max()
+    assert float(error) < TOLERANCE[queries.dtype]
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_head_dims(device: torch.device, head_dim: int) -> None:
+    case = Case(device, [19, 3], head_dim=head_dim)
+    check_decode(case)
+    check_prefill(case, [0, 1])
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (7, 1), (32, 1)])
+def test_heads_that_share_keys(device: torch.device, heads: tuple[int, int]) -> None:
+    case = Case(device, [18, 5], heads=heads)
+    check_decode(case)
+    check_prefill(case, [3, 0])
+
+
+@pytest.mark.parametrize("kv_format", get_args(KVFormat))
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_formats(device: torch.device, kv_format: KVFormat, dtype: torch.dtype) -> None:
+    case = Case(device, [21], head_dim=80, dtype=dtype, kv_format=kv_format)
+    if DTYPE_OF[kv_format].itemsize >= dtype.itemsize or kv_format in ("int8", "fp8"):
+        check_decode(case)
+        check_prefill(case, [17])
+
+
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
+def test_shapes_at_random(data: st.DataObject) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    lengths = data.draw(st.lists(st.integers(1, 70), min_size=1, max_size=3))
+    case = Case(
+        device,
+        lengths,
+        heads=data.draw(st.sampled_from([(2, 2), (4, 2), (3, 1)])),
+        head_dim=data.draw(st.sampled_from([16, 24, 72])),
+        block_tokens=data.draw(st.sampled_from([4, 8, 32])),
+        kv_format=data.draw(st.sampled_from(["fp32", "int8"])),
+        seed=data.draw(st.integers(0, 99)),
+    )
+    window = data.draw(st.none() | st.integers(1, 40))
+    check_decode(case, window)
+    check_prefill(case, [data.draw(st.integers(0, length - 1)) for length in lengths], window)
+
+
+def test_a_row_is_the_same_whoever_is_beside_it(device: torch.device) -> None:
+    """To the bit, though more rows leave fewer programs for each row's context."""
+    case = Case(device, [70, 9, 33, 50, 64, 2, 16, 41])
+    among = decoded(case)[0]
+    case.lengths, case.blocks = case.lengths[:1], case.blocks[:1]
+    assert torch.equal(decoded(case)[0], among)
+
+
+def test_one_part_or_many_are_the_same_sum(device: torch.device) -> None:
+    case = Case(device, [150, 31])
+    whole = decoded(case, replace(TUNING, decode_smallest_part=256))
+    assert torch.allclose(decoded(case), whole, atol=1e-6)
+
+
+def test_what_is_no_number_stays_in_its_row(device: torch.device) -> None:
+    case = Case(device, [20, 20])
+    case.queries[1, 0, 0] = math.nan
+    found = decoded(case).view(2, case.num_heads, -1)
+    assert bool(found[1, 0].isnan().all())
+    assert not bool(found[0].isnan().any())
+
+
+def test_tiles_cover_every_row_once_and_start_with_the_deepest(device: torch.device) -> None:
+    case = Case(device, [37, 20])
+    tiles = row_tiles(case.prefill_batch([0, 15]), 16)
+    assert tiles == [(32, 5, 32, 0), (16, 16, 16, 0), (37, 5, 15, 1), (0, 16, 0, 0)]

@@ -1,0 +1,64 @@
+"""A model gets what runs on its device and is right there, and stays as it was otherwise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inference.models.attention import DecodeAttention, TorchAttention
+from inference.models.batch import DecodeBatch
+from inference.models.cuda import setup
+from inference.models.cuda.attention import TritonAttention, Tuning
+from inference.models.llama import LlamaModel
+from tests.inference.models.cuda.tiny import tiny_model
+
+
+def test_triton_where_it_runs(device: torch.device) -> None:
+    model = tiny_model(device)
+    assert setup.accelerate(model) == "torch operators, Triton attention"
+    assert isinstance(model.attention, TritonAttention)
+
+
+def test_a_card_with_little_shared_memory_gets_a_shorter_pipeline(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OutOfResourcesError(Exception):
+        pass
+
+    tried: list[int] = []
+
+    class Picky(TritonAttention):
+        def __init__(self, window: int | None, num_processors: int, tuning: Tuning) -> None:
+            super().__init__(window, num_processors, tuning)
+            tried.append(tuning.stages)
+
+        def for_decode(self, batch: DecodeBatch, block_tokens: int) -> DecodeAttention:
+            if tried[-1] > 2:
+                raise OutOfResourcesError
+            return super().for_decode(batch, block_tokens)
+
+    monkeypatch.setattr("inference.models.cuda.attention.TritonAttention", Picky)
+    assert setup.accelerate(tiny_model(device)) == "torch operators, Triton attention"
+    assert tried == [3, 2]
+
+
+class Wrong(TritonAttention):
+    def for_decode(self, batch: DecodeBatch, block_tokens: int) -> DecodeAttention:
+        attend = super().for_decode(batch, block_tokens)
+        return lambda queries, layer_kv: attend(queries, layer_kv) + 0.1
+
+
+def _refuses(*arguments: object) -> None:
+    raise RuntimeError("no compiler")
+
+
+@pytest.mark.parametrize(
+    ("attention", "reason"), [(Wrong, "WrongResultError"), (_refuses, "RuntimeError")]
+)
+def test_what_fails_there_leaves_torch(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, attention: object, reason: str
+) -> None:
+    monkeypatch.setattr("inference.models.cuda.attention.TritonAttention", attention)
+    model: LlamaModel = tiny_model(device)
+    assert setup.accelerate(model) == f"torch operators (Triton attention: {reason})"
+    assert isinstance(model.attention, TorchAttention)
