@@ -1,5 +1,5 @@
-"""Log probabilities of tokens, from the model's own distribution: of those that were sampled, and of
-a prompt's own."""
+"""Log probabilities of tokens, from the model's own distribution: of the tokens that were sampled,
+and of a prompt's own."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def prompt_logprobs(
     """By sequence id. ``logits`` (num_scored, vocab_size) float32 are those of the chunks' scored
     tokens, one chunk after the other."""
     found: dict[str, list[TokenLogprob]] = {}
-    rows = iter(logits.split([len(chunk.scored) for chunk in chunks]))
-    for chunk, chunk_logits in zip(chunks, rows, strict=True):
-        if not chunk.scored:
+    first_row = 0
+    for chunk in chunks:
+        if not (scored := chunk.scored):
             continue
-        sequence = chunk.sequence
-        num_top = sequence.params.prompt_logprobs or 0
-        successors = sequence.token_ids[chunk.scored.start + 1 : chunk.scored.stop + 1]
-        found[sequence.sequence_id] = token_logprobs(
-            chunk_logits, successors, [num_top] * len(successors)
-        )
+        sequence, end_row = chunk.sequence, first_row + len(scored)
+        successors = sequence.token_ids[scored.start + 1 : scored.stop + 1]
+        num_top = [sequence.params.prompt_logprobs or 0] * len(scored)
+        rows = logits[first_row:end_row]
+        found[sequence.sequence_id] = token_logprobs(rows, successors, num_top)
+        first_row = end_row
     return found

@@ -24,7 +24,6 @@ from inference.engine.errors import IntegrityError
 from inference.engine.kv_cache import KVCache
 from inference.engine.sequence import Sequence, SequenceState
 
-
 SCORED_TOKENS_PER_STEP = 128
 """Each needs a row of logits as wide as the vocabulary, which a prompt token otherwise does not."""
 

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 from inference.neuron.choice_events import ChoiceEvents
+from inference.neuron.echo import Echo
+from inference.neuron.text_logprobs import text_logprob
 from inference.protocol.engine import SequencesEmbedded, SequenceStep
 from inference.protocol.events import Event, Finished, FinishReason, TextLogprob, Usage
 from inference.protocol.sampling import TokenLogprob
 from inference.text.choice_text import ChoiceText, Piece
 from inference.text.parts import TextPart
 from inference.text.reasoning import TokenKind
-from inference.text.tokenizer import Tokenizer
 
 
 class Choice:
@@ -30,7 +31,7 @@ class Choice:
         request_id: str,
         text: ChoiceText,
         index: int = 0,
-        echo: str = "",
+        echo: Echo | None = None,
         at_limit: Literal["length", "context"] = "length",
     ) -> None:
         """``at_limit``: why the answer ends when it has reached its last allowed token."""
@@ -40,7 +41,7 @@ class Choice:
         self._text = text
         self._events = ChoiceEvents(request_id, index)
         self._at_limit: FinishReason = at_limit
-        self._untold: list[Piece] = [TextPart(echo)] if echo else []
+        self._echo = echo
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -51,6 +52,11 @@ class Choice:
         engine's word or, while the sequence still runs there, by a stop string."""
         if step.num_cached_tokens is not None:
             self.num_cached_tokens = step.num_cached_tokens
+        if step.prompt_logprobs is not None:
+            self._keep(step.prompt_logprobs)
+            return []
+        if self._echo is not None and self._echo.is_all:
+            return self._tell_alone(self._echo)
         pieces, logprobs = self._take(step)
         if self._text.stop is None and step.finish_reason is not None:
             pieces += self._text.flush()
@@ -65,8 +71,12 @@ class Choice:
 
     def _take(self, step: SequenceStep) -> tuple[list[Piece], list[TextLogprob]]:
         """Token by token, up to a stop string. Thinking has no logprobs."""
-        pieces, self._untold = self._untold, []
+        pieces: list[Piece] = []
         logprobs: list[TextLogprob] = []
+        if self._echo is not None:
+            echo, self._echo = self._echo, None
+            pieces.append(TextPart(echo.text))
+            logprobs += echo.logprobs
         for position, token_id in enumerate(step.token_ids):
             kind, found = self._text.feed(token_id)
             pieces += found
@@ -78,6 +88,17 @@ class Choice:
                 break
         return pieces, logprobs
 
+    def _keep(self, prompt_logprobs: Sequence[TokenLogprob]) -> None:
+        """Until the answer begins."""
+        assert self._echo is not None, "logprobs of a prompt that is not told"
+        tokenizer = self._text.tokenizer
+        self._echo.logprobs += [text_logprob(entry, tokenizer) for entry in prompt_logprobs]
+
+    def _tell_alone(self, echo: Echo) -> list[Event]:
+        self.has_finished = True
+        told = self._events.of([TextPart(echo.text)], echo.logprobs)
+        return [*told, self._events.finished("length", None)]
+
     def _end_reason(self, step: SequenceStep) -> FinishReason | None:
         if self._text.stop is not None:
             return "stop"
@@ -86,21 +107,6 @@ class Choice:
         if step.finish_reason == "stop":
             return "tool_calls" if self._events.num_calls else "stop"
         return None
-
-
-def text_logprob(entry: TokenLogprob, tokenizer: Tokenizer) -> TextLogprob:
-    def text_of(token_id: int) -> str:
-        return tokenizer.bytes_of(token_id).decode("utf-8", errors="replace")
-
-    return TextLogprob(
-        token=text_of(entry.token_id),
-        token_bytes=tokenizer.bytes_of(entry.token_id),
-        logprob=entry.logprob,
-        top=[
-            (text_of(token_id), tokenizer.bytes_of(token_id), logprob)
-            for token_id, logprob in entry.top
-        ],
-    )
 
 
 class Answer:

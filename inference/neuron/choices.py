@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from inference.neuron.answers import Answer, Choice
+from inference.neuron.echo import echo_of
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.model_text import ModelText
-from inference.neuron.prompts import Prepared, echo_text
+from inference.neuron.prompts import Prepared
 from inference.protocol.events import Failure
 from inference.protocol.generation import GenerationRequest
 from inference.text.choice_text import ChoiceText
@@ -24,7 +25,7 @@ def build_answer(
             request_id=request_id,
             index=index,
             text=_choice_text(request, prepared, text),
-            echo=echo_text(index // request.n, prepared, text, request) if request.echo else "",
+            echo=echo_of(index // request.n, request, prepared, text) if request.echo else None,
             at_limit=prepared.limit.reason,
         )
         for index in range(len(prepared.prompts) * request.n)

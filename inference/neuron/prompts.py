@@ -29,7 +29,6 @@ from inference.protocol.generation import (
 from inference.protocol.load import LoadReport
 from inference.protocol.sampling import SamplingOptions, SamplingParams, ThinkingLimit
 from inference.text.chat_template import rendered_tools
-from inference.text.detokenizer import Detokenizer
 from inference.text.errors import TemplateRenderError
 from inference.text.reasoning import ReasoningMarkers, opens_block
 
@@ -75,10 +74,14 @@ def prepare(request: GenerationRequest, text: ModelText) -> Prepared:
         context_tokens=text.report.context_tokens,
         max_output_tokens=text.max_output_tokens,
     )
-    params = resolve_sampling(request.sampling, limit.max_tokens, text.report)
+    # The engine samples one token at least; where none was asked for, nobody is told.
+    params = resolve_sampling(request.sampling, max(1, limit.max_tokens), text.report)
     if not isinstance(request.input, ChatInput):
-        grammar = request_grammar(request, text)
-        params = msgspec.structs.replace(params, grammar=grammar)
+        params = msgspec.structs.replace(
+            params,
+            grammar=request_grammar(request, text),
+            prompt_logprobs=params.top_logprobs if request.echo else None,
+        )
         return Prepared(prompts=prompts, params=params, limit=limit, continues_text=True)
     starts_thinking = opens_block(prompts[0], text.markers, text.tokenizer)
     return Prepared(
@@ -113,15 +116,6 @@ def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
     """Raises ``RequestRefusedError``."""
     (prompt,) = _prompts(request.input, text)
     return len(prompt)
-
-
-def echo_text(index: int, prepared: Prepared, text: ModelText, request: GenerationRequest) -> str:
-    """What ``echo`` puts before an answer to prompt ``index``: the client's own text, or its tokens
-    as text."""
-    if isinstance(request.input, TextInput):
-        return request.input.texts[index]
-    detokenizer = Detokenizer(text.tokenizer)
-    return detokenizer.feed(prepared.prompts[index]) + detokenizer.flush()
 
 
 def _prompts(given: ChatInput | TextInput | TokensInput, text: ModelText) -> list[list[int]]:

@@ -22,12 +22,13 @@ FinishReason = Literal["stop", "length", "tool_calls", "context"]
 
 
 class TextLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """One output token as text, for dialects that show logprobs. ``token_bytes`` are its exact
-    bytes, which may be part of a character."""
+    """One token as text, for dialects that show logprobs. ``token_bytes`` are its exact bytes,
+    which may be part of a character."""
 
     token: str
     token_bytes: bytes
-    logprob: float
+    logprob: float | None
+    """``None``: the first token of a prompt, which nothing precedes."""
     top: list[tuple[str, bytes, float]] = []
 
 

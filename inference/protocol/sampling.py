@@ -82,6 +82,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     (before temperature, penalties and filters), as OpenAI and vLLM report them."""
 
     token_id: int
-    logprob: float
+    logprob: float | None
+    """``None``: the first token of a prompt, which nothing precedes."""
     top: list[tuple[int, float]] = []
     """The most likely (token id, logprob), best first; as many as ``top_logprobs`` asked for."""

@@ -66,6 +66,7 @@ FIELDS = table(
         "Extension; what the model thinks, as reasoning_content. Header x-include-thinking: "
         "inside content instead.",
     ),
+    honoured("max_tokens", integer(1, openai_sampling.MAX_TOKENS), "At least 1."),
     honoured(
         "max_completion_tokens",
         integer(1, openai_sampling.MAX_TOKENS),

@@ -187,14 +187,13 @@ class ChatBodyEncoder:
 
 
 def _logprobs(tokens: list[TextLogprob]) -> dict[str, Any]:
-    content = [
-        {
-            **_token(token.token, token.token_bytes, token.logprob),
-            "top_logprobs": [_token(*candidate) for candidate in token.top],
-        }
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
+    return {"content": [_output_token(token) for token in tokens], "refusal": None}
+
+
+def _output_token(token: TextLogprob) -> dict[str, Any]:
+    assert token.logprob is not None, "every output token has one"
+    top = [_token(*candidate) for candidate in token.top]
+    return {**_token(token.token, token.token_bytes, token.logprob), "top_logprobs": top}
 
 
 def _token(token: str, token_bytes: bytes, logprob: float) -> dict[str, Any]:

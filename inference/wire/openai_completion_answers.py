@@ -28,24 +28,24 @@ from inference.wire.openai_answers import LEAST_LOGPROB, Chunks, finish_reason, 
 
 @dataclass(slots=True)
 class Logprobs:
-    """The dialect's four parallel lists. ``text_offset`` counts characters of the output, token
-    by token, from ``num_chars`` on."""
+    """The dialect's four parallel lists. ``text_offset`` counts characters of the text, token by
+    token, from ``num_chars`` on. The first token of an echoed prompt has no probability."""
 
     num_chars: int = 0
     tokens: list[str] = field(default_factory=list)
-    token_logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[dict[str, float]] = field(default_factory=list)
+    token_logprobs: list[float | None] = field(default_factory=list)
+    top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
     text_offset: list[int] = field(default_factory=list)
 
     def extend(self, tokens: list[TextLogprob]) -> None:
         for token in tokens:
             self.tokens.append(token.token)
-            self.token_logprobs.append(max(token.logprob, LEAST_LOGPROB))
-            top = {token.token: token.logprob}
-            top |= {candidate: logprob for candidate, _, logprob in reversed(token.top)}
-            self.top_logprobs.append(
-                {candidate: max(logprob, LEAST_LOGPROB) for candidate, logprob in top.items()}
-            )
+            if token.logprob is None:
+                self.token_logprobs.append(None)
+                self.top_logprobs.append(None)
+            else:
+                self.token_logprobs.append(max(token.logprob, LEAST_LOGPROB))
+                self.top_logprobs.append(most_likely(token, token.logprob))
             self.text_offset.append(self.num_chars)
             self.num_chars += len(token.token)
 
@@ -56,6 +56,13 @@ class Logprobs:
             "top_logprobs": self.top_logprobs,
             "text_offset": self.text_offset,
         }
+
+
+def most_likely(token: TextLogprob, logprob: float) -> dict[str, float]:
+    """The token's own and the candidates', the best of those that are spelled the same."""
+    top = {token.token: logprob}
+    top |= {candidate: value for candidate, _, value in reversed(token.top)}
+    return {candidate: max(value, LEAST_LOGPROB) for candidate, value in top.items()}
 
 
 def text_of(event: Delta | ReasoningDelta) -> str:

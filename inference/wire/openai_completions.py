@@ -31,7 +31,7 @@ from inference.wire.openai_completion_answers import (
     CompletionStreamEncoder,
 )
 from inference.wire.openai_prompts import prompts
-from inference.wire.openai_sampling import MAX_CHOICES
+from inference.wire.openai_sampling import MAX_CHOICES, MAX_TOKENS
 
 MAX_LOGPROBS = 5
 DEFAULT_MAX_TOKENS = 16
@@ -42,8 +42,9 @@ FIELDS = table(
     honoured(
         "prompt", prompts(MAX_CHOICES), "A string or an array of token ids, or several of one kind."
     ),
-    honoured("echo", flag, "The prompt's text first; not together with logprobs."),
+    honoured("echo", flag, "The prompt's text first; with logprobs, its tokens' too."),
     honoured("logprobs", integer(0, MAX_LOGPROBS), "0 to 5."),
+    honoured("max_tokens", integer(0, MAX_TOKENS), "0 only with echo; 16 where it is missing."),
     neutral("best_of", integer(1, MAX_CHOICES), "1, or what n is."),
     refused("suffix", "text is not inserted"),
 )
@@ -75,17 +76,16 @@ class CompletionRequest:
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionRequest:
     """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), FIELDS, required=("model", "prompt"))
-    echo = read.get("echo", False)
-    top_logprobs = read.get("logprobs")
-    if echo and top_logprobs is not None:
-        raise UnsupportedParameterError("logprobs", "not together with echo")
+    echo, max_tokens = read.get("echo", False), read.get("max_tokens", DEFAULT_MAX_TOKENS)
+    if max_tokens == 0 and not echo:
+        raise InvalidRequestError("'max_tokens' is 0 and 'echo' is false.", param="max_tokens")
     generation = GenerationRequest(
         model=read["model"],
         input=read["prompt"],
         sampling=openai_sampling.sampling_options(
             read,
-            max_tokens=read.get("max_tokens", DEFAULT_MAX_TOKENS),
-            top_logprobs=top_logprobs,
+            max_tokens=max_tokens,
+            top_logprobs=read.get("logprobs"),
         ),
         stop=read.get("stop", []),
         n=_n(read),

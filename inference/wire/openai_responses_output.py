@@ -206,6 +206,7 @@ def _item_done(output_index: int, item: dict[str, Any]) -> NamedEvent:
 
 
 def _token_object(token: TextLogprob) -> dict[str, Any]:
+    assert token.logprob is not None, "every output token has one"
     return {
         **_candidate(token.token, token.token_bytes, token.logprob),
         "top_logprobs": [_candidate(*candidate) for candidate in token.top],

@@ -100,7 +100,6 @@ SHARED_FIELDS: tuple[Field, ...] = (
     honoured("frequency_penalty", number(-2, 2), "-2 to 2."),
     honoured("logit_bias", logit_bias, "Token ids to -100 … 100."),
     honoured("seed", integer(-(2**63), 2**63 - 1), "A 64-bit integer."),
-    honoured("max_tokens", integer(1, MAX_TOKENS), "At least 1."),
     honoured("n", integer(1, MAX_CHOICES), f"Answers to each prompt, up to {MAX_CHOICES}."),
     honoured("top_k", top_k, "Extension; -1 or 0 is off."),
     honoured("min_p", number(0, 1), "Extension; 0 to 1."),

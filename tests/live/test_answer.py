@@ -90,6 +90,23 @@ def test_sdk_completes(client: openai.OpenAI) -> None:
     assert "Paris" in completion.choices[0].text
 
 
+def test_sdk_scores_a_prompt(client: openai.OpenAI) -> None:
+    """As test suites of models do: which of two endings is the likelier."""
+
+    def ending(text: str) -> float:
+        prompt = f"The capital of France is {text}"
+        answer = client.completions.create(
+            model=MODEL, prompt=prompt, echo=True, logprobs=1, max_tokens=0
+        )
+        (choice,) = answer.choices
+        assert choice.text == prompt and choice.logprobs is not None
+        tokens, values = choice.logprobs.tokens or [], choice.logprobs.token_logprobs or []
+        assert "".join(tokens) == prompt and values[0] is None
+        return sum(values[-1:])
+
+    assert ending("Paris") > ending("carpet")
+
+
 def test_sdk_lists_models(client: openai.OpenAI) -> None:
     assert MODEL in [model.id for model in client.models.list()]
     assert client.models.retrieve(MODEL).id == MODEL

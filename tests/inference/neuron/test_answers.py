@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from inference.neuron.answers import Answer, Choice
 from inference.neuron.choice_events import call_id
+from inference.neuron.echo import Echo
 from inference.protocol.engine import SequenceStep
 from inference.protocol.events import (
     ChoiceFinished,
@@ -228,6 +229,46 @@ def test_an_answer_ends_with_its_last_choice(tokenizer: Tokenizer) -> None:
 
 
 def test_an_echo_comes_first(tokenizer: Tokenizer) -> None:
-    choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo="The ")
+    choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=Echo("The "))
     events = _tell(_answer(choice), _steps(_ids(tokenizer, "yes"), [0]))
     assert Folded(events).told == [["text", "The yes"]]
+
+
+def test_a_prompts_logprobs_come_with_its_echo(tokenizer: Tokenizer) -> None:
+    prompt, answer = _ids(tokenizer, "The "), _ids(tokenizer, "yes")
+    first = TextLogprob(token="T", token_bytes=b"T", logprob=None)
+    choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=Echo("The ", [first]))
+    scored = [TokenLogprob(token_id, -0.5) for token_id in prompt[1:]]
+    of_prompt = [
+        SequenceStep(sequence_id="r/0", token_ids=[], prompt_logprobs=part)
+        for part in (scored[:1], scored[1:])
+        if part
+    ]
+    of_answer = [TokenLogprob(token_id, -0.25) for token_id in answer]
+    end = SequenceStep(
+        sequence_id="r/0",
+        token_ids=answer,
+        logprobs=of_answer,
+        finish_reason="length",
+        num_output_tokens=len(answer),
+    )
+    events = _tell(_answer(choice), [*of_prompt, end])
+    (delta,) = (event for event in events if isinstance(event, Delta))
+    assert delta.text == "The yes" and delta.num_tokens == len(answer)
+    assert [token.logprob for token in delta.logprobs or []] == [
+        None,
+        *[-0.5] * len(scored),
+        *[-0.25] * len(answer),
+    ]
+
+
+def test_an_echo_alone_tells_and_counts_no_token(tokenizer: Tokenizer) -> None:
+    choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=Echo("The ", is_all=True))
+    sampled = _ids(tokenizer, "yes")[:1]
+    step = SequenceStep(
+        sequence_id="r/0", token_ids=sampled, finish_reason="length", num_output_tokens=1
+    )
+    events = _tell(_answer(choice), [step])
+    assert Folded(events).told == [["text", "The "]]
+    (finished,) = (event for event in events if isinstance(event, Finished))
+    assert finished.usage.completion_tokens == 0

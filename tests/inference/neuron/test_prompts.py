@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from inference.neuron.echo import echo_of
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.model_text import ModelText
-from inference.neuron.prompts import Prepared, count_tokens, echo_text, prepare
+from inference.neuron.prompts import Prepared, count_tokens, prepare
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
@@ -117,7 +118,24 @@ def test_echo_is_the_clients_text_or_its_tokens_as_text(byte_level_dir: Path) ->
     token_ids = text.tokenizer.encode("Straße", add_special_tokens=False)
     for prompt in (TextInput(texts=["Straße"]), TokensInput(prompts=[token_ids])):
         request = GenerationRequest(model="m", input=prompt, echo=True)
-        assert echo_text(0, prepare(request, text), text, request) == "Straße"
+        echo = echo_of(0, request, prepare(request, text), text)
+        assert echo.text == "Straße" and not echo.logprobs and not echo.is_all
+
+
+def test_echo_with_logprobs_scores_the_prompt(byte_level_dir: Path) -> None:
+    text = model_text(byte_level_dir)
+    request = GenerationRequest(
+        model="m",
+        input=TextInput(texts=["abc"]),
+        sampling=SamplingOptions(top_logprobs=2, max_tokens=0),
+        echo=True,
+    )
+    prepared = prepare(request, text)
+    assert (prepared.params.prompt_logprobs, prepared.params.max_tokens) == (2, 1)
+    echo = echo_of(0, request, prepared, text)
+    assert echo.is_all
+    (first,) = echo.logprobs
+    assert first.logprob is None and first.top == []
 
 
 def _ask(**request: object) -> GenerationRequest:

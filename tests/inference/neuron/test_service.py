@@ -13,6 +13,7 @@ import psutil
 import pytest
 import redis
 
+from inference.neuron import discovery
 from inference.neuron.discovery import Discovery
 from inference.neuron.redis_client import connect
 from inference.neuron.restart_policy import RestartPolicy
@@ -117,7 +118,8 @@ def test_echo_and_logprobs(loaded: Any, gateway: Any) -> None:
     loaded.drain_inbox()
     events = gateway.wait_end(request_id)
     assert _text(events) == TEXT + "The"
-    (logprob,) = events[1].logprobs
+    first_of_prompt, logprob = events[1].logprobs
+    assert first_of_prompt.logprob is None
     assert (logprob.token, logprob.token_bytes, logprob.logprob) == ("The", b"The", -0.5)
     assert logprob.top == [("The", b"The", -0.5)]
 
@@ -444,3 +446,29 @@ def test_specs_come_back_after_redis_lost_everything(
     wait_until(
         lambda: redis_db.hexists(specs_key("n1"), "m") and redis_db.exists(heartbeat_key("n1"))
     )
+
+
+def test_what_loaded_models_may_still_take_is_not_free(
+    make_service: MakeService,
+    fake_spec: Any,
+    gateway: Any,
+    wait_until: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free_bytes = 32 * 10**9
+    monkeypatch.setattr(discovery, "_memory_bytes", lambda: (2 * free_bytes, free_bytes))
+    service = make_service(discovery=Discovery())
+    service.load_model(fake_spec(takes_gb=10))
+    gateway.wait_status("ready")
+    [cpu] = service.heartbeat().devices
+    promised_bytes = free_bytes - cpu.free_memory_bytes
+    assert 9.5 * 10**9 < promised_bytes < 10**10  # it holds a little of it
+    assert service.heartbeat().host.free_memory_bytes == free_bytes
+    service.load_model(fake_spec(model="other"))
+    other = gateway.wait_status("ready", "other")
+    told_bytes = int(other.report.context_reason.split()[0])
+    assert abs(told_bytes - promised_bytes) < 10**8
+    service.unload_model("m")
+    service.unload_model("other")
+    wait_until(lambda: not service.heartbeat().replicas)
+    assert service.heartbeat().devices[0].free_memory_bytes == free_bytes

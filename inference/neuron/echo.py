@@ -1,0 +1,40 @@
+"""What ``echo`` puts before an answer: the prompt's text, and its tokens' logprobs where the client
+asked for logprobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from inference.neuron.model_text import ModelText
+from inference.neuron.prompts import Prepared
+from inference.neuron.text_logprobs import text_logprob
+from inference.protocol.events import TextLogprob
+from inference.protocol.generation import GenerationRequest, TextInput
+from inference.protocol.sampling import TokenLogprob
+from inference.text.detokenizer import Detokenizer
+
+
+@dataclass(slots=True)
+class Echo:
+    text: str
+    logprobs: list[TextLogprob] = field(default_factory=list)
+    """Of the prompt's tokens; those after the first come from the engine."""
+    is_all: bool = False
+    """Nothing is to follow it: the one token that the engine has to sample is not told."""
+
+
+def echo_of(index: int, request: GenerationRequest, prepared: Prepared, text: ModelText) -> Echo:
+    """Before an answer to prompt ``index``."""
+    echo = Echo(_text(index, request, prepared, text), is_all=request.sampling.max_tokens == 0)
+    if prepared.params.prompt_logprobs is not None:
+        first_token_id = prepared.prompts[index][0]
+        echo.logprobs.append(text_logprob(TokenLogprob(first_token_id, None), text.tokenizer))
+    return echo
+
+
+def _text(index: int, request: GenerationRequest, prepared: Prepared, text: ModelText) -> str:
+    """The client's own text, or its tokens as text."""
+    if isinstance(request.input, TextInput):
+        return request.input.texts[index]
+    detokenizer = Detokenizer(text.tokenizer)
+    return detokenizer.feed(prepared.prompts[index]) + detokenizer.flush()
