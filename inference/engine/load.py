@@ -40,6 +40,7 @@ from inference.loading.errors import BadSourceError
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import PREFILL_TOKENS_PER_STEP, OpenedModel, open_model
 from inference.models.errors import UnsupportedKVError
+from inference.models.graphed import GraphedLlama, captured_in_words
 from inference.models.native.llama import NativeLlama
 from inference.models.registry import AnyModel, build_fastest_model
 from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStage
@@ -181,9 +182,13 @@ def _plan(spec: LoadSpec, opened: OpenedModel, built: _Built) -> KVPlan:
         budget_bytes = spec.kv_memory_bytes
     elif model.device.type == "cuda":
         held_bytes = torch.cuda.memory_allocated(model.device)
-        budget_bytes = free_cuda_bytes(model.device, trial.load_bytes - held_bytes)
+        moment_bytes = trial.load_bytes - held_bytes
+        if isinstance(model, GraphedLlama):
+            moment_bytes += model.captured_bytes(spec.max_concurrent_sequences)
+        budget_bytes = free_cuda_bytes(model.device, moment_bytes)
     else:
-        budget_bytes = int(free_memory_bytes(model.device) * cpu_kv_share())
+        free_bytes = max(0, free_memory_bytes(model.device) - spec.promised_bytes)
+        budget_bytes = int(free_bytes * cpu_kv_share())
         kept_bytes = kept_host_bytes(opened.weight_bytes)
     return plan_kv(
         model.config,
@@ -220,7 +225,7 @@ def _report(
         vocab_size=config.vocab_size,
         quantization=opened.weights.report(),
         quality=built.quality,
-        compiled=built.execution,
+        compiled=captured_in_words(built.model, built.execution),
         load_seconds=load_seconds,
         tokenizer_dir=str(opened.tokenizer_dir),
         eos_token_ids=list(config.eos_token_ids),

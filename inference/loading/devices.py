@@ -45,6 +45,11 @@ def earlier_loads_on(spec: LoadSpec, device: torch.device) -> EarlierLoads | Non
     return earlier if earlier is not None and earlier.device_kind == device.type else None
 
 
+def promised_bytes_on(spec: LoadSpec, device: torch.device) -> int:
+    """Of the memory that is free there, what other models may still take."""
+    return spec.promised_bytes if device.type == "cpu" else 0
+
+
 def free_memory_bytes(device: torch.device) -> int:
     """Measured now. On a CPU: of the host, or of the control group where that is less."""
     if device.type == "cuda":

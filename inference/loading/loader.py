@@ -21,6 +21,7 @@ from inference.loading.devices import (
     choose_dtype,
     earlier_loads_on,
     free_memory_bytes,
+    promised_bytes_on,
 )
 from inference.loading.directory_tokenizer import directory_tokenizer
 from inference.loading.embedding_config import read_embedding_config
@@ -35,7 +36,6 @@ from inference.loading.gguf_config import read_gguf_config
 from inference.loading.gguf_header import read_headers
 from inference.loading.gguf_tensors import GGUFTensorFiles
 from inference.loading.gguf_tokenizer import tokenizer_directory
-from inference.loading.huggingface import download_tokenizer
 from inference.loading.kv_choice import foreseen_kv_format
 from inference.loading.opened_weights import OpenedWeights
 from inference.loading.preflight import (
@@ -47,7 +47,7 @@ from inference.loading.preflight import (
 )
 from inference.loading.quantized_files import QuantizedFiles, check_quantization
 from inference.loading.safetensors_tensors import SafetensorsFiles
-from inference.loading.sources import fetch_files
+from inference.loading.sources import fetch_files, fetch_tokenizer
 from inference.loading.tensor_files import TensorFiles
 from inference.loading.unquantized import Unquantized, open_unquantized
 from inference.models.config import ModelConfig
@@ -106,7 +106,7 @@ def open_model(
     on_progress(LoadProgress(stage=LoadStage.STARTING, detail=spec.source))
     device = choose_device(spec)
     foreseen_kv_format(spec, device, _is_native(spec, device))
-    free_bytes = free_memory_bytes(device)
+    free_bytes = max(0, free_memory_bytes(device) - promised_bytes_on(spec, device))
     files = fetch_files(spec, cache_dir, free_bytes, on_progress)
     on_progress(LoadProgress(stage=LoadStage.PREFLIGHT, detail=files.weights[0].name))
     if not files.is_gguf and (embedding := read_embedding_config(files.directory)) is not None:
@@ -199,7 +199,7 @@ def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _D
         tokenizer_dir = files.directory
     else:
         tokenizer_dir = tokenizer_directory(
-            header, cache_dir, lambda repo: download_tokenizer(repo, cache_dir, on_progress)
+            header, cache_dir, lambda repo: fetch_tokenizer(repo, cache_dir, on_progress)
         )
     return _Described(config, GGUFTensorFiles(header, config), tokenizer_dir)
 

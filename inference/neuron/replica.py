@@ -70,6 +70,10 @@ class Replica:
         """A second load job asks for what is here already: it is this replica's from now on."""
         self.spec = msgspec.structs.replace(self.spec, job_id=job_id)
 
+    def promised_bytes(self) -> int:
+        """Host memory that its engine may take beyond what it holds."""
+        return self._record.promised_bytes()
+
     def take_request(self) -> tuple[EngineProcess, ModelText]:
         """What runs a new request. Raises ``RequestRefusedError`` unless the model is ready."""
         return self._record.take_request()

@@ -19,6 +19,7 @@ from inference.neuron.errors import (
     model_recovering,
 )
 from inference.neuron.model_text import ModelText
+from inference.neuron.promised_memory import held_bytes, promised_bytes
 from inference.neuron.restart_policy import RestartPolicy
 from inference.protocol.engine import EngineStats
 from inference.protocol.events import Failure
@@ -79,6 +80,14 @@ class ReplicaRecord:
             if self._status is ReplicaStatus.READY and self._engine and self._text:
                 return self._engine, self._text
             raise RequestRefusedError(self._refusal())
+
+    def promised_bytes(self) -> int:
+        """Host memory that its engine may take beyond what it holds."""
+        with self._lock:
+            engine, text = self._engine, self._text
+        if engine is None or text is None:
+            return 0
+        return promised_bytes(text.report, held_bytes(engine.pid))
 
     def begin_draining(self) -> bool:
         """False when it has begun already."""

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import redis
@@ -26,6 +26,7 @@ from inference.neuron.heartbeat import GatewayWatch, Heart, HeartbeatWriter
 from inference.neuron.inbox import Inbox
 from inference.neuron.intake import Intake
 from inference.neuron.model_text import ModelText
+from inference.neuron.promised_memory import without_promised
 from inference.neuron.replica import Replica
 from inference.neuron.replica_context import ReplicaContext
 from inference.neuron.request_table import RequestTable
@@ -79,7 +80,7 @@ class NeuronService:
         self._context = ReplicaContext(
             table=self._table,
             publish=self._publisher.publish,
-            start_engine=lambda spec: EngineProcess(spec, engine_command),
+            start_engine=lambda spec: EngineProcess(self._with_promised(spec), engine_command),
             on_change=self._heart.beat_now,
             on_gone=self._forget_replica,
             restart_policy=restart_policy or RestartPolicy(),
@@ -138,7 +139,7 @@ class NeuronService:
             started_unix_s=self._started_unix_s,
             time_unix_s=time.time(),
             host=self._discovery.host(),
-            devices=self._discovery.devices(),
+            devices=without_promised(self._discovery.devices(), _promised_bytes(replicas)),
             replicas=[replica.state() for replica in replicas],
         )
 
@@ -188,6 +189,11 @@ class NeuronService:
         if replica is None:
             raise RequestRefusedError(model_not_loaded(model))
         return replica.take_request()
+
+    def _with_promised(self, spec: LoadSpec) -> LoadSpec:
+        with self._lock:
+            replicas = list(self._replicas.values())
+        return msgspec.structs.replace(spec, promised_bytes=_promised_bytes(replicas))
 
     def _beat(self) -> None:
         with self._lock:
@@ -240,6 +246,10 @@ class NeuronService:
             if self._replicas.get(replica.spec.model) is replica:
                 del self._replicas[replica.spec.model]
         self._heart.beat_now()
+
+
+def _promised_bytes(replicas: Iterable[Replica]) -> int:
+    return sum(replica.promised_bytes() for replica in replicas)
 
 
 def _is_already(replica: Replica, spec: LoadSpec) -> bool:

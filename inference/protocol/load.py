@@ -66,6 +66,9 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How long the longest prompt may take to its first token, the device to itself: bounds the
     context by measured speed. ``None``: no bound."""
     earlier_loads: EarlierLoads | None = None
+    promised_bytes: int = 0
+    """Of the host's free memory, what other models there may still take. The neuron says so when it
+    starts an engine; on CUDA devices it is of no account."""
 
 
 class LoadStage(StrEnum):

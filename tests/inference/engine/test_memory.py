@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from inference.engine import load
 from inference.engine.context_limit import PrefillBound
 from inference.engine.errors import DoesNotFitError
 from inference.engine.memory import KVPlan, cpu_kv_share, kept_host_bytes, plan_kv
 from inference.models.config import ModelConfig
+from inference.protocol.load import LoadSpec
 from inference.protocol.prefill_speed import PrefillSpeed
 
 CONFIG = ModelConfig(
@@ -120,3 +124,13 @@ def test_share_that_cannot_be(word: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", word)
     with pytest.raises(ValueError, match=word):
         cpu_kv_share()
+
+
+def test_the_share_is_of_what_no_other_model_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
+    monkeypatch.setattr(load, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
+    model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
+    built: Any = SimpleNamespace(model=model, trial=SimpleNamespace(bound=None))
+    opened: Any = SimpleNamespace(weight_bytes=10**9)
+    spec = LoadSpec(job_id="1", model="m", source="path:x", promised_bytes=20 * BLOCK_BYTES)
+    assert load._plan(spec, opened, built).num_blocks == 40

@@ -7,7 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 from inference.loading import loader
-from inference.loading.devices import choose_device, choose_dtype, earlier_loads_on
+from inference.loading.devices import (
+    choose_device,
+    choose_dtype,
+    earlier_loads_on,
+    promised_bytes_on,
+)
 from inference.loading.errors import BadSourceError, DoesNotFitError, UnknownArchitectureError
 from inference.loading.loader import open_model
 from inference.loading.preflight import LargestStep, check_fits, memory_need
@@ -84,6 +89,17 @@ def test_open_model_measures_before_it_allocates(
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 100_000)
     with pytest.raises(DoesNotFitError, match=r"0\.00 GB are free"):
         open_model(spec(tiny_directory), tmp_path, lambda _: None)
+
+
+def test_memory_that_other_models_may_still_take_is_not_free(
+    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 10**10)
+    open_model(spec(tiny_directory, promised_bytes=10**9), tmp_path, lambda _: None)
+    with pytest.raises(DoesNotFitError, match=r"0\.00 GB are free"):
+        open_model(spec(tiny_directory, promised_bytes=10**10), tmp_path, lambda _: None)
+    asked = spec(tiny_directory, promised_bytes=10**10)
+    assert promised_bytes_on(asked, torch.device("cuda:0")) == 0
 
 
 def test_the_architecture_is_known_before_the_tokenizer_is_read(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ source, ``fake:rate=200,load_s=0.1,crash_after=5``, and the spec's file names a 
     fault_after  its device is lost after so many steps
     hang_after   after so many steps it says nothing any more
     context      the context limit it reports
+    takes_gb     how much memory it reports to have taken
 """
 
 from __future__ import annotations
@@ -177,6 +178,8 @@ class FakeEngine:
             num_kv_blocks=100,
             kv_block_tokens=16,
             context_tokens=int(self.options.get("context", 1000)),
+            context_reason=f"{self.spec.promised_bytes} bytes are promised to others",
+            actual_bytes=int(self.options.get("takes_gb", 0) * 10**9),
             vocab_size=1000,
             quantization="none",
             compiled="eager",

@@ -73,7 +73,7 @@ def _text(events: list[Any]) -> str:
 
 def test_a_request_is_accepted_streamed_and_finished(loaded: Any, gateway: Any) -> None:
     request_id = gateway.submit(TEXT, max_tokens=200)
-    assert loaded.drain_inbox() == 1
+    loaded.drain_inbox()  # or the heartbeat did
     events = gateway.wait_end(request_id)
     accepted, finished = events[0], events[-1]
     assert isinstance(accepted, Accepted)
