@@ -13,6 +13,7 @@ from inference.engine.model_runner import ModelRunner
 from inference.engine.rates import PrefillAverage
 from inference.engine.sampler import Sampler
 from inference.engine.scheduler import Scheduler, SchedulerLimits
+from inference.models.graphed import GraphedLlama
 from inference.models.registry import AnyModel
 
 
@@ -33,10 +34,14 @@ def build_engine(
     its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.kv_cache``."""
     assert num_kv_blocks * block_tokens >= context_tokens
     kv_cache = KVCache(num_kv_blocks, block_tokens, kept_kv_blocks)
-    runner = ModelRunner(model, model.new_kv(num_kv_blocks, block_tokens))
+    limits = scheduler_limits or SchedulerLimits()
+    kv = model.new_kv(num_kv_blocks, block_tokens)
+    if isinstance(model, GraphedLlama):
+        model.capture_decode(kv, max_rows=limits.max_running, context_tokens=context_tokens)
+    runner = ModelRunner(model, kv)
     return Engine(
         TensorExecutor(runner, Sampler(model.config.vocab_size), model.device),
-        Scheduler(kv_cache, scheduler_limits or SchedulerLimits()),
+        Scheduler(kv_cache, limits),
         EngineLimits(context_tokens=context_tokens, vocab_size=model.config.vocab_size),
         grammars=grammars,
         prefill_average=prefill_average,

@@ -98,7 +98,7 @@ def build_fastest_model(
     ``UnsupportedKVError``."""
     if weights.device.type != "cpu":
         model = build_model(config, weights, context_tokens, kv_format)
-        return model, accelerate(model) if isinstance(model, LlamaModel) else "torch operators"
+        return accelerate(model) if isinstance(model, LlamaModel) else (model, "torch operators")
     if weights.activation_dtype != torch.float32:
         reason: str | None = f"{weights.activation_dtype} was asked for".removeprefix("torch.")
     else:

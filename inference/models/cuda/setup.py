@@ -12,6 +12,8 @@ import torch
 
 from inference.models.attention import Attention, TorchAttention
 from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.cuda.capture import CudaCapture
+from inference.models.graphed import GraphedLlama
 from inference.models.llama import LlamaModel
 from inference.models.paged_kv import LayerKV, new_layer
 
@@ -32,15 +34,17 @@ class WrongResultError(Exception):
     """A kernel ran and did not compute what torch computes."""
 
 
-def accelerate(model: LlamaModel) -> str:
-    """Gives ``model`` Triton's attention where that runs and is right; in words what it has now."""
+def accelerate(model: LlamaModel) -> tuple[LlamaModel | GraphedLlama, str]:
+    """The model with Triton's attention and captured steps where that runs and is right; and in
+    words what it has. Steps are captured with Triton's attention alone: torch's would read every
+    row's context to its limit."""
     try:
         model.attention = working_attention(model)
     # Whatever a compiler, a driver or an old card raises: torch's operators need none of them.
     except Exception as error:
         logger.warning("no Triton attention on %s", model.device, exc_info=True)
-        return f"torch operators (Triton attention: {type(error).__name__})"
-    return "torch operators, Triton attention"
+        return model, f"torch operators (Triton attention: {type(error).__name__})"
+    return GraphedLlama(model, CudaCapture(model.device)), "torch operators, Triton attention"
 
 
 def working_attention(model: LlamaModel) -> TritonAttention:

@@ -9,13 +9,16 @@ from inference.models.attention import DecodeAttention, TorchAttention
 from inference.models.batch import DecodeBatch
 from inference.models.cuda import setup
 from inference.models.cuda.attention import TritonAttention, Tuning
+from inference.models.graphed import GraphedLlama
 from inference.models.llama import LlamaModel
 from tests.inference.models.cuda.tiny import tiny_model
 
 
 def test_triton_where_it_runs(device: torch.device) -> None:
     model = tiny_model(device)
-    assert setup.accelerate(model) == "torch operators, Triton attention"
+    graphed, execution = setup.accelerate(model)
+    assert isinstance(graphed, GraphedLlama)
+    assert execution == "torch operators, Triton attention"
     assert isinstance(model.attention, TritonAttention)
 
 
@@ -38,7 +41,7 @@ def test_a_card_with_little_shared_memory_gets_a_shorter_pipeline(
             return super().for_decode(batch, block_tokens)
 
     monkeypatch.setattr("inference.models.cuda.attention.TritonAttention", Picky)
-    assert setup.accelerate(tiny_model(device)) == "torch operators, Triton attention"
+    assert isinstance(setup.accelerate(tiny_model(device))[0], GraphedLlama)
     assert tried == [3, 2]
 
 
@@ -60,5 +63,5 @@ def test_what_fails_there_leaves_torch(
 ) -> None:
     monkeypatch.setattr("inference.models.cuda.attention.TritonAttention", attention)
     model: LlamaModel = tiny_model(device)
-    assert setup.accelerate(model) == f"torch operators (Triton attention: {reason})"
+    assert setup.accelerate(model) == (model, f"torch operators (Triton attention: {reason})")
     assert isinstance(model.attention, TorchAttention)

@@ -1,0 +1,158 @@
+"""Captured decode steps, with a capture that records nothing and calls again: what is copied where,
+which step runs, and what happens when capturing fails. On a card, the real one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+
+from inference.models.batch import DecodeBatch
+from inference.models.cuda.capture import CudaCapture
+from inference.models.graphed import GraphedLlama, Replay, captured_in_words, row_buckets
+from inference.models.paged_kv import PagedKV
+from tests.inference.models.cuda.tiny import CONFIG, tiny_model
+
+NUM_BLOCKS, BLOCK_TOKENS = 16, 8
+CPU = torch.device("cpu")
+CUDA = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+
+
+class FakeCapture:
+    def __init__(self) -> None:
+        self.num_captured = 0
+        self.replayed: list[int] = []
+
+    def __call__(self, forward: Callable[[], None]) -> Replay:
+        index, self.num_captured = self.num_captured, self.num_captured + 1
+        forward()
+
+        def replay() -> None:
+            self.replayed.append(index)
+            forward()
+
+        return replay
+
+
+def batch_of(num_rows: int, num_columns: int, seed: int, device: torch.device) -> DecodeBatch:
+    """Rows of different lengths, each in blocks of its own as far as they reach."""
+    generator = torch.Generator().manual_seed(seed)
+    positions = torch.randint(0, num_columns * BLOCK_TOKENS, (num_rows,), generator=generator)
+    ids = torch.randperm(NUM_BLOCKS, generator=generator)[: num_rows * num_columns]
+    block_ids = ids.view(num_rows, num_columns)
+    own = block_ids.gather(1, (positions // BLOCK_TOKENS)[:, None]).squeeze(1)
+    return DecodeBatch(
+        token_ids=torch.randint(0, CONFIG.vocab_size, (num_rows,), generator=generator).to(device),
+        positions=positions.to(device),
+        slots=(own * BLOCK_TOKENS + positions % BLOCK_TOKENS).to(device),
+        block_ids=block_ids.to(device),
+    )
+
+
+def filled(kv: PagedKV) -> PagedKV:
+    generator = torch.Generator().manual_seed(5)
+    for layer in kv.layers:
+        layer.entries.copy_(torch.randn(layer.entries.shape, generator=generator))
+    return kv
+
+
+@pytest.mark.parametrize("device_name", ["cpu", CUDA])
+@torch.inference_mode()
+def test_a_captured_step_computes_what_the_model_does(device_name: str) -> None:
+    device = torch.device(device_name)
+    model = tiny_model(device)
+    capture = CudaCapture(device) if device.type == "cuda" else FakeCapture()
+    graphed = GraphedLlama(model, capture)
+    ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
+    graphed.capture_decode(ours, max_rows=6, context_tokens=30)
+    filled(ours)
+    for seed, (num_rows, num_columns) in enumerate([(3, 4), (1, 2), (6, 1), (2, 4), (5, 3)]):
+        batch = batch_of(num_rows, num_columns, seed, device)
+        logits = graphed.decode(batch, ours)
+        wanted = model.decode(batch, theirs)
+        assert logits.shape == wanted.shape
+        assert torch.allclose(logits, wanted, atol=1e-4)
+    for written, expected in zip(ours.layers, theirs.layers, strict=True):
+        before_scratch = slice(0, ours.scratch_slot)
+        found = written.entries[before_scratch]
+        assert torch.allclose(found, expected.entries[before_scratch], atol=1e-4)
+
+
+@torch.inference_mode()
+def test_the_smallest_step_that_holds_the_rows_runs() -> None:
+    capture = FakeCapture()
+    graphed = GraphedLlama(tiny_model(CPU), capture)
+    kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
+    graphed.capture_decode(kv, max_rows=6, context_tokens=16)
+    for num_rows in (1, 2, 3, 4, 5, 6):
+        graphed.decode(batch_of(num_rows, 1, 0, CPU), kv)
+    largest_first = [6, 4, 2, 1]
+    assert [largest_first[index] for index in capture.replayed] == [1, 2, 4, 4, 6, 6]
+
+
+@torch.inference_mode()
+def test_what_no_captured_step_holds_runs_as_before() -> None:
+    capture = FakeCapture()
+    graphed = GraphedLlama(tiny_model(CPU), capture)
+    kv, other = (graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS) for _ in range(2))
+    graphed.decode(batch_of(2, 1, 0, CPU), kv)
+    graphed.capture_decode(kv, max_rows=2, context_tokens=16)
+    for batch, storage in [
+        (batch_of(3, 1, 0, CPU), kv),
+        (batch_of(1, 3, 0, CPU), kv),
+        (batch_of(1, 1, 0, CPU), other),
+    ]:
+        logits = graphed.decode(batch, storage)
+        assert logits.shape == (len(batch.token_ids), CONFIG.vocab_size)
+    assert capture.replayed == []
+
+
+@torch.inference_mode()
+def test_a_capture_that_fails_is_told_and_leaves_the_model_working() -> None:
+    def refuse(forward: Callable[[], None]) -> Replay:
+        forward()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    graphed = GraphedLlama(tiny_model(CPU), refuse)
+    kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
+    graphed.capture_decode(kv, max_rows=2, context_tokens=16)
+    assert graphed.decode(batch_of(2, 1, 0, CPU), kv).shape == (2, CONFIG.vocab_size)
+    assert captured_in_words(graphed, "torch") == "torch, no CUDA graphs (RuntimeError)"
+
+
+def test_in_words() -> None:
+    graphed = GraphedLlama(tiny_model(CPU), FakeCapture())
+    kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
+    graphed.capture_decode(kv, max_rows=4, context_tokens=16)
+    expected = "torch, decode steps of up to 4 rows in CUDA graphs"
+    assert captured_in_words(graphed, "torch") == expected
+    assert captured_in_words(tiny_model(CPU), "torch") == "torch"
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "expected"),
+    [
+        (1, [1]),
+        (3, [1, 2, 3]),
+        (32, [1, 2, 4, 8, 16, 24, 32]),
+        (33, [1, 2, 4, 8, 16, 24, 32, 33]),
+    ],
+)
+def test_row_buckets(max_rows: int, expected: list[int]) -> None:
+    assert row_buckets(max_rows) == expected
+
+
+def test_few_rows_are_wasted() -> None:
+    buckets = row_buckets(256)
+    assert len(buckets) == 19
+    for smaller, larger in pairwise(buckets):
+        assert larger - smaller <= max(8, larger / 5)
