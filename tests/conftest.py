@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from helexa_site.bootstrap.redis_server import running_redis
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
 from tests.embedding_model import fetch_embedding_model
 from tests.leftovers import leftovers, mark_this_run
+from tests.private_redis import running_redis
 
 mark_this_run()
 

