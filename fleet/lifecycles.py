@@ -21,7 +21,7 @@ from typing import TypeVar
 from django.db.models import TextChoices
 
 from fleet.errors import IllegalTransitionError
-from inference.protocol.heartbeat import REPLICA_TRANSITIONS, ReplicaStatus
+from inference.protocol.heartbeat import ReplicaStatus
 
 
 class NeuronStatus(TextChoices):
@@ -36,7 +36,9 @@ NEURON_TRANSITIONS: dict[NeuronStatus, frozenset[NeuronStatus]] = {
 
 
 class RecordedReplicaStatus(TextChoices):
-    """A neuron's word on its replica, plus ``AWAY``: the neuron is silent, so nobody knows."""
+    """A neuron's word on its replica, plus ``AWAY``: the neuron is silent, so nobody knows. There
+    is no table of moves: a heartbeat is a sample, in which several steps look like one. The neuron,
+    which makes the steps, checks them."""
 
     LOADING = ReplicaStatus.LOADING.value
     READY = ReplicaStatus.READY.value
@@ -44,20 +46,6 @@ class RecordedReplicaStatus(TextChoices):
     DRAINING = ReplicaStatus.DRAINING.value
     FAILED = ReplicaStatus.FAILED.value
     AWAY = "away"
-
-
-RECORDED_REPLICA_TRANSITIONS: dict[RecordedReplicaStatus, frozenset[RecordedReplicaStatus]] = {
-    **{
-        RecordedReplicaStatus(status.value): frozenset(
-            {RecordedReplicaStatus(target.value) for target in targets}
-            | {RecordedReplicaStatus.AWAY}
-        )
-        for status, targets in REPLICA_TRANSITIONS.items()
-    },
-    RecordedReplicaStatus.AWAY: frozenset(RecordedReplicaStatus) - {RecordedReplicaStatus.AWAY},
-}
-"""Single steps. A heartbeat is a sample, once a second, so a recorder sees several steps as one
-and does not check them; the neuron, which makes the steps, does."""
 
 
 class LoadJobStatus(TextChoices):

@@ -8,30 +8,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from uuid import UUID
 
 from django.db.models import QuerySet
 
 from fleet.catalogue import CatalogueEntry
-from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobStatus
+from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES
 from fleet.models import CatalogueModel, LoadJob
 
 CATALOGUE_CACHE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadJobView:
-    """How a load is going. ``progress_fraction`` and ``eta_s`` are of the present stage."""
-
-    id: UUID
-    model: str
-    neuron: str
-    status: LoadJobStatus
-    stage: str
-    progress_fraction: float | None
-    eta_s: float | None
-    failure_code: str
-    failure_message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +54,6 @@ def load_jobs_active() -> QuerySet[LoadJob]:
     )
 
 
-def load_job_find(*, job_id: UUID) -> LoadJobView | None:
-    job = LoadJob.objects.select_related("model", "neuron").filter(pk=job_id).first()
-    return None if job is None else _load_job_view(job)
-
-
 def _catalogue() -> _Catalogue:
     global _cache
     now_s = time.monotonic()
@@ -93,17 +72,3 @@ def _read_catalogue(now_s: float) -> _Catalogue:
     by_name = {alias: entry for entry in entries for alias in entry.aliases}
     by_name |= {entry.name: entry for entry in entries}
     return _Catalogue(entries=entries, by_name=by_name, read_at_s=now_s)
-
-
-def _load_job_view(job: LoadJob) -> LoadJobView:
-    return LoadJobView(
-        id=job.pk,
-        model=job.model.name,
-        neuron=job.neuron.name,
-        status=LoadJobStatus(job.status),
-        stage=job.stage,
-        progress_fraction=job.progress_fraction,
-        eta_s=job.eta_s,
-        failure_code=job.failure_code,
-        failure_message=job.failure_message,
-    )

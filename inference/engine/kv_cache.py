@@ -155,10 +155,6 @@ class KVCache:
         self.block_tokens = block_tokens
         self.allocator = BlockAllocator(num_blocks, kept_blocks)
 
-    @property
-    def capacity_tokens(self) -> int:
-        return self.allocator.num_blocks * self.block_tokens
-
     def admit(self, sequence: Sequence) -> bool:
         """Give ``sequence`` blocks for all its tokens, shared ones where its prefix is known, and
         say where computing starts. ``False``, and nothing changed, when there are too few.

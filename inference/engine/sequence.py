@@ -107,10 +107,6 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def num_uncomputed_tokens(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
-
-    @property
     def num_tokens_to_score(self) -> int:
         """Prompt tokens that have to run for the logprobs of their successors."""
         if self.params.prompt_logprobs is None:

@@ -11,7 +11,6 @@ from fleet.lifecycles import (
     ACTIVE_LOAD_JOB_STATUSES,
     LOAD_JOB_TRANSITIONS,
     NEURON_TRANSITIONS,
-    RECORDED_REPLICA_TRANSITIONS,
     LoadJobStatus,
     NeuronStatus,
     RecordedReplicaStatus,
@@ -51,7 +50,6 @@ def test_neuron_steps(current: NeuronStatus, target: NeuronStatus) -> None:
 def test_every_status_has_a_row() -> None:
     assert set(LOAD_JOB_TRANSITIONS) == set(LoadJobStatus)
     assert set(NEURON_TRANSITIONS) == set(NeuronStatus)
-    assert set(RECORDED_REPLICA_TRANSITIONS) == set(RecordedReplicaStatus)
 
 
 def test_active_jobs_are_those_that_can_still_move() -> None:
@@ -62,12 +60,3 @@ def test_recorded_replica_status_is_the_neurons_word_plus_away() -> None:
     assert set(RecordedReplicaStatus.values) == {status.value for status in ReplicaStatus} | {
         "away"
     }
-
-
-def test_a_ready_replica_does_not_fail_without_recovering_first() -> None:
-    with pytest.raises(IllegalTransitionError):
-        ensure_transition(
-            RECORDED_REPLICA_TRANSITIONS,
-            RecordedReplicaStatus.READY,
-            RecordedReplicaStatus.FAILED,
-        )

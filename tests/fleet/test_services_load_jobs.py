@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from uuid import UUID, uuid4
 
 import msgspec
 import pytest
@@ -315,14 +314,6 @@ def test_a_neuron_that_is_not_recorded_yet_is_tried_at_the_next_tick(model, sent
     selectors.catalogue_cache_clear()
     snapshot = build_snapshot([build.heartbeat("new")])
     assert services.pinned_models_reconcile(snapshot=snapshot) == []
-
-
-def test_a_job_is_found_by_its_id(job) -> None:
-    view = selectors.load_job_find(job_id=job.pk)
-    assert view is not None
-    assert (view.model, view.neuron, view.status) == ("tiny", "beast", LoadJobStatus.PENDING)
-    assert isinstance(view.id, UUID)
-    assert selectors.load_job_find(job_id=uuid4()) is None
 
 
 @pytest.mark.parametrize(
