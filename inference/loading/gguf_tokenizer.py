@@ -1,136 +1,30 @@
-"""A tokenizer directory out of a GGUF file's metadata, written once per vocabulary.
+"""A tokenizer out of a GGUF file's metadata: vocabulary, merges or scores, special tokens.
 
-    <cache>/tokenizers/<hash of the metadata>/ tokenizer.json, tokenizer_config.json
-
-    metadata ─▶ convert ─▶ directory
-                   └ unknown rule, or no chat template ─▶ the base repository's files (base_repo.py)
-
-GGUF keeps the vocabulary, the merges or scores, and the *name* of the rule that splits text before
-merging; the rules themselves are in ``PRE_TOKENIZERS``, one line each. They must be exact, or text
-tokenizes into other pieces than the model was trained on, so for a name not listed the tokenizer of
-the repository that the file was made from is used, and where it names none it is refused.
-Sources: tokenizer.json of the models named, and llama.cpp's src/llama-vocab.cpp for which name
-means which. Imports no torch.
+SentencePiece files keep scores instead of merges, which are worked out from them. Which rule splits
+the text first is in ``gguf_pre_tokenizers``. Imports no torch.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import tempfile
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
-from tokenizers import pre_tokenizers as pre
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-from inference.loading.base_repo import (
-    FetchTokenizer,
-    base_chat_template,
-    base_repositories,
-    base_tokenizer,
-    no_repository,
-)
 from inference.loading.errors import BadFileError, UnknownTokenizerError
-from inference.loading.gguf_header import GGUFHeader
-
-CONVERTER_VERSION = b"2"
-"""Part of the hash: raise it when the same metadata gives another tokenizer."""
+from inference.loading.gguf_pre_tokenizers import (
+    BEGINS_WITH_BOS,
+    COMPOSED_UNICODE,
+    WHOLE_WORDS_FIRST,
+    pre_tokenizer,
+)
 
 CONTROL, USER_DEFINED = 3, 4
 """Of tokenizer.ggml.token_type."""
 
-LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-TEKKEN_SPLIT = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 SPACE = "\u2581"
 
 Metadata = Mapping[str, Any]
-
-
-def _byte_level() -> pre.PreTokenizer:
-    return pre.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _digits_then_byte_level() -> pre.PreTokenizer:
-    return pre.Sequence([pre.Digits(individual_digits=True), _byte_level()])
-
-
-def _split_by(pattern: str) -> Callable[[], pre.PreTokenizer]:
-    return lambda: pre.Sequence(
-        [
-            pre.Split(Regex(pattern), behavior="isolated"),
-            pre.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-PRE_TOKENIZERS: dict[str, Callable[[], pre.PreTokenizer]] = {
-    "gpt-2": _byte_level,
-    "gpt2": _byte_level,
-    "smollm": _digits_then_byte_level,
-    "starcoder": _digits_then_byte_level,
-    "refact": _digits_then_byte_level,
-    "llama-bpe": _split_by(LLAMA3_SPLIT),
-    "llama3": _split_by(LLAMA3_SPLIT),
-    "llama-v3": _split_by(LLAMA3_SPLIT),
-    "qwen2": _split_by(QWEN2_SPLIT),
-    "deepseek-r1-qwen": _split_by(QWEN2_SPLIT),
-    "tekken": _split_by(TEKKEN_SPLIT),
-}
-WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
-"""Vocabularies that take a word whole when they have it, whatever the merges say."""
-COMPOSED_UNICODE = frozenset({"qwen2", "deepseek-r1-qwen"})
-"""Vocabularies whose text is brought to NFC first."""
-BEGINS_WITH_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
-"""Unless tokenizer.ggml.add_bos_token says otherwise."""
-
-
-def tokenizer_directory(
-    header: GGUFHeader, cache_dir: Path, fetch: FetchTokenizer = no_repository
-) -> Path:
-    """``fetch`` brings a repository's tokenizer files. Raises ``BadFileError``."""
-    directory = cache_dir / "tokenizers" / _fingerprint(header)
-    if directory.is_dir():
-        return directory
-    definition, config = _tokenizer_of(header.metadata, fetch)
-    if "chat_template" not in config:
-        template = base_chat_template(header.metadata, fetch)
-        if template is None and base_repositories(header.metadata):
-            # Asked again at the next load: the hub may only have been out of reach.
-            directory = directory.with_name(f"{directory.name}-no-template")
-        elif template is not None:
-            config["chat_template"] = template
-    _write(directory, definition, config)
-    return directory
-
-
-def _tokenizer_of(metadata: Metadata, fetch: FetchTokenizer) -> tuple[str, dict[str, Any]]:
-    """tokenizer.json and tokenizer_config.json, out of the metadata or the base repository."""
-    try:
-        tokenizer, config = convert_tokenizer(metadata)
-        return tokenizer.to_str(), config
-    except UnknownTokenizerError as error:
-        definition, base_config = base_tokenizer(metadata, fetch, error)
-        return definition, {**base_config, **_told_config(metadata)}
-
-
-def _write(directory: Path, definition: str, config: Mapping[str, Any]) -> None:
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".partial-", dir=directory.parent) as partial:
-        written = Path(partial) / "tokenizer"
-        written.mkdir()
-        (written / "tokenizer.json").write_text(definition, encoding="utf-8")
-        (written / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
-        _publish(written, directory)
 
 
 def convert_tokenizer(metadata: Metadata) -> tuple[Tokenizer, dict[str, Any]]:
@@ -152,11 +46,7 @@ def convert_tokenizer(metadata: Metadata) -> tuple[Tokenizer, dict[str, Any]]:
 
 def _byte_level_bpe(metadata: Metadata) -> Tokenizer:
     name = str(metadata.get("tokenizer.ggml.pre"))
-    if name not in PRE_TOKENIZERS:
-        known = ", ".join(sorted(PRE_TOKENIZERS))
-        raise UnknownTokenizerError(
-            f"the file splits text by the rule {name!r}, which is not known here ({known})"
-        )
+    splits_first = pre_tokenizer(name)
     merges = [tuple(merge.split(" ", 1)) for merge in _list(metadata, "merges")]
     tokenizer = Tokenizer(
         models.BPE(
@@ -165,7 +55,7 @@ def _byte_level_bpe(metadata: Metadata) -> Tokenizer:
     )
     if name in COMPOSED_UNICODE:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = PRE_TOKENIZERS[name]()
+    tokenizer.pre_tokenizer = splits_first
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -242,11 +132,11 @@ def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
         "add_bos_token": begins,
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
-        **_told_config(metadata),
+        **told_config(metadata),
     }
 
 
-def _told_config(metadata: Metadata) -> dict[str, Any]:
+def told_config(metadata: Metadata) -> dict[str, Any]:
     """What the file itself says, under tokenizer_config.json's names."""
     tokens: list[str] = _list(metadata, "tokens")
     config: dict[str, Any] = {
@@ -287,18 +177,3 @@ def _begin_and_end(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
         pair=[*before, "$A", *after, *before, "$B:1", *after],
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in {*before, *after}],
     )
-
-
-def _fingerprint(header: GGUFHeader) -> str:
-    digest = hashlib.sha256(CONVERTER_VERSION)
-    with header.path.open("rb") as file:
-        digest.update(file.read(header.data_offset))
-    return digest.hexdigest()[:24]
-
-
-def _publish(written: Path, directory: Path) -> None:
-    try:
-        written.rename(directory)
-    except OSError:
-        if not directory.is_dir():  # else another process was quicker, with the same content
-            raise

@@ -35,7 +35,7 @@ from inference.loading.files import ModelFiles
 from inference.loading.gguf_config import read_gguf_config
 from inference.loading.gguf_header import read_headers
 from inference.loading.gguf_tensors import GGUFTensorFiles
-from inference.loading.gguf_tokenizer import tokenizer_directory
+from inference.loading.gguf_tokenizer_files import tokenizer_directory
 from inference.loading.kv_choice import foreseen_kv_format
 from inference.loading.opened_weights import OpenedWeights
 from inference.loading.preflight import (

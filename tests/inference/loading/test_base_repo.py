@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 from inference.loading.base_repo import base_repositories
 from inference.loading.errors import BadFileError, DownloadFailedError
 from inference.loading.gguf_header import GGUFHeader
-from inference.loading.gguf_tokenizer import convert_tokenizer, tokenizer_directory
+from inference.loading.gguf_tokenizer import convert_tokenizer
+from inference.loading.gguf_tokenizer_files import tokenizer_directory
 
 ALPHABET = [
     *(chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256))),

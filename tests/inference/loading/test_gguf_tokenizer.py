@@ -12,7 +12,9 @@ from transformers import AutoTokenizer
 
 from inference.loading.errors import BadFileError
 from inference.loading.gguf_header import read_header
-from inference.loading.gguf_tokenizer import PRE_TOKENIZERS, convert_tokenizer, tokenizer_directory
+from inference.loading.gguf_pre_tokenizers import PRE_TOKENIZERS
+from inference.loading.gguf_tokenizer import convert_tokenizer
+from inference.loading.gguf_tokenizer_files import tokenizer_directory
 
 BYTE_ALPHABET = [
     *(chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256))),
