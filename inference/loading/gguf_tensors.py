@@ -1,11 +1,14 @@
 """Tensors of a GGUF model, memory-mapped, under Hugging Face names and in natural row order.
 
-A model may be split over several files.
+A model may be split over several files. What is handed out are copies, so a tensor's pages leave
+memory as soon as it was read: a load never holds the file beside the model.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Collection
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +21,9 @@ from inference.loading.gguf_quants import Blocks
 from inference.models.config import ModelConfig
 from inference.models.stored import StoredWeight
 
+MAPPED_AROUND = 2**20
+"""More than a kernel maps, unasked, on either side of a page that is read."""
+
 
 class GGUFTensorFiles:
     def __init__(self, header: GGUFHeader, config: ModelConfig) -> None:
@@ -25,7 +31,7 @@ class GGUFTensorFiles:
         self._config = config
         infos = [info for info in header.tensors.values() if info.name != ROPE_FREQUENCIES]
         self._tensors = {self._name(info): info for info in infos}
-        self._maps = {path: np.memmap(path, mode="r") for path in {info.path for info in infos}}
+        self._maps = {path: _mapped(path) for path in {info.path for info in infos}}
 
     def _name(self, info: TensorInfo) -> str:
         name = hugging_face_name(info.name)
@@ -47,11 +53,15 @@ class GGUFTensorFiles:
 
     def dense(self, name: str) -> torch.Tensor:
         info = self._find(name)
-        return gguf_quants.dense(self._rows(name), info.type).view(info.shape)
+        tensor = gguf_quants.dense(self._rows(name), info.type).view(info.shape)
+        self._forget_pages(info)
+        return tensor
 
     def stored(self, name: str) -> StoredWeight:
         info = self._find(name)
-        return gguf_quants.stored(self._rows(name), info.type)
+        weight = gguf_quants.stored(self._rows(name), info.type)
+        self._forget_pages(info)
+        return weight
 
     def format_of(self, name: str) -> str:
         return str(self._find(name).type.name)
@@ -74,11 +84,24 @@ class GGUFTensorFiles:
     def _rows(self, name: str) -> Blocks:
         """The tensor's bytes, one row per output feature (a vector is one row)."""
         info = self._find(name)
-        raw = self._maps[info.path][info.offset : info.offset + info.num_bytes]
+        raw = np.frombuffer(self._maps[info.path], np.uint8, info.num_bytes, info.offset)
         num_heads = rotary_heads(name, self._config)
         num_rows = info.shape[0] if len(info.shape) == 2 or num_heads else 1
-        rows = np.asarray(raw).reshape(num_rows, -1)
+        rows = raw.reshape(num_rows, -1)
         return rows if num_heads is None else natural_rotary_order(rows, num_heads)
+
+    def _forget_pages(self, info: TensorInfo) -> None:
+        """Nothing is lost: what is read again comes from the file again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            pages = self._maps[info.path]
+            first = max(0, info.offset - MAPPED_AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
+            end = min(len(pages), info.offset + info.num_bytes + MAPPED_AROUND)
+            pages.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def natural_rotary_order(rows: Blocks, num_heads: int) -> Blocks:
