@@ -11,27 +11,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from inference.text.parts import Part
+from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.free_text import FreeText
 from inference.text.tool_calls.part_list import PartList
-
-
-class CallReader(Protocol):
-    """Reads what stands behind an opening. ``num_calls`` is 0 when no call was read to its end;
-    what could not be read is text then, with the lead unless a call had started."""
-
-    is_done: bool
-    num_calls: int
-
-    def feed(self, text: str, start: int) -> int:
-        """Reads ``text`` from ``start``; returns where it stopped: at the end, or done."""
-        ...
-
-    def close(self) -> None:
-        """The answer has ended."""
-        ...
 
 
 class CallParser(ABC):

@@ -9,8 +9,7 @@ belongs to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.json_call import JsonCall
 from inference.text.tool_calls.json_scanner import WHITESPACE, ReadState
 from inference.text.tool_calls.known_tools import KnownTools
@@ -19,32 +18,21 @@ from inference.text.tool_calls.part_list import PartList
 MAX_EXTRA_BRACES = 3
 
 
-class JsonCalls:
-    """Adds to ``parts``, its caller's list."""
-
+class JsonCalls(CallReader):
     def __init__(
         self, tools: KnownTools, parts: PartList, *, lead: str, is_marked: bool = True
     ) -> None:
         """``lead`` was read before the first call (whitespace and marker) and is text again when
         no call follows."""
-        self.is_done = False
-        self.num_calls = 0
+        super().__init__(parts)
         self._tools = tools
-        self._parts = parts
         self._is_marked = is_marked
         self._held = [lead]
         """As it came, since the last call that could be read."""
         self._is_list = False
         self._num_extra_braces = 0
         self._call: JsonCall | None = None
-        self._read: Callable[[str, int], int] = self._read_start
-
-    def feed(self, text: str, start: int) -> int:
-        """Returns where it stopped: at the end, or at what follows the calls."""
-        position = start
-        while position < len(text) and not self.is_done:
-            position = self._read(text, position)
-        return position
+        self._read = self._read_start
 
     def close(self) -> None:
         """The answer has ended."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from inference.text.tool_calls.call_parser import CallParser, CallReader
+from inference.text.tool_calls.call_parser import CallParser
+from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.json_scanner import WHITESPACE
 from inference.text.tool_calls.part_list import PartList
 

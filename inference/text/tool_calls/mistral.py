@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.parts import ToolCallParser
 from inference.text.tokenizer import Tokenizer
-from inference.text.tool_calls.call_parser import CallReader
+from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.grammar_rules import (
     answer_rules,
     arguments_schema,

@@ -7,9 +7,8 @@ Up to three closing braces too many are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from inference.text.tool_calls.arguments_stream import ArgumentsStream
+from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.json_calls import MAX_EXTRA_BRACES
 from inference.text.tool_calls.json_scanner import WHITESPACE
 from inference.text.tool_calls.part_list import PartList
@@ -20,26 +19,16 @@ MAX_HEAD_LENGTH = 300
 """Of name, id and markers together; what is longer is text."""
 
 
-class NamedCall:
-    """Adds to ``parts``, its caller's list. ``lead`` was read before and is text again when no
-    call follows."""
+class NamedCall(CallReader):
+    """``lead`` was read before and is text again when no call follows."""
 
     def __init__(self, parts: PartList, *, lead: str) -> None:
-        self.is_done = False
-        self.num_calls = 0
-        self._parts = parts
+        super().__init__(parts)
         self._lead = lead
         self._head = ""
         self._num_extra_braces = 0
         self._arguments = ArgumentsStream(parts)
-        self._read: Callable[[str, int], int] = self._read_head
-
-    def feed(self, text: str, start: int) -> int:
-        """Returns where it stopped: at the end, or at what follows the call."""
-        position = start
-        while position < len(text) and not self.is_done:
-            position = self._read(text, position)
-        return position
+        self._read = self._read_head
 
     def close(self) -> None:
         """The answer has ended."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
 
+from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.json_scanner import WHITESPACE, compact_json
 from inference.text.tool_calls.part_list import PartList
 
@@ -20,14 +20,11 @@ _PYTHON_ESCAPES = frozenset("\\'\"abfnrtvx01234567NuU\n")
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
-class PythonicCalls:
-    """Adds to ``parts``, its caller's list. ``lead`` was read before and is text again when no
-    call follows."""
+class PythonicCalls(CallReader):
+    """``lead`` was read before and is text again when no call follows."""
 
     def __init__(self, parts: PartList, *, lead: str) -> None:
-        self.is_done = False
-        self.num_calls = 0
-        self._parts = parts
+        super().__init__(parts)
         self._held = [lead]
         """As it came, since the last call that could be read."""
         self._name = ""
@@ -35,10 +32,9 @@ class PythonicCalls:
         self._depth = 0
         self._quote = ""
         self._is_escaped = False
-        self._read: Callable[[str, int], int] = self._read_name
+        self._read = self._read_name
 
     def feed(self, text: str, start: int) -> int:
-        """Returns where it stopped: at the end, or at what follows the calls."""
         position = start
         while position < len(text) and not self.is_done:
             end = self._read(text, position)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.parts import ToolCallParser
 from inference.text.tokenizer import Tokenizer
-from inference.text.tool_calls.call_parser import CallReader
+from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.marked_calls import MarkedCallParser

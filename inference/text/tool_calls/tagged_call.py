@@ -9,8 +9,9 @@ argument that the answer's end cuts off is left out, but for text arguments.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from inference.text.tool_calls.call_reader import CallReader
 from inference.text.tool_calls.free_text import Expected
 from inference.text.tool_calls.json_scanner import WHITESPACE, ReadState, compact_json
 from inference.text.tool_calls.known_tools import KnownTools
@@ -35,17 +36,14 @@ def fits_tag(name: str) -> bool:
     return is_plain and len(name) <= MAX_TAG_LENGTH
 
 
-class TaggedCall:
-    """Adds to ``parts``, its caller's list. ``lead`` was read before, up to ``<tool_call>`` if the
-    call ``is_wrapped``, else ``<function=``; it is text again when no call follows."""
+class TaggedCall(CallReader):
+    """``lead`` was read before, up to ``<tool_call>`` if the call ``is_wrapped``, else
+    ``<function=``; it is text again when no call follows."""
 
     def __init__(self, tools: KnownTools, parts: PartList, *, lead: str, is_wrapped: bool) -> None:
-        self.is_done = False
+        super().__init__(parts)
         self.has_started = False
-        self.num_calls = 0
-        """1 when it was read to its end."""
         self._tools = tools
-        self._parts = parts
         self._held = lead
         """As it came, while it can still be text."""
         self._is_wrapped = is_wrapped
@@ -55,16 +53,7 @@ class TaggedCall:
         self._has_arguments = False
         self._value: TaggedValue | None = None
         self._expected = Expected((FUNCTION,))
-        self._read: Callable[[str, int], int] = (
-            self._read_expected if is_wrapped else self._read_name
-        )
-
-    def feed(self, text: str, start: int) -> int:
-        """Returns where it stopped: at the end, or at what follows the call."""
-        position = start
-        while position < len(text) and not self.is_done:
-            position = self._read(text, position)
-        return position
+        self._read = self._read_expected if is_wrapped else self._read_name
 
     def close(self) -> None:
         """The answer has ended."""
