@@ -94,7 +94,8 @@ def _panels(stored: StoredWeight) -> tuple[Format, torch.Tensor]:
 def pack_groups(weight: GroupedWeight) -> torch.Tensor:
     """uint8 (panels, groups, bytes of a group and its scales). Scales become float16."""
     zero = 0 if weight.minimums is not None else 2 ** (weight.bits - 1)
-    codes = weight.codes if zero == 0 else (weight.codes.short() + zero).to(torch.uint8)
+    # Modulo 256: what is below 0 wraps around to where it belongs.
+    codes = weight.codes if zero == 0 else weight.codes.view(torch.uint8) + zero
     heads = [_halves(t) for t in (weight.scales, weight.minimums) if t is not None]
     return torch.cat([*heads, _planes(codes, weight.bits)], dim=-1)
 
