@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
+from inference.neuron.discovery import Discovery
+from inference.neuron.redis_client import connect
+from inference.neuron.restart_policy import RestartPolicy
+from inference.neuron.service import NeuronService
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     TERMINAL_EVENTS,
@@ -30,6 +35,7 @@ from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState, decode_h
 from inference.protocol.keys import gateway_alive_key, gateway_events_key, heartbeat_key, inbox_key
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingOptions
+from tests.inference.neuron.fake_engines import running_engines
 
 FAKE_ENGINE = Path(__file__).parent / "fake_engine.py"
 WAIT_S = 20.0
@@ -170,3 +176,40 @@ def fake_spec(byte_level_dir: Path) -> Callable[..., LoadSpec]:
         )
 
     return make
+
+
+@pytest.fixture
+def make_service(
+    redis_url: str, engine_command: list[str]
+) -> Iterator[Callable[..., NeuronService]]:
+    services: list[NeuronService] = []
+
+    def make(**changes: Any) -> NeuronService:
+        options = {
+            "name": "n1",
+            "client": connect(redis_url),
+            "engine_command": engine_command,
+            "discovery": Discovery.run(),
+            "restart_policy": RestartPolicy(first_delay_s=0.01, max_quick_failures=2),
+        }
+        service = NeuronService(**(options | changes))
+        services.append(service)
+        service.start()
+        return service
+
+    yield make
+    for service in services:
+        service.stop()
+    assert not running_engines()
+
+
+@pytest.fixture
+def loaded(
+    make_service: Callable[..., NeuronService],
+    fake_spec: Callable[..., LoadSpec],
+    gateway: TestGateway,
+) -> NeuronService:
+    service = make_service()
+    service.load_model(fake_spec())
+    gateway.wait_status("ready")
+    return service
