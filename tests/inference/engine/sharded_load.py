@@ -1,7 +1,7 @@
 """Loads the model of a directory and prints, as JSON, how much anonymous memory it held at the most
 while its weights came in, and how much once they were there (bytes), and which packages.
 
-    python sharded_load.py DIRECTORY DTYPE
+    python sharded_load.py DIRECTORY float32|bfloat16|q4|q8
 
 A process of its own: what other tests left in the allocator would blur the peak.
 """
@@ -14,6 +14,8 @@ import sys
 import threading
 import time
 from pathlib import Path
+
+import msgspec
 
 from inference.engine.load import load_engine
 from inference.engine.memory_use import anonymous_bytes, give_back_freed
@@ -46,16 +48,17 @@ class Watch:
             time.sleep(SAMPLE_EVERY_S)
 
 
-def main(directory: str, dtype: str) -> None:
+def main(directory: str, kind: str) -> None:
     watch = Watch()
     spec = LoadSpec(
         job_id="1",
         model="sharded",
         source=f"path:{directory}",
         devices=["cpu"],
-        dtype="float32" if dtype == "float32" else "bfloat16",
         kv_memory_bytes=KV_MEMORY_BYTES,
     )
+    asked = {"quantization" if kind in ("q4", "q8") else "dtype": kind}
+    spec = msgspec.convert(msgspec.to_builtins(spec) | asked, LoadSpec)
     load_engine(spec, Path(os.environ["HELEXA_DATA_DIR"]), watch.on_progress)
 
 

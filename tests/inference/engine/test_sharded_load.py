@@ -78,19 +78,19 @@ def sharded_dir(tmp_path_factory: pytest.TempPathFactory, ascii_tokenizer_file: 
     return directory
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q4"])
 def test_beside_the_model_there_is_never_more_than_one_shard(
-    sharded_dir: Path, shard_bytes: int, data_dir: Path, dtype: str
+    sharded_dir: Path, shard_bytes: int, data_dir: Path, kind: str
 ) -> None:
     """Anonymous memory: the mapped files are the page cache's. float32 goes through the native
-    decoder's panels, bfloat16 through torch."""
+    decoder's panels, bfloat16 through torch, and q4 is made on the way by all cores."""
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("sharded_load.py")), str(sharded_dir), dtype],
+        [sys.executable, str(Path(__file__).with_name("sharded_load.py")), str(sharded_dir), kind],
         cwd=REPOSITORY_DIR,
         env=os.environ
         | {
             "HELEXA_DATA_DIR": str(data_dir),
-            "HELEXA_ENGINE_THREADS": "1",
+            "HELEXA_ENGINE_THREADS": "2",
             "PYTHONPATH": str(REPOSITORY_DIR),
         },
         capture_output=True,
