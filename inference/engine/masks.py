@@ -14,6 +14,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from inference.engine.grammars import GrammarState
 from inference.engine.sequence import Sequence
+from inference.engine.to_device import on_device
 
 Bits = npt.NDArray[np.uint8]
 
@@ -55,11 +56,13 @@ class GrammarMasks:
         bits = words.view(np.uint8)
         for row_bits, (row, sequence, state) in zip(bits, bound, strict=True):
             settle_end(row_bits, row, sequence, state, masked)
-        bias = self._unpack(torch.from_numpy(bits).to(scores.device))[:, : scores.shape[-1]]
+        bits_there = on_device(bits, torch.uint8, scores.device)
+        bias = self._unpack(bits_there)[:, : scores.shape[-1]]
         if len(bound) == len(scores):
             scores += bias
         else:
-            scores[[row for row, _, _ in bound]] += bias
+            rows = on_device([row for row, _, _ in bound], torch.int64, scores.device)
+            scores.index_add_(0, rows, bias)
         return masked
 
     def _unpack(self, bits: torch.Tensor) -> torch.Tensor:

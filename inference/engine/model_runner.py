@@ -1,4 +1,5 @@
-"""Turns a schedule into tensors and the tensors into logits: at most two forwards a step.
+"""Turns a schedule into tensors and the tensors into logits: at most two forwards a step, whose
+inputs go to the device in one copy each.
 
 Which of the model's two paths a row takes is its phase, prompt or decoding, and never how many rows
 there are, so that a sequence's numbers do not depend on its batch mates. Knows no sampling.
@@ -6,13 +7,18 @@ there are, so that a sequence's numbers do not depend on its batch mates. Knows 
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from inference.engine.block_tables import BlockTables
 from inference.engine.scheduler import PrefillChunk, Schedule
 from inference.engine.sequence import Sequence
+from inference.engine.to_device import all_on_device
 from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
 from inference.models.registry import AnyModel, KVStorage
+
+Ints = npt.NDArray[np.int64]
 
 
 class ModelRunner:
@@ -43,19 +49,18 @@ class ModelRunner:
             s.block_ids[position // size] * size + position % size
             for s, position in zip(sequences, positions, strict=True)
         ]
-        return DecodeBatch(
-            token_ids=self._tensor([s.token_ids[-1] for s in sequences]),
-            positions=self._tensor(positions),
-            slots=self._tensor(slots),
-            block_ids=torch.from_numpy(self._block_tables.rows(sequences)).to(self._device),
-        )
+        last = [s.token_ids[-1] for s in sequences]
+        table = self._block_tables.rows(sequences)
+        lists = [_array(last), _array(positions), _array(slots), table]
+        return DecodeBatch(*all_on_device(lists, self._device))
 
     def _prefill_batch(self, chunks: list[PrefillChunk]) -> PrefillBatch:
         size = self._kv.block_tokens
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
-        spans: list[PrefillSpan] = []
+        spans: list[tuple[int, int, int, int]] = []
+        span_blocks: list[Ints] = []
         logit_rows: list[int] = []
         scored_rows: list[int] = []
         for chunk in chunks:
@@ -63,26 +68,24 @@ class ModelRunner:
             token_ids.extend(chunk.sequence.token_ids[chunk.start : chunk.end])
             positions.extend(range(chunk.start, chunk.end))
             slots.extend(block_ids[p // size] * size + p % size for p in positions[first_row:])
-            num_blocks = -(-chunk.end // size)
-            spans.append(
-                PrefillSpan(
-                    first_row=first_row,
-                    last_row=len(token_ids),
-                    start=chunk.start,
-                    end=chunk.end,
-                    block_ids=self._tensor(block_ids[:num_blocks]),
-                )
-            )
+            spans.append((first_row, len(token_ids), chunk.start, chunk.end))
+            span_blocks.append(_array(block_ids[: -(-chunk.end // size)]))
             if chunk.is_last:
                 logit_rows.append(len(token_ids) - 1)
             scored_rows.extend(first_row + position - chunk.start for position in chunk.scored)
+        lists = [token_ids, positions, slots, logit_rows + scored_rows]
+        tensors = all_on_device([*map(_array, lists), *span_blocks], self._device)
         return PrefillBatch(
-            token_ids=self._tensor(token_ids),
-            positions=self._tensor(positions),
-            slots=self._tensor(slots),
-            spans=tuple(spans),
-            logit_rows=self._tensor(logit_rows + scored_rows),
+            token_ids=tensors[0],
+            positions=tensors[1],
+            slots=tensors[2],
+            spans=tuple(
+                PrefillSpan(*rows, block_ids)
+                for rows, block_ids in zip(spans, tensors[4:], strict=True)
+            ),
+            logit_rows=tensors[3],
         )
 
-    def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+def _array(values: list[int]) -> Ints:
+    return np.array(values, dtype=np.int64)

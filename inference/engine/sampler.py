@@ -1,4 +1,5 @@
-"""Chooses one token per row of logits. Per-row parameters become tensors here; nothing else does.
+"""Chooses one token per row of logits, on their device, and waits for the device once: to read the
+tokens. Two things cost a second wait: a token that a grammar refuses, and log probabilities.
 
 A row's token depends on its own logits, parameters and random stream, never on its batch mates:
 every operation works along the vocabulary, and one uniform number per token, from the sequence's
@@ -9,19 +10,36 @@ own generator, is looked up in the cumulative distribution.
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 
 import torch
 
+from inference.engine.adjustments import add_bias, forbid_early_stops
 from inference.engine.engine import Sampled
-from inference.engine.filters import column, filter_probabilities
+from inference.engine.filters import TOP_CANDIDATES, filter_among
 from inference.engine.logprobs import token_logprobs
 from inference.engine.masks import GrammarMasks, Masked
-from inference.engine.penalties import TokenCounts
+from inference.engine.penalties import TokenCounts, has_penalties
 from inference.engine.random_stream import RandomStream
 from inference.engine.sequence import Sequence
 from inference.engine.thinking import ThinkingBudget
-from inference.protocol.sampling import SamplingParams, TokenLogprob
+from inference.engine.to_device import column, on_device, read_back
+from inference.protocol.sampling import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Tokens chosen on the device, not yet read."""
+
+    rows: list[int]
+    """Of the step's logits."""
+    sequences: list[Sequence]
+    scores: torch.Tensor
+    masked: Masked
+    """By place in ``rows``."""
+    tensors: tuple[torch.Tensor, ...]
+    """Token ids, (num_rows,); and where any were drawn whether each row's filters were short of
+    candidates."""
 
 
 class Sampler:
@@ -29,7 +47,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._masks = GrammarMasks()
         self._random: dict[str, RandomStream] = {}
-        self._counts: dict[str, TokenCounts] = {}
+        self._counts = TokenCounts(vocab_size)
         self._thinking: dict[str, ThinkingBudget] = {}
 
     @torch.inference_mode()
@@ -38,56 +56,77 @@ class Sampler:
         comes last, after all that may raise, so that a step can be tried again."""
         if not sequences:
             return Sampled([], frozenset(), {})
-        largest, token_ids = largest_of(logits)
-        failed = frozenset(row for row, value in enumerate(largest) if not math.isfinite(value))
-        special = [
+        largest, greedy = largest_of(logits)
+        special = [row for row, sequence in enumerate(sequences) if is_special(sequence)]
+        choice = self._choose(sequences, logits, special)
+        waited = read_back([torch.isfinite(largest), greedy, *choice.tensors])
+        failed = frozenset(row for row, is_finite in enumerate(waited[0]) if not is_finite)
+        token_ids, masked = waited[1], Masked()
+        self._settle(choice, waited[2:], token_ids, masked, failed)
+        refused = [
             row
             for row, sequence in enumerate(sequences)
-            if row not in failed and not is_answer(token_ids[row], sequence)
+            if row not in failed and is_refused(token_ids[row], sequence)
         ]
-        masked = Masked()
-        if special:
-            masked = self._sample_special(sequences, logits, special, token_ids)
+        if refused:
+            choice = self._choose(sequences, logits, refused)
+            self._settle(choice, read_back(choice.tensors), token_ids, masked, failed)
         logprobs = self._logprobs(sequences, logits, token_ids, failed)
         complete = self._follow(sequences, token_ids, masked)
         return Sampled(token_ids, failed, logprobs, complete, masked.ended, masked.broken)
 
     def forget(self, sequence: Sequence) -> None:
         self._random.pop(sequence.sequence_id, None)
-        self._counts.pop(sequence.sequence_id, None)
+        self._counts.forget(sequence.sequence_id)
         self._thinking.pop(sequence.sequence_id, None)
 
-    def _sample_special(
-        self,
-        sequences: list[Sequence],
-        logits: torch.Tensor,
-        rows: list[int],
-        token_ids: list[int],
-    ) -> Masked:
-        """All but greedy rows whose answer is known; writes into ``token_ids``."""
+    def _choose(self, sequences: list[Sequence], logits: torch.Tensor, rows: list[int]) -> _Choice:
+        """For all but greedy rows whose answer is known. Waits for nothing on the device."""
         chosen = [sequences[row] for row in rows]
-        scores = logits.clone() if len(rows) == len(logits) else logits[rows]
-        self._adjust(scores, chosen)
+        if not rows:
+            return _Choice(rows, chosen, logits, Masked(), ())
+        scores = logits.clone() if len(rows) == len(logits) else _rows_of(logits, rows)
+        self._counts.penalize(scores, chosen)
+        add_bias(scores, chosen)
         masked = self._masks.apply(scores, chosen)
         forbid_early_stops(scores, chosen)
-        _, greedy = largest_of(scores)
+        _, token_ids = largest_of(scores)
         drawn_rows = [i for i, s in enumerate(chosen) if s.params.temperature > 0]
-        drawn = self._draw(scores, chosen, drawn_rows)
-        for index, row in enumerate(rows):
-            forced = self._forced_token(chosen[index])
-            token_ids[row] = drawn.get(index, greedy[index]) if forced is None else forced
-        return masked.at_rows(rows)
+        if not drawn_rows:
+            return _Choice(rows, chosen, scores, masked, (token_ids,))
+        drawn, is_short = self._draw(scores, chosen, drawn_rows, TOP_CANDIDATES)
+        where = on_device(drawn_rows, torch.int64, scores.device)
+        token_ids = token_ids.index_copy(0, where, drawn)
+        all_short = torch.zeros_like(token_ids, dtype=torch.bool).index_copy(0, where, is_short)
+        return _Choice(rows, chosen, scores, masked, (token_ids, all_short))
 
-    def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> None:
-        """Penalties, then logit_bias; in place."""
-        for row, sequence in enumerate(sequences):
-            params = sequence.params
-            if has_penalties(params):
-                self._counts_of(sequence, scores.device).penalize(scores[row], params)
-            if params.logit_bias:
-                ids = torch.tensor(list(params.logit_bias), device=scores.device)
-                bias = torch.tensor(list(params.logit_bias.values()), device=scores.device)
-                scores[row, ids] += bias
+    def _settle(
+        self,
+        choice: _Choice,
+        read: list[list[int]],
+        token_ids: list[int],
+        masked: Masked,
+        failed: frozenset[int],
+    ) -> None:
+        """Writes what was chosen, and ``read`` from the device, into ``token_ids`` and ``masked``,
+        but for rows that failed: what was computed from their logits means nothing."""
+        if not choice.rows:
+            return
+        chosen_ids = read[0]
+        is_short = read[1] if len(read) > 1 else []
+        short = [i for i, value in enumerate(is_short) if value and choice.rows[i] not in failed]
+        if short:  # flat distributions: their nucleus is wider than what was looked at
+            drawn, _ = self._draw(choice.scores, choice.sequences, short, self._vocab_size)
+            for index, token_id in zip(short, read_back([drawn])[0], strict=True):
+                chosen_ids[index] = token_id
+        for index, row in enumerate(choice.rows):
+            if row in failed:
+                continue
+            forced = self._forced_token(choice.sequences[index])
+            token_ids[row] = chosen_ids[index] if forced is None else forced
+        found = choice.masked.at_rows(choice.rows)
+        masked.ended.update(found.ended)
+        masked.broken.update(found.broken)
 
     def _forced_token(self, sequence: Sequence) -> int | None:
         """The end of a thinking block that has had its share. A grammar that holds already says
@@ -104,9 +143,8 @@ class Sampler:
         """Tell what follows the output of its new tokens. Returns the rows whose grammar is
         complete with theirs; adds to ``masked`` those that broke theirs."""
         complete = []
+        self._counts.add(sequences, token_ids)
         for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
-            if (counts := self._counts.get(sequence.sequence_id)) is not None:
-                counts.add(token_id)
             if sequence.params.thinking_limit is not None:
                 self._thinking_of(sequence).advance(token_id)
             state = sequence.grammar
@@ -120,13 +158,6 @@ class Sampler:
                     complete.append(row)
         return frozenset(complete)
 
-    def _counts_of(self, sequence: Sequence, device: torch.device) -> TokenCounts:
-        counts = self._counts.get(sequence.sequence_id)
-        if counts is None:
-            counts = TokenCounts(sequence, self._vocab_size, device)
-            self._counts[sequence.sequence_id] = counts
-        return counts
-
     def _thinking_of(self, sequence: Sequence) -> ThinkingBudget:
         budget = self._thinking.get(sequence.sequence_id)
         if budget is None:
@@ -136,21 +167,25 @@ class Sampler:
         return budget
 
     def _draw(
-        self, scores: torch.Tensor, sequences: list[Sequence], rows: list[int]
-    ) -> dict[int, int]:
-        """Row -> token drawn from its filtered distribution."""
-        if not rows:
-            return {}
-        params = [sequences[row].params for row in rows]
-        scaled = scores[rows] / column([p.temperature for p in params], scores.device)
-        probabilities = filter_probabilities(torch.softmax(scaled, dim=-1), params)
-        uniform = column([self._uniform(sequences[row]) for row in rows], scores.device)
+        self,
+        scores: torch.Tensor,
+        sequences: list[Sequence],
+        rows: list[int],
+        num_candidates: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A token for each of ``rows`` from its filtered distribution, (num_rows,), and whether
+        ``num_candidates`` were too few to say which."""
+        device, params = scores.device, [sequences[row].params for row in rows]
+        scaled = _rows_of(scores, rows) / column([p.temperature for p in params], device)
+        probabilities, is_short = filter_among(
+            torch.softmax(scaled, dim=-1), params, num_candidates
+        )
+        uniform = column([self._uniform(sequences[row]) for row in rows], device)
         cumulative = probabilities.cumsum(dim=-1)
         total = cumulative[:, -1:]
         # A uniform number below 1 times the total can round up to the total, past the last token.
         target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-        drawn = torch.searchsorted(cumulative, target, right=True)
-        return dict(zip(rows, drawn.flatten().tolist(), strict=True))
+        return torch.searchsorted(cumulative, target, right=True).flatten(), is_short
 
     def _uniform(self, sequence: Sequence) -> float:
         stream = self._random.get(sequence.sequence_id)
@@ -173,49 +208,40 @@ class Sampler:
         if not rows:
             return {}
         wanted = [sequences[row].params.top_logprobs or 0 for row in rows]
-        found = token_logprobs(logits[rows], [token_ids[row] for row in rows], wanted)
+        found = token_logprobs(_rows_of(logits, rows), [token_ids[row] for row in rows], wanted)
         return dict(zip(rows, found, strict=True))
 
 
-def largest_of(scores: torch.Tensor) -> tuple[list[float], list[int]]:
+def _rows_of(matrix: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    return matrix.index_select(0, on_device(rows, torch.int64, matrix.device))
+
+
+def largest_of(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row's largest value and its first place. A row with a NaN gives NaN."""
     if scores.device.type == "cpu":
         # numpy's argmax is vectorised; torch's maximum with places is not, and ten times as slow.
-        array = scores.numpy()
-        places = array.argmax(axis=-1)
-        return array[range(len(array)), places].tolist(), places.tolist()
+        places = torch.from_numpy(scores.numpy().argmax(axis=-1))
+        return scores.gather(1, places.unsqueeze(1)).squeeze(1), places
     values, indices = scores.max(dim=-1)
-    return values.tolist(), indices.tolist()
+    return values, indices
 
 
-def forbid_early_stops(scores: torch.Tensor, sequences: list[Sequence]) -> None:
-    """min_tokens, in place. It gives way where the grammar leaves nothing but a stop token."""
-    for row, sequence in enumerate(sequences):
-        params = sequence.params
-        if sequence.num_output_tokens < params.min_tokens and params.stop_token_ids:
-            stops = scores[row, params.stop_token_ids]
-            scores[row, params.stop_token_ids] = float("-inf")
-            if bool(torch.isneginf(scores[row].amax())):
-                scores[row, params.stop_token_ids] = stops
-
-
-def is_answer(token_id: int, sequence: Sequence) -> bool:
-    """Whether the token with the largest raw logit is the one to take. With a grammar it nearly
-    always is, for a model that knows what it writes; then nobody needs the mask."""
+def is_special(sequence: Sequence) -> bool:
+    """Whether the answer may be another token than the one with the largest raw logit, whatever a
+    grammar says to it."""
     params = sequence.params
     return (
-        params.temperature == 0
-        and params.thinking_limit is None
-        and not has_penalties(params)
-        and not params.logit_bias
-        and sequence.num_output_tokens >= params.min_tokens
-        and (sequence.grammar is None or sequence.grammar.allows(token_id))
+        params.temperature > 0
+        or params.thinking_limit is not None
+        or has_penalties(params)
+        or bool(params.logit_bias)
+        or sequence.num_output_tokens < params.min_tokens
     )
 
 
-def has_penalties(params: SamplingParams) -> bool:
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
+def is_refused(token_id: int, sequence: Sequence) -> bool:
+    """Whether the grammar forbids the largest raw logit's token, which nearly never happens to a
+    model that knows what it writes; else nobody needs a mask."""
+    if sequence.grammar is None or is_special(sequence):
+        return False
+    return not sequence.grammar.allows(token_id)

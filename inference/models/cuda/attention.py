@@ -56,7 +56,8 @@ class TritonAttention:
     def for_prefill(self, batch: PrefillBatch, block_tokens: int) -> PrefillAttention:
         device, tile_rows = batch.positions.device, self._tuning.prefill_tile_rows
         tiles = torch.tensor(row_tiles(batch, tile_rows), dtype=torch.int32)
-        tiles = tiles.to(device, non_blocking=True)
+        if device.type == "cuda":
+            tiles = tiles.pin_memory().to(device, non_blocking=True)
         most_blocks = max(len(span.block_ids) for span in batch.spans)
         block_ids = batch.positions.new_zeros(len(batch.spans), most_blocks)
         for row, span in enumerate(batch.spans):
