@@ -21,42 +21,45 @@ from fleet.lifecycles import NeuronStatus
 from fleet.models import Alias, CatalogueModel, Neuron
 
 if TYPE_CHECKING:
-    CatalogueForm = forms.ModelForm[CatalogueModel]
-    AliasBaseForm = forms.ModelForm[Alias]
     AnyForm = forms.ModelForm[Any]
 else:
-    CatalogueForm = AliasBaseForm = AnyForm = forms.ModelForm
+    AnyForm = forms.ModelForm
 
 
-class CatalogueModelForm(CatalogueForm):
+class CheckedForm(AnyForm):
+    """A row of the catalogue, by the rules of the services."""
+
+    def check_row(self) -> None:
+        """Raises ``CatalogueValueError``."""
+        raise NotImplementedError
+
+    def _post_clean(self) -> None:
+        """Once Django has filled the row: each error at its field."""
+        super()._post_clean()  # type: ignore[misc]
+        if self.errors:
+            return
+        try:
+            self.check_row()
+        except CatalogueValueError as error:
+            self.add_error(error.field, str(error))
+
+
+class CatalogueModelForm(CheckedForm):
     class Meta:
         model = CatalogueModel
         fields = "__all__"
 
-    def _post_clean(self) -> None:
-        """Once Django has filled the row: the rules of the services, each error at its field."""
-        super()._post_clean()  # type: ignore[misc]
-        if self.errors:
-            return
-        try:
-            services.catalogue_model_check(model=self.instance)
-        except CatalogueValueError as error:
-            self.add_error(error.field, str(error))
+    def check_row(self) -> None:
+        services.catalogue_model_check(model=self.instance)
 
 
-class AliasForm(AliasBaseForm):
+class AliasForm(CheckedForm):
     class Meta:
         model = Alias
         fields = "__all__"
 
-    def _post_clean(self) -> None:
-        super()._post_clean()  # type: ignore[misc]
-        if self.errors:
-            return
-        try:
-            services.alias_check(alias=self.instance)
-        except CatalogueValueError as error:
-            self.add_error(error.field, str(error))
+    def check_row(self) -> None:
+        services.alias_check(alias=self.instance)
 
 
 class LoadOnNeuronForm(forms.Form):
