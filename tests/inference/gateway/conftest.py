@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 import pytest_asyncio
@@ -145,4 +146,10 @@ async def sdk(server_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
         base_url=f"{server_url}/v1", api_key="x", max_retries=0
     ) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def anthropic_sdk(server_url: str) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with anthropic.AsyncAnthropic(base_url=server_url, api_key="x", max_retries=0) as client:
         yield client

@@ -19,6 +19,8 @@ from inference.protocol.events import (
     Delta,
     Event,
     EventBatch,
+    Failed,
+    Failure,
     Finished,
     Usage,
     encode_event_batch,
@@ -55,6 +57,13 @@ async def endless(submit: Submit) -> AsyncIterator[list[Event]]:
     while True:
         yield [Delta(request_id=submit.request_id, text="on and ")]
         await asyncio.sleep(0.01)
+
+
+async def failing(submit: Submit) -> AsyncIterator[list[Event]]:
+    failure = Failure(
+        code="context_length_exceeded", message="9000 tokens; 8192 fit.", param="messages"
+    )
+    yield [Failed(request_id=submit.request_id, failure=failure)]
 
 
 async def silent(submit: Submit) -> AsyncIterator[list[Event]]:

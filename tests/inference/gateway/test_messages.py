@@ -9,7 +9,6 @@ from typing import Any
 
 import anthropic
 import pytest
-import pytest_asyncio
 
 from inference.gateway import generation
 from inference.protocol.events import (
@@ -33,7 +32,6 @@ from inference.protocol.generation import (
     TokenCountRequest,
 )
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
-from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, silent
 
 MESSAGES = "/v1/messages"
@@ -79,14 +77,8 @@ async def too_long(submit: Submit) -> AsyncIterator[list[Event]]:
     yield [Failed(request_id=submit.request_id, failure=failure)]
 
 
-@pytest_asyncio.fixture
-async def sdk(server_url: str) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with anthropic.AsyncAnthropic(base_url=server_url, api_key="x", max_retries=0) as client:
-        yield client
-
-
-async def test_the_sdk_creates(sdk: anthropic.AsyncAnthropic) -> None:
-    message = await sdk.messages.create(**ask())
+async def test_the_sdk_creates(anthropic_sdk: anthropic.AsyncAnthropic) -> None:
+    message = await anthropic_sdk.messages.create(**ask())
     (block,) = message.content
     assert isinstance(block, anthropic.types.TextBlock) and block.text == "The capital is Paris."
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
@@ -97,12 +89,12 @@ async def test_the_sdk_creates(sdk: anthropic.AsyncAnthropic) -> None:
 
 
 async def test_the_sdk_streams_thinking_text_and_a_tool_call(
-    sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
+    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
 ) -> None:
     neuron.script = calls_a_tool
     pieces: dict[str, str] = {}
     thinking: Any = {"type": "adaptive"}
-    async with sdk.messages.stream(**ask(tools=TOOLS, thinking=thinking)) as stream:
+    async with anthropic_sdk.messages.stream(**ask(tools=TOOLS, thinking=thinking)) as stream:
         async for event in stream:
             match event.type:
                 case "text":
@@ -128,12 +120,12 @@ async def test_the_sdk_streams_thinking_text_and_a_tool_call(
 
 
 async def test_streams_and_bodies_are_equal_and_go_back_in(
-    sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
+    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
 ) -> None:
     neuron.script = calls_a_tool
     options = ask(tools=TOOLS, thinking={"type": "adaptive"})
-    whole = await sdk.messages.create(**options)
-    async with sdk.messages.stream(**options) as stream:
+    whole = await anthropic_sdk.messages.create(**options)
+    async with anthropic_sdk.messages.stream(**options) as stream:
         streamed = await stream.get_final_message()
     assert [b.to_dict() for b in whole.content] == [b.to_dict() for b in streamed.content]
     result = {"type": "tool_result", "tool_use_id": whole.content[-1].to_dict()["id"]}
@@ -142,7 +134,7 @@ async def test_streams_and_bodies_are_equal_and_go_back_in(
         whole.to_param(),
         {"role": "user", "content": [{**result, "content": "Rain."}]},
     ]
-    await sdk.messages.create(**{**options, "messages": history})
+    await anthropic_sdk.messages.create(**{**options, "messages": history})
     last = neuron.frames[-1]
     assert isinstance(last, Submit) and isinstance(last.request, GenerationRequest)
     assert isinstance(last.request.input, ChatInput)
@@ -152,12 +144,12 @@ async def test_streams_and_bodies_are_equal_and_go_back_in(
 
 
 async def test_the_beta_client_of_claude_code(
-    sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
+    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
 ) -> None:
     """``?beta=true``, beta headers, edits that keep everything."""
     neuron.script = calls_a_tool
     edits: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
-    message = await sdk.beta.messages.create(
+    message = await anthropic_sdk.beta.messages.create(
         **ask(tools=TOOLS, context_management=edits, metadata={"user_id": "u"}),
         betas=["claude-code-20250219", "interleaved-thinking-2025-05-14"],
     )
@@ -165,10 +157,12 @@ async def test_the_beta_client_of_claude_code(
     assert message.context_management and message.context_management.applied_edits == []
 
 
-async def test_the_sdk_counts(sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron) -> None:
+async def test_the_sdk_counts(anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron) -> None:
     neuron.script = counts
     messages: Any = ask()["messages"]
-    counted = await sdk.messages.count_tokens(model="gpt-4o", messages=messages, tools=TOOLS)
+    counted = await anthropic_sdk.messages.count_tokens(
+        model="gpt-4o", messages=messages, tools=TOOLS
+    )
     assert counted.input_tokens == 42
     (submit,) = neuron.frames
     assert isinstance(submit, Submit) and isinstance(submit.request, TokenCountRequest)
@@ -176,24 +170,24 @@ async def test_the_sdk_counts(sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron)
 
 
 async def test_the_sdk_raises_what_went_wrong(
-    sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
+    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
 ) -> None:
     with pytest.raises(anthropic.NotFoundError) as unknown:
-        await sdk.messages.create(**ask(model="huge"))
+        await anthropic_sdk.messages.create(**ask(model="huge"))
     assert unknown.value.type == "not_found_error"
     assert unknown.value.error_code == "model_not_found" and unknown.value.request_id
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
-        await sdk.messages.create(**ask(), extra_body={"temperature": 2})
+        await anthropic_sdk.messages.create(**ask(), extra_body={"temperature": 2})
     neuron.script = too_long
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 2048") as full:
-        await sdk.messages.create(**ask())
+        await anthropic_sdk.messages.create(**ask())
     assert full.value.error_code == "context_length_exceeded"
     with pytest.raises(anthropic.BadRequestError):
-        await sdk.messages.create(**ask(), stream=True)
+        await anthropic_sdk.messages.create(**ask(), stream=True)
 
 
 async def test_the_sdk_raises_on_an_error_within_a_stream(
-    sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
+    anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron
 ) -> None:
     async def breaks(submit: Submit) -> AsyncIterator[list[Event]]:
         yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
@@ -202,26 +196,10 @@ async def test_the_sdk_raises_on_an_error_within_a_stream(
         yield [Failed(request_id=submit.request_id, failure=failure)]
 
     neuron.script = breaks
-    stream = await sdk.messages.create(**ask(), stream=True)
+    stream = await anthropic_sdk.messages.create(**ask(), stream=True)
     with pytest.raises(anthropic.APIStatusError, match="The engine died") as broken:
         _ = [event async for event in stream]
     assert broken.value.type == "overloaded_error"
-
-
-async def test_the_sdk_lists_models_in_pages(
-    sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron, catalogue: FakeCatalogue
-) -> None:
-    neuron.capabilities = ["chat", "tool_call", "reasoning"]
-    await neuron.beat()
-    listed = [model async for model in sdk.models.list(limit=1)]
-    assert [model.id for model in listed] == ["tiny", "gpt-4o"]
-    assert listed[1].display_name == "gpt-4o (tiny)"
-    capabilities = listed[0].capabilities
-    assert capabilities and capabilities.thinking.supported
-    assert not capabilities.structured_outputs.supported
-    assert (await sdk.models.retrieve("gpt-4o")).id == "tiny"
-    with pytest.raises(anthropic.NotFoundError):
-        await sdk.models.retrieve("huge")
 
 
 def frames_of(exchange: Exchange) -> list[tuple[str, Any]]:
@@ -340,50 +318,10 @@ async def test_a_body_over_the_limit(client: AsgiClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "ids", "has_more"),
-    [
-        ("", ["tiny", "gpt-4o"], False),
-        ("limit=1", ["tiny"], True),
-        ("limit=1&after_id=tiny", ["gpt-4o"], False),
-        ("after_id=gpt-4o", [], False),
-        ("before_id=gpt-4o", ["tiny"], False),
-        ("limit=1000&beta=true", ["tiny", "gpt-4o"], False),
-    ],
-)
-async def test_pages_of_models(
-    client: AsgiClient, neuron: FakeNeuron, query: str, ids: list[str], has_more: bool
-) -> None:
-    answer = await client.get("/v1/models", query=query, headers={"anthropic-version": "x"})
-    assert [model["id"] for model in answer.json["data"]] == ids
-    assert answer.json["has_more"] is has_more
-    assert answer.json["first_id"] == (ids[0] if ids else None)
-
-
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "after_id=huge"])
-async def test_pages_that_are_not_there(client: AsgiClient, neuron: FakeNeuron, query: str) -> None:
-    answer = await client.get("/v1/models", query=query, headers={"anthropic-version": "x"})
-    assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
-    assert answer.json["type"] == "error"
-
-
-async def test_what_is_said_of_a_model(client: AsgiClient, neuron: FakeNeuron) -> None:
-    neuron.capabilities = ["chat", "tool_call"]
-    await neuron.beat()
-    (model,) = (await client.get("/v1/models")).json["data"]
-    assert model["capabilities"] == ["chat", "tool_call"]
-    assert (model["tool_call"], model["reasoning"], model["cost"]) == (True, False, None)
-    neuron.status = None
-    await neuron.beat()
-    await asyncio.sleep(0.3)
-    (model,) = (await client.get("/v1/models")).json["data"]
-    assert (model["capabilities"], model["tool_call"], model["loaded"]) == (None, None, False)
-
-
-@pytest.mark.parametrize(
     ("agent", "advice"),
     [
         ("claude-cli/2.1.76 (external, cli)", "CLAUDE_CODE_MAX_CONTEXT_TOKENS"),
-        ("opencode/1.2 ai-sdk/provider-utils/4.0 runtime/bun", "opencode.json"),
+        ("opencode/1.2 ai-anthropic_sdk/provider-utils/4.0 runtime/bun", "opencode.json"),
         ("Anthropic/Python 2.11.0", None),
     ],
 )
