@@ -8,6 +8,7 @@ from inference.loading.devices import choose_dtype
 from inference.loading.errors import BadSourceError
 from inference.models.errors import UnsupportedKVError
 from inference.models.kv_format import KVFormat, choose_kv_format
+from inference.models.native.build import automatic_kv_format
 from inference.models.paged_kv import FORMAT_OF
 from inference.protocol.load import LoadSpec
 
@@ -22,9 +23,9 @@ def foreseen_kv_format(spec: LoadSpec, device: torch.device, is_native: bool) ->
     try:
         return choose_kv_format(
             wanted_kv_format(spec),
+            automatic_kv_format() if is_native else FORMAT_OF[choose_dtype(spec, device)],
             device_type=device.type,
             is_native=is_native,
-            computes_in=FORMAT_OF[choose_dtype(spec, device)],
         )
     except UnsupportedKVError as error:
         raise BadSourceError(str(error)) from None

@@ -2,8 +2,8 @@
 gets that was asked for one or for none. Imports no torch: placement and preflight count with it.
 
     fp32, bf16, fp16    the numbers themselves
-    int8, fp8           a byte each, and a float32 scale for every group of features of a token's
-                        key, and of its value, in a head
+    int8, fp8           a byte each, and four bytes of scales for every group of features of a
+                        token's key, and of its value, in a head
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ ELEMENT_BYTES: dict[KVFormat, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1
 SCALED_FORMATS: frozenset[KVFormat] = frozenset({"int8", "fp8"})
 SCALE_BYTES = 4
 GROUP_FEATURES = 64
-"""That share a scale: a head's features in runs of so many, the last run what is left."""
+"""That share four bytes of scales: a head's features in runs of so many, the last what is left."""
 
-NATIVE_FORMATS: tuple[KVFormat, ...] = ("bf16", "fp32")
-"""Of the native decoder; the first is its own choice."""
+NATIVE_FORMATS: tuple[KVFormat, ...] = ("fp32", "bf16", "int8")
+"""Of the native decoder, whose own choice is ``native.build.automatic_kv_format``."""
 TORCH_FORMATS: dict[str, tuple[KVFormat, ...]] = {
     "cpu": ("fp32", "bf16", "fp16", "int8", "fp8"),
     "cuda": ("fp32", "bf16", "fp16", "int8", "fp8"),
@@ -42,13 +42,13 @@ def kv_bytes_per_block(config: ModelConfig, block_tokens: int, kv_format: KVForm
 
 
 def choose_kv_format(
-    wanted: KVFormat | None, *, device_type: str, is_native: bool, computes_in: KVFormat
+    wanted: KVFormat | None, automatic: KVFormat, *, device_type: str, is_native: bool
 ) -> KVFormat:
-    """``wanted``, or where that is ``None`` what suits the path; ``computes_in``: its activations.
+    """``wanted``, or where that is ``None`` what suits the path, ``automatic``.
     Raises ``UnsupportedKVError``, naming what can be had."""
     formats = NATIVE_FORMATS if is_native else TORCH_FORMATS[device_type]
     if wanted is None:
-        return formats[0] if is_native else computes_in
+        return automatic
     if wanted not in formats:
         path = "the native decoder" if is_native else "torch operators"
         raise UnsupportedKVError(

@@ -14,7 +14,11 @@ from inference.models.cuda.setup import accelerate
 from inference.models.errors import UnknownArchitectureError
 from inference.models.kv_format import KVFormat, choose_kv_format
 from inference.models.llama import LlamaModel
-from inference.models.native.build import NativeUnavailableError, load_library
+from inference.models.native.build import (
+    NativeUnavailableError,
+    automatic_kv_format,
+    load_library,
+)
 from inference.models.native.decoder import unsupported_reason
 from inference.models.native.llama import NativeLlama
 from inference.models.paged_kv import FORMAT_OF
@@ -118,7 +122,7 @@ def build_fastest_model(
 def _kv_format(wanted: KVFormat | None, weights: WeightSource, is_native: bool) -> KVFormat:
     return choose_kv_format(
         wanted,
+        automatic_kv_format() if is_native else FORMAT_OF[weights.activation_dtype],
         device_type=weights.device.type,
         is_native=is_native,
-        computes_in=FORMAT_OF[weights.activation_dtype],
     )

@@ -10,12 +10,16 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from inference.models.kv_format import KVFormat
+
 SOURCE_DIR = Path(__file__).resolve().parent
 SOURCES = (
     "decoder.cpp",
     "activations.h",
     "attention.h",
+    "element_attention.h",
     "formats.h",
+    "int8_attention.h",
     "linear.h",
     "simd.h",
     "thread_team.h",
@@ -35,6 +39,11 @@ COMPILE_TIMEOUT_S = 300
 
 class NativeUnavailableError(Exception):
     """The native decoder cannot run here; the message says why, for the load report."""
+
+
+def automatic_kv_format() -> KVFormat:
+    """What keys and values are kept as where nobody says: bytes where this CPU multiplies them."""
+    return "int8" if b" avx512_vnni " in _cpu().replace(b"\n", b" ") + b" " else "bf16"
 
 
 def find_compiler() -> str | None:

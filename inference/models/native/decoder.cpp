@@ -10,7 +10,8 @@
 #include <memory>
 #include <vector>
 
-#include "attention.h"
+#include "element_attention.h"
+#include "int8_attention.h"
 #include "linear.h"
 #include "simd.h"
 #include "thread_team.h"
@@ -18,6 +19,8 @@
 namespace helexa {
 
 extern "C" {
+
+enum KVFormat : int32_t { kKVFloat = 0, kKVBfloat16 = 1, kKVInt8 = 2 };
 
 struct Layer {
   Projection qkv, output, gate_up, down;
@@ -30,7 +33,7 @@ struct Layer {
 struct Model {
   int32_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
   int32_t window;   // 0: none
-  int32_t kv_bf16;  // 0: float
+  int32_t kv_format;  // a KVFormat
   float rms_norm_eps;
   const Layer* layers;
   const float* final_norm;
@@ -49,8 +52,8 @@ struct Batch {
   const int64_t* sequences;    // (num_rows,) row of block_tables
   const int64_t* block_tables; // (num_sequences, table_stride)
   const int64_t* logit_rows;   // (num_logit_rows,) rows whose next token is wanted
-  void* keys;                  // (num_layers, num_blocks, num_kv_heads, head_dim * kBlockTokens)
-  void* values;                // the same; the order within is attention.h's
+  uint8_t* keys;               // (num_layers, num_blocks, num_kv_heads, the format's region_bytes)
+  uint8_t* values;             // the same
   int64_t num_blocks;
   float* logits;               // (num_logit_rows, vocab_size)
 };
@@ -112,8 +115,9 @@ class Decoder {
     buffers_.reserve(m_, batch.num_rows);
     cut_into_tiles(batch);
     team_.run([&](int member) {
-      if (m_.kv_bf16) forward_member<uint16_t>(batch, member);
-      else forward_member<float>(batch, member);
+      if (m_.kv_format == kKVInt8) forward_member<Int8KV>(batch, member);
+      else if (m_.kv_format == kKVBfloat16) forward_member<ElementKV<uint16_t>>(batch, member);
+      else forward_member<ElementKV<float>>(batch, member);
     });
   }
 
@@ -148,9 +152,10 @@ class Decoder {
   template <typename KV>
   void attention_layer(const Batch& batch, int index, int member) {
     const Layer& layer = layers_[index];
-    const int64_t cache_size = batch.num_blocks * kv_width() * kBlockTokens;
-    KV* keys = static_cast<KV*>(batch.keys) + index * cache_size;
-    KV* values = static_cast<KV*>(batch.values) + index * cache_size;
+    const int64_t cache_bytes =
+        batch.num_blocks * m_.num_kv_heads * KV::region_bytes(m_.head_dim);
+    uint8_t* keys = batch.keys + index * cache_bytes;
+    uint8_t* values = batch.values + index * cache_bytes;
 
     normalize(batch.num_rows, layer.attention_norm, layer.qkv, member);
     team_.barrier();
@@ -159,11 +164,11 @@ class Decoder {
     team_.barrier();
     const Share rows = share(batch.num_rows, member);
     for (int row = rows.begin; row < rows.end; row++)
-      rotate_and_cache(batch, layer, row, keys, values);
+      rotate_and_cache<KV>(batch, layer, row, keys, values);
     team_.barrier();
     const int num_tasks = int(tiles_.size()) * m_.num_kv_heads;
     for (int task; (task = next_task_.fetch_add(1)) < num_tasks;)
-      attend(batch, tiles_[task / m_.num_kv_heads], task % m_.num_kv_heads, keys, values, member);
+      attend<KV>(batch, tiles_[task / m_.num_kv_heads], task % m_.num_kv_heads, keys, values, member);
     team_.barrier();
     quantize(batch.num_rows, query_width(), layer.output, member);
     project(layer.output, batch.num_rows, buffers_.hidden.data(), m_.hidden_size, true, member);
@@ -275,7 +280,8 @@ class Decoder {
   }
 
   template <typename KV>
-  void rotate_and_cache(const Batch& batch, const Layer& layer, int row, KV* keys, KV* values) {
+  void rotate_and_cache(const Batch& batch, const Layer& layer, int row, uint8_t* keys,
+                        uint8_t* values) {
     const int position = int(batch.positions[row]);
     float* query = buffers_.qkv.data() + int64_t(row) * qkv_width();
     for (int h = 0; h < m_.num_heads; h++)
@@ -286,11 +292,8 @@ class Decoder {
       float* key = query + query_width() + h * m_.head_dim;
       const float* value = key + kv_width();
       rotate(layer.key_norm, position, key);
-      const int64_t at = (block * m_.num_kv_heads + h) * m_.head_dim * kBlockTokens;
-      for (int d = 0; d < m_.head_dim; d++) {
-        store_element(keys + at + key_index<KV>(d, offset), key[d]);
-        store_element(values + at + value_index<KV>(offset, d, m_.head_dim), value[d]);
-      }
+      const int64_t at = (block * m_.num_kv_heads + h) * KV::region_bytes(m_.head_dim);
+      KV::write(keys + at, values + at, offset, key, value, m_.head_dim);
     }
   }
 
@@ -300,24 +303,25 @@ class Decoder {
   }
 
   template <typename KV>
-  void attend(const Batch& batch, RowTile rows, int kv_head, const KV* keys, const KV* values,
-              int member) {
+  void attend(const Batch& batch, RowTile rows, int kv_head, const uint8_t* keys,
+              const uint8_t* values, int member) {
     QueryTile& tile = *tiles_scratch_[member];
-    gather_queries(batch, rows, kv_head, tile);
+    gather_queries<KV>(batch, rows, kv_head, tile);
     const int first = int(batch.positions[rows.first_row]);
     const int last = int(batch.positions[rows.first_row + rows.count - 1]);
     const int oldest = m_.window > 0 ? std::max(0, first - m_.window + 1) : 0;
     for (int start = oldest / kBlockTokens * kBlockTokens; start <= last; start += kBlockTokens) {
       const int64_t block = block_of(batch, rows.first_row, start);
-      const int64_t at = (block * m_.num_kv_heads + kv_head) * m_.head_dim * kBlockTokens;
-      attend_block(tile, keys + at, values + at, start, m_.window, m_.head_dim);
+      const int64_t at = (block * m_.num_kv_heads + kv_head) * KV::region_bytes(m_.head_dim);
+      KV::attend_block(tile, keys + at, values + at, start, m_.window, m_.head_dim);
     }
     scatter_outputs(rows, kv_head, tile);
   }
 
+  template <typename KV>
   void gather_queries(const Batch& batch, RowTile rows, int kv_head, QueryTile& tile) const {
     const int group = m_.num_heads / m_.num_kv_heads;
-    const float scale = 1.0f / std::sqrt(float(m_.head_dim));
+    const float scale = kLog2E / std::sqrt(float(m_.head_dim));
     tile.count = rows.count * group;
     for (int q = 0; q < tile.count; q++) {
       const int row = rows.first_row + q / group;
@@ -327,7 +331,7 @@ class Decoder {
         tile.queries[q][d] = query[d] * scale;
         tile.outputs[q][d] = 0;
       }
-      if (m_.kv_bf16) pair_up(tile.queries[q], tile.query_pairs[q], m_.head_dim);
+      KV::prepare_query(tile, q, m_.head_dim);
       tile.positions[q] = int(batch.positions[row]);
       tile.maxima[q] = kNoScore;
       store(tile.totals[q], f32x16{});
@@ -379,6 +383,14 @@ void helexa_decoder_forward(void* decoder, const helexa::Batch* batch) {
 }
 
 void helexa_decoder_free(void* decoder) { delete static_cast<helexa::Decoder*>(decoder); }
+
+// Of the keys, or the values, of one (block, kv head).
+int64_t helexa_kv_region_bytes(int32_t kv_format, int32_t head_dim) {
+  if (kv_format == helexa::kKVInt8) return helexa::Int8KV::region_bytes(head_dim);
+  if (kv_format == helexa::kKVBfloat16)
+    return helexa::ElementKV<uint16_t>::region_bytes(head_dim);
+  return helexa::ElementKV<float>::region_bytes(head_dim);
+}
 
 int32_t helexa_block_tokens() { return helexa::kBlockTokens; }
 int32_t helexa_max_head_dim() { return helexa::kMaxHeadDim; }

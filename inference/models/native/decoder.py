@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from inference.models.config import ModelConfig
-from inference.models.kv_format import NATIVE_FORMATS, KVFormat
+from inference.models.kv_format import KVFormat
 from inference.models.native.packing import (
     LANES,
     SUPER_BLOCK_FORMATS,
@@ -24,6 +24,8 @@ from inference.models.stored import GROUP_FEATURES, SUPER_BLOCK_FEATURES
 
 MAX_PARTS = 3
 """``kMaxParts`` of linear.h."""
+KV_FORMATS: dict[KVFormat, int] = {"fp32": 0, "bf16": 1, "int8": 2}
+"""``KVFormat`` of decoder.cpp."""
 
 
 class _Linear(ctypes.Structure):
@@ -65,7 +67,7 @@ class _Model(ctypes.Structure):
         ("num_kv_heads", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
         ("window", ctypes.c_int32),
-        ("kv_bf16", ctypes.c_int32),
+        ("kv_format", ctypes.c_int32),
         ("rms_norm_eps", ctypes.c_float),
         ("layers", ctypes.POINTER(_Layer)),
         ("final_norm", ctypes.c_void_p),
@@ -142,8 +144,11 @@ class NativeDecoder:
         num_threads: int,
     ) -> None:
         """``cosines`` and ``sines`` float32 (max_positions, head_dim / 2)."""
-        assert kv_format in NATIVE_FORMATS
         self._library = _declare(library)
+        self.kv_region_bytes: int = library.helexa_kv_region_bytes(
+            KV_FORMATS[kv_format], config.head_dim
+        )
+        """Of the keys, or the values, of one block and KV head."""
         self.block_tokens: int = library.helexa_block_tokens()
         self._vocab_size = head.out_features
         self._alive: list[object] = [layers, final_norm, embedding, head, cosines, sines]
@@ -156,7 +161,7 @@ class NativeDecoder:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             window=config.sliding_window or 0,
-            kv_bf16=int(kv_format == "bf16"),
+            kv_format=KV_FORMATS[kv_format],
             rms_norm_eps=config.rms_norm_eps,
             layers=c_layers,
             final_norm=_pointer(final_norm, torch.float32),
@@ -183,8 +188,8 @@ class NativeDecoder:
 
         Indices are int64: ``token_ids``, ``positions`` and ``sequences`` (num_rows,), rows of a
         sequence consecutive and in order of position; ``block_tables`` (num_sequences, n);
-        ``logit_rows`` (num_logit_rows,). ``keys`` and ``values`` (num_layers, num_blocks,
-        num_kv_heads, head_dim * block_tokens), in attention.h's order, are written to.
+        ``logit_rows`` (num_logit_rows,). ``keys`` and ``values``: (num_layers, num_blocks,
+        num_kv_heads, ``kv_region_bytes``) bytes, contiguous; written to.
         """
         logits = torch.empty(logit_rows.shape[0], self._vocab_size)
         batch = _Batch(
@@ -227,6 +232,8 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.helexa_decoder_new.argtypes = [ctypes.c_void_p, ctypes.c_int32]
     library.helexa_decoder_forward.restype = None
     library.helexa_decoder_forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.helexa_kv_region_bytes.restype = ctypes.c_int64
+    library.helexa_kv_region_bytes.argtypes = [ctypes.c_int32, ctypes.c_int32]
     library.helexa_decoder_free.restype = None
     library.helexa_decoder_free.argtypes = [ctypes.c_void_p]
     return library

@@ -16,15 +16,15 @@ from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat
 from inference.models.native.decoder import NativeDecoder, NativeLayer, Projection
 from inference.models.native.packing import pack
-from inference.models.paged_kv import DTYPE_OF, untouched_zeros
+from inference.models.paged_kv import untouched_zeros
 from inference.models.rope import rope_table
 from inference.models.weights import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
 class NativeKV:
-    """``keys`` and ``values`` (num_layers, num_blocks, num_kv_heads, head_dim * block_tokens), in
-    the order that attention.h documents."""
+    """``keys`` and ``values`` (num_layers, num_blocks, num_kv_heads, bytes of a block and head), in
+    the order that element_attention.h and int8_attention.h document."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -64,12 +64,11 @@ class NativeLlama:
     def new_kv(self, num_blocks: int, block_tokens: int) -> NativeKV:
         """One block more than asked for: the last is scratch, where padding rows write."""
         assert block_tokens == self._decoder.block_tokens
-        config, dtype = self.config, DTYPE_OF[self.kv_format]
-        per_head = config.head_dim * block_tokens
-        shape = (config.num_layers, num_blocks + 1, config.num_kv_heads, per_head)
+        region_bytes = self._decoder.kv_region_bytes
+        shape = (self.config.num_layers, num_blocks + 1, self.config.num_kv_heads, region_bytes)
         return NativeKV(
-            keys=untouched_zeros(shape, dtype, self.device),
-            values=untouched_zeros(shape, dtype, self.device),
+            keys=untouched_zeros(shape, torch.uint8, self.device),
+            values=untouched_zeros(shape, torch.uint8, self.device),
             block_tokens=block_tokens,
             scratch_slot=num_blocks * block_tokens,
         )

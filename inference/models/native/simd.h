@@ -181,6 +181,32 @@ inline float max(f32x16 value) {
   return best;
 }
 
+// Under any float's exponent: what exp2 makes zero of.
+constexpr float kNoPower = -160.0f;
+
+// 2**x to about two ulps, and zero for a masked score; x under 128.
+inline f32x16 exp2(f32x16 x) {
+  x = vmax(splat(kNoPower), x);
+  const f32x16 whole = round_to_whole(x), r = x - whole;
+  f32x16 p = splat(1.5345809e-4f);
+  p = p * r + 1.3399931e-3f;
+  p = p * r + 9.6184889e-3f;
+  p = p * r + 5.5503287e-2f;
+  p = p * r + 2.4022646e-1f;
+  p = p * r + 6.9314720e-1f;
+  return times_power_of_two(p * r + 1.0f, whole);
+}
+
+// The same to 8e-5 (a minimax cubic): for weights that are rounded to eight bits next.
+inline f32x16 exp2_coarse(f32x16 x) {
+  x = vmax(splat(kNoPower), x);
+  const f32x16 whole = round_to_whole(x), r = x - whole;
+  f32x16 p = splat(5.5171644e-2f);
+  p = p * r + 2.4261112e-1f;
+  p = p * r + 6.9326099e-1f;
+  return times_power_of_two(p * r + 9.9992807e-1f, whole);
+}
+
 // e**x to about two ulps (range reduction by ln 2 and the Cephes polynomial, as expf uses); zero for
 // what is under the smallest float, so that exp(-infinity) is zero and a masked score weighs nothing.
 inline f32x16 exp(f32x16 x) {

@@ -1,0 +1,285 @@
+// Keys and values in 8 bits, multiplied as they are: four codes a lane and instruction.
+//
+// A token's key has a float16 scale for every 32 features, its value a float for every 64 (the last
+// group: what is left). Before that, keys are spread by a Hadamard transform, and so are the queries
+// that meet them: a product of two vectors does not change by it, and the one feature in which a
+// model's keys are ten times larger than in the others no longer decides what the others are
+// rounded to. For every (block, kv head), with as many bytes for either kind of scale:
+//
+//   keys      codes + 128 (head_dim / 4, kBlockTokens, 4), then scales (key groups, kBlockTokens)
+//   values    codes (kBlockTokens / 4, head_dim, 4), then scales (value groups, kBlockTokens)
+//
+// Queries have a scale for each group too. Weights have one for the block, after the values' scales
+// were multiplied into them: 255 is the block's own largest.
+#pragma once
+
+#include <algorithm>
+
+#include "attention.h"
+
+namespace helexa {
+
+constexpr int kValueGroup = 64;
+constexpr int kCodeOffset = 128;  // keys are the unsigned side of the product
+constexpr float kLargestCode = 127.0f;
+constexpr float kLargestWeightCode = 255.0f;
+constexpr float kSmallestWeight = 1e-30f;  // a block whose weights are all under it counts nothing
+
+// Sixteen dot products of four unsigned bytes with four signed ones.
+[[gnu::always_inline]] inline i32x16 add_byte_products(i32x16 total, i32x16 unsigned_bytes,
+                                                       i32x16 signed_bytes) {
+#if defined(__AVX512VNNI__)
+  return (i32x16)_mm512_dpbusd_epi32((__m512i)total, (__m512i)unsigned_bytes,
+                                     (__m512i)signed_bytes);
+#else
+  for (int i = 0; i < 4; i++)
+    total += ((unsigned_bytes >> (8 * i)) & 255) * ((signed_bytes << (24 - 8 * i)) >> 24);
+  return total;
+#endif
+}
+
+// The same four bytes in every lane.
+[[gnu::always_inline]] inline i32x16 repeat_bytes(const void* from) {
+  int32_t word;
+  std::memcpy(&word, from, sizeof word);
+  return i32x16{} + word;
+}
+
+inline int num_groups(int head_dim, int group) { return (head_dim + group - 1) / group; }
+
+// Of the group that begins at `feature`.
+inline int features_left(int head_dim, int group, int feature) {
+  return std::min(group, head_dim - feature);
+}
+
+// The lanes that differ by 2**Bit, added and subtracted.
+template <int Bit>
+inline f32x16 butterfly(f32x16 x) {
+  constexpr int d = 1 << Bit;
+  f32x16 other, sign;
+  for (int i = 0; i < kLanes; i++) {
+    other[i] = x[i ^ d];
+    sign[i] = i & d ? -1.0f : 1.0f;
+  }
+  return x * sign + other;
+}
+
+// What is transformed together: the largest power of two that divides the head, 16 at least.
+inline int spread_features(int head_dim) { return std::min(64, head_dim & -head_dim); }
+
+// A Hadamard transform of each such run, not normalised: a product of two grows by the run's length.
+inline void spread(float* values, int head_dim) {
+  for (int i = 0; i < head_dim; i += kLanes) {
+    const f32x16 x = load(values + i);
+    store(values + i, butterfly<3>(butterfly<2>(butterfly<1>(butterfly<0>(x)))));
+  }
+  const int run = spread_features(head_dim);
+  for (int half = kLanes; half < run; half *= 2)
+    for (int i = 0; i < head_dim; i += kLanes) {
+      if (i & half) continue;
+      const f32x16 a = load(values + i), b = load(values + i + half);
+      store(values + i, a + b);
+      store(values + i + half, a - b);
+    }
+}
+
+inline float largest_magnitude(const float* values, int features) {
+  f32x16 largest{};
+  for (int i = 0; i < features; i += kLanes) {
+    const f32x16 x = load(values + i);
+    largest = vmax(largest, vmax(x, -x));
+  }
+  return max(largest);
+}
+
+// Signed codes of values that a scale was chosen for.
+inline void quantize_bytes(const float* values, int features, float scale, int8_t* codes) {
+  const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
+  for (int i = 0; i < features; i += kLanes) {
+    const f32x16 x = load(values + i) * inverse;
+    const f32x16 code = vmin(splat(kLargestCode), vmax(splat(-kLargestCode), x));
+    store_bytes(codes + i, round_to_int(code));
+  }
+}
+
+template <int Queries>
+[[gnu::noinline]] void score_codes(QueryTile& tile, int first, const uint8_t* keys, int head_dim) {
+  const uint8_t* scales = keys + head_dim * kBlockTokens;
+  f32x16 scores[Queries][2];
+#pragma GCC unroll 8
+  for (int q = 0; q < Queries; q++) scores[q][0] = scores[q][1] = f32x16{};
+  for (int group = 0; group < num_groups(head_dim, kKeyGroup); group++) {
+    const int begin = group * kKeyGroup;
+    const int end = begin + features_left(head_dim, kKeyGroup, begin);
+    i32x16 near[Queries], far[Queries];
+#pragma GCC unroll 8
+    for (int q = 0; q < Queries; q++)
+      near[q] = far[q] = i32x16{} + tile.query_offsets[first + q][group];
+    for (int d = begin; d < end; d += 4) {
+      const i32x16 near_key = load_words(keys + d * kBlockTokens);
+      const i32x16 far_key = load_words(keys + d * kBlockTokens + 4 * kLanes);
+#pragma GCC unroll 8
+      for (int q = 0; q < Queries; q++) {
+        const i32x16 query = repeat_bytes(tile.query_codes[first + q] + d);
+        near[q] = add_byte_products(near[q], near_key, query);
+        far[q] = add_byte_products(far[q], far_key, query);
+      }
+    }
+    const f32x16 near_scale = load_f16(scales), far_scale = load_f16(scales + 2 * kLanes);
+    scales += 2 * kBlockTokens;
+#pragma GCC unroll 8
+    for (int q = 0; q < Queries; q++) {
+      const float scale = tile.query_scales[first + q][group];
+      scores[q][0] += to_float(near[q]) * (near_scale * scale);
+      scores[q][1] += to_float(far[q]) * (far_scale * scale);
+    }
+  }
+#pragma GCC unroll 8
+  for (int q = 0; q < Queries; q++) {
+    store(tile.scores[first + q], scores[q][0]);
+    store(tile.scores[first + q] + kLanes, scores[q][1]);
+  }
+}
+
+// Weights times the values' scales, as codes.
+[[gnu::always_inline]] inline void quantize_weights(QueryTile& tile, int q, const f32x16* weights,
+                                                    const float* scales) {
+  const f32x16 left = weights[0] * load(scales), right = weights[1] * load(scales + kLanes);
+  const float largest = max(vmax(left, right));
+  const float inverse = largest > kSmallestWeight ? kLargestWeightCode / largest : 0.0f;
+  int8_t* codes = reinterpret_cast<int8_t*>(tile.weight_codes[q]);
+  store_bytes(codes, round_to_int(left * inverse));
+  store_bytes(codes + kLanes, round_to_int(right * inverse));
+  tile.weight_scales[q] = largest * (1.0f / kLargestWeightCode);
+}
+
+// Adds `Vectors` times sixteen features, from `d` on, of the weighted values.
+template <int Queries, int Vectors>
+[[gnu::noinline]] void gather_codes(QueryTile& tile, int first, const uint8_t* values, int d,
+                                    int head_dim) {
+  i32x16 totals[Queries][Vectors];
+#pragma GCC unroll 8
+  for (int q = 0; q < Queries; q++)
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; v++) totals[q][v] = i32x16{};
+  for (int token = 0; token < kBlockTokens; token += 4) {
+    const uint8_t* from = values + token * head_dim + 4 * d;
+    i32x16 codes[Vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; v++) codes[v] = load_words(from + 4 * kLanes * v);
+#pragma GCC unroll 8
+    for (int q = 0; q < Queries; q++) {
+      const i32x16 weights = repeat_bytes(tile.weight_codes[first + q] + token);
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; v++)
+        totals[q][v] = add_byte_products(totals[q][v], weights, codes[v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int q = 0; q < Queries; q++) {
+    float* outputs = tile.outputs[first + q] + d;
+    const float scale = tile.weight_scales[first + q];
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; v++) {
+      float* to = outputs + kLanes * v;
+      store(to, load(to) + to_float(totals[q][v]) * scale);
+    }
+  }
+}
+
+struct Int8KV {
+  static int64_t region_bytes(int head_dim) {
+    const int scale_bytes = num_groups(head_dim, kValueGroup) * int(sizeof(float));
+    return int64_t(head_dim + scale_bytes) * kBlockTokens;
+  }
+
+  // Spreads `key` on the way.
+  static void write(uint8_t* keys, uint8_t* values, int token, float* key, const float* value,
+                    int head_dim) {
+    spread(key, head_dim);
+    write_key(keys, token, key, head_dim);
+    write_value(values, token, value, head_dim);
+  }
+
+  static void prepare_query(QueryTile& tile, int q, int head_dim) {
+    float* query = tile.queries[q];
+    spread(query, head_dim);
+    for (int begin = 0; begin < head_dim; begin += kKeyGroup) {
+      const int group = begin / kKeyGroup;
+      const int features = features_left(head_dim, kKeyGroup, begin);
+      int8_t* codes = tile.query_codes[q] + begin;
+      const float scale = largest_magnitude(query + begin, features) / kLargestCode;
+      quantize_bytes(query + begin, features, scale, codes);
+      tile.query_scales[q][group] = scale / float(spread_features(head_dim));
+      int32_t total = 0;
+      for (int i = 0; i < features; i++) total += codes[i];
+      tile.query_offsets[q][group] = -kCodeOffset * total;
+    }
+  }
+
+  static void attend_block(QueryTile& tile, const uint8_t* keys, const uint8_t* values,
+                           int block_start, int window, int head_dim) {
+    in_stripes(tile.count,
+               [&]<int Queries>(int q) { score_codes<Queries>(tile, q, keys, head_dim); });
+    for (int q = 0; q < tile.count; q++) {
+      f32x16 weights[2];
+      softmax_step<true>(tile, q, block_start, window, head_dim, weights);
+      store(tile.scores[q], weights[0]);
+      store(tile.scores[q] + kLanes, weights[1]);
+    }
+    for (int begin = 0; begin < head_dim; begin += kValueGroup)
+      gather_group(tile, values, begin, head_dim);
+  }
+
+ private:
+  static void write_key(uint8_t* keys, int token, const float* key, int head_dim) {
+    uint8_t* scales = keys + head_dim * kBlockTokens;
+    for (int begin = 0; begin < head_dim; begin += kKeyGroup, scales += 2 * kBlockTokens) {
+      const int features = features_left(head_dim, kKeyGroup, begin);
+      const _Float16 scale = _Float16(largest_magnitude(key + begin, features) / kLargestCode);
+      std::memcpy(scales + 2 * token, &scale, sizeof scale);
+      int8_t codes[kKeyGroup];
+      quantize_bytes(key + begin, features, float(scale), codes);
+      for (int i = 0; i < features; i++)
+        keys[((begin + i) / 4 * kBlockTokens + token) * 4 + i % 4] = uint8_t(codes[i] + kCodeOffset);
+    }
+  }
+
+  static void write_value(uint8_t* values, int token, const float* value, int head_dim) {
+    for (int begin = 0; begin < head_dim; begin += kValueGroup) {
+      const int features = features_left(head_dim, kValueGroup, begin);
+      const float scale = largest_magnitude(value + begin, features) / kLargestCode;
+      std::memcpy(values + value_scales(begin, head_dim) + token * sizeof scale, &scale,
+                  sizeof scale);
+      int8_t codes[kValueGroup];
+      quantize_bytes(value + begin, features, scale, codes);
+      for (int i = 0; i < features; i++)
+        values[(token / 4 * head_dim + begin + i) * 4 + token % 4] = uint8_t(codes[i]);
+    }
+  }
+
+  // Where the scales lie of the values' features from `begin` on, a token each.
+  static int64_t value_scales(int begin, int head_dim) {
+    return int64_t(head_dim) * kBlockTokens +
+           begin / kValueGroup * kBlockTokens * int64_t(sizeof(float));
+  }
+
+  static void gather_group(QueryTile& tile, const uint8_t* values, int begin, int head_dim) {
+    const float* scales = reinterpret_cast<const float*>(values + value_scales(begin, head_dim));
+    for (int q = 0; q < tile.count; q++) {
+      const f32x16 weights[2] = {load(tile.scores[q]), load(tile.scores[q] + kLanes)};
+      quantize_weights(tile, q, weights, scales);
+    }
+    const int features = features_left(head_dim, kValueGroup, begin);
+    in_stripes(tile.count, [&]<int Queries>(int q) {
+      if (features == kValueGroup) {
+        gather_codes<Queries, kValueGroup / kLanes>(tile, q, values, begin, head_dim);
+        return;
+      }
+      for (int d = begin; d < begin + features; d += kLanes)
+        gather_codes<Queries, 1>(tile, q, values, d, head_dim);
+    });
+  }
+};
+
+}  // namespace helexa

@@ -1,0 +1,177 @@
+"""The native decoder's formats of keys and values: what they cost, and what they never change."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.config import ModelConfig
+from inference.models.dense import DenseWeights
+from inference.models.kv_format import NATIVE_FORMATS, KVFormat, kv_bytes_per_block
+from inference.models.native.build import NativeUnavailableError, load_library
+from inference.models.native.llama import NativeLlama
+
+CONFIG = ModelConfig(
+    architecture="qwen2",
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=64,
+    num_layers=2,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=64,
+    max_positions=256,
+    rms_norm_eps=1e-5,
+    rope_theta=10_000.0,
+    tie_embeddings=True,
+    qkv_bias=True,
+)
+BLOCK_TOKENS = 32
+NUM_TOKENS = 75
+LEAST_COSINE: dict[KVFormat, float] = {"fp32": 1 - 1e-6, "bf16": 0.9998, "int8": 0.998}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    try:
+        return load_library(tmp_path_factory.mktemp("native"))
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+
+
+def weights(config: ModelConfig, key_outlier: float = 0.0) -> DenseWeights:
+    """``key_outlier``: the bias of every eighth feature of a key, others' being 0."""
+    generator = torch.Generator().manual_seed(5)
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
+    tensors = {"model.embed_tokens.weight": torch.randn(64, hidden, generator=generator)}
+    tensors["model.norm.weight"] = torch.ones(hidden)
+
+    def matrix(out_features: int, in_features: int) -> torch.Tensor:
+        values = torch.randn(out_features, in_features, generator=generator)
+        return values * 1.5 / in_features**0.5
+
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}"
+        for name, num_heads in heads.items():
+            width = num_heads * config.head_dim
+            tensors[f"{prefix}.self_attn.{name}_proj.weight"] = matrix(width, hidden)
+            tensors[f"{prefix}.self_attn.{name}_proj.bias"] = torch.zeros(width)
+        tensors[f"{prefix}.self_attn.k_proj.bias"][::8] = key_outlier
+        output = matrix(hidden, config.num_heads * config.head_dim)
+        tensors[f"{prefix}.self_attn.o_proj.weight"] = output
+        tensors[f"{prefix}.mlp.gate_proj.weight"] = matrix(inner, hidden)
+        tensors[f"{prefix}.mlp.up_proj.weight"] = matrix(inner, hidden)
+        tensors[f"{prefix}.mlp.down_proj.weight"] = matrix(hidden, inner)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{prefix}.{norm}.weight"] = torch.ones(hidden)
+    return DenseWeights(tensors, torch.float32, torch.device("cpu"))
+
+
+def build(
+    library: ctypes.CDLL, kv_format: KVFormat, head_dim: int = 64, **changes: Any
+) -> NativeLlama:
+    key_outlier = changes.pop("key_outlier", 0.0)
+    config = replace(CONFIG, head_dim=head_dim, **changes)
+    return NativeLlama(library, config, weights(config, key_outlier), 256, kv_format)
+
+
+def span_batch(spans: list[tuple[int, int, list[int]]]) -> PrefillBatch:
+    """(start, end, blocks) of sequences whose token ids follow from their positions."""
+    positions = torch.cat([torch.arange(start, end) for start, end, _ in spans])
+    first_rows = torch.tensor([0] + [end - start for start, end, _ in spans]).cumsum(0).tolist()
+    return PrefillBatch(
+        token_ids=(positions * 7 + 3) % 64,
+        positions=positions,
+        slots=positions,
+        spans=tuple(
+            PrefillSpan(first, first + end - start, start, end, torch.tensor(blocks))
+            for first, (start, end, blocks) in zip(first_rows, spans, strict=False)
+        ),
+        logit_rows=torch.arange(len(positions)),
+    )
+
+
+def whole(model: NativeLlama) -> torch.Tensor:
+    kv = model.new_kv(3, BLOCK_TOKENS)
+    return model.prefill(span_batch([(0, NUM_TOKENS, [0, 1, 2])]), kv)
+
+
+def cosines(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cosine_similarity(actual, expected, dim=-1)
+
+
+@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 112, 128])
+def test_memory_is_what_placement_counts(
+    library: ctypes.CDLL, kv_format: KVFormat, head_dim: int
+) -> None:
+    model = build(library, kv_format, head_dim)
+    kv = model.new_kv(3, BLOCK_TOKENS)
+    num_bytes = kv.keys.nbytes + kv.values.nbytes
+    assert num_bytes == 4 * kv_bytes_per_block(model.config, BLOCK_TOKENS, kv_format)
+
+
+@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 128])
+def test_rounding_costs_little(library: ctypes.CDLL, kv_format: KVFormat, head_dim: int) -> None:
+    exact = whole(build(library, "fp32", head_dim))
+    found = cosines(whole(build(library, kv_format, head_dim)), exact)
+    assert found.min() > LEAST_COSINE[kv_format]
+
+
+def test_features_that_stand_out_cost_the_other_features_little(library: ctypes.CDLL) -> None:
+    """As the biases of Qwen2's keys do: eight of 64 features ten times as large as the rest."""
+    exact = whole(build(library, "fp32", key_outlier=10.0))
+    found = cosines(whole(build(library, "int8", key_outlier=10.0)), exact)
+    assert found.mean() > 0.999 and found.min() > 0.99
+
+
+@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
+@pytest.mark.parametrize("window", [None, 40])
+def test_chunks_and_batch_mates_change_no_bit(
+    library: ctypes.CDLL, kv_format: KVFormat, window: int | None
+) -> None:
+    model = build(library, kv_format, sliding_window=window)
+    alone = whole(model)
+    kv = model.new_kv(6, BLOCK_TOKENS)
+    other = [(0, 20, [5])]
+    first = model.prefill(span_batch([*other, (0, 41, [2, 0])]), kv)
+    second = model.prefill(span_batch([(41, 74, [2, 0, 3])]), kv)
+    last = model.decode(
+        DecodeBatch(
+            token_ids=torch.tensor([1, (74 * 7 + 3) % 64]),
+            positions=torch.tensor([20, 74]),
+            slots=torch.zeros(2, dtype=torch.int64),
+            block_ids=torch.tensor([[5, 5, 5], [2, 0, 3]]),
+        ),
+        kv,
+    )
+    assert torch.equal(torch.cat((first[20:], second, last[1:])), alone)
+
+
+@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
+def test_what_a_block_held_before_weighs_nothing(library: ctypes.CDLL, kv_format: KVFormat) -> None:
+    model = build(library, kv_format)
+    fresh, used = model.new_kv(1, BLOCK_TOKENS), model.new_kv(1, BLOCK_TOKENS)
+    model.prefill(span_batch([(0, 32, [0])]), used)
+    short = span_batch([(0, 5, [0])])
+    assert torch.equal(model.prefill(short, used), model.prefill(short, fresh))
+
+
+def test_a_token_leaves_the_others_codes_alone(library: ctypes.CDLL) -> None:
+    model = build(library, "int8")
+    kv = model.new_kv(1, BLOCK_TOKENS)
+    model.prefill(span_batch([(0, 9, [0])]), kv)
+    before = kv.keys.clone()
+    model.prefill(span_batch([(9, 10, [0])]), kv)
+    changed = (kv.keys != before).view(*kv.keys.shape[:3], -1)
+    codes, scales = changed.split([64 * BLOCK_TOKENS, 4 * BLOCK_TOKENS], dim=-1)
+    by_token = codes.view(-1, 16, BLOCK_TOKENS, 4).any(-1).any(0).any(0)
+    scales_by_token = scales.reshape(-1, 2, BLOCK_TOKENS, 2).any(-1).any(0).any(0)
+    assert by_token.nonzero().tolist() == scales_by_token.nonzero().tolist() == [[9]]
