@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import redis
 from kombu.exceptions import OperationalError
 
-from fleet import neuron_client, selectors
+from fleet import live, neuron_client, selectors
+from inference.protocol import keys
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
     DeviceInfo,
@@ -17,6 +19,7 @@ from inference.protocol.heartbeat import (
     NeuronHeartbeat,
     ReplicaState,
     ReplicaStatus,
+    encode_heartbeat,
 )
 from inference.protocol.load import LoadReport
 
@@ -128,6 +131,22 @@ class SentTasks:
 @pytest.fixture
 def build() -> Build:
     return Build()
+
+
+@pytest.fixture
+def publish(
+    redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., NeuronHeartbeat]:
+    """The neuron speaks: its heartbeat, with those changes, is in Redis."""
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+
+    def publish(*args: Any, **changes: Any) -> NeuronHeartbeat:
+        beat = heartbeat(*args, **changes)
+        redis_db.zadd(keys.NEURONS, {beat.name: beat.time_unix_s})
+        redis_db.set(keys.heartbeat_key(beat.name), encode_heartbeat(beat))
+        return beat
+
+    return publish
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from django.urls import reverse
 from fleet import live, selectors, services
 from fleet.lifecycles import LoadJobStatus
 from fleet.models import Alias, CatalogueModel, Device, LoadJob, Neuron, Replica
-from inference.protocol import keys
-from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus, encode_heartbeat
+from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,14 +33,11 @@ def model() -> CatalogueModel:
 
 
 @pytest.fixture
-def beat(redis_db, monkeypatch, build):
+def beat(publish):
     """The neuron speaks: into Redis, and recorded."""
-    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
 
     def beat(**changes) -> NeuronHeartbeat:
-        heartbeat = build.heartbeat(**changes)
-        redis_db.zadd(keys.NEURONS, {heartbeat.name: heartbeat.time_unix_s})
-        redis_db.set(keys.heartbeat_key(heartbeat.name), encode_heartbeat(heartbeat))
+        heartbeat = publish(**changes)
         services.heartbeat_record(heartbeat=heartbeat)
         return heartbeat
 

@@ -10,21 +10,9 @@ from fleet.lifecycles import LoadJobStatus, NeuronStatus
 from fleet.models import LoadJob, Neuron
 from helexa_site.celery import app
 from inference.protocol import keys
-from inference.protocol.heartbeat import ReplicaStatus, encode_heartbeat
+from inference.protocol.heartbeat import ReplicaStatus
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def publish(redis_db, monkeypatch, build):
-    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-
-    def publish(**changes) -> None:
-        beat = build.heartbeat(**changes)
-        redis_db.zadd(keys.NEURONS, {beat.name: beat.time_unix_s})
-        redis_db.set(keys.heartbeat_key(beat.name), encode_heartbeat(beat))
-
-    return publish
 
 
 def test_a_pinned_model_from_first_heartbeat_to_loaded(publish, build, sent) -> None:

@@ -15,7 +15,7 @@ from inference.protocol.sampling import Grammar
 from inference.text.bare_calls import bare_call_part
 from inference.text.compiling import calls_part, json_part, problem_of
 from inference.text.grammars import Thinking, answer_grammar
-from inference.text.reasoning import ReasoningMarkers, find_markers
+from inference.text.reasoning import ReasoningMarkers
 from inference.text.tokenizer import Tokenizer
 from tests.inference.text.marked_calls import MarkedCalls
 
@@ -31,18 +31,6 @@ ROME = '{"city": "Rome"}'
 CALL = '<call>f {"a": 1}</call>'
 
 Accepts = Callable[[Grammar, str], bool]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(thinking_dir: Path) -> Tokenizer:
-    return Tokenizer.load(thinking_dir)
-
-
-@pytest.fixture(scope="module")
-def markers(tokenizer: Tokenizer) -> ReasoningMarkers:
-    found = find_markers(tokenizer, None)
-    assert found is not None
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -25,18 +25,6 @@ def _with_tokens(directory: Path, *, special: bool, tokens: list[str]) -> Tokeni
     return Tokenizer(backend.to_str(), {})
 
 
-@pytest.fixture(scope="module")
-def tokenizer(thinking_dir: Path) -> Tokenizer:
-    return Tokenizer.load(thinking_dir)
-
-
-@pytest.fixture(scope="module")
-def markers(tokenizer: Tokenizer) -> ReasoningMarkers:
-    found = find_markers(tokenizer, None)
-    assert found is not None
-    return found
-
-
 @pytest.mark.parametrize("pair", MARKER_PAIRS)
 @pytest.mark.parametrize("special", [True, False])
 def test_every_known_pair_is_found(
