@@ -11,11 +11,12 @@ from typing import Literal, get_args
 
 from fleet.errors import CatalogueValueError
 from fleet.measurements import DeviceKind, MeasuredLoad, measured_for
-from inference.protocol.load import LoadSpec, Quantization
+from inference.protocol.load import KVDtype, LoadSpec, Quantization
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
 
 DEFAULT_MAX_PREFILL_S = 300
 """Half of the 600 s after which the OpenAI and Anthropic SDKs give up on an answer: a prompt that
@@ -53,6 +54,7 @@ class CatalogueEntry:
     sha256: str | None = None
     dtype: Dtype = "auto"
     quantization: Quantization = "auto"
+    kv_dtype: KVDtype = "auto"
     max_context_tokens: int | None = None
     max_output_tokens: int | None = None
     max_prefill_s: int | None = None
@@ -87,6 +89,7 @@ class CatalogueEntry:
             sha256=self.sha256,
             dtype=self.dtype,
             quantization=self.quantization,
+            kv_dtype=self.kv_dtype,
             max_context_tokens=self.max_context_tokens,
             max_output_tokens=self.max_output_tokens,
             max_prefill_s=self.max_prefill_s,
@@ -141,4 +144,10 @@ def to_quantization(word: str) -> Quantization:
         raise CatalogueValueError(
             "quantization", f"{word!r} is not one of {', '.join(QUANTIZATIONS)}"
         )
+    return word
+
+
+def to_kv_dtype(word: str) -> KVDtype:
+    if word not in KV_DTYPES:
+        raise CatalogueValueError("kv_dtype", f"{word!r} is not one of {', '.join(KV_DTYPES)}")
     return word

@@ -97,6 +97,7 @@ class CatalogueModelAdmin(UnfoldAdmin):
                     "max_context_tokens",
                     "max_output_tokens",
                     "max_prefill_s",
+                    "kv_dtype",
                     "kv_memory_bytes",
                 )
             },

@@ -115,8 +115,9 @@ def _memory_in_words(report: dict[str, Any]) -> str:
     actual_bytes, estimated_bytes = report.get("actual_bytes", 0), report.get("estimated_bytes", 0)
     if not actual_bytes:
         return ""
+    kv = f"{report.get('kv_dtype', '')} KV".strip()
     return (
-        f"{filesizeformat(actual_bytes)}, of them {filesizeformat(report['kv_bytes'])} KV; "
+        f"{filesizeformat(actual_bytes)}, of them {filesizeformat(report['kv_bytes'])} {kv}; "
         f"{filesizeformat(estimated_bytes)} were estimated "
         f"({estimated_bytes / actual_bytes - 1:+.1%}). The engine process itself takes "
         f"{filesizeformat(report.get('process_bytes', 0))} more"

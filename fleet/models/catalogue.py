@@ -8,9 +8,11 @@ from django.db import models
 from fleet.catalogue import (
     DEFAULT_MAX_PREFILL_S,
     DTYPES,
+    KV_DTYPES,
     QUANTIZATIONS,
     CatalogueEntry,
     to_dtype,
+    to_kv_dtype,
     to_quantization,
 )
 
@@ -57,6 +59,14 @@ class CatalogueModel(models.Model):
         help_text="auto: weights stay as their file holds them. none: the same, and quantised "
         "files are refused. q4, q8, fp8: dense weights are quantised while they load (fp8 on CUDA "
         "devices that multiply it).",
+    )
+    kv_dtype = models.CharField(
+        max_length=8,
+        default="auto",
+        choices=[(word, word) for word in KV_DTYPES],
+        verbose_name="KV dtype",
+        help_text="What keys and values are stored as: fewer bits hold longer contexts and are "
+        "read faster. auto: what suits the device. What a device does not have is refused.",
     )
     max_context_tokens = models.PositiveIntegerField(
         null=True,
@@ -117,6 +127,9 @@ class CatalogueModel(models.Model):
                 name="catalogue_quantization_known",
             ),
             models.CheckConstraint(
+                condition=models.Q(kv_dtype__in=KV_DTYPES), name="catalogue_kv_dtype_known"
+            ),
+            models.CheckConstraint(
                 condition=models.Q(max_context_tokens__isnull=True)
                 | models.Q(max_context_tokens__gt=0),
                 name="catalogue_context_positive",
@@ -150,6 +163,7 @@ class CatalogueModel(models.Model):
             sha256=self.sha256 or None,
             dtype=to_dtype(self.dtype),
             quantization=to_quantization(self.quantization),
+            kv_dtype=to_kv_dtype(self.kv_dtype),
             max_context_tokens=self.max_context_tokens,
             max_output_tokens=self.max_output_tokens,
             max_prefill_s=self.max_prefill_s,

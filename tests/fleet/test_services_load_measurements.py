@@ -101,7 +101,7 @@ def test_a_replica_of_another_job_may_have_had_other_files(model, build, sent) -
     assert measured_loads() == ()
 
 
-@pytest.mark.parametrize("field", ["source", "dtype", "quantization"])
+@pytest.mark.parametrize("field", ["source", "dtype", "quantization", "kv_dtype"])
 def test_other_files_or_another_form_are_another_load(loaded, field: str) -> None:
     loaded()
     model = CatalogueModel.objects.get()
