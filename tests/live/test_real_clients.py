@@ -1,7 +1,9 @@
 """Requests as the clients of our users send them, and what each of them reads in the answer.
 
-The bodies under ``real_clients`` are written after each client's documentation (``source``) and
-carry the fields and headers that it sends unasked.
+The bodies under ``real_clients`` carry the fields and headers that each client sends unasked. Their
+``source`` says whether they were recorded, and then of which version, or written after the client's
+documentation. In recorded ones the prose is ours. The clients themselves are run by
+scripts/try-clients.
 """
 
 from __future__ import annotations
@@ -95,7 +97,8 @@ def test_claude_code_calls_a_tool(client: RealClient, hermes: ScriptedModel) -> 
     assert {"input_tokens", "output_tokens", "cache_read_input_tokens"} <= set(ended["usage"])
     prompt = hermes.received("README of claude code")[-1].prompt
     assert "You help in a terminal." in prompt
-    assert "cch=00000" not in prompt, "it changes with each request and would spoil the cache"
+    assert "Agents that may be started: none." in prompt, "it was said after the user's turn"
+    assert "cc_version" not in prompt, "it changes with the client and would spoil the cache"
 
 
 def test_claude_code_returns_the_result(client: RealClient, hermes: ScriptedModel) -> None:
@@ -189,6 +192,24 @@ def test_opencode_is_told_of_a_full_context(client: RealClient) -> None:
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     assert "opencode.json" in refused.headers["x-helexa-advice"]
+
+
+def test_codex_goes_on_after_a_command(client: RealClient, hermes: ScriptedModel) -> None:
+    """It keeps nothing here: what the model thought comes back from it, encrypted."""
+    hermes.answers("The note of codex", "It says so.")
+    events = client.events("codex_turn")
+    assert events[-1]["type"] == "response.completed"
+    assert events[-1]["response"]["output"][-1]["content"][0]["text"] == "It says so."
+    prompt = hermes.received("The note of codex")[-1].prompt
+    assert prompt.index("Read it.") < prompt.index("Let me look.") < prompt.index("cat note.txt")
+
+
+def test_qwen_code_goes_on_after_a_tool(client: RealClient, hermes: ScriptedModel) -> None:
+    """Its tool results are lists of parts."""
+    hermes.answers("The note of qwen", "It says so.")
+    chunks = client.events("qwen_code_turn")
+    assert chat_text(chunks) == "It says so."
+    assert chunks[-1]["usage"]["total_tokens"] > 0
 
 
 def test_zed_reads_every_chunk(client: RealClient, hermes: ScriptedModel) -> None:
