@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import psutil
 import torch
 
 from inference.loading.errors import BadSourceError
+from inference.loading.host_memory import host_memory
 from inference.protocol.load import EarlierLoads, LoadSpec
 
 
@@ -55,16 +53,4 @@ def free_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
         return int(free_bytes)
-    host_bytes = int(psutil.virtual_memory().available)
-    limit = _number(Path("/sys/fs/cgroup/memory.max"))
-    used = _number(Path("/sys/fs/cgroup/memory.current"))
-    if limit is None or used is None:
-        return host_bytes
-    return max(0, min(host_bytes, limit - used))
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # no control groups, or "max"
-        return None
+    return host_memory().free_bytes

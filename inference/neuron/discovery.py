@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pynvml
 
+from inference.loading.host_memory import host_memory
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA_VENDOR_ID = "0x10de"
 DISPLAY_CLASS_PREFIX = "0x03"
-CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(slots=True)
@@ -65,26 +64,26 @@ class Discovery:
         return discovery
 
     def host(self) -> HostInfo:
-        total, free = _memory_bytes()
+        memory = host_memory()
         return HostInfo(
             hostname=socket.gethostname(),
             os=_os_name(),
             num_cores=_num_cores(),
-            total_memory_bytes=total,
-            free_memory_bytes=free,
+            total_memory_bytes=memory.total_bytes,
+            free_memory_bytes=memory.free_bytes,
             problems=list(self.problems),
         )
 
     def devices(self) -> list[DeviceInfo]:
         """The CUDA devices; the CPU where there are none."""
         if not self._cuda:
-            total, free = _memory_bytes()
+            memory = host_memory()
             cpu = DeviceInfo(
                 index=0,
                 kind="cpu",
                 name=_cpu_name(),
-                total_memory_bytes=total,
-                free_memory_bytes=free,
+                total_memory_bytes=memory.total_bytes,
+                free_memory_bytes=memory.free_bytes,
             )
             return [cpu]
         return [self._with_free_memory(device, index) for index, device in enumerate(self._cuda)]
@@ -181,18 +180,6 @@ def _has_nvidia_hardware() -> bool:
         and _read(device / "class").startswith(DISPLAY_CLASS_PREFIX)
         for device in (PCI_DEVICES.iterdir() if PCI_DEVICES.is_dir() else ())
     )
-
-
-def _memory_bytes() -> tuple[int, int]:
-    """(total, free), of the host or of the control group (version 2) that confines us."""
-    memory = psutil.virtual_memory()
-    total, free = int(memory.total), int(memory.available)
-    limit = _read(CGROUP / "memory.max")
-    used = _read(CGROUP / "memory.current")
-    if limit.isdigit() and used.isdigit() and int(limit) < total:
-        total = int(limit)
-        free = min(free, max(0, total - int(used)))
-    return total, free
 
 
 def _num_cores() -> int:

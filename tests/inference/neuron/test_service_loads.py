@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import redis
 
+from inference.loading.host_memory import HostMemory
 from inference.neuron import discovery
 from inference.neuron.discovery import Discovery
 from inference.neuron.service import NeuronService
@@ -160,7 +161,8 @@ def test_what_loaded_models_may_still_take_is_not_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     free_bytes = 32 * 10**9
-    monkeypatch.setattr(discovery, "_memory_bytes", lambda: (2 * free_bytes, free_bytes))
+    memory = HostMemory(2 * free_bytes, free_bytes)
+    monkeypatch.setattr(discovery, "host_memory", lambda: memory)
     service = make_service(discovery=Discovery())
     service.load_model(fake_spec(takes_gb=10))
     gateway.wait_status("ready")
