@@ -1,0 +1,77 @@
+"""Run as a program: compiles the kernels to machine code, for which no card is needed. Prints one
+line for each: kernel, architecture, bytes of machine code, bytes of shared memory."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from inference.models.cuda import attention_kernels
+from inference.models.cuda.attention import SMALLEST_DOT, Tuning
+from inference.models.kv_format import GROUP_FEATURES
+
+TUNING = Tuning()
+TYPES = {
+    "queries": "*bf16",
+    "attended": "*bf16",
+    "block_ids": "*i64",
+    "positions": "*i64",
+    "tiles": "*i32",
+    "partial_sums": "*fp32",
+    "partial_softmax": "*fp32",
+    "score_scale": "fp32",
+    "row_blocks": "i32",
+}
+CONSTANTS = {
+    "num_heads": 32,
+    "num_kv_heads": 8,
+    "group_heads": 4,
+    "padded_heads": SMALLEST_DOT,
+    "head_dim": 128,
+    "padded_dim": 128,
+    "block_tokens": 32,
+    "smallest_part": TUNING.decode_smallest_part,
+    "most_parts": TUNING.decode_most_parts,
+    "tile_rows": TUNING.prefill_tile_rows,
+    "tile_tokens": TUNING.decode_tile_tokens,
+    "window": 0,
+    "group_features": GROUP_FEATURES,
+    "is_exact": False,
+}
+
+
+def compile_kernel(kernel: Any, architecture: int, entries: str) -> str:
+    has_scales = entries in ("i8", "fp8e4nv")
+    types = TYPES | {"entries": f"*{entries}"} | ({"scales": "*fp32"} if has_scales else {})
+    constants = CONSTANTS | {"has_scales": has_scales} | ({} if has_scales else {"scales": None})
+    names = kernel.arg_names
+    source = ASTSource(
+        fn=kernel,
+        signature={name: types.get(name, "constexpr") for name in names},
+        constexprs={name: value for name, value in constants.items() if name in names},
+        attrs={
+            (index,): [["tt.divisibility", 16]]
+            for index, name in enumerate(names)
+            if types.get(name, "").startswith("*")
+        },
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
+    code_bytes, shared_bytes = len(compiled.asm["cubin"]), compiled.metadata.shared
+    return f"{kernel.fn.__name__}/{entries} {architecture} {code_bytes} {shared_bytes}"
+
+
+def main() -> None:
+    kernels = attention_kernels.decode_kernel, attention_kernels.prefill_kernel
+    for kernel, entries in product(kernels, ("bf16", "i8")):
+        print(compile_kernel(kernel, 80, entries))
+    print(compile_kernel(attention_kernels.reduce_kernel, 80, "bf16"))
+    for kernel in kernels:
+        print(compile_kernel(kernel, 90, "fp8e4nv"))
+
+
+if __name__ == "__main__":
+    main()
