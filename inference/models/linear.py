@@ -3,7 +3,8 @@
     stored             decode rows                prefill rows
     4 bits             int4_matmul                bfloat16 copy, where the hardware multiplies it
     8 bits, Q5_0       int8_matmul                and the memory is there; else as decode rows
-    dense, all others  dense_matmul               dense_matmul
+    all other packed   on CUDA a Triton kernel, where the card runs it; else as dense
+    dense              dense_matmul               dense_matmul
     dense, fp8 wanted  fp8_matmul                 fp8_matmul; an output head as dense
 
 The choice is made once, when the weight is packed, from the device and the memory; never by batch
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import embedding
 
+from inference.models.cuda.packed_trial import PackedTrials
 from inference.models.kernels import (
     as_grouped,
     dense_matmul,
@@ -135,6 +137,8 @@ class LinearFactory:
         self._exact = exact
         self._fp8 = fp8
         self._prefill_copies = prefill_copies and has_fast_bfloat16(device)
+        may_pack = device.type == "cuda" and not exact
+        self._packed_trials = PackedTrials(device, dtype) if may_pack else None
         self.copied_bytes = 0
         """Of the bfloat16 copies made so far."""
 
@@ -147,6 +151,11 @@ class LinearFactory:
             return self._dense(stored), f"{_word(self._matmul_dtype(stored))} products"
         grouped = as_grouped(stored)
         if reason := self._dense_reason(stored, grouped):
+            if self._packed_trials is not None:
+                triton_reason = self._packed_trials.reason_against(stored)
+                if triton_reason is None:
+                    return self._packed(stored), f"{stored.bits}-bit codes in a Triton kernel"
+                reason = f"{reason}; {triton_reason}"
             dense = DenseWeight(weight=stored.dequantize(), bias=stored.bias)
             return self._dense(dense), f"dequantised: {reason}"
         copies = self._prefill_copies and prefills
@@ -161,6 +170,11 @@ class LinearFactory:
         if isinstance(stored, DenseWeight):
             return DenseEmbedding(stored, self)
         return QuantizedEmbedding(stored, self)
+
+    def _packed(self, stored: PackedWeight) -> Linear:
+        from inference.models.cuda.packed import PackedLinear  # triton, where there is a card
+
+        return PackedLinear(stored, self.device, self.dtype)
 
     def _dense(self, stored: DenseWeight) -> DenseLinear:
         dtype = self._matmul_dtype(stored)

@@ -12,7 +12,10 @@ from triton.compiler import ASTSource
 
 from inference.models.cuda import attention_kernels
 from inference.models.cuda.attention import SMALLEST_DOT, Tuning
+from inference.models.cuda.matmul_kernels import packed_matmul_kernel
+from inference.models.cuda.packed import DECODE_TILE, PREFILL_TILE, Tile
 from inference.models.kv_format import GROUP_FEATURES
+from inference.models.stored import SUPER_BLOCK_FEATURES
 
 TUNING = Tuning()
 TYPES = {
@@ -42,12 +45,46 @@ CONSTANTS = {
     "group_features": GROUP_FEATURES,
     "is_exact": False,
 }
+# Q6_K, whose codes lie in two places.
+PACKED_TYPES = {
+    "x": "*bf16",
+    "product": "*bf16",
+    "codes": "*u8",
+    "high_codes": "*u8",
+    "scales": "*i8",
+    "super_scales": "*fp16",
+    "num_rows": "i32",
+}
+PACKED_CONSTANTS = {
+    "minimums": None,
+    "super_minimums": None,
+    "in_features": 4096,
+    "out_features": 4096,
+    "bits": 6,
+    "zero": 32,
+    "group_features": 16,
+    "super_features": SUPER_BLOCK_FEATURES,
+    "has_minimums": False,
+    "is_exact": False,
+}
 
 
-def compile_kernel(kernel: Any, architecture: int, entries: str) -> str:
+def compile_attention(kernel: Any, architecture: int, entries: str) -> str:
     has_scales = entries in ("i8", "fp8e4nv")
     types = TYPES | {"entries": f"*{entries}"} | ({"scales": "*fp32"} if has_scales else {})
     constants = CONSTANTS | {"has_scales": has_scales} | ({} if has_scales else {"scales": None})
+    return compile_kernel(kernel, architecture, types, constants)
+
+
+def compile_packed(architecture: int, tile: Tile) -> str:
+    sizes = {"rows": tile.rows, "outputs": tile.outputs, "features": tile.features}
+    constants = PACKED_CONSTANTS | {f"tile_{name}": size for name, size in sizes.items()}
+    return compile_kernel(packed_matmul_kernel, architecture, PACKED_TYPES, constants)
+
+
+def compile_kernel(
+    kernel: Any, architecture: int, types: dict[str, str], constants: dict[str, Any]
+) -> str:
     names = kernel.arg_names
     source = ASTSource(
         fn=kernel,
@@ -61,16 +98,18 @@ def compile_kernel(kernel: Any, architecture: int, entries: str) -> str:
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
     code_bytes, shared_bytes = len(compiled.asm["cubin"]), compiled.metadata.shared
-    return f"{kernel.fn.__name__}/{entries} {architecture} {code_bytes} {shared_bytes}"
+    return f"{kernel.fn.__name__} {architecture} {code_bytes} {shared_bytes}"
 
 
 def main() -> None:
     kernels = attention_kernels.decode_kernel, attention_kernels.prefill_kernel
     for kernel, entries in product(kernels, ("bf16", "i8")):
-        print(compile_kernel(kernel, 80, entries))
-    print(compile_kernel(attention_kernels.reduce_kernel, 80, "bf16"))
+        print(compile_attention(kernel, 80, entries))
+    print(compile_attention(attention_kernels.reduce_kernel, 80, "bf16"))
     for kernel in kernels:
-        print(compile_kernel(kernel, 90, "fp8e4nv"))
+        print(compile_attention(kernel, 90, "fp8e4nv"))
+    for tile in (DECODE_TILE, PREFILL_TILE):
+        print(compile_packed(80, tile))
 
 
 if __name__ == "__main__":
