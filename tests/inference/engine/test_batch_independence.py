@@ -18,6 +18,7 @@ from inference.engine.build import build_engine
 from inference.engine.engine import Engine
 from inference.engine.scheduler import SchedulerLimits
 from inference.models.config import ModelConfig
+from inference.models.kv_format import KVFormat
 from inference.models.linear import LinearFactory
 from inference.models.registry import AnyModel, build_fastest_model, build_model
 from inference.models.stored import GroupedWeight, stack
@@ -96,11 +97,14 @@ def _generator(name: str) -> torch.Generator:
     return torch.Generator().manual_seed(sum(name.encode()) * 31 + len(name))
 
 
-@pytest.fixture(scope="module", params=["torch", "native"])
+@pytest.fixture(scope="module", params=["torch", "native bf16", "native int8"])
 def model(request: pytest.FixtureRequest, native_cache_dir: Path) -> AnyModel:
     if request.param == "torch":
         return build_model(CONFIG, QuantizedWeights(), 256)
-    built, execution = build_fastest_model(CONFIG, QuantizedWeights(), 256, native_cache_dir)
+    kv_format: KVFormat = "bf16" if request.param.endswith("bf16") else "int8"
+    built, execution = build_fastest_model(
+        CONFIG, QuantizedWeights(), 256, native_cache_dir, kv_format
+    )
     if not execution.startswith("native"):
         pytest.skip(execution)
     return built

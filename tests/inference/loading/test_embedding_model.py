@@ -102,7 +102,13 @@ def test_the_operators_clamp(embedding_model_dir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"kv_memory_bytes": 1000}, {"chat_template": "x"}, {"max_output_tokens": 5}]
+    "setting",
+    [
+        {"kv_memory_bytes": 1000},
+        {"chat_template": "x"},
+        {"max_output_tokens": 5},
+        {"kv_dtype": "bf16"},
+    ],
 )
 def test_settings_of_text_are_refused(
     embedding_model_dir: Path, tmp_path: Path, setting: dict[str, object]

@@ -1,0 +1,65 @@
+"""Which KV format a spec means, and which are refused before anything is fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from inference.loading import loader
+from inference.loading.errors import BadSourceError
+from inference.loading.kv_choice import foreseen_kv_format
+from inference.loading.loader import open_model
+from inference.models.kv_format import KVFormat
+from inference.models.native import build
+from inference.protocol.load import KVDtype, LoadSpec
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
+
+
+def spec(kv_dtype: KVDtype = "auto", **fields: str) -> LoadSpec:
+    return LoadSpec(job_id="1", model="m", source="path:/nowhere", kv_dtype=kv_dtype, **fields)  # type: ignore[arg-type]
+
+
+def test_the_words_of_a_spec_are_the_formats_and_auto() -> None:
+    assert set(get_args(KVDtype)) == {"auto", *get_args(KVFormat)}
+
+
+@pytest.mark.parametrize(
+    ("features", "chosen"), [(b"flags : avx2 avx512_vnni", "int8"), (b"flags : avx2", "bf16")]
+)
+def test_automatic_is_bytes_where_the_cpu_multiplies_them(
+    monkeypatch: pytest.MonkeyPatch, features: bytes, chosen: str
+) -> None:
+    monkeypatch.setattr(build, "_cpu", lambda: features)
+    assert foreseen_kv_format(spec(), CPU, is_native=True) == chosen
+
+
+def test_automatic_on_torch_is_what_it_computes_in() -> None:
+    assert foreseen_kv_format(spec(), CPU, is_native=False) == "fp32"
+    assert foreseen_kv_format(spec(dtype="float16"), CUDA, is_native=False) == "fp16"
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "int8"])
+def test_what_the_native_decoder_has_is_had(kv_dtype: KVDtype) -> None:
+    assert foreseen_kv_format(spec(kv_dtype), CPU, is_native=True) == kv_dtype
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp16"])
+def test_what_it_has_not_is_refused_by_name(kv_dtype: KVDtype) -> None:
+    words = f"kv_dtype {kv_dtype} is not built for the native decoder .* fp32, bf16, int8"
+    with pytest.raises(BadSourceError, match=words):
+        foreseen_kv_format(spec(kv_dtype), CPU, is_native=True)
+
+
+def test_it_is_refused_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if build.find_compiler() is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(loader, "fetch_files", None)  # whoever fetches fails
+    wanted = LoadSpec(job_id="1", model="m", source="pypi:m", devices=["cpu"], kv_dtype="fp8")
+    with pytest.raises(BadSourceError, match="kv_dtype fp8"):
+        open_model(wanted, tmp_path, lambda _: None)
