@@ -12,15 +12,25 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Protocol
+
+REPOSITORY_DIR = Path(__file__).parents[2]
+"""Not from the site's configuration: an interpreter without its packages imports this too."""
 
 READY_LINE = "subject-ready"
 MEMORY = "memory"
-"""A question that the child answers itself, for any subject: what its process holds."""
+INTERPRETER_MEMORY = "interpreter_memory"
+"""Two questions that the child answers itself: what its process holds now, and what it held when
+it had imported the subject's libraries and no model."""
 
 
 class Subject(Protocol):
-    """Rates are tokens per second of wall time, times are seconds."""
+    """Rates are tokens per second of wall time, times are seconds, ``None`` is not measured.
+
+    Beside ``open_subject`` its module has ``LIBRARIES``, the modules that it imports only once it
+    is opened; ``None`` where the process is a client, whose memory says nothing.
+    """
 
     def describe(self) -> str:
         """Name, version and the settings that matter, for the report."""
@@ -30,7 +40,7 @@ class Subject(Protocol):
         """Aggregate output tok/s of ``concurrency`` sequences decoding together, prompts done."""
         ...
 
-    def prefill(self, num_tokens: int, seed: int) -> float:
+    def prefill(self, num_tokens: int, seed: int) -> float | None:
         """Prompt tok/s of one sequence with a prompt nobody has seen."""
         ...
 
@@ -47,12 +57,22 @@ class SubjectError(Exception):
 
 
 class SubjectProcess:
-    """Parent's side. ``kind`` names a module in ``metering.bench.subjects``."""
+    """Parent's side. ``kind`` names a module in ``metering.bench.subjects``, ``options`` are for
+    its ``open_subject``."""
 
-    def __init__(self, kind: str, **options: str) -> None:
+    def __init__(
+        self,
+        kind: str,
+        *,
+        python: str = sys.executable,
+        environment: dict[str, str] | None = None,
+        **options: str,
+    ) -> None:
         self.kind = kind
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "metering.bench.subject_main", kind, json.dumps(options)],
+            [python, "-m", "metering.bench.subject_main", kind, json.dumps(options)],
+            env=environment,
+            cwd=REPOSITORY_DIR,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -5,29 +5,48 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import psutil
 
-from metering.bench.subject import MEMORY, READY_LINE, Subject
+from metering.bench.subject import INTERPRETER_MEMORY, MEMORY, READY_LINE, Subject
 
 
 def main() -> None:
     kind, options = sys.argv[1], json.loads(sys.argv[2])
     module = importlib.import_module(f"metering.bench.subjects.{kind}")
+    interpreter_mib = _import_libraries(module.LIBRARIES)
     subject: Subject = module.open_subject(**options)
     _write({"description": subject.describe()})
     try:
         for line in sys.stdin:
             question = json.loads(line)
-            name = question.pop("measure")
-            measure = resident_mib if name == MEMORY else getattr(subject, name)
-            _write({"answer": measure(**question)})
+            _write({"answer": _answer(subject, question, interpreter_mib)})
     finally:
         subject.close()
 
 
-def resident_mib(seed: int) -> float:
-    """Of this process, Python and all; ``seed`` means nothing."""
+def _import_libraries(names: Sequence[str] | None) -> float | None:
+    if names is None:
+        return None
+    for name in names:
+        importlib.import_module(name)
+    return resident_mib()
+
+
+def _answer(subject: Subject, question: dict[str, Any], interpreter_mib: float | None) -> object:
+    measure = question.pop("measure")
+    if measure == INTERPRETER_MEMORY:
+        return interpreter_mib
+    if measure == MEMORY:
+        return None if interpreter_mib is None else resident_mib()
+    answer: object = getattr(subject, measure)(**question)
+    return answer
+
+
+def resident_mib() -> float:
+    """Of this process, Python and all."""
     resident_bytes: int = psutil.Process().memory_info().rss
     return resident_bytes / 2**20
 

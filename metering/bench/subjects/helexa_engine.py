@@ -13,6 +13,9 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
 from metering.bench.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PromptMaker
 
+LIBRARIES = ()
+"""All of them are imported above."""
+
 
 class HelexaEngine:
     def __init__(self, gguf: str, num_threads: int, data_dir: str) -> None:

@@ -11,6 +11,7 @@ import httpx
 
 from metering.bench.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PromptMaker
 
+LIBRARIES = None
 REQUEST_TIMEOUT_S = 600
 
 

@@ -13,6 +13,7 @@ from metering.bench.workload import (
     PromptMaker,
 )
 
+LIBRARIES = ("llama_cpp", "numpy")
 MAX_SEQUENCES = 32
 UBATCH_TOKENS = 512
 """llama.cpp's own default for how many prompt tokens one forward pass takes."""

@@ -6,7 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from metering.bench.dequantised import load_dequantised
 from metering.bench.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PromptMaker
+
+LIBRARIES = ("torch", "transformers")
 
 
 class TransformersGenerate:
@@ -17,14 +20,12 @@ class TransformersGenerate:
         self._torch: Any = torch
         self._version = transformers.__version__
         torch.set_num_threads(num_threads)
-        path = Path(gguf)
-        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32
-        )
+        self._model: Any = load_dequantised(Path(gguf))
 
     def describe(self) -> str:
         threads = self._torch.get_num_threads()
-        return f"transformers {self._version} generate, float32, {threads} threads"
+        dtype = str(self._model.dtype).removeprefix("torch.")
+        return f"transformers {self._version} generate, {dtype}, {threads} threads"
 
     def decode(self, concurrency: int, seed: int) -> float:
         """From the difference of a long and a one-token run, which takes the prompt out."""
