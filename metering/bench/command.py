@@ -1,41 +1,62 @@
-"""The command line of scripts/bench: which subjects, how many rounds, in which form."""
+"""The command line of scripts/bench: which subjects, which rows, how many rounds, in which form."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from helexa_site.bootstrap.suite import fetch_default_model
 from helexa_site.config import REPOSITORY_DIR
 from inference.engine.bookkeeping_benchmark import bookkeeping_ms_per_step
+from metering.bench.dequantised import dequantised_folder
 from metering.bench.encoding import as_lines, encoding_costs
 from metering.bench.masks import as_line, mask_costs
 from metering.bench.report import as_json, print_table
 from metering.bench.run import Results, run
+from metering.bench.selection import (
+    BOOKKEEPING,
+    ENCODING,
+    MASKS,
+    Selection,
+    add_options,
+    select,
+)
 from metering.bench.server import BenchServer
 from metering.bench.subject import SubjectProcess
-
-PEERS = {"llama_cpp": "llama_cpp", "transformers_generate": "transformers"}
-"""Subject kind -> the module that must be importable for it."""
+from metering.bench.vllm_interpreter import process_environment
 
 DATA_DIR = REPOSITORY_DIR / "var" / "bench"
 BOOKKEEPING_SEQUENCES = 256
 
 
 def main() -> None:
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
+    try:
+        selection = select(arguments)
+    except ValueError as error:
+        parser.error(str(error))
     console = Console(stderr=True)
-    server = None if arguments.no_http else BenchServer(DATA_DIR, console)
+    for kind, why in selection.missing.items():
+        console.print(f"{kind} is not measured: {why}")
+    results = _measure(arguments, selection, console)
+    _print(results, _own_costs(arguments, selection), as_json_text=arguments.json)
+
+
+def _measure(arguments: argparse.Namespace, selection: Selection, console: Console) -> Results:
+    server = BenchServer(DATA_DIR, console) if "helexa_http" in selection.kinds else None
     subjects: list[SubjectProcess] = []
     try:
-        subjects = _open_subjects(arguments, server)
-        results = run(
+        for kind in selection.kinds:
+            subjects.append(_open_subject(kind, arguments, server))
+        return run(
             subjects,
+            chosen=selection.rows,
             num_rounds=arguments.rounds,
             on_reading=lambda name, subject, value: console.print(
                 f"{name:<36} {subject:<24} {value:10.3f}"
@@ -46,44 +67,59 @@ def main() -> None:
             subject.close()
         if server is not None:
             server.close()
-    masks = mask_costs(_gguf(arguments), arguments.threads, DATA_DIR)
-    step_ms = bookkeeping_ms_per_step(BOOKKEEPING_SEQUENCES)
-    _print(results, step_ms, masks, as_json_text=arguments.json)
 
 
-def _print(
-    results: Results, step_ms: float, masks: list[dict[str, float]], *, as_json_text: bool
-) -> None:
-    costs = encoding_costs()
+def _open_subject(
+    kind: str, arguments: argparse.Namespace, server: BenchServer | None
+) -> SubjectProcess:
+    threads, gguf = str(arguments.threads), _gguf(arguments)
+    if kind == "helexa_engine":
+        return SubjectProcess(kind, gguf=gguf, num_threads=threads, data_dir=str(DATA_DIR))
+    if kind == "helexa_http":
+        assert server is not None
+        return SubjectProcess(kind, url=server.url, model=server.model)
+    if kind == "vllm_cpu":
+        python = arguments.vllm_python
+        return SubjectProcess(
+            kind,
+            python=str(python),
+            environment=process_environment(python, arguments.threads, DATA_DIR / "vllm-cache"),
+            folder=str(dequantised_folder(Path(gguf), DATA_DIR)),
+            num_threads=threads,
+        )
+    return SubjectProcess(kind, gguf=gguf, num_threads=threads)
+
+
+def _own_costs(arguments: argparse.Namespace, selection: Selection) -> dict[str, Any]:
+    """Of the rows without a peer, those that were chosen."""
+    costs: dict[str, Any] = {}
+    if MASKS in selection.own_rows:
+        costs["grammar_masks"] = mask_costs(_gguf(arguments), arguments.threads, DATA_DIR)
+    if BOOKKEEPING in selection.own_rows:
+        costs["step_bookkeeping_ms"] = bookkeeping_ms_per_step(BOOKKEEPING_SEQUENCES)
+    if ENCODING in selection.own_rows:
+        costs["encoding_us"] = encoding_costs()
+    return costs
+
+
+def _print(results: Results, costs: dict[str, Any], *, as_json_text: bool) -> None:
     if as_json_text:
-        ours = {"step_bookkeeping_ms": step_ms, "grammar_masks": masks, "encoding_us": costs}
-        print(json.dumps({**as_json(results), **ours}, indent=2))
+        print(json.dumps({**as_json(results), **costs}, indent=2))
         return
     console = Console()
-    print_table(results, console)
-    console.print(f"bookkeeping of a step at {BOOKKEEPING_SEQUENCES} sequences: {step_ms:.3f} ms")
-    console.print("\n".join(map(as_line, masks)))
-    console.print("\n".join(as_lines(costs)))
+    if results.subjects:
+        print_table(results, console)
+    if (step_ms := costs.get("step_bookkeeping_ms")) is not None:
+        console.print(
+            f"bookkeeping of a step at {BOOKKEEPING_SEQUENCES} sequences: {step_ms:.3f} ms"
+        )
+    mask_lines = map(as_line, costs.get("grammar_masks", []))
+    for line in [*mask_lines, *as_lines(costs.get("encoding_us", {}))]:
+        console.print(line)
 
 
 def _gguf(arguments: argparse.Namespace) -> str:
     return str(arguments.gguf or fetch_default_model())
-
-
-def _open_subjects(
-    arguments: argparse.Namespace, server: BenchServer | None
-) -> list[SubjectProcess]:
-    threads = str(arguments.threads)
-    gguf = _gguf(arguments)
-    subjects = [
-        SubjectProcess("helexa_engine", gguf=gguf, num_threads=threads, data_dir=str(DATA_DIR))
-    ]
-    if server is not None:
-        subjects.append(SubjectProcess("helexa_http", url=server.url, model=server.model))
-    for kind, module in PEERS.items():
-        if kind not in arguments.skip and importlib.util.find_spec(module) is not None:
-            subjects.append(SubjectProcess(kind, gguf=gguf, num_threads=threads))
-    return subjects
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,9 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gguf", type=Path, help="the model file (default: the default model)")
     parser.add_argument("--rounds", type=int, default=3, help="kept rounds after the warm-up one")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--no-http", action="store_true", help="the engine only, no server")
-    parser.add_argument("--skip", nargs="*", default=[], choices=sorted(PEERS), metavar="PEER")
     parser.add_argument("--json", action="store_true", help="all readings, to standard output")
+    add_options(parser)
     return parser
 
 

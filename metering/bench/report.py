@@ -10,7 +10,10 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from metering.bench.run import Results
+from metering.bench.run import INTERPRETER_ROW, MEMORY_ROW, Results
+
+MEMORY_BOUND = 1.5
+"""What the engine may hold over its interpreter, in multiples of all that llama.cpp holds."""
 
 
 def machine() -> str:
@@ -37,7 +40,23 @@ def as_json(results: Results) -> dict[str, Any]:
             "readings": readings,
             "median": {subject: results.median(name, subject) for subject in readings},
         }
-    return {"machine": machine(), "subjects": results.subjects, "measurements": rows}
+    return {
+        "machine": machine(),
+        "subjects": results.subjects,
+        "measurements": rows,
+        "memory_over_llama_cpp": memory_over_llama_cpp(results),
+    }
+
+
+def memory_over_llama_cpp(results: Results) -> float | None:
+    """The engine's resident memory without its interpreter's, over llama.cpp's with everything;
+    ``None`` where one of them was not measured."""
+    ours = results.median(MEMORY_ROW, "helexa_engine")
+    interpreter = results.median(INTERPRETER_ROW, "helexa_engine")
+    theirs = results.median(MEMORY_ROW, "llama_cpp")
+    if ours is None or interpreter is None or not theirs:
+        return None
+    return (ours - interpreter) / theirs
 
 
 def print_table(results: Results, console: Console) -> None:
@@ -55,6 +74,11 @@ def print_table(results: Results, console: Console) -> None:
     for subject, description in results.subjects.items():
         console.print(f"{subject}: {description}")
     console.print("ratio: how many times better (faster, smaller) the first column is")
+    if (over := memory_over_llama_cpp(results)) is not None:
+        console.print(
+            f"memory over the interpreter's, in multiples of llama.cpp's: {over:.2f} "
+            f"(bound: {MEMORY_BOUND})"
+        )
 
 
 def _cells(results: Results, name: str, first: str, peers: list[str]) -> list[str]:

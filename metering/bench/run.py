@@ -10,8 +10,11 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from metering.bench.subject import MEMORY, SubjectProcess
+from metering.bench.subject import INTERPRETER_MEMORY, MEMORY, SubjectProcess
 from metering.bench.workload import DECODE_CONCURRENCIES, PREFILL_LENGTHS, PREFIX_TOKENS
+
+MEMORY_ROW = "memory, resident"
+INTERPRETER_ROW = "memory, interpreter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ def measurements() -> Iterator[Measurement]:
         )
     question = {"measure": "time_to_first_token", "num_tokens": PREFIX_TOKENS}
     yield Measurement(f"TTFT, {PREFIX_TOKENS} tokens, cold", "s", question)
-    yield Measurement("memory, resident", "MiB", {"measure": MEMORY})
+    yield Measurement(MEMORY_ROW, "MiB", {"measure": MEMORY})
+    yield Measurement(INTERPRETER_ROW, "MiB", {"measure": INTERPRETER_MEMORY})
 
 
 def warm_name(cold_name: str) -> str:
@@ -53,13 +57,14 @@ class Results:
         self.readings.setdefault(name, {}).setdefault(subject, []).append(value)
 
     def median(self, name: str, subject: str) -> float | None:
-        values = self.readings[name].get(subject)
+        values = self.readings.get(name, {}).get(subject)
         return statistics.median(values) if values else None
 
 
 def run(
     subjects: Sequence[SubjectProcess],
     *,
+    chosen: Sequence[Measurement],
     num_rounds: int,
     on_reading: Callable[[str, str, float], None],
 ) -> Results:
@@ -67,7 +72,7 @@ def run(
     for all subjects."""
     results = Results({subject.kind: subject.description for subject in subjects})
     for round_number in range(num_rounds + 1):
-        for index, measurement in enumerate(measurements()):
+        for index, measurement in enumerate(chosen):
             for subject in subjects:
                 seed = 1000 * round_number + index
                 answer = subject.ask(**measurement.question, seed=seed)

@@ -7,8 +7,15 @@ from typing import Any
 
 from rich.console import Console
 
-from metering.bench.report import as_json, print_table
-from metering.bench.run import Results, measurements, run, warm_name
+from metering.bench.report import as_json, memory_over_llama_cpp, print_table
+from metering.bench.run import (
+    INTERPRETER_ROW,
+    MEMORY_ROW,
+    Results,
+    measurements,
+    run,
+    warm_name,
+)
 from metering.bench.workload import FIRST_ORDINARY_TOKEN_ID, LAST_ORDINARY_TOKEN_ID, PromptMaker
 
 
@@ -32,7 +39,8 @@ class FakeSubject:
 def results_of(num_rounds: int) -> tuple[Results, list[tuple[str, int]]]:
     asked: list[tuple[str, int]] = []
     subjects: Any = [FakeSubject("ours", 30.0, asked), FakeSubject("forgetful", 10.0, asked)]
-    return run(subjects, num_rounds=num_rounds, on_reading=lambda *_: None), asked
+    chosen = list(measurements())
+    return run(subjects, chosen=chosen, num_rounds=num_rounds, on_reading=lambda *_: None), asked
 
 
 def test_subjects_alternate_on_the_same_prompts() -> None:
@@ -51,7 +59,7 @@ def test_the_first_round_is_not_kept_and_medians_are_of_the_rest() -> None:
 
 def test_a_subject_without_an_answer_has_a_gap() -> None:
     results, _ = results_of(1)
-    cold = list(measurements())[-2].name
+    cold = next(row.name for row in measurements() if row.name.startswith("TTFT"))
     assert results.median(cold, "forgetful") is None
     assert results.median(warm_name(cold), "ours") is not None
 
@@ -64,6 +72,18 @@ def test_the_table_and_the_json_say_the_same() -> None:
     rows = as_json(results)["measurements"]
     assert set(rows) == set(results.readings)
     assert all(row["median"]["ours"] for row in rows.values())
+
+
+def test_memory_is_compared_without_our_interpreter() -> None:
+    results = Results({"helexa_engine": "ours", "llama_cpp": "theirs"})
+    results.add(MEMORY_ROW, "MiB", "helexa_engine", 900.0)
+    assert memory_over_llama_cpp(results) is None
+    results.add(MEMORY_ROW, "MiB", "llama_cpp", 500.0)
+    results.add(INTERPRETER_ROW, "MiB", "helexa_engine", 300.0)
+    assert memory_over_llama_cpp(results) == 1.2
+    text = io.StringIO()
+    print_table(results, Console(file=text, width=200))
+    assert "multiples of llama.cpp's: 1.20 (bound: 1.5)" in text.getvalue()
 
 
 def test_prompts_are_repeatable_and_ordinary() -> None:
