@@ -1,6 +1,8 @@
 """How long an answer may be: what the client asked, the operator's bound, what the context leaves.
 
-The rules of OpenAI and vLLM: what does not fit is refused with both numbers, not cut.
+The rules of OpenAI and vLLM: what does not fit is refused with both numbers, not cut. A dialect
+whose clients must name a number, and name a large one (``ends_at_context``), is told at the end
+instead: the answer says that it ended at the operator's bound or with the context.
 """
 
 from __future__ import annotations
@@ -36,9 +38,11 @@ def answer_limit(
     if left < 1:
         raise RequestRefusedError(_prompt_too_long(request, num_prompt_tokens, context_tokens))
     asked = request.sampling.max_tokens
-    if asked is not None and max_output_tokens is not None and asked > max_output_tokens:
-        raise RequestRefusedError(max_output_exceeded(asked, max_output_tokens))
     wanted = max_output_tokens if asked is None else asked
+    if asked is not None and max_output_tokens is not None and asked > max_output_tokens:
+        if not request.ends_at_context:
+            raise RequestRefusedError(max_output_exceeded(asked, max_output_tokens))
+        wanted = max_output_tokens
     if wanted is not None and wanted <= left:
         return AnswerLimit(wanted)
     if request.ends_at_context:

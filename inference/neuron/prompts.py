@@ -92,7 +92,7 @@ def prepare(request: GenerationRequest, text: ModelText) -> Prepared:
             thinking_limit=_thinking_limit(request.input, text.markers, starts_thinking),
         ),
         limit=limit,
-        continues_text=False,
+        continues_text=bool(request.input.answer_start),
         markers=text.markers,
         starts_thinking=starts_thinking,
         tools=rendered_tools(request.input),
@@ -121,7 +121,7 @@ def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
 def _prompts(given: ChatInput | TextInput | TokensInput, text: ModelText) -> list[list[int]]:
     match given:
         case ChatInput():
-            token_ids = text.tokenizer.encode(_render(given, text), add_special_tokens=False)
+            token_ids = text.tokenizer.encode(_chat_prompt(given, text), add_special_tokens=False)
             return [_not_empty(token_ids, "messages")]
         case TextInput(texts=texts):
             encoded = [text.tokenizer.encode(one, add_special_tokens=True) for one in texts]
@@ -129,6 +129,17 @@ def _prompts(given: ChatInput | TextInput | TokensInput, text: ModelText) -> lis
         case TokensInput(prompts=prompts):
             vocab_size = text.report.vocab_size
             return [_not_empty(_checked_ids(token_ids, vocab_size)) for token_ids in prompts]
+
+
+def _chat_prompt(chat: ChatInput, text: ModelText) -> str:
+    """A thinking block that the template opens is closed before the answer's own first words."""
+    prompt = _render(chat, text)
+    if not chat.answer_start:
+        return prompt
+    token_ids = text.tokenizer.encode(prompt, add_special_tokens=False)
+    if text.markers is not None and opens_block(token_ids, text.markers, text.tokenizer):
+        prompt += f"\n{text.markers.closes}\n\n"
+    return prompt + chat.answer_start
 
 
 def _render(chat: ChatInput, text: ModelText) -> str:

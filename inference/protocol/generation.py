@@ -63,6 +63,9 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     """The thinking block is closed after so many tokens."""
     reasoning_effort: str | None = None
     """Handed to the template as it is."""
+    answer_start: str = ""
+    """The answer's first words, written by the client: the model goes on from them, and what it
+    answers is what comes after."""
     shows_reasoning: bool = False
     """Whether the client will see what the model thinks. When it will not and has not asked for
     thinking, the template is told ``enable_thinking: false``."""
@@ -108,8 +111,9 @@ class GenerationRequest(
     echo: bool = False
     """Completions only: the prompt's text comes before the answer's."""
     ends_at_context: bool = False
-    """``max_tokens`` may be more than the context has left: the answer then ends there, with the
-    reason ``context``. Otherwise such a request is refused."""
+    """``max_tokens`` may be more than the context has left, or than the operator allows: the answer
+    then ends there, with the reason ``context`` or ``length``. Otherwise such a request is
+    refused."""
 
 
 class EmbeddingRequest(

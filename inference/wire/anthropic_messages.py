@@ -41,6 +41,7 @@ from inference.wire.anthropic_turns import (
     messages,
     system,
     tool_references,
+    without_answer_start,
 )
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.errors import InvalidRequestError
@@ -74,12 +75,16 @@ FIELDS = table(
         text(MAX_MODEL_NAME_CHARS, min_chars=1),
         "A catalogue model's name or an alias (one for each name a client insists on).",
     ),
-    honoured("messages", messages, "At least one turn, the user's last; see the blocks below."),
+    honoured(
+        "messages",
+        messages,
+        "Turns, one of the user's at least; text of the assistant at the end starts the answer.",
+    ),
     honoured(
         "max_tokens",
         integer(1, MAX_TOKENS),
         "Required. Over what the context has left: the answer may end there, with "
-        "model_context_window_exceeded.",
+        "model_context_window_exceeded; over the operator's bound: there, with max_tokens.",
     ),
     honoured(
         "system",
@@ -207,8 +212,12 @@ def _chat_input(read: dict[str, Any], thinking: Thinking) -> ChatInput:
     turns = read["messages"]
     offered = offered_tools(read.get("tools", []), tool_references(turns))
     check_choice(choice.tool_choice, offered)
+    chat, answer_start = without_answer_start(chat_messages(turns, read.get("system", "")))
+    if answer_start:
+        _check_prefill(read, choice, thinking)
     return ChatInput(
-        messages=chat_messages(turns, read.get("system", "")),
+        messages=chat,
+        answer_start=answer_start,
         tools=offered,
         tool_choice=choice.tool_choice,
         parallel_tool_calls=choice.parallel,
@@ -217,6 +226,21 @@ def _chat_input(read: dict[str, Any], thinking: Thinking) -> ChatInput:
         reasoning_effort=read.get("output_config", {}).get("effort"),
         shows_reasoning=thinking.display != "hidden",
     )
+
+
+def _check_prefill(read: dict[str, Any], choice: Choice, thinking: Thinking) -> None:
+    """What has a say in how the answer begins leaves no room for the client's own start of it."""
+    hindrances = {
+        "thinking": thinking.display != "hidden",
+        "tool_choice": choice.tool_choice.mode == "required",
+        "output_config.format": _output_format(read) is not None,
+    }
+    for name, is_given in hindrances.items():
+        if is_given:
+            raise InvalidRequestError(
+                f"'messages' ends with the start of the answer, which '{name}' decides too.",
+                param="messages",
+            )
 
 
 def _check_budget(thinking: Thinking, max_tokens: int, context: RequestContext) -> None:

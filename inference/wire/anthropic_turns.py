@@ -103,14 +103,11 @@ def _is_billing(block: Any) -> bool:
 
 
 def chat_messages(turns: list[Turn], system_text: str) -> list[ChatMessage]:
-    """Raises ``InvalidRequestError`` for a chat that does not end with the user's turn, and for
-    results of calls that nobody made."""
+    """Raises ``InvalidRequestError`` for a chat without a turn of the user, and for results of
+    calls that nobody made."""
     dialogue = [turn for turn in turns if turn.role != "system"]
-    if not dialogue or dialogue[-1].role != "user":
-        raise InvalidRequestError(
-            "'messages' must end with a turn of the user: answers are not prefilled here.",
-            param="messages",
-        )
+    if all(turn.role != "user" for turn in dialogue):
+        raise InvalidRequestError("'messages' must have a turn of the user.", param="messages")
     said = [system_text, *_system_texts(turns)]
     first = SYSTEM_SEPARATOR.join([one for one in said if one])
     chat = [ChatMessage(role="system", content=first)] if first else []
@@ -123,6 +120,20 @@ def chat_messages(turns: list[Turn], system_text: str) -> list[ChatMessage]:
             chat.append(_assistant_message(content))
             open_ids.update(call.id for call in chat[-1].tool_calls)
     return chat
+
+
+def without_answer_start(chat: list[ChatMessage]) -> tuple[list[ChatMessage], str]:
+    """A last turn of the assistant is the start of the answer, and no turn. Raises
+    ``InvalidRequestError`` where it holds more than text."""
+    *earlier, last = chat
+    if last.role != "assistant":
+        return chat, ""
+    if last.tool_calls or last.reasoning:
+        raise InvalidRequestError(
+            "The last of 'messages' is the start of the answer and may hold text only.",
+            param="messages",
+        )
+    return earlier, last.content or ""
 
 
 def tool_references(turns: Iterable[Turn]) -> Iterator[ToolReference]:

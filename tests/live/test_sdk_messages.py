@@ -43,6 +43,20 @@ def test_text(converse: Converse, hermes: ScriptedModel) -> None:
     assert message.usage.output_tokens > 0
 
 
+def test_the_answer_goes_on_from_its_start(converse: Converse, hermes: ScriptedModel) -> None:
+    hermes.answers("a tale to go on with", " was a king.")
+    message = converse(
+        [
+            {"role": "user", "content": "a tale to go on with"},
+            {"role": "assistant", "content": "Once there"},
+        ]
+    )
+    assert text_of(message) == " was a king."
+    prompt = hermes.received("a tale to go on with")[-1].prompt
+    assert prompt.endswith("</think>\n\nOnce there")
+    assert prompt.count("<|im_start|>assistant") == 1
+
+
 def test_an_alias_is_echoed(converse: Converse, hermes: ScriptedModel) -> None:
     hermes.answers("by another name", "The same.")
     message = converse("by another name", model=ALIAS)

@@ -155,6 +155,9 @@ def _ask(**request: object) -> GenerationRequest:
         (10, None, True, 10, "length"),
         (11, None, True, 10, "context"),
         (4, 4, False, 4, "length"),
+        (5, 4, True, 4, "length"),
+        (11, 20, True, 10, "context"),
+        (21, 20, True, 10, "context"),
     ],
 )
 def test_how_long_an_answer_may_be_and_why(
@@ -174,11 +177,10 @@ def test_how_long_an_answer_may_be_and_why(
 
 def test_more_than_the_operator_allows_is_refused_with_both_numbers(byte_level_dir: Path) -> None:
     text = model_text(byte_level_dir, max_output_tokens=4)
-    for ends_at_context in (False, True):
-        options = SamplingOptions(max_tokens=5)
-        with pytest.raises(RequestRefusedError, match="at most 4 tokens and you asked for 5") as no:
-            prepare(_ask(sampling=options, ends_at_context=ends_at_context), text)
-        assert no.value.failure.param == "max_tokens"
+    options = SamplingOptions(max_tokens=5)
+    with pytest.raises(RequestRefusedError, match="at most 4 tokens and you asked for 5") as no:
+        prepare(_ask(sampling=options), text)
+    assert no.value.failure.param == "max_tokens"
 
 
 THINKS = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -195,6 +197,18 @@ def test_a_prompt_that_opens_the_block_is_noticed(thinking_dir: Path) -> None:
     assert prepare(_ask(input=_chat(thinking=True)), text).starts_thinking
     assert prepare(_ask(input=_chat(shows_reasoning=True)), text).starts_thinking
     assert not prepare(_ask(input=_chat()), text).starts_thinking
+
+
+def test_an_answer_goes_on_from_its_start(thinking_dir: Path) -> None:
+    """After the thinking block, where the template opens one."""
+    text = model_text(thinking_dir, chat_template=OPENS)
+    for thinking, block in ((False, ""), (None, "<think>\n\n</think>\n\n")):
+        chat = _chat(thinking=thinking, shows_reasoning=True, answer_start="Once ")
+        prepared = prepare(_ask(input=chat), text)
+        wanted = text.tokenizer.encode(f"Hi{block}Once ", add_special_tokens=False)
+        assert prepared.prompts == [wanted]
+        assert prepared.continues_text
+        assert not prepared.starts_thinking
 
 
 def test_thinking_is_looked_for_in_chats_only(thinking_dir: Path) -> None:
