@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,18 @@ def redis_db(redis_url: str) -> Iterator[redis.Redis]:
     """A client of an empty Redis; replies are bytes."""
     with redis.Redis.from_url(redis_url) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def native_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the native decoder is compiled, by the first test or engine of this run that needs it,
+    for all."""
+    run_dir = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        run_dir = run_dir.parent
+    compiled_dir = run_dir / "native"
+    compiled_dir.mkdir(exist_ok=True)
+    return compiled_dir
 
 
 @pytest.fixture(scope="session")

@@ -17,21 +17,29 @@ from tests.live.serving import Serve, wait_until
 
 @pytest.fixture(scope="session")
 def server_dir(
-    tmp_path_factory: pytest.TempPathFactory, model_cache_dir: Path, default_gguf: Path
+    tmp_path_factory: pytest.TempPathFactory,
+    model_cache_dir: Path,
+    native_cache_dir: Path,
+    default_gguf: Path,
 ) -> Path:
     """A data directory in which the default model is downloaded already."""
-    return with_models(tmp_path_factory.mktemp("live"), model_cache_dir)
+    return with_caches(tmp_path_factory.mktemp("live"), model_cache_dir, native_cache_dir)
 
 
 @pytest.fixture
-def fresh_dir(tmp_path: Path, model_cache_dir: Path, default_gguf: Path) -> Path:
+def fresh_dir(
+    tmp_path: Path, model_cache_dir: Path, native_cache_dir: Path, default_gguf: Path
+) -> Path:
     """A data directory of the test's own, with the default model in it."""
-    return with_models(tmp_path / "var", model_cache_dir)
+    return with_caches(tmp_path / "var", model_cache_dir, native_cache_dir)
 
 
-def with_models(data_dir: Path, model_cache_dir: Path) -> Path:
+def with_caches(data_dir: Path, model_cache_dir: Path, native_cache_dir: Path) -> Path:
+    """``data_dir`` with the downloaded models, and the native decoder once it is compiled."""
     data_dir.mkdir(exist_ok=True)
     (data_dir / "models").symlink_to(model_cache_dir)
+    (data_dir / "cache").mkdir()
+    (data_dir / "cache" / "native").symlink_to(native_cache_dir)
     return data_dir
 
 

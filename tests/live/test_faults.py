@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.inference.engine.faulty_executor import Kind
-from tests.live.conftest import with_models
+from tests.live.conftest import with_caches
 from tests.live.serving import MODEL, WAIT_TIMEOUT_S, Serve, is_idle, wait_until
 
 FAULTY_ENGINE = shlex.join([sys.executable, "-m", "tests.inference.engine.faulty_engine"])
@@ -25,12 +25,12 @@ LONG: dict[str, Any] = {"max_tokens": 100, "min_tokens": 100, "ignore_eos": True
 
 @pytest.fixture(scope="module")
 def faulty(
-    tmp_path_factory: pytest.TempPathFactory, model_cache_dir: Path, server_dir: Path
+    tmp_path_factory: pytest.TempPathFactory,
+    model_cache_dir: Path,
+    native_cache_dir: Path,
+    default_gguf: Path,
 ) -> Iterator[Serve]:
-    data_dir = with_models(tmp_path_factory.mktemp("faulty"), model_cache_dir)
-    compiled_dir = server_dir / "cache"
-    compiled_dir.mkdir(exist_ok=True)
-    (data_dir / "cache").symlink_to(compiled_dir)
+    data_dir = with_caches(tmp_path_factory.mktemp("faulty"), model_cache_dir, native_cache_dir)
     serve = Serve(
         data_dir,
         HELEXA_ENGINE_COMMAND=FAULTY_ENGINE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,15 +79,20 @@ class Pair:
         self.model = model
         self.block_tokens = block_tokens
 
-    @torch.no_grad()
     def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
         """What transformers answers, token by token."""
-        ids = torch.tensor([prompt])
-        output = self.reference.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False
-        )
-        answer: list[int] = output[0, len(prompt) :].tolist()
-        return answer
+        return list(greedy(self.reference, tuple(prompt), num_tokens))
+
+
+@functools.cache
+@torch.no_grad()
+def greedy(reference: PreTrainedModel, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+    """Once for both paths of ours."""
+    ids = torch.tensor([prompt])
+    output = reference.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False
+    )
+    return tuple(output[0, len(prompt) :].tolist())
 
 
 def our_config(reference: PreTrainedModel) -> ModelConfig:
@@ -120,7 +126,9 @@ def our_config(reference: PreTrainedModel) -> ModelConfig:
     )
 
 
+@functools.cache
 def build_reference(name: str) -> PreTrainedModel:
+    """Not to be changed: it is shared."""
     model_type, overrides = FAMILIES[name]
     torch.manual_seed(7)
     neutral = {"tie_word_embeddings": False, "eos_token_id": None, "pad_token_id": 0}
@@ -156,14 +164,12 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all engines of this directory, so that the native decoder is compiled once."""
-    return tmp_path_factory.mktemp("data")
-
-
-@pytest.fixture(scope="session")
-def native_cache_dir(data_dir: Path) -> Path:
-    return data_dir / "cache" / "native"
+def data_dir(tmp_path_factory: pytest.TempPathFactory, native_cache_dir: Path) -> Path:
+    """One for all engines of this directory."""
+    directory = tmp_path_factory.mktemp("data")
+    (directory / "cache").mkdir()
+    (directory / "cache" / "native").symlink_to(native_cache_dir)
+    return directory
 
 
 @pytest.fixture(scope="session")

@@ -41,11 +41,6 @@ MIXES = {
 """Formats of most projections; of v_proj and down_proj; of the table, which is the head as well."""
 
 
-@pytest.fixture(scope="module")
-def native_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("native")
-
-
 def mixed_file(tmp_path: Path, mix: str) -> Path:
     directory = save_directory(tmp_path / "hf", "llama", tie_word_embeddings=True, **WIDE)
     weights = load_file(directory / "model.safetensors")
