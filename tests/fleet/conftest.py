@@ -157,6 +157,12 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> SentTasks:
 
 
 @pytest.fixture(autouse=True)
+def _quick_passwords(settings: Any) -> None:
+    """Hashing the admin's password as for the world takes longer than most of these tests."""
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
+@pytest.fixture(autouse=True)
 def _fresh_catalogue_cache() -> Iterator[None]:
     """Each test has its own database; the cache must not carry one into the next."""
     selectors.catalogue_cache_clear()
