@@ -1,4 +1,5 @@
-"""Fixtures that several parts share, and the check that no process outlives the run."""
+"""Fixtures that several parts share, how a run is spread over processes, and the check that no
+process outlives it."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 
@@ -16,11 +18,34 @@ from tests.leftovers import leftovers, mark_this_run
 from tests.private_redis import running_redis
 
 mark_this_run()
+# Before torch is imported, here and in engines: its threads wait asleep. Where cores are shared, as
+# they are among tests, threads that spin while they wait take most of an engine's start.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("suite")
+
+
+def is_one_of_several(config: pytest.Config) -> bool:
+    """Whether this process runs a part of the tests for another one (pytest-xdist)."""
+    return hasattr(config, "workerinput")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Modules are handed out in this order. Live ones take long and wait much; short ones then fill
+    the processes evenly at the end."""
+    if is_one_of_several(config):
+        items.sort(key=lambda item: not item.nodeid.startswith("tests/live/"))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run that leaves a process behind has failed, whatever its tests say."""
+    """A run that leaves a process behind has failed, whatever its tests say. Of several processes
+    that share a run, the one that started the others looks, when they are gone."""
+    if is_one_of_several(session.config):
+        return
     for process in leftovers():
         print(f"\nleft behind: {process.pid} {' '.join(process.cmdline())}")
         process.kill()

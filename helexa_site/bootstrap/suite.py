@@ -18,6 +18,10 @@ MODEL_CACHE_DIR = REPOSITORY_DIR / "var" / "test-cache" / "models"
 """Shared by every run, and by the servers that tests start."""
 
 
+NUM_PROCESSES = 2
+"""Tests wait for servers about as long as they compute, and each process imports torch."""
+
+
 def run_suite(arguments: list[str]) -> int:
     """pytest's exit code."""
     try:
@@ -26,12 +30,25 @@ def run_suite(arguments: list[str]) -> int:
         # Not the end: tests that need no model can run, and those that do will say the same.
         say("model", f"not available: {error}")
     with subprocess.Popen(
-        [sys.executable, "-m", "pytest", *arguments], cwd=REPOSITORY_DIR
+        [sys.executable, "-m", "pytest", *spreading(arguments), *arguments], cwd=REPOSITORY_DIR
     ) as pytest:
         # Ctrl-C reaches pytest as well, which then says how far it came.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: pytest.terminate())
         return pytest.wait()
+
+
+def spreading(arguments: list[str]) -> list[str]:
+    """pytest's options that spread the run over processes, unless tests are picked by their file.
+    ``-n0`` among the arguments, which come after, takes it back."""
+    if any(_names_a_file(argument) for argument in arguments):
+        return []
+    # In the order of collection: the tests' conftest puts what takes long first.
+    return ["-n", str(NUM_PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder"]
+
+
+def _names_a_file(argument: str) -> bool:
+    return (REPOSITORY_DIR / argument.partition("::")[0]).is_file()
 
 
 def fetch_default_model() -> Path:
