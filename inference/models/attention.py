@@ -15,6 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
 from inference.models.paged_kv import LayerKV
 
+MOST_PARTS = 32
+"""Of a decode row's context, which a kernel may compute side by side: a power of two."""
+
 
 class DecodeAttention(Protocol):
     def __call__(self, queries: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:

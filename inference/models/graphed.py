@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from inference.models.attention import MOST_PARTS
 from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat
@@ -170,11 +171,12 @@ class GraphedLlama:
 
     def captured_bytes(self, max_rows: int) -> int:
         """About what ``capture_decode`` will take: logits three times (in the activations' dtype,
-        as float32, and in the buffer) and the widest layer's values."""
+        as float32, and in the buffer), attention's float32 sums, and the widest layer's values."""
         config = self.config
-        logits = max_rows * config.vocab_size * (4 + 4 + self.dtype.itemsize)
-        widest = 3 * config.intermediate_size + 4 * config.hidden_size
-        return logits + max_rows * widest * self.dtype.itemsize
+        logits = config.vocab_size * (4 + 4 + self.dtype.itemsize)
+        attended = config.num_heads * MOST_PARTS * (config.head_dim + 2) * 4
+        widest = (3 * config.intermediate_size + 4 * config.hidden_size) * self.dtype.itemsize
+        return max_rows * (logits + attended + widest)
 
 
 def row_buckets(max_rows: int) -> list[int]:

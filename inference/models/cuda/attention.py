@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from inference.models.attention import DecodeAttention, PrefillAttention
+from inference.models.attention import MOST_PARTS, DecodeAttention, PrefillAttention
 from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.cuda.attention_kernels import decode_kernel, prefill_kernel, reduce_kernel
 from inference.models.kv_format import GROUP_FEATURES
@@ -31,8 +31,7 @@ class Tuning:
 
     decode_tile_tokens: int = 64
     decode_smallest_part: int = 256
-    decode_most_parts: int = 32
-    """A power of two."""
+    decode_most_parts: int = MOST_PARTS
     decode_warps: int = 4
     prefill_tile_rows: int = 64
     prefill_tile_tokens: int = 64

@@ -1,0 +1,61 @@
+"""The engine over Triton's attention and captured steps answers what it answers without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from inference.engine.build import build_engine
+from inference.engine.scheduler import SchedulerLimits
+from inference.models.cuda import setup
+from inference.models.graphed import GraphedLlama
+from inference.models.kv_format import KVFormat
+from inference.models.registry import AnyModel
+from inference.protocol.engine import SequenceStep, SubmitSequence
+from inference.protocol.sampling import SamplingParams
+from tests.inference.models.cuda.tiny import CONFIG, tiny_model
+
+CONTEXT_TOKENS = 64
+NUM_TOKENS = 3
+PROMPTS = {"a": [3, 1, 4, 1, 5], "b": [9, 2], "c": [(7 * i) % CONFIG.vocab_size for i in range(21)]}
+
+
+def answers(model: AnyModel) -> dict[str, list[int]]:
+    engine = build_engine(
+        model,
+        context_tokens=CONTEXT_TOKENS,
+        num_kv_blocks=24,
+        block_tokens=8,
+        scheduler_limits=SchedulerLimits(max_running=4, prefill_tokens_per_step=16),
+        check_when_idle=True,
+    )
+    for sequence_id, prompt in PROMPTS.items():
+        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
+        engine.submit(
+            SubmitSequence(sequence_id=sequence_id, token_ids=list(prompt), params=params)
+        )
+    found: dict[str, list[int]] = {sequence_id: [] for sequence_id in PROMPTS}
+    while engine.has_work:
+        for output in engine.step().outputs:
+            assert isinstance(output, SequenceStep)
+            found[output.sequence_id] += output.token_ids
+    return found
+
+
+def replay_by_calling(forward: Callable[[], None]) -> Callable[[], None]:
+    forward()
+    return forward
+
+
+@pytest.mark.parametrize("kv_format", ["fp32", "int8"])
+def test_the_same_answers(device: torch.device, kv_format: KVFormat) -> None:
+    wanted = answers(tiny_model(device, kv_format))
+    graphed, _ = setup.accelerate(tiny_model(device, kv_format))
+    assert isinstance(graphed, GraphedLlama)
+    if device.type != "cuda":
+        graphed._capture = replay_by_calling
+    assert answers(graphed) == wanted
+    assert graphed.in_words == "decode steps of up to 4 rows in CUDA graphs"
+    assert all(len(answer) == NUM_TOKENS for answer in wanted.values())
