@@ -23,7 +23,7 @@ class EngineGoneError(NeuronError):
 
 
 class IllegalTransitionError(NeuronError):
-    """Raised by ``Replica`` for a move that REPLICA_TRANSITIONS does not list."""
+    """Raised by ``ReplicaRecord`` for a move that REPLICA_TRANSITIONS does not list."""
 
 
 class RequestRefusedError(NeuronError):
