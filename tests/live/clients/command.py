@@ -7,6 +7,7 @@ of npm and PyPI, and nothing else is asked by us.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from tests.live.catalogue import create_model
 from tests.live.clients.agents import AGENTS, Stage, try_agent
 from tests.live.clients.installed import Clients
 from tests.live.clients.scenes import rehearse
-from tests.live.clients.sdk_programs import PROGRAMS, try_program
+from tests.live.clients.sdk_programs import PROGRAMS, Program, try_program
 from tests.live.clients.tried import Tried, print_table
 from tests.live.scripted_server import ScriptedServe
 from tests.live.serving import Serve
@@ -50,29 +51,39 @@ def try_clients(clients: Clients, run_dir: Path, only: str = "") -> Iterator[Tri
     """``only``: those with this in their name."""
     programs = [one for one in PROGRAMS if only in one.file or only in one.package]
     agents = [one for one in AGENTS if only.lower() in one.name.lower()]
-    scripted = [one for one in programs if not one.needs_embeddings]
-    if scripted or agents:
-        serve = ScriptedServe(run_dir / "scripted", run_dir / "scripts")
-        try:
-            url = serve.wait_ready()
-            rehearse(serve.models["hermes"])
-            for program in scripted:
-                yield from try_program(program, clients, url)
+    if agents or any(one.server == "scripted" for one in programs):
+        scripted = ScriptedServe(run_dir / "scripted", run_dir / "scripts")
+        with _ready(scripted):
+            rehearse(scripted.models["hermes"])
+            yield from _try_programs("scripted", programs, clients, scripted)
             for agent in agents:
-                yield from try_agent(agent, _stage(clients, serve, run_dir / agent.name))
-        finally:
-            serve.end()
-    if others := [one for one in programs if one.needs_embeddings]:
-        serve = _real_serve(run_dir / "real")
-        try:
-            url = serve.wait_ready()
+                yield from try_agent(agent, _stage(clients, scripted, run_dir / agent.name))
+    if any(one.server == "real" for one in programs):
+        with _ready(_real_serve(run_dir / "real")) as real:
             create_model(
-                serve, name=EMBEDDING_MODEL, source=SOURCE, revision=REVISION, sha256=SHA256
+                real, name=EMBEDDING_MODEL, source=SOURCE, revision=REVISION, sha256=SHA256
             )
-            for program in others:
-                yield from try_program(program, clients, url)
-        finally:
-            serve.end()
+            yield from _try_programs("real", programs, clients, real)
+    if any(one.server == "locked" for one in programs):
+        with _ready(Serve(run_dir / "locked", "--no-model", HELEXA_API_KEY="right")) as locked:
+            yield from _try_programs("locked", programs, clients, locked)
+
+
+def _try_programs(
+    server: str, programs: list[Program], clients: Clients, serve: Serve
+) -> Iterator[Tried]:
+    for program in programs:
+        if program.server == server:
+            yield from try_program(program, clients, serve.url)
+
+
+@contextlib.contextmanager
+def _ready(serve: Serve) -> Iterator[Serve]:
+    try:
+        serve.wait_ready()
+        yield serve
+    finally:
+        serve.end()
 
 
 def _stage(clients: Clients, serve: ScriptedServe, folder: Path) -> Stage:

@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from tests.live.clients.installed import Clients
 from tests.live.clients.tried import Tried
@@ -17,12 +18,12 @@ OUTPUT_TAIL_CHARACTERS = 600
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """``package`` is the one whose version is told; ``needs_embeddings``: it asks a server that
-    has an embedding model, not the scripted one."""
+    """``package`` is the one whose version is told."""
 
     file: str
     package: str
-    needs_embeddings: bool = False
+    server: Literal["scripted", "real", "locked"] = "scripted"
+    """Whose engine follows a script; which has real models; which wants a key."""
 
     @property
     def is_python(self) -> bool:
@@ -39,8 +40,10 @@ PROGRAMS = (
     Program("pydantic_ai_client.py", "pydantic-ai-slim"),
     Program("instructor_client.py", "instructor"),
     Program("openai_agents_client.py", "openai-agents"),
-    Program("real_model.mjs", "ai", needs_embeddings=True),
-    Program("real_model_client.py", "litellm", needs_embeddings=True),
+    Program("real_model.mjs", "ai", "real"),
+    Program("real_model_client.py", "litellm", "real"),
+    Program("wrong_key.mjs", "ai", "locked"),
+    Program("wrong_key_client.py", "litellm", "locked"),
 )
 
 
