@@ -66,9 +66,16 @@ class NativeLlama:
         assert block_tokens == self._decoder.block_tokens
         region_bytes = self._decoder.kv_region_bytes
         shape = (self.config.num_layers, num_blocks + 1, self.config.num_kv_heads, region_bytes)
+        # Small pages keep memory down, and slow long contexts of the wider formats down as well:
+        # ``inference.engine.kv_pages_benchmark``.
+        huge_pages = self.kv_format != "int8"
+        keys, values = (
+            untouched_zeros(shape, torch.uint8, self.device, huge_pages=huge_pages)
+            for _ in range(2)
+        )
         return NativeKV(
-            keys=untouched_zeros(shape, torch.uint8, self.device),
-            values=untouched_zeros(shape, torch.uint8, self.device),
+            keys=keys,
+            values=values,
             block_tokens=block_tokens,
             scratch_slot=num_blocks * block_tokens,
         )
