@@ -77,7 +77,8 @@ def measure(gguf: Path, cache_dir: Path, show: Callable[[list[str]], None]) -> N
         ids = prompt_ids(tokenizer, num_chars)
         expected = reference(ids.unsqueeze(0), logits_to_keep=MOST_COMPARED).logits[0]
         exact = native_logits(gguf, cache_dir, "fp32", ids)
-        for kv_format in NATIVE_FORMATS:
+        show([str(len(ids)), "fp32", "", "", "", *_distances(exact, expected)])
+        for kv_format in (other for other in NATIVE_FORMATS if other != "fp32"):
             actual = native_logits(gguf, cache_dir, kv_format, ids)
             distances = [*_distances(actual, exact), *_distances(actual, expected)]
             show([str(len(ids)), kv_format, *distances])
