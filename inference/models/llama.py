@@ -12,7 +12,9 @@ Knows nothing of sequences, scheduling or files.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn.functional import rms_norm, silu
@@ -27,7 +29,7 @@ from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat
 from inference.models.paged_kv import LayerKV, PagedKV
-from inference.models.rope import rope_table, rotate
+from inference.models.rope import RopeTable, rope_table, rotate
 from inference.models.weights import Linear, WeightSource
 
 
@@ -43,6 +45,17 @@ class LlamaLayer:
     mlp_norm: torch.Tensor
     gate_up: Linear
     down: Linear
+
+
+class Rotation(Protocol):
+    def __call__(self, layer: LlamaLayer, qkv: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
+        """A decode step's (num_rows, features) projection -> rotated queries, (num_rows, heads,
+        head_dim). Writes the rows' rotated keys, and values."""
+        ...
+
+
+RotationFactory = Callable[[ModelConfig, RopeTable, DecodeBatch], Rotation]
+"""Prepares a decode step once for all layers."""
 
 
 def load_layer(config: ModelConfig, weights: WeightSource, index: int) -> LlamaLayer:
@@ -69,35 +82,36 @@ class LlamaModel:
         self.device = weights.device
         self.kv_format = kv_format
         self._embedding = weights.embedding("model.embed_tokens")
-        self._layers = [load_layer(config, weights, i) for i in range(config.num_layers)]
+        self.layers = [load_layer(config, weights, i) for i in range(config.num_layers)]
         self._final_norm = weights.tensor("model.norm.weight")
         self._head = (
             self._embedding.as_linear() if config.tie_embeddings else weights.linear("lm_head")
         )
-        self._rope = rope_table(config, context_tokens, weights.device)
+        self.rope = rope_table(config, context_tokens, weights.device)
         self.attention: Attention = TorchAttention(config.sliding_window, self.dtype)
-        """May be replaced, before the first step, by what is faster on the device."""
+        self.rotation: RotationFactory = torch_rotation
+        """Both may be replaced, before the first step, by what is faster on the device."""
 
     def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
         return PagedKV(self.config, num_blocks, block_tokens, self.kv_format, self.device)
 
     def decode(self, batch: DecodeBatch, kv: PagedKV) -> torch.Tensor:
         """Write the rows' keys and values, return their logits: (num_rows, vocab_size) float32."""
-        angles = self._rope.at(batch.positions)
+        rotate = self.rotation(self.config, self.rope, batch)
         attend = self.attention.for_decode(batch, kv.block_tokens)
         hidden = self._embedding.lookup(batch.token_ids)
-        for layer, layer_kv in zip(self._layers, kv.layers, strict=True):
-            hidden = decode_layer(self.config, layer, hidden, angles, layer_kv, batch.slots, attend)
+        for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
+            hidden = decode_layer(self.config, layer, hidden, layer_kv, rotate, attend)
         hidden = self._norm(hidden, self._final_norm)
         return self._head.decode(hidden).float()
 
     def prefill(self, batch: PrefillBatch, kv: PagedKV) -> torch.Tensor:
         """Write all rows' keys and values, return ``logit_rows``' logits:
         (num_logit_rows, vocab_size) float32."""
-        angles = self._rope.at(batch.positions)
+        angles = self.rope.at(batch.positions)
         attend = self.attention.for_prefill(batch, kv.block_tokens)
         hidden = self._embedding.lookup(batch.token_ids)
-        for layer, layer_kv in zip(self._layers, kv.layers, strict=True):
+        for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
             hidden = prefill_layer(
                 self.config, layer, hidden, angles, layer_kv, batch.slots, attend
             )
@@ -112,16 +126,14 @@ def decode_layer(
     config: ModelConfig,
     layer: LlamaLayer,
     hidden: torch.Tensor,
-    angles: tuple[torch.Tensor, torch.Tensor],
     layer_kv: LayerKV,
-    slots: torch.Tensor,
+    rotate_and_write: Rotation,
     attend: DecodeAttention,
 ) -> torch.Tensor:
-    """One layer over single-token rows, whose keys and values go to ``slots``."""
+    """One layer over single-token rows."""
     eps = config.rms_norm_eps
     normed = rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps)
-    queries, keys, values = _project(config, layer, layer.qkv.decode(normed), angles)
-    layer_kv.write(slots, keys, values)
+    queries = rotate_and_write(layer, layer.qkv.decode(normed), layer_kv)
     attended = attend(queries, layer_kv)
     hidden = hidden + layer.output.decode(attended)
     normed = rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
@@ -146,6 +158,18 @@ def prefill_layer(
     hidden = hidden + layer.output.prefill(attended)
     normed = rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
     return hidden + layer.down.prefill(_gated(layer.gate_up.prefill(normed)))
+
+
+def torch_rotation(config: ModelConfig, rope: RopeTable, batch: DecodeBatch) -> Rotation:
+    """For all layers of a step."""
+    angles = rope.at(batch.positions)
+
+    def rotate_and_write(layer: LlamaLayer, qkv: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
+        queries, keys, values = _project(config, layer, qkv, angles)
+        layer_kv.write(batch.slots, keys, values)
+        return queries
+
+    return rotate_and_write
 
 
 def _project(

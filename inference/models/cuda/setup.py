@@ -14,7 +14,8 @@ from inference.models.attention import Attention, TorchAttention
 from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
 from inference.models.cuda.capture import CudaCapture
 from inference.models.graphed import GraphedLlama
-from inference.models.llama import LlamaModel
+from inference.models.kv_format import KVFormat
+from inference.models.llama import LlamaModel, RotationFactory, torch_rotation
 from inference.models.paged_kv import LayerKV, new_layer
 
 if TYPE_CHECKING:
@@ -24,6 +25,15 @@ logger = logging.getLogger(__name__)
 
 STAGES = (3, 2, 1)
 """Of a kernel's pipeline, deepest first: the fewer, the less shared memory it wants."""
+COARSEST_STEP: dict[KVFormat, float] = {
+    "fp32": 0.0,
+    "bf16": 2**-7,
+    "fp16": 2**-10,
+    "int8": 1 / 127,
+    "fp8": 2**-3,
+}
+"""Between neighbouring codes, relative to the largest value."""
+TRIAL_ROWS = 3
 TRIAL_TOKENS = 70
 TRIAL_BLOCK_TOKENS = 32
 LARGEST_ERROR = 0.03
@@ -35,16 +45,23 @@ class WrongResultError(Exception):
 
 
 def accelerate(model: LlamaModel) -> tuple[LlamaModel | GraphedLlama, str]:
-    """The model with Triton's attention and captured steps where that runs and is right; and in
-    words what it has. Steps are captured with Triton's attention alone: torch's would read every
-    row's context to its limit."""
+    """The model with Triton's attention and rotation and captured steps, where those run and are
+    right; and in words what it has. Steps are captured with Triton's attention alone: torch's would
+    read every row's context to its limit."""
     try:
         model.attention = working_attention(model)
     # Whatever a compiler, a driver or an old card raises: torch's operators need none of them.
     except Exception as error:
         logger.warning("no Triton attention on %s", model.device, exc_info=True)
         return model, f"torch operators (Triton attention: {type(error).__name__})"
-    return GraphedLlama(model, CudaCapture(model.device)), "torch operators, Triton attention"
+    graphed = GraphedLlama(model, CudaCapture(model.device))
+    try:
+        model.rotation = working_rotation(model)
+    except Exception as error:
+        logger.warning("no Triton rotation on %s", model.device, exc_info=True)
+        words = "torch operators, Triton attention"
+        return graphed, f"{words} (Triton rotation: {type(error).__name__})"
+    return graphed, "torch operators, Triton attention and rotation"
 
 
 def working_attention(model: LlamaModel) -> TritonAttention:
@@ -87,6 +104,39 @@ def try_attention(model: LlamaModel, attention: Attention) -> None:
     found = _attend_both(attention, queries, keys, values, layer)
     error = float((found.float() - wanted.float()).abs().max())
     if not error <= LARGEST_ERROR:
+        raise WrongResultError(f"off by {error:.3g}")
+
+
+def working_rotation(model: LlamaModel) -> RotationFactory:
+    """Raises ``WrongResultError``, and whatever launching raises."""
+    from inference.models.cuda.rotation import triton_rotation
+
+    try_rotation(model, triton_rotation)
+    return triton_rotation
+
+
+def try_rotation(model: LlamaModel, rotation: RotationFactory) -> None:
+    """A step of the first layer's shape. Raises ``WrongResultError``, and whatever launching
+    raises."""
+    config, device = model.config, model.device
+    num_heads = config.num_heads + 2 * config.num_kv_heads
+    generator = torch.Generator().manual_seed(1)
+    qkv = torch.randn(TRIAL_ROWS, num_heads * config.head_dim, generator=generator)
+    rows = torch.arange(TRIAL_ROWS, device=device)
+    batch = DecodeBatch(rows, rows, rows, rows.unsqueeze(1))
+    found = []
+    for factory in (torch_rotation, rotation):
+        shape = config.num_kv_heads, config.head_dim
+        layer_kv = new_layer(TRIAL_ROWS, *shape, model.kv_format, device)
+        rotate = factory(config, model.rope, batch)
+        queries = rotate(model.layers[0], qkv.to(device, model.dtype), layer_kv)
+        stored = layer_kv.gather(rows, 1, torch.float32)
+        found.append(torch.cat([queries.float().flatten(), stored.flatten()]))
+    largest = float(found[0].abs().max())
+    # Where a value lies between two codes either may be stored.
+    allowed = max(LARGEST_ERROR, COARSEST_STEP[model.kv_format]) * largest
+    error = float((found[1] - found[0]).abs().max())
+    if not error <= allowed:
         raise WrongResultError(f"off by {error:.3g}")
 
 

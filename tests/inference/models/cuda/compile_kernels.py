@@ -14,6 +14,7 @@ from inference.models.cuda import attention_kernels
 from inference.models.cuda.attention import SMALLEST_DOT, Tuning
 from inference.models.cuda.matmul_kernels import packed_matmul_kernel
 from inference.models.cuda.packed import DECODE_TILE, PREFILL_TILE, Tile
+from inference.models.cuda.rotation_kernels import rotate_kernel
 from inference.models.kv_format import GROUP_FEATURES
 from inference.models.stored import SUPER_BLOCK_FEATURES
 
@@ -67,6 +68,30 @@ PACKED_CONSTANTS = {
     "has_minimums": False,
     "is_exact": False,
 }
+ROTATION_TYPES = {
+    "qkv": "*bf16",
+    "query_norm": "*bf16",
+    "key_norm": "*bf16",
+    "cosines": "*fp32",
+    "sines": "*fp32",
+    "positions": "*i64",
+    "slots": "*i64",
+    "queries": "*bf16",
+    "entries": "*fp8e4nv",
+    "scales": "*fp32",
+    "eps": "fp32",
+}
+ROTATION_CONSTANTS = {
+    "num_heads": 32,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+    "padded_groups": 2,
+    "group_features": GROUP_FEATURES,
+    "has_norm": True,
+    "has_scales": True,
+    "largest_code": 448.0,
+    "is_integer": False,
+}
 
 
 def compile_attention(kernel: Any, architecture: int, entries: str) -> str:
@@ -108,6 +133,10 @@ def main() -> None:
     print(compile_attention(attention_kernels.reduce_kernel, 80, "bf16"))
     for kernel in kernels:
         print(compile_attention(kernel, 90, "fp8e4nv"))
+    print(compile_kernel(rotate_kernel, 90, ROTATION_TYPES, ROTATION_CONSTANTS))
+    integers = {"entries": "*i8"}, {"is_integer": True, "largest_code": 127.0}
+    types, constants = ROTATION_TYPES | integers[0], ROTATION_CONSTANTS | integers[1]
+    print(compile_kernel(rotate_kernel, 80, types, constants))
     for tile in (DECODE_TILE, PREFILL_TILE):
         print(compile_packed(80, tile))
 

@@ -64,7 +64,7 @@ def test_random_weights_make_a_model_and_the_floor_counts_them(
     held = [weights.linear(f"layer.{name}").out_features for name in ("q_proj", "o_proj")]
     assert held == [config.num_heads * config.head_dim, config.hidden_size]
     if weight_format == "bf16":
-        layers = model._layers
+        layers = model.layers
         projections = (
             linear
             for layer in layers

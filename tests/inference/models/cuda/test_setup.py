@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import get_args
+
 import pytest
 import torch
 
 from inference.models.attention import DecodeAttention, TorchAttention
 from inference.models.batch import DecodeBatch
+from inference.models.config import ModelConfig
 from inference.models.cuda import setup
 from inference.models.cuda.attention import TritonAttention, Tuning
+from inference.models.cuda.rotation import triton_rotation
 from inference.models.graphed import GraphedLlama
-from inference.models.llama import LlamaModel
+from inference.models.kv_format import KVFormat
+from inference.models.llama import LlamaModel, Rotation, torch_rotation
+from inference.models.rope import RopeTable
 from tests.inference.models.cuda.tiny import tiny_model
 
 
@@ -18,7 +25,8 @@ def test_triton_where_it_runs(device: torch.device) -> None:
     model = tiny_model(device)
     graphed, execution = setup.accelerate(model)
     assert isinstance(graphed, GraphedLlama)
-    assert execution == "torch operators, Triton attention"
+    assert execution == "torch operators, Triton attention and rotation"
+    assert model.rotation is triton_rotation
     assert isinstance(model.attention, TritonAttention)
 
 
@@ -65,3 +73,26 @@ def test_what_fails_there_leaves_torch(
     model: LlamaModel = tiny_model(device)
     assert setup.accelerate(model) == (model, f"torch operators (Triton attention: {reason})")
     assert isinstance(model.attention, TorchAttention)
+
+
+def test_a_rotation_that_fails_leaves_attention_and_torch(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.models.cuda.rotation.triton_rotation", _refuses)
+    model = tiny_model(device)
+    graphed, execution = setup.accelerate(model)
+    assert isinstance(graphed, GraphedLlama)
+    assert execution == "torch operators, Triton attention (Triton rotation: RuntimeError)"
+    assert model.rotation is torch_rotation
+
+
+@pytest.mark.parametrize("kv_format", get_args(KVFormat))
+def test_a_rotation_that_is_wrong_is_found(device: torch.device, kv_format: KVFormat) -> None:
+    def unrotated(config: ModelConfig, rope: RopeTable, batch: DecodeBatch) -> Rotation:
+        nowhere = torch.zeros_like(batch.positions)
+        return torch_rotation(config, rope, replace(batch, positions=nowhere))
+
+    model = tiny_model(device, kv_format)
+    setup.try_rotation(model, triton_rotation)
+    with pytest.raises(setup.WrongResultError):
+        setup.try_rotation(model, unrotated)

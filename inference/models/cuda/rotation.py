@@ -1,0 +1,48 @@
+"""Norms of heads, rotation and the KV write of a decode step by one Triton kernel a layer, where
+torch's operators need about ten."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from inference.models.batch import DecodeBatch
+from inference.models.config import ModelConfig
+from inference.models.cuda.rotation_kernels import rotate_kernel
+from inference.models.kv_format import GROUP_FEATURES
+from inference.models.llama import LlamaLayer, Rotation
+from inference.models.paged_kv import LARGEST_CODE, LayerKV
+from inference.models.rope import RopeTable
+
+
+def triton_rotation(config: ModelConfig, rope: RopeTable, batch: DecodeBatch) -> Rotation:
+    def rotate(layer: LlamaLayer, qkv: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
+        num_rows, num_heads, head_dim = len(qkv), config.num_heads, config.head_dim
+        dtype = layer_kv.entries.dtype
+        queries = qkv.new_empty(num_rows, num_heads, head_dim)
+        rotate_kernel[(num_rows, num_heads + 2 * config.num_kv_heads)](
+            qkv.contiguous(),
+            layer.query_norm,
+            layer.key_norm,
+            rope.cosines,
+            rope.sines,
+            batch.positions,
+            batch.slots,
+            queries,
+            layer_kv.entries,
+            layer_kv.scales,
+            config.rms_norm_eps,
+            num_heads=num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=head_dim,
+            padded_groups=triton.next_power_of_2(-(-head_dim // GROUP_FEATURES)),
+            group_features=GROUP_FEATURES,
+            has_norm=layer.query_norm is not None,
+            has_scales=layer_kv.scales is not None,
+            largest_code=LARGEST_CODE.get(dtype, 1.0),
+            is_integer=dtype == torch.int8,
+            num_warps=1,
+        )
+        return queries
+
+    return rotate
