@@ -1,7 +1,7 @@
 """vLLM's CPU build on the same weights, dequantised. Runs in vLLM's own interpreter.
 
-It must not import anything of helexa's that is not in the standard library's reach: that
-interpreter has vLLM's packages, not ours. See ``metering.bench.vllm_interpreter``.
+That interpreter has vLLM's packages and not ours, so this module imports only what needs none.
+See ``metering.bench.vllm_interpreter``.
 """
 
 from __future__ import annotations
