@@ -261,7 +261,7 @@ def llm_answers(stage: Stage) -> None:
         f"- model_id: helexa\n  model_name: {MODEL}\n  api_base: {stage.url}/v1\n"
     )
     said = stage.run(
-        [stage.clients.python_bin("llm"), "-m", "helexa", "Say hello"],
+        [stage.clients.python_bin("llm", "llm"), "-m", "helexa", "Say hello"],
         LLM_USER_PATH=str(settings_dir),
         OPENAI_API_KEY=API_KEY,
     )
@@ -304,5 +304,5 @@ AGENTS = (
         lambda clients: clients.python_version("aider-chat", "aider"),
         {"edit": aider_edits},
     ),
-    Agent("llm", lambda clients: clients.python_version("llm"), {"stream": llm_answers}),
+    Agent("llm", lambda clients: clients.python_version("llm", "llm"), {"stream": llm_answers}),
 )

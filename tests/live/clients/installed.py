@@ -1,8 +1,8 @@
 """A folder with the clients in it, each in the newest version its registry has.
 
-    folder/npm    node_modules and the programs that import from it
-    folder/py     a virtual environment with the Python clients
-    folder/aider  one for aider, which pins what the others need newer
+    folder/npm          node_modules and the programs that import from it
+    folder/litellm …    a virtual environment for each Python client: together they would hold
+                        one another at older versions
 
 Nothing is installed anywhere else. What a package would fetch from elsewhere when it is installed
 is not run, but for ``FINISHERS``, which only link a binary that came with the package.
@@ -25,13 +25,18 @@ NPM_PACKAGES = (
 )
 FINISHERS = ("@anthropic-ai/claude-code/install.cjs", "opencode-ai/postinstall.mjs")
 PYTHON_PACKAGES = {
-    "py": (
-        *("litellm", "langchain-openai", "langchain-anthropic", "llama-index-llms-openai-like"),
-        *("pydantic-ai-slim[openai,anthropic]", "instructor", "openai-agents", "llm"),
-        "anthropic<1",  # Pydantic AI fails with newer ones before it has sent anything.
-    ),
+    # LiteLLM imports mcp where tools are given, and does not ask for it.
+    "litellm": ("litellm", "mcp", "langchain-openai", "langchain-anthropic"),
+    "langchain": ("langchain-openai", "langchain-anthropic"),
+    "llama_index": ("llama-index-llms-openai-like",),
+    # With a newer anthropic Pydantic AI fails before it has sent anything.
+    "pydantic_ai": ("pydantic-ai-slim[openai,anthropic]", "anthropic<1"),
+    "instructor": ("instructor", "anthropic"),
+    "openai_agents": ("openai-agents",),
+    "llm": ("llm",),
     "aider": ("aider-chat",),
 }
+"""Environment to what is installed into it."""
 
 
 class Clients:
@@ -51,16 +56,26 @@ class Clients:
         for finisher in FINISHERS:
             script = self.npm_dir / "node_modules" / finisher
             _run("node", str(script), cwd=script.parent)
-        for name, packages in PYTHON_PACKAGES.items():
-            self._install_python(self.folder / name, packages)
+        self._install_python()
         self.take_programs()
 
-    def _install_python(self, folder: Path, packages: tuple[str, ...]) -> None:
+    def _install_python(self) -> None:
         """By uv: pip takes a quarter of an hour to choose the versions."""
-        _run(sys.executable, "-m", "venv", str(folder))
-        python = str(folder / "bin" / "python")
-        _run(python, "-m", "pip", "install", "--quiet", "uv")
-        _run(python, "-m", "uv", "pip", "install", "--quiet", "--python", python, *packages)
+        _run(sys.executable, "-m", "venv", str(self.folder / "uv"))
+        _run(str(self.python_bin("pip", "uv")), "install", "--quiet", "uv")
+        uv = str(self.python_bin("uv", "uv"))
+        for name, packages in PYTHON_PACKAGES.items():
+            python = str(self.python_bin("python", name))
+            _run(
+                uv,
+                "venv",
+                "--quiet",
+                "--clear",
+                "--python",
+                sys.executable,
+                str(self.folder / name),
+            )
+            _run(uv, "pip", "install", "--quiet", "--python", python, *packages)
 
     def take_programs(self) -> None:
         self.programs_dir.mkdir(exist_ok=True)
@@ -71,7 +86,7 @@ class Clients:
     def npm_bin(self, name: str) -> Path:
         return self.npm_dir / "node_modules" / ".bin" / name
 
-    def python_bin(self, name: str, environment: str = "py") -> Path:
+    def python_bin(self, name: str, environment: str) -> Path:
         return self.folder / environment / "bin" / name
 
     def npm_version(self, package: str) -> str:
@@ -79,7 +94,7 @@ class Clients:
         version: str = json.loads(manifest.read_text())["version"]
         return version
 
-    def python_version(self, package: str, environment: str = "py") -> str:
+    def python_version(self, package: str, environment: str) -> str:
         code = f"import importlib.metadata as found; print(found.version({package!r}))"
         said = subprocess.check_output([self.python_bin("python", environment), "-c", code])
         return said.decode().strip()

@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from tests.live.clients.installed import Clients
@@ -22,36 +23,41 @@ class Program:
 
     file: str
     package: str
+    environment: str = "npm"
     server: Literal["scripted", "real", "locked"] = "scripted"
     """Whose engine follows a script; which has real models; which wants a key."""
 
-    @property
-    def is_python(self) -> bool:
-        return self.file.endswith(".py")
+    def version(self, clients: Clients) -> str:
+        if self.environment == "npm":
+            return clients.npm_version(self.package)
+        return clients.python_version(self.package, self.environment)
+
+    def runner(self, clients: Clients) -> str | Path:
+        if self.environment == "npm":
+            return "node"
+        return clients.python_bin("python", self.environment)
 
 
 PROGRAMS = (
     Program("ai_sdk.mjs", "ai"),
     Program("openai_node.mjs", "openai"),
     Program("anthropic_node.mjs", "@anthropic-ai/sdk"),
-    Program("litellm_client.py", "litellm"),
-    Program("langchain_client.py", "langchain-openai"),
-    Program("llama_index_client.py", "llama-index-llms-openai-like"),
-    Program("pydantic_ai_client.py", "pydantic-ai-slim"),
-    Program("instructor_client.py", "instructor"),
-    Program("openai_agents_client.py", "openai-agents"),
-    Program("real_model.mjs", "ai", "real"),
-    Program("real_model_client.py", "litellm", "real"),
-    Program("wrong_key.mjs", "ai", "locked"),
-    Program("wrong_key_client.py", "litellm", "locked"),
+    Program("litellm_client.py", "litellm", "litellm"),
+    Program("langchain_client.py", "langchain-openai", "langchain"),
+    Program("llama_index_client.py", "llama-index-llms-openai-like", "llama_index"),
+    Program("pydantic_ai_client.py", "pydantic-ai-slim", "pydantic_ai"),
+    Program("instructor_client.py", "instructor", "instructor"),
+    Program("openai_agents_client.py", "openai-agents", "openai_agents"),
+    Program("real_model.mjs", "ai", server="real"),
+    Program("real_model_client.py", "litellm", "litellm", "real"),
+    Program("wrong_key.mjs", "ai", server="locked"),
+    Program("wrong_key_client.py", "litellm", "litellm", "locked"),
 )
 
 
 def try_program(program: Program, clients: Clients, url: str) -> Iterator[Tried]:
     """One row for each line that it printed, and one more where it did not end well."""
-    find_version = clients.python_version if program.is_python else clients.npm_version
-    version = find_version(program.package)
-    runner = clients.python_bin("python") if program.is_python else "node"
+    version = program.version(clients)
     environ = os.environ | {
         "HELEXA_URL": url,
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -59,7 +65,7 @@ def try_program(program: Program, clients: Clients, url: str) -> Iterator[Tried]
     }
     try:
         ended = subprocess.run(
-            [runner, clients.programs_dir / program.file],
+            [program.runner(clients), clients.programs_dir / program.file],
             env=environ,
             cwd=clients.programs_dir,
             capture_output=True,
