@@ -3,102 +3,23 @@
 // One call is one run of the thread team: the layers follow each other inside it, with a barrier
 // wherever a step reads what another member wrote. Rows are tokens; consecutive rows of one
 // sequence form tiles for attention, so prompt chunks and single decode rows take the same path.
-// Called through ctypes (decoder.py); the structs below are mirrored there field by field.
+// Called through ctypes (decoder.py).
 
 #include <cmath>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <vector>
 
+#include "buffers.h"
 #include "element_attention.h"
 #include "int8_attention.h"
 #include "linear.h"
+#include "model.h"
 #include "simd.h"
 #include "thread_team.h"
 
 namespace helexa {
-
-extern "C" {
-
-enum KVFormat : int32_t { kKVFloat = 0, kKVBfloat16 = 1, kKVInt8 = 2 };
-
-struct Layer {
-  Projection qkv, output, gate_up, down;
-  const float* attention_norm;
-  const float* mlp_norm;
-  const float* query_norm;  // null: none
-  const float* key_norm;
-};
-
-struct Model {
-  int32_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
-  int32_t window;   // 0: none
-  int32_t kv_format;  // a KVFormat
-  float rms_norm_eps;
-  const Layer* layers;
-  const float* final_norm;
-  Linear embedding;  // out_features = vocab_size; a table, read by row
-  Linear head;
-  const float* cosines;  // (max_positions, head_dim / 2)
-  const float* sines;
-};
-
-struct Batch {
-  int32_t num_rows;
-  int32_t num_logit_rows;
-  int32_t table_stride;
-  const int64_t* token_ids;    // (num_rows,)
-  const int64_t* positions;    // (num_rows,)
-  const int64_t* sequences;    // (num_rows,) row of block_tables
-  const int64_t* block_tables; // (num_sequences, table_stride)
-  const int64_t* logit_rows;   // (num_logit_rows,) rows whose next token is wanted
-  uint8_t* keys;               // (num_layers, num_blocks, num_kv_heads, the format's region_bytes)
-  uint8_t* values;             // the same
-  int64_t num_blocks;
-  float* logits;               // (num_logit_rows, vocab_size)
-};
-
-}  // extern "C"
-
-struct Buffers {
-  std::vector<float> hidden, qkv, gate_up;
-  std::vector<float> values, scales, sums, half_sums;
-  std::vector<int8_t> high, low;
-  std::vector<uint8_t> fine;
-  int row_stride = 0;
-
-  // Room for `rows` rows; grows and never shrinks.
-  void reserve(const Model& m, int rows) {
-    // An odd number of eights: groups a power of two apart would share their cache lines.
-    row_stride = (rows + 7) / 8 * 8 | 8;
-    const size_t n = rows;
-    const size_t qkv_width = size_t(m.num_heads + 2 * m.num_kv_heads) * m.head_dim;
-    const size_t attended_width = size_t(m.num_heads) * m.head_dim;
-    const size_t widest =
-        std::max({size_t(m.hidden_size), size_t(m.intermediate_size), attended_width});
-    grow(hidden, n * m.hidden_size);
-    grow(qkv, n * qkv_width);
-    grow(gate_up, n * 2 * m.intermediate_size);
-    grow(values, n * widest);
-    grow(high, n * widest);
-    grow(low, n * widest);
-    grow(scales, size_t(row_stride) * (widest / kGroup + 1));
-    grow(sums, size_t(row_stride) * (widest / kGroup + 1));
-    grow(half_sums, size_t(row_stride) * (widest / kGroup + 1) * 2);
-    grow(fine, size_t(row_stride) * (widest / kGroup + 1));
-  }
-
-  Activations activations(int width) {
-    return {values.data(), high.data(), low.data(), scales.data(), sums.data(), half_sums.data(),
-            fine.data(), width, row_stride};
-  }
-
- private:
-  template <typename T>
-  static void grow(std::vector<T>& buffer, size_t size) {
-    if (buffer.size() < size) buffer.resize(size);
-  }
-};
 
 struct RowTile {
   int first_row, count;
@@ -132,7 +53,8 @@ class Decoder {
     tiles_.clear();
     for (int row = 0; row < batch.num_rows; row++) {
       const bool joins = !tiles_.empty() && tiles_.back().count < most &&
-                         batch.sequences[row] == batch.sequences[row - 1];
+                         batch.sequences[row] == batch.sequences[row - 1] &&
+                         batch.positions[row] > batch.positions[row - 1];
       if (joins) tiles_.back().count++;
       else tiles_.push_back({row, 1});
     }
@@ -142,21 +64,62 @@ class Decoder {
   void forward_member(const Batch& batch, int member) {
     embed(batch, member);
     team_.barrier();
+    const Batch* rows = &batch;
     for (int layer = 0; layer < m_.num_layers; layer++) {
-      attention_layer<KV>(batch, layer, member);
-      mlp_layer(batch, layers_[layer], member);
+      cache_layer<KV>(batch, layer, member);
+      if (layer + 1 == m_.num_layers) {
+        if (batch.num_logit_rows == 0) return;
+        if (member == 0) keep_logit_rows(batch);
+        team_.barrier();
+        rows = &wanted_;
+      }
+      attention_layer<KV>(*rows, layer, member);
+      mlp_layer(*rows, layers_[layer], member);
     }
-    head(batch, member);
+    head(*rows, member);
+  }
+
+  // Once its keys and values are written the last layer has nothing to do for rows without logits:
+  // the others move to the front, as the batch `wanted_`.
+  void keep_logit_rows(const Batch& batch) {
+    wanted_ = batch;
+    if (batch.num_logit_rows == batch.num_rows) return;
+    const int n = batch.num_logit_rows;
+    wanted_.num_rows = n;
+    pick_rows(batch.positions, batch.logit_rows, n, 1, wanted_positions_);
+    pick_rows(batch.sequences, batch.logit_rows, n, 1, wanted_sequences_);
+    wanted_.positions = wanted_positions_.data();
+    wanted_.sequences = wanted_sequences_.data();
+    std::vector<float> rows;
+    pick_rows(buffers_.hidden.data(), batch.logit_rows, n, m_.hidden_size, rows);
+    std::copy(rows.begin(), rows.end(), buffers_.hidden.begin());
+    pick_rows(buffers_.qkv.data(), batch.logit_rows, n, qkv_width(), rows);
+    std::copy(rows.begin(), rows.end(), buffers_.qkv.begin());
+    wanted_rows_.resize(n);
+    std::iota(wanted_rows_.begin(), wanted_rows_.end(), 0);
+    wanted_.logit_rows = wanted_rows_.data();
+    cut_into_tiles(wanted_);
+  }
+
+  template <typename T>
+  static void pick_rows(const T* from, const int64_t* rows, int count, int width,
+                        std::vector<T>& to) {
+    to.resize(int64_t(count) * width);
+    for (int i = 0; i < count; i++)
+      std::copy_n(from + rows[i] * width, width, to.begin() + int64_t(i) * width);
+  }
+
+  // Where the keys, or the values, of a layer begin.
+  template <typename KV>
+  uint8_t* layer_cache(const Batch& batch, uint8_t* cache, int index) const {
+    return cache + index * batch.num_blocks * m_.num_kv_heads * KV::region_bytes(m_.head_dim);
   }
 
   template <typename KV>
-  void attention_layer(const Batch& batch, int index, int member) {
+  void cache_layer(const Batch& batch, int index, int member) {
     const Layer& layer = layers_[index];
-    const int64_t cache_bytes =
-        batch.num_blocks * m_.num_kv_heads * KV::region_bytes(m_.head_dim);
-    uint8_t* keys = batch.keys + index * cache_bytes;
-    uint8_t* values = batch.values + index * cache_bytes;
-
+    uint8_t* keys = layer_cache<KV>(batch, batch.keys, index);
+    uint8_t* values = layer_cache<KV>(batch, batch.values, index);
     normalize(batch.num_rows, layer.attention_norm, layer.qkv, member);
     team_.barrier();
     project(layer.qkv, batch.num_rows, buffers_.qkv.data(), qkv_width(), false, member);
@@ -166,6 +129,13 @@ class Decoder {
     for (int row = rows.begin; row < rows.end; row++)
       rotate_and_cache<KV>(batch, layer, row, keys, values);
     team_.barrier();
+  }
+
+  template <typename KV>
+  void attention_layer(const Batch& batch, int index, int member) {
+    const Layer& layer = layers_[index];
+    const uint8_t* keys = layer_cache<KV>(batch, batch.keys, index);
+    const uint8_t* values = layer_cache<KV>(batch, batch.values, index);
     const int num_tasks = int(tiles_.size()) * m_.num_kv_heads;
     for (int task; (task = next_task_.fetch_add(1)) < num_tasks;)
       attend<KV>(batch, tiles_[task / m_.num_kv_heads], task % m_.num_kv_heads, keys, values, member);
@@ -181,15 +151,12 @@ class Decoder {
     project(layer.gate_up, batch.num_rows, buffers_.gate_up.data(), 2 * m_.intermediate_size, false,
             member);
     team_.barrier();
-    gate(batch.num_rows, member);
-    team_.barrier();
-    quantize(batch.num_rows, m_.intermediate_size, layer.down, member);
+    gate(batch.num_rows, layer.down, member);
     project(layer.down, batch.num_rows, buffers_.hidden.data(), m_.hidden_size, true, member);
     team_.barrier();
   }
 
   void head(const Batch& batch, int member) {
-    if (batch.num_logit_rows == 0) return;
     const Share rows = share(batch.num_logit_rows, member);
     const Activations x = buffers_.activations(m_.hidden_size);
     for (int i = rows.begin; i < rows.end; i++) {
@@ -348,16 +315,32 @@ class Decoder {
     }
   }
 
-  // values = silu(gate) * up. The layer pads nothing: intermediate_size is a multiple of kLanes.
-  void gate(int num_rows, int member) {
-    const int vectors = m_.intermediate_size / kLanes;
-    const Share all = share(num_rows * vectors, member);
-    for (int i = all.begin; i < all.end; i++) {
-      const int64_t row = i / vectors, column = i % vectors * kLanes;
-      const float* gates = buffers_.gate_up.data() + row * 2 * m_.intermediate_size + column;
-      const f32x16 g = load(gates), up = load(gates + m_.intermediate_size);
-      float* out = buffers_.values.data() + row * m_.intermediate_size + column;
-      store(out, g / (1.0f + exp(-g)) * up);
+  // values = silu(gate) * up, ready for `next`. Where there are rows for everybody each is quantised
+  // while it is in the cache; else members share a row.
+  void gate(int num_rows, const Projection& next, int member) {
+    const Activations x = buffers_.activations(m_.intermediate_size);
+    if (num_rows < team_.size()) {
+      const Share columns = share(m_.intermediate_size / kLanes, member);
+      for (int row = 0; row < num_rows; row++) gate_row(x, row, columns.begin, columns.end);
+      team_.barrier();
+      quantize(num_rows, m_.intermediate_size, next, member);
+      return;
+    }
+    const Share rows = share(num_rows, member);
+    for (int row = rows.begin; row < rows.end; row++) {
+      gate_row(x, row, 0, m_.intermediate_size / kLanes);
+      if (next.reads_codes()) quantize_row(x, row);
+    }
+    team_.barrier();
+  }
+
+  // Vectors [first, last) of one row. intermediate_size is a multiple of kLanes.
+  void gate_row(const Activations& x, int row, int first, int last) const {
+    const float* gates = buffers_.gate_up.data() + int64_t(row) * 2 * m_.intermediate_size;
+    float* out = x.values + int64_t(row) * m_.intermediate_size;
+    for (int i = first * kLanes; i < last * kLanes; i += kLanes) {
+      const f32x16 g = load(gates + i), up = load(gates + m_.intermediate_size + i);
+      store(out + i, g / (1.0f + exp(-g)) * up);
     }
   }
 
@@ -366,6 +349,8 @@ class Decoder {
   std::vector<Layer> layers_;
   Buffers buffers_;
   std::vector<RowTile> tiles_;
+  Batch wanted_{};
+  std::vector<int64_t> wanted_positions_, wanted_sequences_, wanted_rows_;
   std::vector<std::unique_ptr<QueryTile>> tiles_scratch_;
   std::atomic<int> next_task_{0};
 };

@@ -1,4 +1,4 @@
-"""One native decoder: mirrors the C structs of decoder.cpp and calls it once per forward pass.
+"""One native decoder: mirrors the C structs of model.h and calls it once per forward pass.
 
 Owns the packed weights (kept alive for as long as the C side points at them). The KV cache and
 the batch are the caller's tensors; the call releases the interpreter lock while it runs.
