@@ -17,10 +17,20 @@ from tests.embedding_model import fetch_embedding_model
 from tests.leftovers import leftovers, mark_this_run
 from tests.private_redis import running_redis
 
+
+def has_cuda() -> bool:
+    import torch  # after its threads' setting
+
+    return torch.cuda.is_available()
+
+
 mark_this_run()
 # Before torch is imported, here and in engines: its threads wait asleep. Where cores are shared, as
 # they are among tests, threads that spin while they wait take most of an engine's start.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if not has_cuda():
+    # Before Triton is imported, which parts of torch do: kernels then run interpreted.
+    os.environ["TRITON_INTERPRET"] = "1"
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
     "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
