@@ -5,96 +5,95 @@ As in vLLM: the repetition penalty looks at prompt and output, the other two at 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from inference.engine.sequence import Sequence
-from inference.engine.to_device import column, on_device
+from inference.engine.to_device import on_device
 from inference.protocol.sampling import SamplingParams
 
-FIRST_ROWS = 4
+
+class UsedTokens:
+    """The different tokens of one sequence: a few hundred of a vocabulary, so that what they cost a
+    step does not grow with the vocabulary."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._place_of: dict[int, int] = {}
+        self._token_ids = np.zeros(64, dtype=np.int64)
+        self._output_counts = np.zeros(64, dtype=np.float32)
+        for token_id in sequence.token_ids[: sequence.num_prompt_tokens]:
+            self._place(token_id)
+        for token_id in sequence.token_ids[sequence.num_prompt_tokens :]:
+            self.add(token_id)
+
+    @property
+    def token_ids(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return self._token_ids[: len(self._place_of)]
+
+    @property
+    def output_counts(self) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        """How often each is in the output."""
+        return self._output_counts[: len(self._place_of)]
+
+    def add(self, token_id: int) -> None:
+        """To the output."""
+        self._output_counts[self._place(token_id)] += 1
+
+    def _place(self, token_id: int) -> int:
+        place = self._place_of.setdefault(token_id, len(self._place_of))
+        if place == len(self._token_ids):
+            self._token_ids = np.resize(self._token_ids, 2 * place)
+            self._output_counts = np.concatenate(
+                [self._output_counts, np.zeros_like(self._output_counts)]
+            )
+        self._token_ids[place] = token_id
+        return place
 
 
 class TokenCounts:
-    """A row of counts for each sequence that is penalised, kept from step to step; all on the
-    scores' device. Rows grow by doubling."""
+    """Of each sequence that is penalised, from its first step on."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._seen = torch.zeros(0, vocab_size, dtype=torch.bool)
-        self._output = torch.zeros(0, vocab_size)
-        self._row_of: dict[str, int] = {}
-        self._free_rows: list[int] = []
+    def __init__(self) -> None:
+        self._used: dict[str, UsedTokens] = {}
 
     def add(self, sequences: list[Sequence], token_ids: list[int]) -> None:
         """Each penalised sequence's new token."""
-        pairs = [
-            (row, token_id)
-            for sequence, token_id in zip(sequences, token_ids, strict=True)
-            if (row := self._row_of.get(sequence.sequence_id)) is not None
-        ]
-        if not pairs:
-            return
-        places = [row * self._vocab_size + token_id for row, token_id in pairs]
-        where = on_device(places, torch.int64, self._seen.device)
-        self._seen.view(-1).index_fill_(0, where, True)
-        self._output.view(-1).index_add_(0, where, self._output.new_ones(len(places)))
+        for sequence, token_id in zip(sequences, token_ids, strict=True):
+            if (used := self._used.get(sequence.sequence_id)) is not None:
+                used.add(token_id)
 
     def forget(self, sequence_id: str) -> None:
-        if (row := self._row_of.pop(sequence_id, None)) is not None:
-            self._free_rows.append(row)
+        self._used.pop(sequence_id, None)
 
     def penalize(self, scores: torch.Tensor, sequences: list[Sequence]) -> None:
-        """``scores`` (num_sequences, vocab_size) float32, in place."""
-        rows = [row for row, sequence in enumerate(sequences) if has_penalties(sequence.params)]
-        if not rows:
+        """``scores`` (num_sequences, vocab_size) float32, contiguous, in place."""
+        places, factors, amounts = [], [], []
+        for row, sequence in enumerate(sequences):
+            params = sequence.params
+            if not has_penalties(params):
+                continue
+            used = self._used_by(sequence)
+            counts = used.output_counts
+            places.append(used.token_ids + row * scores.shape[-1])
+            factors.append(np.full(len(counts), params.repetition_penalty, dtype=np.float32))
+            amounts.append(
+                params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+            )
+        if not places:
             return
-        device, chosen = scores.device, [sequences[row] for row in rows]
-        counted = on_device([self._row(s, device) for s in chosen], torch.int64, device)
-        where = on_device(rows, torch.int64, device)
-        penalized = self._penalized(scores.index_select(0, where), counted, chosen)
-        scores.index_copy_(0, where, penalized)
+        where = on_device(np.concatenate(places), torch.int64, scores.device)
+        factor = on_device(np.concatenate(factors), torch.float32, scores.device)
+        amount = on_device(np.concatenate(amounts), torch.float32, scores.device)
+        flat = scores.view(-1)
+        used_scores = flat.index_select(0, where)
+        repeated = torch.where(used_scores > 0, used_scores / factor, used_scores * factor)
+        flat.index_copy_(0, where, repeated - amount)
 
-    def _penalized(
-        self, scores: torch.Tensor, counted: torch.Tensor, sequences: list[Sequence]
-    ) -> torch.Tensor:
-        params = [sequence.params for sequence in sequences]
-        if any(p.repetition_penalty != 1.0 for p in params):
-            penalty = column([p.repetition_penalty for p in params], scores.device)
-            repeated = torch.where(scores > 0, scores / penalty, scores * penalty)
-            scores = torch.where(self._seen.index_select(0, counted), repeated, scores)
-        output = self._output.index_select(0, counted)
-        if any(p.frequency_penalty != 0.0 for p in params):
-            scores = scores - column([p.frequency_penalty for p in params], scores.device) * output
-        if any(p.presence_penalty != 0.0 for p in params):
-            penalty = column([p.presence_penalty for p in params], scores.device)
-            scores = scores - penalty * (output > 0)
-        return scores
-
-    def _row(self, sequence: Sequence, device: torch.device) -> int:
-        row = self._row_of.get(sequence.sequence_id)
-        if row is None:
-            if not self._free_rows:
-                self._grow(device)
-            row = self._row_of[sequence.sequence_id] = self._free_rows.pop()
-            self._count(row, sequence)
-        return row
-
-    def _count(self, row: int, sequence: Sequence) -> None:
-        """From its tokens so far."""
-        tokens = on_device(sequence.token_ids, torch.int64, self._seen.device)
-        self._seen[row].zero_().index_fill_(0, tokens, True)
-        output = tokens[sequence.num_prompt_tokens :]
-        ones = self._output.new_ones(len(output))
-        self._output[row].zero_().index_add_(0, output, ones)
-
-    def _grow(self, device: torch.device) -> None:
-        num_rows = len(self._seen)
-        more = max(num_rows, FIRST_ROWS)
-        self._seen, self._output = (
-            torch.cat([held.to(device), held.new_zeros(more, self._vocab_size, device=device)])
-            for held in (self._seen, self._output)
-        )
-        self._free_rows.extend(range(num_rows + more - 1, num_rows - 1, -1))
+    def _used_by(self, sequence: Sequence) -> UsedTokens:
+        used = self._used.get(sequence.sequence_id)
+        if used is None:
+            used = self._used[sequence.sequence_id] = UsedTokens(sequence)
+        return used
 
 
 def has_penalties(params: SamplingParams) -> bool:

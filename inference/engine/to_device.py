@@ -4,12 +4,13 @@ reads what was sampled."""
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-Values = Ordered[int] | Ordered[float] | npt.NDArray[np.int64] | npt.NDArray[np.uint8]
+Values = Ordered[int] | Ordered[float] | npt.NDArray[np.number[Any]]
 
 
 def on_device(values: Values, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -48,3 +49,8 @@ def read_back(tensors: Ordered[torch.Tensor]) -> list[list[int]]:
 def column(values: list[float], device: torch.device) -> torch.Tensor:
     """(num_values, 1) float32."""
     return on_device(values, torch.float32, device).unsqueeze(1)
+
+
+def rows_of(matrix: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """A copy of them."""
+    return matrix.index_select(0, on_device(rows, torch.int64, matrix.device))

@@ -109,7 +109,7 @@ def penalized(scores: torch.Tensor, sequence: Sequence) -> torch.Tensor:
 
 
 def test_penalties_follow_each_sequence_as_others_come_and_go() -> None:
-    chance, counts = random.Random(3), TokenCounts(VOCAB_SIZE)
+    chance, counts = random.Random(3), TokenCounts()
     sequences: list[Sequence] = []
     for step in range(30):
         if len(sequences) < 7 and step % 2 == 0:
