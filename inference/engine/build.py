@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from inference.engine.drawing import NativeDrawer
 from inference.engine.engine import Engine, EngineLimits
 from inference.engine.executor import TensorExecutor
 from inference.engine.grammars import GrammarCompiler
@@ -14,6 +15,7 @@ from inference.engine.rates import PrefillAverage
 from inference.engine.sampler import Sampler
 from inference.engine.scheduler import Scheduler, SchedulerLimits
 from inference.models.graphed import GraphedLlama
+from inference.models.native.llama import NativeLlama
 from inference.models.registry import AnyModel
 
 
@@ -38,9 +40,10 @@ def build_engine(
     kv = model.new_kv(num_kv_blocks, block_tokens)
     if isinstance(model, GraphedLlama):
         model.capture_decode(kv, max_rows=limits.max_running, context_tokens=context_tokens)
-    runner = ModelRunner(model, kv)
+    drawer = NativeDrawer(model.decoder) if isinstance(model, NativeLlama) else None
+    sampler = Sampler(model.config.vocab_size, drawer)
     return Engine(
-        TensorExecutor(runner, Sampler(model.config.vocab_size), model.device),
+        TensorExecutor(ModelRunner(model, kv), sampler, model.device),
         Scheduler(kv_cache, limits),
         EngineLimits(context_tokens=context_tokens, vocab_size=model.config.vocab_size),
         grammars=grammars,

@@ -10,20 +10,17 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from llguidance import LLTokenizer
+import msgspec
 
+from inference.engine.benchmark_steps import decode_step_ms, load_text_engine
 from inference.engine.engine import Engine
-from inference.engine.load import configure_threads, load_engine
-from inference.protocol.engine import SubmitSequence
-from inference.protocol.load import LoadSpec
+from inference.engine.load import configure_threads
 from inference.protocol.sampling import Grammar, SamplingParams
 
 NUM_SEQUENCES = 8
-STEPS_PER_TURN = 40
 TEMPERATURES = (0.0, 1.0)
 PROMPT = (
     "<|im_start|>user\nInvent people: number {index}, and others. Answer in JSON.<|im_end|>\n"
@@ -64,54 +61,27 @@ class MaskCost:
 
 def measure_mask_costs(model: Path, data_dir: Path, num_turns: int = 10) -> list[MaskCost]:
     """One for each of ``TEMPERATURES``."""
-    spec = LoadSpec(job_id="bench", model="bench", source=f"path:{model}")
-    loaded = load_engine(spec, data_dir, lambda progress: None)
-    assert isinstance(loaded.engine, Engine), "grammars are for a model of text"
-    tokenizer = LLTokenizer(str(Path(loaded.report.tokenizer_dir) / "tokenizer.json"))
+    engine, tokenizer = load_text_engine(model, data_dir)
     prompts = [
         tokenizer.tokenize_str(PROMPT.format(index=index), parse_special=True)
         for index in range(NUM_SEQUENCES)
     ]
-    return [_measure(loaded.engine, prompts, num_turns, value) for value in TEMPERATURES]
+    return [_measure(engine, prompts, num_turns, value) for value in TEMPERATURES]
 
 
 def _measure(
     engine: Engine, prompts: list[list[int]], num_turns: int, temperature: float
 ) -> MaskCost:
-    _turn_ms(engine, prompts, GRAMMAR, temperature)  # compiles it, and pays for first times
+    without = SamplingParams(max_tokens=1, temperature=temperature)
+    bound = msgspec.structs.replace(without, grammar=GRAMMAR)
+    decode_step_ms(engine, prompts, bound)  # compiles it, and pays for first times
     free, masked = [], []
     for _ in range(num_turns):
-        free.append(_turn_ms(engine, prompts, None, temperature))
-        masked.append(_turn_ms(engine, prompts, GRAMMAR, temperature))
+        free.append(decode_step_ms(engine, prompts, without))
+        masked.append(decode_step_ms(engine, prompts, bound))
     shares = [with_ms / without_ms - 1 for without_ms, with_ms in zip(free, masked, strict=True)]
     medians = statistics.median(free), statistics.median(masked)
     return MaskCost(temperature, *medians, statistics.median(shares))
-
-
-def _turn_ms(
-    engine: Engine, prompts: list[list[int]], grammar: Grammar | None, temperature: float
-) -> float:
-    """Median milliseconds of a step in which every prompt's sequence decodes."""
-    for index, prompt in enumerate(prompts):
-        params = SamplingParams(
-            max_tokens=2 * STEPS_PER_TURN + len(prompts),
-            temperature=temperature,
-            seed=index,
-            grammar=grammar,
-        )
-        engine.submit(SubmitSequence(sequence_id=str(index), token_ids=prompt, params=params))
-    outputs = engine.step().outputs
-    while len(outputs) < len(prompts):
-        outputs = engine.step().outputs
-    seconds = []
-    for _ in range(STEPS_PER_TURN):
-        started_s = time.perf_counter()
-        outputs = engine.step().outputs
-        seconds.append(time.perf_counter() - started_s)
-        if len(outputs) != len(prompts):
-            raise RuntimeError(f"a sequence ended early: {outputs}")
-    engine.cancel_all()
-    return statistics.median(seconds) * 1e3
 
 
 def main() -> None:

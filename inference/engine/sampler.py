@@ -10,20 +10,21 @@ own generator, is looked up in the cumulative distribution.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from inference.engine.adjustments import add_bias, forbid_early_stops
+from inference.engine.drawing import Draw, Drawer, TorchDrawer
 from inference.engine.engine import Sampled
-from inference.engine.filters import TOP_CANDIDATES, filter_among
+from inference.engine.filters import TOP_CANDIDATES
 from inference.engine.logprobs import token_logprobs
 from inference.engine.masks import GrammarMasks, Masked
 from inference.engine.penalties import TokenCounts, has_penalties
 from inference.engine.random_stream import RandomStream
 from inference.engine.sequence import Sequence
 from inference.engine.thinking import ThinkingBudget
-from inference.engine.to_device import column, on_device, read_back
+from inference.engine.to_device import on_device, read_back, rows_of
 from inference.protocol.sampling import TokenLogprob
 
 
@@ -35,19 +36,22 @@ class _Choice:
     """Of the step's logits."""
     sequences: list[Sequence]
     scores: torch.Tensor
+    places: list[int]
+    """Rows of ``scores``, which are the step's logits where nothing adjusts them."""
     masked: Masked
-    """By place in ``rows``."""
+    """By index in ``rows``."""
     tensors: tuple[torch.Tensor, ...]
     """Token ids, (num_rows,); and where any were drawn whether each row's filters were short of
     candidates."""
 
 
 class Sampler:
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, drawer: Drawer | None = None) -> None:
         self._vocab_size = vocab_size
+        self._drawer = drawer or TorchDrawer()
         self._masks = GrammarMasks()
         self._random: dict[str, RandomStream] = {}
-        self._counts = TokenCounts(vocab_size)
+        self._counts = TokenCounts()
         self._thinking: dict[str, ThinkingBudget] = {}
 
     @torch.inference_mode()
@@ -58,7 +62,7 @@ class Sampler:
             return Sampled([], frozenset(), {})
         largest, greedy = largest_of(logits)
         special = [row for row, sequence in enumerate(sequences) if is_special(sequence)]
-        choice = self._choose(sequences, logits, special)
+        choice = self._choose(sequences, logits, greedy, special)
         waited = read_back([torch.isfinite(largest), greedy, *choice.tensors])
         failed = frozenset(row for row, is_finite in enumerate(waited[0]) if not is_finite)
         token_ids, masked = waited[1], Masked()
@@ -69,7 +73,7 @@ class Sampler:
             if row not in failed and is_refused(token_ids[row], sequence)
         ]
         if refused:
-            choice = self._choose(sequences, logits, refused)
+            choice = self._choose(sequences, logits, greedy, refused)
             self._settle(choice, read_back(choice.tensors), token_ids, masked, failed)
         logprobs = self._logprobs(sequences, logits, token_ids, failed)
         complete = self._follow(sequences, token_ids, masked)
@@ -80,25 +84,43 @@ class Sampler:
         self._counts.forget(sequence.sequence_id)
         self._thinking.pop(sequence.sequence_id, None)
 
-    def _choose(self, sequences: list[Sequence], logits: torch.Tensor, rows: list[int]) -> _Choice:
-        """For all but greedy rows whose answer is known. Waits for nothing on the device."""
+    def _choose(
+        self, sequences: list[Sequence], logits: torch.Tensor, greedy: torch.Tensor, rows: list[int]
+    ) -> _Choice:
+        """For all but greedy rows whose answer is known; ``greedy`` are all rows' largest logits.
+        Waits for nothing on the device."""
         chosen = [sequences[row] for row in rows]
         if not rows:
-            return _Choice(rows, chosen, logits, Masked(), ())
-        scores = logits.clone() if len(rows) == len(logits) else _rows_of(logits, rows)
-        self._counts.penalize(scores, chosen)
-        add_bias(scores, chosen)
-        masked = self._masks.apply(scores, chosen)
-        forbid_early_stops(scores, chosen)
-        _, token_ids = largest_of(scores)
-        drawn_rows = [i for i, s in enumerate(chosen) if s.params.temperature > 0]
-        if not drawn_rows:
-            return _Choice(rows, chosen, scores, masked, (token_ids,))
-        drawn, is_short = self._draw(scores, chosen, drawn_rows, TOP_CANDIDATES)
-        where = on_device(drawn_rows, torch.int64, scores.device)
-        token_ids = token_ids.index_copy(0, where, drawn)
+            return _Choice(rows, chosen, logits, [], Masked(), ())
+        if not any(map(is_adjusted, chosen)):
+            choice = _Choice(rows, chosen, logits, rows, Masked(), ())
+            likeliest = greedy.index_select(0, on_device(rows, torch.int64, greedy.device))
+            return replace(choice, tensors=self._draw_over(likeliest, choice))
+        scores = logits.clone() if len(rows) == len(logits) else rows_of(logits, rows)
+        masked = self._adjust(scores, chosen)
+        choice = _Choice(rows, chosen, scores, list(range(len(rows))), masked, ())
+        is_drawn = all(sequence.params.temperature > 0 for sequence in chosen)
+        likeliest = torch.zeros_like(greedy[: len(rows)]) if is_drawn else largest_of(scores)[1]
+        return replace(choice, tensors=self._draw_over(likeliest, choice))
+
+    def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> Masked:
+        """In place."""
+        self._counts.penalize(scores, sequences)
+        add_bias(scores, sequences)
+        masked = self._masks.apply(scores, sequences)
+        forbid_early_stops(scores, sequences)
+        return masked
+
+    def _draw_over(self, token_ids: torch.Tensor, choice: _Choice) -> tuple[torch.Tensor, ...]:
+        """The choice's tensors: ``token_ids``, its rows' likeliest, and where a row has a
+        temperature what is drawn for it."""
+        indices = [i for i, s in enumerate(choice.sequences) if s.params.temperature > 0]
+        if not indices:
+            return (token_ids,)
+        drawn, is_short = self._draw(choice, indices, TOP_CANDIDATES)
+        where = on_device(indices, torch.int64, token_ids.device)
         all_short = torch.zeros_like(token_ids, dtype=torch.bool).index_copy(0, where, is_short)
-        return _Choice(rows, chosen, scores, masked, (token_ids, all_short))
+        return token_ids.index_copy(0, where, drawn), all_short
 
     def _settle(
         self,
@@ -116,7 +138,7 @@ class Sampler:
         is_short = read[1] if len(read) > 1 else []
         short = [i for i, value in enumerate(is_short) if value and choice.rows[i] not in failed]
         if short:  # flat distributions: their nucleus is wider than what was looked at
-            drawn, _ = self._draw(choice.scores, choice.sequences, short, self._vocab_size)
+            drawn, _ = self._draw(choice, short, self._vocab_size)
             for index, token_id in zip(short, read_back([drawn])[0], strict=True):
                 chosen_ids[index] = token_id
         for index, row in enumerate(choice.rows):
@@ -167,25 +189,15 @@ class Sampler:
         return budget
 
     def _draw(
-        self,
-        scores: torch.Tensor,
-        sequences: list[Sequence],
-        rows: list[int],
-        num_candidates: int,
+        self, choice: _Choice, indices: list[int], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token for each of ``rows`` from its filtered distribution, (num_rows,), and whether
-        ``num_candidates`` were too few to say which."""
-        device, params = scores.device, [sequences[row].params for row in rows]
-        scaled = _rows_of(scores, rows) / column([p.temperature for p in params], device)
-        probabilities, is_short = filter_among(
-            torch.softmax(scaled, dim=-1), params, num_candidates
-        )
-        uniform = column([self._uniform(sequences[row]) for row in rows], device)
-        cumulative = probabilities.cumsum(dim=-1)
-        total = cumulative[:, -1:]
-        # A uniform number below 1 times the total can round up to the total, past the last token.
-        target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-        return torch.searchsorted(cumulative, target, right=True).flatten(), is_short
+        """For those of the choice's sequences."""
+        sequences = choice.sequences
+        draws = [
+            Draw(choice.places[i], sequences[i].params, self._uniform(sequences[i]))
+            for i in indices
+        ]
+        return self._drawer.draw(choice.scores, draws, num_candidates)
 
     def _uniform(self, sequence: Sequence) -> float:
         stream = self._random.get(sequence.sequence_id)
@@ -208,12 +220,8 @@ class Sampler:
         if not rows:
             return {}
         wanted = [sequences[row].params.top_logprobs or 0 for row in rows]
-        found = token_logprobs(_rows_of(logits, rows), [token_ids[row] for row in rows], wanted)
+        found = token_logprobs(rows_of(logits, rows), [token_ids[row] for row in rows], wanted)
         return dict(zip(rows, found, strict=True))
-
-
-def _rows_of(matrix: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    return matrix.index_select(0, on_device(rows, torch.int64, matrix.device))
 
 
 def largest_of(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -230,10 +238,20 @@ def is_special(sequence: Sequence) -> bool:
     """Whether the answer may be another token than the one with the largest raw logit, whatever a
     grammar says to it."""
     params = sequence.params
+    return params.temperature > 0 or params.thinking_limit is not None or _has_wishes(sequence)
+
+
+def is_adjusted(sequence: Sequence) -> bool:
+    """Whether anything is added to its logits."""
+    has_mask = sequence.grammar is not None and sequence.grammar.is_active
+    return has_mask or _has_wishes(sequence)
+
+
+def _has_wishes(sequence: Sequence) -> bool:
+    """Whether its parameters favour or forbid tokens."""
+    params = sequence.params
     return (
-        params.temperature > 0
-        or params.thinking_limit is not None
-        or has_penalties(params)
+        has_penalties(params)
         or bool(params.logit_bias)
         or sequence.num_output_tokens < params.min_tokens
     )

@@ -13,17 +13,8 @@ from pathlib import Path
 from inference.models.kv_format import KVFormat
 
 SOURCE_DIR = Path(__file__).resolve().parent
-SOURCES = (
-    "decoder.cpp",
-    "activations.h",
-    "attention.h",
-    "element_attention.h",
-    "formats.h",
-    "int8_attention.h",
-    "linear.h",
-    "simd.h",
-    "thread_team.h",
-)
+SOURCE = SOURCE_DIR / "library.cpp"
+"""Includes all others."""
 FLAGS = (
     "-std=c++20",
     "-O3",
@@ -71,7 +62,7 @@ def _compile(compiler: str, library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
     # Two engines may compile at once: each into its own file, and the rename is atomic.
     partial = library.with_suffix(f".{os.getpid()}.partial")
-    command = [compiler, *FLAGS, "-o", str(partial), str(SOURCE_DIR / "decoder.cpp")]
+    command = [compiler, *FLAGS, "-o", str(partial), str(SOURCE)]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S)
     except subprocess.CalledProcessError as error:
@@ -85,8 +76,8 @@ def _compile(compiler: str, library: Path) -> None:
 def _fingerprint(compiler: str) -> str:
     """Names what the library depends on: our source, the compiler, and what ``native`` means."""
     digest = hashlib.sha256()
-    for name in SOURCES:
-        digest.update((SOURCE_DIR / name).read_bytes())
+    for source in (SOURCE, *sorted(SOURCE_DIR.glob("*.h"))):
+        digest.update(source.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     digest.update(b"\0".join([compiler.encode(), version, " ".join(FLAGS).encode(), _cpu()]))
     return digest.hexdigest()[:16]

@@ -25,7 +25,7 @@ from inference.models.stored import GROUP_FEATURES, SUPER_BLOCK_FEATURES
 MAX_PARTS = 3
 """``kMaxParts`` of linear.h."""
 KV_FORMATS: dict[KVFormat, int] = {"fp32": 0, "bf16": 1, "int8": 2}
-"""``KVFormat`` of decoder.cpp."""
+"""``KVFormat`` of model.h."""
 
 
 class _Linear(ctypes.Structure):
@@ -92,6 +92,19 @@ class _Batch(ctypes.Structure):
         ("values", ctypes.c_void_p),
         ("num_blocks", ctypes.c_int64),
         ("logits", ctypes.c_void_p),
+    ]
+
+
+class Draw(ctypes.Structure):
+    """``Draw`` of draw.h: a row of scores, and how its token is drawn. ``top_k`` 0: of all."""
+
+    _fields_ = [
+        ("row", ctypes.c_int64),
+        ("top_k", ctypes.c_int32),
+        ("temperature", ctypes.c_float),
+        ("top_p", ctypes.c_float),
+        ("min_p", ctypes.c_float),
+        ("uniform", ctypes.c_float),
     ]
 
 
@@ -209,6 +222,20 @@ class NativeDecoder:
         self._library.helexa_decoder_forward(self._decoder, ctypes.byref(batch))
         return logits
 
+    def draw(self, scores: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+        """One token id for each draw, int64. ``scores`` (num_rows, vocab_size) float32, read only;
+        that of a row with what is not a number means nothing."""
+        assert scores.shape[1] == self._vocab_size
+        token_ids = torch.empty(len(draws), dtype=torch.int64)
+        self._library.helexa_decoder_draw(
+            self._decoder,
+            _pointer(scores, torch.float32),
+            (Draw * len(draws))(*draws),
+            len(draws),
+            token_ids.data_ptr(),
+        )
+        return token_ids
+
     def close(self) -> None:
         self._library.helexa_decoder_free(self._decoder)
         self._alive.clear()
@@ -232,6 +259,12 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.helexa_decoder_new.argtypes = [ctypes.c_void_p, ctypes.c_int32]
     library.helexa_decoder_forward.restype = None
     library.helexa_decoder_forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.helexa_decoder_draw.restype = None
+    library.helexa_decoder_draw.argtypes = [
+        *(ctypes.c_void_p for _ in range(3)),
+        ctypes.c_int32,
+        ctypes.c_void_p,
+    ]
     library.helexa_kv_region_bytes.restype = ctypes.c_int64
     library.helexa_kv_region_bytes.argtypes = [ctypes.c_int32, ctypes.c_int32]
     library.helexa_decoder_free.restype = None

@@ -48,7 +48,7 @@ class NativeLlama:
         self.kv_format = kv_format
         angles, half = rope_table(config, context_tokens, self.device), config.head_dim // 2
         embedding = pack(weights.stored("model.embed_tokens"))
-        self._decoder = NativeDecoder(
+        self.decoder = NativeDecoder(
             library,
             config,
             layers=[_load_layer(config, weights, i) for i in range(config.num_layers)],
@@ -63,8 +63,8 @@ class NativeLlama:
 
     def new_kv(self, num_blocks: int, block_tokens: int) -> NativeKV:
         """One block more than asked for: the last is scratch, where padding rows write."""
-        assert block_tokens == self._decoder.block_tokens
-        region_bytes = self._decoder.kv_region_bytes
+        assert block_tokens == self.decoder.block_tokens
+        region_bytes = self.decoder.kv_region_bytes
         shape = (self.config.num_layers, num_blocks + 1, self.config.num_kv_heads, region_bytes)
         # Small pages keep memory down, and slow long contexts of the wider formats down as well:
         # ``inference.engine.kv_pages_benchmark``.
@@ -83,7 +83,7 @@ class NativeLlama:
     def decode(self, batch: DecodeBatch, kv: NativeKV) -> torch.Tensor:
         """Write the rows' keys and values, return their logits: (num_rows, vocab_size) float32."""
         rows = torch.arange(batch.token_ids.shape[0])
-        return self._decoder.forward(
+        return self.decoder.forward(
             token_ids=batch.token_ids,
             positions=batch.positions,
             sequences=rows,
@@ -100,7 +100,7 @@ class NativeLlama:
         tables = torch.nn.utils.rnn.pad_sequence(
             [span.block_ids for span in batch.spans], batch_first=True
         )
-        return self._decoder.forward(
+        return self.decoder.forward(
             token_ids=batch.token_ids,
             positions=batch.positions,
             sequences=torch.arange(len(batch.spans)).repeat_interleave(lengths),

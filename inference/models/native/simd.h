@@ -145,6 +145,23 @@ inline f32x16 times_power_of_two(f32x16 x, f32x16 power) {
 }
 #endif
 
+// Stores the lanes that are `least` or more one after the other; writes a whole vector. Returns how
+// many they are.
+inline int store_from(float* to, f32x16 value, f32x16 least) {
+#if defined(__AVX512F__)
+  const __mmask16 kept = _mm512_cmp_ps_mask((__m512)value, (__m512)least, _CMP_GE_OQ);
+  if (kept) store(to, (f32x16)_mm512_maskz_compress_ps(kept, (__m512)value));
+  return __builtin_popcount(kept);
+#else
+  int count = 0;
+  for (int i = 0; i < kLanes; i++) {
+    to[count] = value[i];
+    count += value[i] >= least[i];
+  }
+  return count;
+#endif
+}
+
 inline bool any(i32x16 condition) {
 #if defined(__AVX512F__)
   return _mm512_test_epi32_mask((__m512i)condition, (__m512i)condition) != 0;

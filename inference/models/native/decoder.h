@@ -3,7 +3,7 @@
 // One call is one run of the thread team: the layers follow each other inside it, with a barrier
 // wherever a step reads what another member wrote. Rows are tokens; consecutive rows of one
 // sequence form tiles for attention, so prompt chunks and single decode rows take the same path.
-// Called through ctypes (decoder.py).
+#pragma once
 
 #include <cmath>
 #include <cstdlib>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "buffers.h"
+#include "draw.h"
 #include "element_attention.h"
 #include "int8_attention.h"
 #include "linear.h"
@@ -30,6 +31,7 @@ class Decoder {
   Decoder(const Model& model, int num_threads) : m_(model), team_(num_threads) {
     layers_.assign(model.layers, model.layers + model.num_layers);
     for (int i = 0; i < num_threads; i++) tiles_scratch_.push_back(std::make_unique<QueryTile>());
+    drawers_.resize(num_threads);
   }
 
   void forward(const Batch& batch) {
@@ -40,6 +42,19 @@ class Decoder {
       else if (m_.kv_format == kKVBfloat16) forward_member<ElementKV<uint16_t>>(batch, member);
       else forward_member<ElementKV<float>>(batch, member);
     });
+  }
+
+  // `scores` (rows, vocab_size); one token id per draw.
+  void draw(const float* scores, const Draw* draws, int count, int64_t* token_ids) {
+    const auto draw_share = [&](int member, int num_members) {
+      const Share mine(count, member, num_members);
+      for (int i = mine.begin; i < mine.end; i++) {
+        const int64_t at = draws[i].row * m_.head.out_features;
+        token_ids[i] = drawers_[member].draw(scores + at, m_.head.out_features, draws[i]);
+      }
+    };
+    if (count == 1) return draw_share(0, 1);  // sooner done than anybody is awake
+    team_.run([&](int member) { draw_share(member, team_.size()); });
   }
 
  private:
@@ -352,32 +367,8 @@ class Decoder {
   Batch wanted_{};
   std::vector<int64_t> wanted_positions_, wanted_sequences_, wanted_rows_;
   std::vector<std::unique_ptr<QueryTile>> tiles_scratch_;
+  std::vector<Drawer> drawers_;
   std::atomic<int> next_task_{0};
 };
 
 }  // namespace helexa
-
-extern "C" {
-
-void* helexa_decoder_new(const helexa::Model* model, int32_t num_threads) {
-  return new helexa::Decoder(*model, num_threads);
-}
-
-void helexa_decoder_forward(void* decoder, const helexa::Batch* batch) {
-  static_cast<helexa::Decoder*>(decoder)->forward(*batch);
-}
-
-void helexa_decoder_free(void* decoder) { delete static_cast<helexa::Decoder*>(decoder); }
-
-// Of the keys, or the values, of one (block, kv head).
-int64_t helexa_kv_region_bytes(int32_t kv_format, int32_t head_dim) {
-  if (kv_format == helexa::kKVInt8) return helexa::Int8KV::region_bytes(head_dim);
-  if (kv_format == helexa::kKVBfloat16)
-    return helexa::ElementKV<uint16_t>::region_bytes(head_dim);
-  return helexa::ElementKV<float>::region_bytes(head_dim);
-}
-
-int32_t helexa_block_tokens() { return helexa::kBlockTokens; }
-int32_t helexa_max_head_dim() { return helexa::kMaxHeadDim; }
-
-}  // extern "C"

@@ -1,0 +1,73 @@
+"""Draws tokens from the filtered distributions of rows of scores: one uniform number each, looked
+up in the cumulative distribution. On torch, or natively where the model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from inference.engine.filters import filter_among
+from inference.engine.to_device import column, rows_of
+from inference.models.native.decoder import Draw as NativeDraw
+from inference.models.native.decoder import NativeDecoder
+from inference.protocol.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    row: int
+    """Of the scores."""
+    params: SamplingParams
+    uniform: float
+    """In [0, 1)."""
+
+
+class Drawer(Protocol):
+    def draw(
+        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A token id for each, (num_draws,) int64, and whether the ``num_candidates`` likeliest
+        tokens were too few to say which. ``scores`` (num_rows, vocab_size) float32, read only.
+        Waits for nothing on the device."""
+        ...
+
+
+class TorchDrawer:
+    def draw(
+        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        device, params = scores.device, [draw.params for draw in draws]
+        scaled = rows_of(scores, [draw.row for draw in draws])
+        scaled = scaled / column([p.temperature for p in params], device)
+        probabilities = torch.softmax(scaled, dim=-1)
+        probabilities, is_short = filter_among(probabilities, params, num_candidates)
+        cumulative = probabilities.cumsum(dim=-1)
+        total = cumulative[:, -1:]
+        # A uniform number below 1 times the total can round up to the total, past the last token.
+        below_total = torch.nextafter(total, torch.zeros_like(total))
+        uniform = column([draw.uniform for draw in draws], device)
+        target = torch.minimum(uniform * total, below_total)
+        return torch.searchsorted(cumulative, target, right=True).flatten(), is_short
+
+
+class NativeDrawer:
+    def __init__(self, decoder: NativeDecoder) -> None:
+        self._decoder = decoder
+
+    def draw(
+        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Looks at every token, whatever ``num_candidates``."""
+        token_ids = self._decoder.draw(scores, [_native(draw) for draw in draws])
+        return token_ids, torch.zeros(len(draws), dtype=torch.bool)
+
+
+def _native(draw: Draw) -> NativeDraw:
+    params = draw.params
+    return NativeDraw(
+        draw.row, params.top_k, params.temperature, params.top_p, params.min_p, draw.uniform
+    )

@@ -1,0 +1,33 @@
+// What Python calls, through ctypes (decoder.py).
+
+#include "decoder.h"
+
+extern "C" {
+
+void* helexa_decoder_new(const helexa::Model* model, int32_t num_threads) {
+  return new helexa::Decoder(*model, num_threads);
+}
+
+void helexa_decoder_forward(void* decoder, const helexa::Batch* batch) {
+  static_cast<helexa::Decoder*>(decoder)->forward(*batch);
+}
+
+void helexa_decoder_draw(void* decoder, const float* scores, const helexa::Draw* draws, int32_t count,
+                         int64_t* token_ids) {
+  static_cast<helexa::Decoder*>(decoder)->draw(scores, draws, count, token_ids);
+}
+
+void helexa_decoder_free(void* decoder) { delete static_cast<helexa::Decoder*>(decoder); }
+
+// Of the keys, or the values, of one (block, kv head).
+int64_t helexa_kv_region_bytes(int32_t kv_format, int32_t head_dim) {
+  if (kv_format == helexa::kKVInt8) return helexa::Int8KV::region_bytes(head_dim);
+  if (kv_format == helexa::kKVBfloat16)
+    return helexa::ElementKV<uint16_t>::region_bytes(head_dim);
+  return helexa::ElementKV<float>::region_bytes(head_dim);
+}
+
+int32_t helexa_block_tokens() { return helexa::kBlockTokens; }
+int32_t helexa_max_head_dim() { return helexa::kMaxHeadDim; }
+
+}  // extern "C"
