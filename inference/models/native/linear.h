@@ -19,6 +19,12 @@ struct Linear {
 
   int num_panels() const { return (out_features + kLanes - 1) / kLanes; }
   int num_groups() const { return in_features / kGroup; }
+
+  int64_t bytes_of_panel() const {
+    int64_t bytes = int64_t(in_features) * kLanes * sizeof(float);
+    with_format(format, [&]<typename F>(F) { bytes = panel_bytes<F>(num_groups()); });
+    return bytes;
+  }
 };
 
 constexpr int kMaxParts = 3;
@@ -39,9 +45,20 @@ struct Projection {
   }
 };
 
-// Outputs of the panel at `block` for `Rows` rows: sums over groups, in group order. Not inlined:
-// side by side in one function, the formats' loops would get each other's registers.
-template <typename F, int Rows>
+// How far ahead of the arithmetic weights are asked for. The processor's own prefetching ends with
+// each page of memory.
+constexpr int kPrefetchBytes = 2048;
+
+template <int Bytes>
+[[gnu::always_inline]] inline void prefetch(const uint8_t* from) {
+#pragma GCC unroll 16
+  for (int line = 0; line < Bytes; line += 64) __builtin_prefetch(from + line);
+}
+
+// Outputs of the panel at `block` for `Rows` rows: sums over groups, in group order. Whoever is the
+// first to read the panel `Fetches` it from memory; for others it is in a cache. Not inlined: side by
+// side in one function, the formats' loops would get each other's registers.
+template <typename F, int Rows, bool Fetches>
 [[gnu::noinline]] void panel_packed(const uint8_t* block, int num_groups, const Activations& x,
                                     int row, f32x16* result) {
   constexpr int kVectors = 8 / F::kParts;
@@ -54,6 +71,8 @@ template <typename F, int Rows>
     const Head head = F::head(block);
     block += F::kHeadBytes;
     for (int g = 0; g < F::kBlockGroups; g++, block += F::kGroupBytes, group += x.row_stride) {
+      if constexpr (Fetches)
+        prefetch<F::kGroupBytes + F::kHeadBytes / F::kBlockGroups>(block + kPrefetchBytes);
       i32x16 codes[8];
       unpack_codes<F::kBits>(F::codes(block), codes);
 #pragma GCC unroll 2
@@ -107,25 +126,35 @@ inline void write_panel(const Linear& w, int panel, f32x16 result, float* out, b
   for (int i = 0; i < count; i++) to[i] = add ? to[i] + result[i] : result[i];
 }
 
-template <int Rows>
-inline void tile(const Linear& w, int panel, const Activations& x, int row, float* out,
-                 int64_t out_stride, bool add) {
+template <int Rows, bool Fetches>
+inline void tile_of(const Linear& w, int panel, const Activations& x, int row, float* out,
+                    int64_t out_stride, bool add) {
   f32x16 result[Rows];
   if (w.format == kF32) panel_f32<Rows>(w, panel, x, row, result);
   with_format(w.format, [&]<typename F>(F) {
     const uint8_t* block = w.panels + panel * panel_bytes<F>(w.num_groups());
-    panel_packed<F, Rows>(block, w.num_groups(), x, row, result);
+    panel_packed<F, Rows, Fetches>(block, w.num_groups(), x, row, result);
   });
   for (int r = 0; r < Rows; r++)
     write_panel(w, panel, result[r], out + (row + r) * out_stride, add);
 }
 
+template <int Rows>
+inline void tile(const Linear& w, int panel, const Activations& x, int row, float* out,
+                 int64_t out_stride, bool add) {
+  if (row == 0) tile_of<Rows, true>(w, panel, x, row, out, out_stride, add);
+  else tile_of<Rows, false>(w, panel, x, row, out, out_stride, add);
+}
+
 // Panels [first, last) for all rows: out[row] = (or +=) W x[row] + b. Rows go in blocks whose codes
-// fill half of a small first-level cache, and stay there while the panels stream by.
+// fill half of a small first-level cache, and stay there while the panels stream by. Panels that do
+// not stay in a second-level cache from block to block meet more rows at once.
 inline void linear(const Linear& w, const Activations& x, int num_rows, int first, int last,
                    float* out, int64_t out_stride, bool add) {
-  constexpr int kTile = 8, kBlockBytes = 16384;
-  const int row_block = std::max(1, kBlockBytes / w.in_features / kTile) * kTile;
+  constexpr int kTile = 8, kBlockBytes = 16384, kWideBlockBytes = 49152, kCachedBytes = 1 << 20;
+  const bool are_cached = (last - first) * w.bytes_of_panel() <= kCachedBytes;
+  const int block_bytes = are_cached ? kBlockBytes : kWideBlockBytes;
+  const int row_block = std::max(1, block_bytes / w.in_features / kTile) * kTile;
   for (int block = 0; block < num_rows; block += row_block) {
     const int end = std::min(num_rows, block + row_block);
     for (int panel = first; panel < last; panel++) {
