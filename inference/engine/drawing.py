@@ -1,5 +1,6 @@
-"""Draws tokens from the filtered distributions of rows of scores: one uniform number each, looked
-up in the cumulative distribution. On torch, or natively where the model is.
+"""What is done with whole rows of scores: tokens are forbidden, and drawn from what the filters
+leave, by one uniform number each, looked up in the cumulative distribution. On torch, or natively
+where the model is.
 """
 
 from __future__ import annotations
@@ -8,13 +9,17 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from inference.engine.filters import filter_among
-from inference.engine.to_device import column, rows_of
+from inference.engine.to_device import column, on_device, rows_of
 from inference.models.native.decoder import Draw as NativeDraw
 from inference.models.native.decoder import NativeDecoder
 from inference.protocol.sampling import SamplingParams
+
+Bits = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,12 @@ class Draw:
 
 
 class Drawer(Protocol):
+    def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
+        """Minus infinity for tokens whose bit, (num_rows, bytes of a vocabulary's bits or more),
+        is not set, least significant first. ``scores`` (_, vocab_size) float32, contiguous, in
+        place."""
+        ...
+
     def draw(
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,6 +48,21 @@ class Drawer(Protocol):
 
 
 class TorchDrawer:
+    def __init__(self) -> None:
+        self._biases: torch.Tensor | None = None
+
+    def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
+        """Looked up a byte at a time, which is ten times as fast as shifting bits and filling."""
+        if self._biases is None:
+            self._biases = byte_biases().to(scores.device)
+        bytes_there = on_device(bits, torch.uint8, scores.device)
+        bias = self._biases.index_select(0, bytes_there.flatten().int()).view(len(bits), -1)
+        bias = bias[:, : scores.shape[-1]]
+        if len(rows) == len(scores):
+            scores += bias
+        else:
+            scores.index_add_(0, on_device(rows, torch.int64, scores.device), bias)
+
     def draw(
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,12 +84,22 @@ class NativeDrawer:
     def __init__(self, decoder: NativeDecoder) -> None:
         self._decoder = decoder
 
+    def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
+        self._decoder.forbid(scores, rows, torch.from_numpy(bits))
+
     def draw(
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Looks at every token, whatever ``num_candidates``."""
         token_ids = self._decoder.draw(scores, [_native(draw) for draw in draws])
         return token_ids, torch.zeros(len(draws), dtype=torch.bool)
+
+
+def byte_biases() -> torch.Tensor:
+    """(256, 8) float32: what the bits of each byte add to the scores of eight tokens."""
+    values = torch.arange(256).unsqueeze(1)
+    is_set = (values >> torch.arange(8)) & 1 == 1
+    return torch.where(is_set, 0.0, float("-inf"))
 
 
 def _native(draw: Draw) -> NativeDraw:

@@ -1,5 +1,5 @@
-"""What a grammar allows, as what is added to scores. llguidance fills one bit per token for each
-sequence; here the bits meet the sequence's own stop tokens and become minus infinities.
+"""What grammars allow of scores. llguidance fills one bit per token for each sequence; here the
+bits meet the sequence's own stop tokens.
 """
 
 from __future__ import annotations
@@ -8,15 +8,12 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
+from inference.engine.drawing import Bits, Drawer
 from inference.engine.grammars import GrammarState
 from inference.engine.sequence import Sequence
-from inference.engine.to_device import on_device
-
-Bits = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,43 +32,25 @@ class Masked:
         )
 
 
-class GrammarMasks:
-    def __init__(self) -> None:
-        self._biases: torch.Tensor | None = None
-
-    def apply(self, scores: torch.Tensor, sequences: list[Sequence]) -> Masked:
-        """``scores`` (num_sequences, vocab_size) float32, in place."""
-        masked = Masked()
-        bound = [
-            (row, sequence, sequence.grammar)
-            for row, sequence in enumerate(sequences)
-            if sequence.grammar is not None and sequence.grammar.is_active
-        ]
-        if not bound:
-            return masked
-        words = allocate_token_bitmask(len(bound), scores.shape[-1])
-        # One after the other: llguidance's pool of threads was seen to wait for ever beside ours.
-        for index, (_, _, state) in enumerate(bound):
-            fill_next_token_bitmask(state.matcher, words, index)
-        bits = words.view(np.uint8)
-        for row_bits, (row, sequence, state) in zip(bits, bound, strict=True):
-            settle_end(row_bits, row, sequence, state, masked)
-        bits_there = on_device(bits, torch.uint8, scores.device)
-        bias = self._unpack(bits_there)[:, : scores.shape[-1]]
-        if len(bound) == len(scores):
-            scores += bias
-        else:
-            rows = on_device([row for row, _, _ in bound], torch.int64, scores.device)
-            scores.index_add_(0, rows, bias)
+def apply_masks(scores: torch.Tensor, sequences: list[Sequence], drawer: Drawer) -> Masked:
+    """``scores`` (num_sequences, vocab_size) float32, in place."""
+    masked = Masked()
+    bound = [
+        (row, sequence, sequence.grammar)
+        for row, sequence in enumerate(sequences)
+        if sequence.grammar is not None and sequence.grammar.is_active
+    ]
+    if not bound:
         return masked
-
-    def _unpack(self, bits: torch.Tensor) -> torch.Tensor:
-        """(num_rows, 8 * bytes) float32 out of (num_rows, bytes) uint8, least significant bit
-        first: 0 where the bit is set, else minus infinity. Looked up a byte at a time, which is ten
-        times as fast as shifting bits and filling."""
-        if self._biases is None:
-            self._biases = byte_biases().to(bits.device)
-        return self._biases.index_select(0, bits.flatten().int()).view(len(bits), -1)
+    words = allocate_token_bitmask(len(bound), scores.shape[-1])
+    # One after the other: llguidance's pool of threads was seen to wait for ever beside ours.
+    for index, (_, _, state) in enumerate(bound):
+        fill_next_token_bitmask(state.matcher, words, index)
+    bits = words.view(np.uint8)
+    for row_bits, (row, sequence, state) in zip(bits, bound, strict=True):
+        settle_end(row_bits, row, sequence, state, masked)
+    drawer.forbid(scores, [row for row, _, _ in bound], bits)
+    return masked
 
 
 def settle_end(
@@ -95,10 +74,3 @@ def settle_end(
     else:
         masked.broken[row] = "no token of the model can continue the output here"
     bits[:] = 0xFF
-
-
-def byte_biases() -> torch.Tensor:
-    """(256, 8) float32: what the bits of each byte add to the scores of eight tokens."""
-    values = torch.arange(256).unsqueeze(1)
-    is_set = (values >> torch.arange(8)) & 1 == 1
-    return torch.where(is_set, 0.0, float("-inf"))

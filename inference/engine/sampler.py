@@ -19,7 +19,7 @@ from inference.engine.drawing import Draw, Drawer, TorchDrawer
 from inference.engine.engine import Sampled
 from inference.engine.filters import TOP_CANDIDATES
 from inference.engine.logprobs import token_logprobs
-from inference.engine.masks import GrammarMasks, Masked
+from inference.engine.masks import Masked, apply_masks
 from inference.engine.penalties import TokenCounts, has_penalties
 from inference.engine.random_stream import RandomStream
 from inference.engine.sequence import Sequence
@@ -49,7 +49,6 @@ class Sampler:
     def __init__(self, vocab_size: int, drawer: Drawer | None = None) -> None:
         self._vocab_size = vocab_size
         self._drawer = drawer or TorchDrawer()
-        self._masks = GrammarMasks()
         self._random: dict[str, RandomStream] = {}
         self._counts = TokenCounts()
         self._thinking: dict[str, ThinkingBudget] = {}
@@ -107,7 +106,7 @@ class Sampler:
         """In place."""
         self._counts.penalize(scores, sequences)
         add_bias(scores, sequences)
-        masked = self._masks.apply(scores, sequences)
+        masked = apply_masks(scores, sequences, self._drawer)
         forbid_early_stops(scores, sequences)
         return masked
 

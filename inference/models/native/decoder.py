@@ -222,6 +222,19 @@ class NativeDecoder:
         self._library.helexa_decoder_forward(self._decoder, ctypes.byref(batch))
         return logits
 
+    def forbid(self, scores: torch.Tensor, rows: Sequence[int], bits: torch.Tensor) -> None:
+        """Minus infinity for the tokens whose bit is not set, in place. ``bits`` uint8
+        (num_rows, bytes of a vocabulary's bits or more), least significant first."""
+        assert scores.shape[1] == self._vocab_size and bits.shape[1] * 8 >= self._vocab_size
+        self._library.helexa_forbid(
+            _pointer(scores, torch.float32),
+            self._vocab_size,
+            (ctypes.c_int64 * len(rows))(*rows),
+            len(rows),
+            _pointer(bits, torch.uint8),
+            bits.shape[1],
+        )
+
     def draw(self, scores: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         """One token id for each draw, int64. ``scores`` (num_rows, vocab_size) float32, read only;
         that of a row with what is not a number means nothing."""
@@ -264,6 +277,15 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         *(ctypes.c_void_p for _ in range(3)),
         ctypes.c_int32,
         ctypes.c_void_p,
+    ]
+    library.helexa_forbid.restype = None
+    library.helexa_forbid.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_int32,
+        ctypes.c_void_p,
+        ctypes.c_int32,
+        ctypes.c_void_p,
+        ctypes.c_int64,
     ]
     library.helexa_kv_region_bytes.restype = ctypes.c_int64
     library.helexa_kv_region_bytes.argtypes = [ctypes.c_int32, ctypes.c_int32]

@@ -25,6 +25,19 @@ struct Draw {
 
 }  // extern "C"
 
+// Minus infinity where a token's bit is not set, least significant first.
+inline void forbid(float* scores, int vocab_size, const uint8_t* bits) {
+  const int whole = vocab_size / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes) {
+    uint16_t allowed;
+    std::memcpy(&allowed, bits + i / 8, sizeof allowed);
+    if (allowed != 0xffff)
+      store(scores + i, select_bits(allowed, load(scores + i), splat(-INFINITY)));
+  }
+  for (int i = whole; i < vocab_size; i++)
+    if (!(bits[i / 8] >> (i % 8) & 1)) scores[i] = -INFINITY;
+}
+
 class Drawer {
  public:
   // A token id under `vocab_size`; 0 where the scores are not numbers.

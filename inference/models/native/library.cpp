@@ -17,6 +17,13 @@ void helexa_decoder_draw(void* decoder, const float* scores, const helexa::Draw*
   static_cast<helexa::Decoder*>(decoder)->draw(scores, draws, count, token_ids);
 }
 
+// `bits` (count, bits_stride bytes).
+void helexa_forbid(float* scores, int32_t vocab_size, const int64_t* rows, int32_t count,
+                   const uint8_t* bits, int64_t bits_stride) {
+  for (int i = 0; i < count; i++)
+    helexa::forbid(scores + rows[i] * vocab_size, vocab_size, bits + i * bits_stride);
+}
+
 void helexa_decoder_free(void* decoder) { delete static_cast<helexa::Decoder*>(decoder); }
 
 // Of the keys, or the values, of one (block, kv head).

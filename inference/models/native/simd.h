@@ -145,6 +145,16 @@ inline f32x16 times_power_of_two(f32x16 x, f32x16 power) {
 }
 #endif
 
+// Lane i of `yes` where bit i of `bits` is set, else of `no`.
+inline f32x16 select_bits(uint16_t bits, f32x16 yes, f32x16 no) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_mask_blend_ps(bits, (__m512)no, (__m512)yes);
+#else
+  const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return select((i32x16{} + bits >> lanes & 1) != 0, yes, no);
+#endif
+}
+
 // Stores the lanes that are `least` or more one after the other; writes a whole vector. Returns how
 // many they are.
 inline int store_from(float* to, f32x16 value, f32x16 least) {

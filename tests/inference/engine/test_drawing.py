@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -129,6 +130,19 @@ def test_draws_are_those_of_the_sorted_distribution(
         assert float(cumulative[token_id]) >= uniform - edge
         below = float(cumulative[token_id - 1]) if token_id else 0.0
         assert below <= uniform + edge
+
+
+@given(bits=st.binary(min_size=7, max_size=7), row=st.integers(0, 2))
+def test_tokens_without_their_bit_are_forbidden(drawer_of: DrawerOf, bits: bytes, row: int) -> None:
+    """A vocabulary of an odd size: its last bits are of no token."""
+    scores = torch.ones(3, 53)
+    drawer = drawer_of(53)
+    drawer.forbid(scores, [row], np.frombuffer(bits, dtype=np.uint8).copy().reshape(1, -1))
+    expected = [bits[token_id // 8] >> (token_id % 8) & 1 == 1 for token_id in range(53)]
+    assert (scores[row] == 1.0).tolist() == expected
+    assert all(value in (1.0, -math.inf) for value in scores[row].tolist())
+    drawer.forbid(scores, [0, 1, 2], np.full((3, 7), 0xFF, dtype=np.uint8))
+    assert (scores == 1.0).sum() == 2 * 53 + sum(expected)
 
 
 def test_ties_with_the_last_one_stay(drawer_of: DrawerOf) -> None:

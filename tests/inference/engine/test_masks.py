@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from inference.engine.drawing import TorchDrawer
 from inference.engine.engine import Sampled
 from inference.engine.grammars import GrammarCompiler
-from inference.engine.masks import GrammarMasks, byte_biases
+from inference.engine.masks import apply_masks
 from inference.engine.sampler import Sampler
 from inference.engine.sequence import Sequence
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit
@@ -243,16 +243,8 @@ def test_greedy_takes_the_likeliest_allowed_token(
         sequence.grammar.advance(token_id)
     logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
     scores = logits.clone()
-    GrammarMasks().apply(scores, [sequence])
+    apply_masks(scores, [sequence], TorchDrawer())
     assert Sampler(VOCAB_SIZE).sample([sequence], logits).token_ids == [int(scores.argmax())]
-
-
-@given(bits=st.binary(min_size=16, max_size=16))
-def test_unpacked_bits(bits: bytes) -> None:
-    biases = byte_biases()[list(bits)].flatten().tolist()
-    expected = [byte >> place & 1 == 1 for byte in bits for place in range(8)]
-    assert [value == 0.0 for value in biases] == expected
-    assert all(value == 0.0 or value == -math.inf for value in biases)
 
 
 @given(length=st.integers(0, 30))
@@ -266,7 +258,7 @@ def test_masks_are_those_of_llguidance(compiler: GrammarCompiler, length: int) -
         for token_id in ids_of('{"name": "somebody", "age": 41')[: length // (index + 1)]:
             sequence.grammar.advance(token_id)
     scores = torch.zeros(3, VOCAB_SIZE)
-    GrammarMasks().apply(scores, sequences)
+    apply_masks(scores, sequences, TorchDrawer())
     for row, sequence in zip(scores, sequences, strict=True):
         assert sequence.grammar is not None
         matcher: LLMatcher = sequence.grammar.matcher
