@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
+"""Scheme, host and port, as browsers send it: no path, no slash at the end."""
 
 
 class ConfigError(Exception):
@@ -47,6 +50,8 @@ class Config:
     debug: bool
     allowed_hosts: tuple[str, ...]
     csrf_trusted_origins: tuple[str, ...]
+    allowed_origins: tuple[str, ...] = ()
+    """Web pages of other machines that may use the API from a browser; ``*``: all."""
     max_body_bytes: int
     request_timeout_s: int
     """How long a request may wait for its first token, loads included."""
@@ -70,6 +75,7 @@ def read_config() -> Config:
         debug=_flag("HELEXA_DEBUG"),
         allowed_hosts=_words("HELEXA_ALLOWED_HOSTS") or ("*",),
         csrf_trusted_origins=_words("HELEXA_CSRF_TRUSTED_ORIGINS"),
+        allowed_origins=_origins("HELEXA_ALLOWED_ORIGINS"),
         max_body_bytes=_integer("HELEXA_MAX_BODY_BYTES", 32 * 1024 * 1024, minimum=1024),
         request_timeout_s=_integer("HELEXA_REQUEST_TIMEOUT_S", 600, minimum=1),
         api_key=os.environ.get("HELEXA_API_KEY") or None,
@@ -81,6 +87,14 @@ def read_config() -> Config:
 
 def _words(name: str) -> tuple[str, ...]:
     return tuple(word for word in os.environ.get(name, "").replace(",", " ").split() if word)
+
+
+def _origins(name: str) -> tuple[str, ...]:
+    origins = _words(name)
+    for origin in origins:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ConfigError(f"{name}: {origin!r} is not like https://chat.example.org")
+    return origins
 
 
 def _secret_key(data_dir: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from channels.routing import ProtocolTypeRouter, URLRouter
@@ -15,6 +16,7 @@ from inference.gateway.generation import GenerationConsumer
 from inference.gateway.health import HealthConsumer
 from inference.gateway.lifespan import LifespanConsumer
 from inference.gateway.models import ModelConsumer, ModelListConsumer
+from inference.gateway.origins import with_cors
 from inference.gateway.response_store import ResponseStore
 from inference.gateway.responses import ResponsesConsumer
 from inference.gateway.stored_responses import (
@@ -31,6 +33,8 @@ from inference.wire import (
     openai_errors,
 )
 from inference.wire.dialect import ErrorDialect
+
+API_PATH = re.compile(r"/(v1(/|$)|health/?$)")
 
 
 def errors_of(path: bytes) -> ErrorDialect:
@@ -52,7 +56,7 @@ def build_application(gateway: Gateway, *, django_app: Any) -> ProtocolTypeRoute
         errors=anthropic_errors,
     )
     no_messages = UnknownUrlConsumer.as_asgi(gateway=gateway, errors=anthropic_errors)
-    http = URLRouter(
+    api = URLRouter(
         [
             re_path(r"^v1/chat/completions/?$", chat),
             re_path(r"^v1/completions/?$", completions),
@@ -65,9 +69,14 @@ def build_application(gateway: Gateway, *, django_app: Any) -> ProtocolTypeRoute
             re_path(r"^v1/models/(?P<name>.+)$", ModelConsumer.as_asgi(gateway=gateway)),
             re_path(r"^v1(?:/.*)?$", UnknownUrlConsumer.as_asgi(gateway=gateway)),
             re_path(r"^health/?$", HealthConsumer.as_asgi(gateway=gateway)),
-            re_path(r"", django_app),
         ]
     )
+    api_for_browsers = with_cors(api, gateway.config)
+
+    async def http(scope: Any, receive: Any, send: Any) -> None:
+        application = api_for_browsers if API_PATH.match(scope["path"]) else django_app
+        await application(scope, receive, send)
+
     return ProtocolTypeRouter({"http": http, "lifespan": LifespanConsumer(gateway)})
 
 

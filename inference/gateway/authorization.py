@@ -1,7 +1,8 @@
 """Who may ask: anybody on this machine, others with the key.
 
 The peer's address decides. A forwarding header is never believed, but one that is there says that
-a proxy on this machine speaks for somebody else, so such a request needs the key too.
+a proxy on this machine speaks for somebody else, so such a request needs the key too. So does one
+that a browser on this machine sends for a web page of elsewhere.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 
 from helexa_site.config import Config
+from inference.gateway.origins import is_allowed
 from inference.wire.errors import InvalidApiKeyError
 
 FORWARDING_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip"})
@@ -25,7 +27,7 @@ def authorize(
     """``client`` and ``headers`` as in an ASGI scope, header names in lower case. Raises
     ``InvalidApiKeyError``."""
     named = dict(headers)
-    if config.allow_anonymous or (_is_loopback(client) and not FORWARDING_HEADERS & named.keys()):
+    if config.allow_anonymous or (_is_loopback(client) and not _is_for_another(config, named)):
         return
     given = _given_keys(named)
     if not given:
@@ -34,6 +36,14 @@ def authorize(
         )
     if config.api_key is None or not _any_equals(given, config.api_key.encode()):
         raise InvalidApiKeyError("The API key is not valid.")
+
+
+def _is_for_another(config: Config, named: Mapping[bytes, bytes]) -> bool:
+    """Whether who sent the request did so for somebody elsewhere."""
+    if FORWARDING_HEADERS & named.keys():
+        return True
+    origin = named.get(b"origin")
+    return origin is not None and not is_allowed(config, origin.decode("latin-1"))
 
 
 def _given_keys(named: Mapping[bytes, bytes]) -> list[bytes]:

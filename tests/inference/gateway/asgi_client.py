@@ -31,7 +31,7 @@ class Exchange:
         assert self.status, "a body came before its response"
         assert not self.ended.is_set(), "a body came after the end"
         self.body += message["body"]
-        if not message["more_body"]:
+        if not message.get("more_body", False):
             self.ended.set()
             self._messages.put_nowait({"type": "http.disconnect"})
         self._grew.set()
