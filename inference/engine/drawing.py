@@ -1,6 +1,6 @@
-"""What is done with whole rows of scores: tokens are forbidden, and drawn from what the filters
-leave, by one uniform number each, looked up in the cumulative distribution. On torch, or natively
-where the model is.
+"""What is done with whole rows of scores: the likeliest token is found, tokens are forbidden, and
+drawn from what the filters leave, by one uniform number each, looked up in the cumulative
+distribution. On torch, or natively where the model is.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ class Draw:
 
 
 class Drawer(Protocol):
+    def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each row's token with the largest score, the first of equals, (num_rows,) int64; and
+        whether its scores are numbers and the largest is finite, bool; where not the token means
+        nothing."""
+        ...
+
     def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
         """Minus infinity for tokens whose bit, (num_rows, bytes of a vocabulary's bits or more),
         is not set, least significant first. ``scores`` (_, vocab_size) float32, contiguous, in
@@ -50,6 +56,16 @@ class Drawer(Protocol):
 class TorchDrawer:
     def __init__(self) -> None:
         self._biases: torch.Tensor | None = None
+
+    def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if scores.device.type == "cpu":
+            # numpy's argmax is vectorised; torch's maximum with places is not, and ten times as
+            # slow. It finds the first NaN where there is one.
+            token_ids = torch.from_numpy(scores.numpy().argmax(axis=-1))
+            largest = scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
+        else:
+            largest, token_ids = scores.max(dim=-1)
+        return token_ids, torch.isfinite(largest)
 
     def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
         """Looked up a byte at a time, which is ten times as fast as shifting bits and filling."""
@@ -83,6 +99,9 @@ class TorchDrawer:
 class NativeDrawer:
     def __init__(self, decoder: NativeDecoder) -> None:
         self._decoder = decoder
+
+    def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._decoder.likeliest(scores)
 
     def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
         self._decoder.forbid(scores, rows, torch.from_numpy(bits))

@@ -59,10 +59,10 @@ class Sampler:
         comes last, after all that may raise, so that a step can be tried again."""
         if not sequences:
             return Sampled([], frozenset(), {})
-        largest, greedy = largest_of(logits)
+        greedy, are_finite = self._drawer.likeliest(logits)
         special = [row for row, sequence in enumerate(sequences) if is_special(sequence)]
         choice = self._choose(sequences, logits, greedy, special)
-        waited = read_back([torch.isfinite(largest), greedy, *choice.tensors])
+        waited = read_back([are_finite, greedy, *choice.tensors])
         failed = frozenset(row for row, is_finite in enumerate(waited[0]) if not is_finite)
         token_ids, masked = waited[1], Masked()
         self._settle(choice, waited[2:], token_ids, masked, failed)
@@ -98,8 +98,7 @@ class Sampler:
         scores = logits.clone() if len(rows) == len(logits) else rows_of(logits, rows)
         masked = self._adjust(scores, chosen)
         choice = _Choice(rows, chosen, scores, list(range(len(rows))), masked, ())
-        is_drawn = all(sequence.params.temperature > 0 for sequence in chosen)
-        likeliest = torch.zeros_like(greedy[: len(rows)]) if is_drawn else largest_of(scores)[1]
+        likeliest = self._drawer.likeliest(scores)[0]
         return replace(choice, tensors=self._draw_over(likeliest, choice))
 
     def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> Masked:
@@ -221,16 +220,6 @@ class Sampler:
         wanted = [sequences[row].params.top_logprobs or 0 for row in rows]
         found = token_logprobs(rows_of(logits, rows), [token_ids[row] for row in rows], wanted)
         return dict(zip(rows, found, strict=True))
-
-
-def largest_of(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's largest value and its first place. A row with a NaN gives NaN."""
-    if scores.device.type == "cpu":
-        # numpy's argmax is vectorised; torch's maximum with places is not, and ten times as slow.
-        places = torch.from_numpy(scores.numpy().argmax(axis=-1))
-        return scores.gather(1, places.unsqueeze(1)).squeeze(1), places
-    values, indices = scores.max(dim=-1)
-    return values, indices
 
 
 def is_special(sequence: Sequence) -> bool:

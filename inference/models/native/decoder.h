@@ -46,18 +46,37 @@ class Decoder {
 
   // `scores` (rows, vocab_size); one token id per draw.
   void draw(const float* scores, const Draw* draws, int count, int64_t* token_ids) {
-    const auto draw_share = [&](int member, int num_members) {
-      const Share mine(count, member, num_members);
-      for (int i = mine.begin; i < mine.end; i++) {
-        const int64_t at = draws[i].row * m_.head.out_features;
-        token_ids[i] = drawers_[member].draw(scores + at, m_.head.out_features, draws[i]);
-      }
-    };
-    if (count == 1) return draw_share(0, 1);  // sooner done than anybody is awake
-    team_.run([&](int member) { draw_share(member, team_.size()); });
+    const int vocab_size = m_.head.out_features;
+    for_rows(count, [&](int i, int member) {
+      const float* row = scores + draws[i].row * vocab_size;
+      token_ids[i] = drawers_[member].draw(row, vocab_size, draws[i]);
+    });
+  }
+
+  // For each of `num_rows` rows of `scores`.
+  void find_likeliest(const float* scores, int num_rows, int64_t* token_ids, bool* are_finite) {
+    const int vocab_size = m_.head.out_features;
+    for_rows(num_rows, [&](int row, int) {
+      const Likeliest found = likeliest(scores + int64_t(row) * vocab_size, vocab_size);
+      token_ids[row] = found.token_id;
+      are_finite[row] = found.is_finite;
+    });
   }
 
  private:
+  // What takes some microseconds for a row: a few are done before anybody else is awake.
+  template <typename Use>
+  void for_rows(int count, Use use) {
+    constexpr int kFew = 4;
+    const int num_members = count <= kFew ? 1 : team_.size();
+    const auto do_share = [&](int member) {
+      const Share mine(count, member, num_members);
+      for (int i = mine.begin; i < mine.end; i++) use(i, member);
+    };
+    if (num_members == 1) do_share(0);
+    else team_.run(do_share);
+  }
+
   int query_width() const { return m_.num_heads * m_.head_dim; }
   int kv_width() const { return m_.num_kv_heads * m_.head_dim; }
   int qkv_width() const { return query_width() + 2 * kv_width(); }

@@ -222,6 +222,21 @@ class NativeDecoder:
         self._library.helexa_decoder_forward(self._decoder, ctypes.byref(batch))
         return logits
 
+    def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of ``scores`` (num_rows, vocab_size) float32: each row's token with the largest, the
+        first of equals, int64; and whether all are numbers and the largest finite, bool."""
+        assert scores.shape[1] == self._vocab_size
+        token_ids = torch.empty(len(scores), dtype=torch.int64)
+        are_finite = torch.empty(len(scores), dtype=torch.bool)
+        self._library.helexa_decoder_likeliest(
+            self._decoder,
+            _pointer(scores, torch.float32),
+            len(scores),
+            token_ids.data_ptr(),
+            are_finite.data_ptr(),
+        )
+        return token_ids, are_finite
+
     def forbid(self, scores: torch.Tensor, rows: Sequence[int], bits: torch.Tensor) -> None:
         """Minus infinity for the tokens whose bit is not set, in place. ``bits`` uint8
         (num_rows, bytes of a vocabulary's bits or more), least significant first."""
@@ -276,6 +291,14 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.helexa_decoder_draw.argtypes = [
         *(ctypes.c_void_p for _ in range(3)),
         ctypes.c_int32,
+        ctypes.c_void_p,
+    ]
+    library.helexa_decoder_likeliest.restype = None
+    library.helexa_decoder_likeliest.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int32,
+        ctypes.c_void_p,
         ctypes.c_void_p,
     ]
     library.helexa_forbid.restype = None

@@ -25,6 +25,37 @@ struct Draw {
 
 }  // extern "C"
 
+struct Likeliest {
+  int64_t token_id;  // the first of equals
+  bool is_finite;    // whether all scores are numbers and the largest is finite
+};
+
+inline Likeliest likeliest(const float* scores, int vocab_size) {
+  const int whole = vocab_size / kLanes * kLanes;
+  f32x16 largest = splat(-INFINITY);
+  i32x16 places{}, are_not_numbers{};
+  for (int i = 0; i < whole; i += kLanes) {
+    const f32x16 here = load(scores + i);
+    const i32x16 is_larger = here > largest;
+    largest = select(is_larger, here, largest);
+    places = is_larger ? i32x16{} + i : places;
+    are_not_numbers |= here != here;
+  }
+  float best = max(largest);
+  int64_t token_id = vocab_size - 1;
+  for (int lane = 0; lane < kLanes && whole > 0; lane++)
+    if (largest[lane] == best) token_id = std::min(token_id, int64_t(places[lane] + lane));
+  bool is_finite = !any(are_not_numbers);
+  for (int i = whole; i < vocab_size; i++) {
+    is_finite = is_finite && scores[i] == scores[i];
+    if (scores[i] > best) {
+      best = scores[i];
+      token_id = i;
+    }
+  }
+  return {token_id, is_finite && std::isfinite(best)};
+}
+
 // Minus infinity where a token's bit is not set, least significant first.
 inline void forbid(float* scores, int vocab_size, const uint8_t* bits) {
   const int whole = vocab_size / kLanes * kLanes;

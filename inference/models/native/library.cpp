@@ -17,6 +17,11 @@ void helexa_decoder_draw(void* decoder, const float* scores, const helexa::Draw*
   static_cast<helexa::Decoder*>(decoder)->draw(scores, draws, count, token_ids);
 }
 
+void helexa_decoder_likeliest(void* decoder, const float* scores, int32_t num_rows, int64_t* token_ids,
+                              bool* are_finite) {
+  static_cast<helexa::Decoder*>(decoder)->find_likeliest(scores, num_rows, token_ids, are_finite);
+}
+
 // `bits` (count, bits_stride bytes).
 void helexa_forbid(float* scores, int32_t vocab_size, const int64_t* rows, int32_t count,
                    const uint8_t* bits, int64_t bits_stride) {

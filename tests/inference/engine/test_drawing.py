@@ -145,6 +145,33 @@ def test_tokens_without_their_bit_are_forbidden(drawer_of: DrawerOf, bits: bytes
     assert (scores == 1.0).sum() == 2 * 53 + sum(expected)
 
 
+@given(
+    seed=st.integers(0, 100),
+    vocab_size=st.sampled_from([5, 16, 53, 600]),
+    num_rows=st.sampled_from([1, 4, 9]),
+)
+def test_the_likeliest_is_the_first_of_equals(
+    drawer_of: DrawerOf, seed: int, vocab_size: int, num_rows: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(-9, 10, (num_rows, vocab_size), generator=generator).float()
+    token_ids, are_finite = drawer_of(vocab_size).likeliest(scores)
+    assert token_ids.tolist() == [int(row.argmax()) for row in scores]
+    assert are_finite.all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 20, 52])
+def test_scores_that_are_not_finite(drawer_of: DrawerOf, value: float, place: int) -> None:
+    """A token may be impossible, a row may not."""
+    scores = torch.zeros(3, 53)
+    scores[1, place] = value
+    _, are_finite = drawer_of(53).likeliest(scores)
+    assert are_finite.tolist() == [True, value == -math.inf, True]
+    _, are_finite = drawer_of(53).likeliest(torch.full((1, 53), -math.inf))
+    assert are_finite.tolist() == [False]
+
+
 def test_ties_with_the_last_one_stay(drawer_of: DrawerOf) -> None:
     """Six are as likely: two of them would do."""
     scores = torch.full((1, 600), -20.0)
