@@ -202,8 +202,10 @@ class NeuronService:
             replica.tick()
         if not self._is_restored:
             self._restore()
-        self._heartbeats.write(self.heartbeat())
+        heartbeat = self.heartbeat()
+        # First, so that whoever reads of a failed load finds it among the surviving ones no more.
         self._specs.write(self._surviving_specs())
+        self._heartbeats.write(heartbeat)
         self._drop_dead_gateways()
         self.drain_inbox()
 

@@ -34,13 +34,13 @@ def test_a_loading_model_says_so(make_service: MakeService, fake_spec: Any, gate
 
 
 def test_a_refused_load_fails_with_its_reason(
-    make_service: MakeService, fake_spec: Any, gateway: Any
+    make_service: MakeService, fake_spec: Any, gateway: Any, wait_until: Any
 ) -> None:
     service = make_service()
     service.load_model(fake_spec(load_fails=1))
     state = gateway.wait_status("failed")
     assert state.failure.code == "does_not_fit"
-    assert not gateway.client.exists(specs_key("n1"))
+    wait_until(lambda: not gateway.client.exists(specs_key("n1")))
     service.load_model(fake_spec(job_id="j2"))
     assert gateway.wait_status("ready").job_id == "j2"
 
