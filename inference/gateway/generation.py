@@ -19,7 +19,13 @@ from inference.gateway.keep_alive import QuietTimer
 from inference.gateway.running import run_request
 from inference.protocol.events import Event, Finished, Usage
 from inference.wire import openai_errors
-from inference.wire.dialect import Encoder, ErrorDialect, Parse, ParsedRequest
+from inference.wire.dialect import (
+    WAITING_COMMENT,
+    Encoder,
+    ErrorDialect,
+    Parse,
+    ParsedRequest,
+)
 from inference.wire.errors import ApiError
 
 logger = logging.getLogger("helexa.requests")
@@ -45,6 +51,8 @@ class GenerationConsumer(ApiConsumer):
         self._parse = parse
         self._usage: Usage | None = None
         self._quiet: QuietTimer | None = None
+        self._has_begun = False
+        """Whether the client has been sent an event."""
         self._sending = asyncio.Lock()
 
     async def answer(self, body: bytes) -> None:
@@ -89,6 +97,7 @@ class GenerationConsumer(ApiConsumer):
             return
         if request.stream:
             await self._send_frames(frames, last=self._usage is not None)
+            self._has_begun = True
         else:
             await self.respond(200, frames)
 
@@ -104,7 +113,8 @@ class GenerationConsumer(ApiConsumer):
             await self.send_body(frames, last=last)
 
     async def _keep_alive(self) -> None:
-        await self._send_frames(self.errors.KEEP_ALIVE_FRAME, last=False)
+        frame = self.errors.KEEP_ALIVE_FRAME if self._has_begun else WAITING_COMMENT
+        await self._send_frames(frame, last=False)
 
     def _log(self, model: str, outcome: str, seconds: float) -> None:
         log_request(self.request_id, model, outcome, self._usage, seconds)

@@ -16,6 +16,11 @@ from inference.protocol.generation import GenerationRequest
 from inference.wire.errors import ApiError
 
 
+WAITING_COMMENT = b": waiting\n\n"
+"""A line that readers of server-sent events skip. Sent while a stream has not begun: in every
+dialect its first event is said to be the first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
     """``headers`` have lower-case names; of a name given twice the last counts."""
@@ -52,7 +57,7 @@ class Parse(Protocol):
 class ErrorDialect(Protocol):
     @property
     def KEEP_ALIVE_FRAME(self) -> bytes:  # noqa: N802 - a module's constant
-        """Sent while a stream has nothing to say."""
+        """Sent while a stream that has begun has nothing to say."""
         ...
 
     def error_body(self, error: ApiError, *, request_id: str) -> bytes: ...

@@ -7,10 +7,11 @@ from typing import Any
 
 import orjson
 
+from inference.wire.dialect import WAITING_COMMENT
 from inference.wire.errors import ApiError
 from inference.wire.failure_params import OPENAI_NAMES, param_of
 
-KEEP_ALIVE_FRAME = b": waiting\n\n"
+KEEP_ALIVE_FRAME = WAITING_COMMENT
 
 
 def error_object(error: ApiError, names: Mapping[str, str] = OPENAI_NAMES) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from inference.protocol.generation import (
     TokenCountRequest,
 )
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, silent
+from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, paris, silent
 
 MESSAGES = "/v1/messages"
 STRANGER = "203.0.113.9"
@@ -221,14 +221,33 @@ async def test_the_order_of_a_streams_events(client: AsgiClient, neuron: FakeNeu
     assert set(names[3:-3]) == {"content_block_delta"}
 
 
-async def test_a_quiet_stream_is_pinged(
-    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+async def started(submit: Submit) -> AsyncIterator[list[Event]]:
+    """Says that it is under way, and no more."""
+    async for events in paris(submit):
+        yield events
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("script", "frame"),
+    [(silent, b": waiting\n\n"), (started, b'event: ping\ndata: {"type":"ping"}\n\n')],
+)
+async def test_a_quiet_stream_is_kept_alive(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    monkeypatch: pytest.MonkeyPatch,
+    script: Script,
+    frame: bytes,
 ) -> None:
+    """Before ``message_start``, which clients want first, by what no client takes for an event."""
     monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
     monkeypatch.setattr(generation, "KEEP_ALIVE_S", 0.05)
-    neuron.script = silent
+    neuron.script = script
     exchange = client.open("POST", MESSAGES, ask(stream=True))
-    await exchange.until(b'event: ping\ndata: {"type":"ping"}\n\n' * 2)
+    await exchange.until(frame * 2)
+    is_started = script is started
+    assert (b"message_start" in exchange.body) == is_started
+    assert (b"ping" in exchange.body) == is_started
     exchange.leave()
     await exchange.finish()
 
