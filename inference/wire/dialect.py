@@ -15,7 +15,6 @@ from inference.protocol.events import Event
 from inference.protocol.generation import GenerationRequest
 from inference.wire.errors import ApiError
 
-
 WAITING_COMMENT = b": waiting\n\n"
 """A line that readers of server-sent events skip. Sent while a stream has not begun: in every
 dialect its first event is said to be the first."""
