@@ -12,6 +12,7 @@ from inference.engine.grammars import GrammarCompiler
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.model_runner import ModelRunner
 from inference.engine.rates import PrefillAverage
+from inference.engine.run_ahead import RunAhead
 from inference.engine.sampler import Sampler
 from inference.engine.scheduler import Scheduler, SchedulerLimits
 from inference.models.graphed import GraphedLlama
@@ -29,11 +30,13 @@ def build_engine(
     scheduler_limits: SchedulerLimits | None = None,
     grammars: GrammarCompiler | None = None,
     prefill_average: PrefillAverage | None = None,
+    run_ahead: bool | None = None,
     clock: Callable[[], float] = time.monotonic,
     check_when_idle: bool = False,
 ) -> Engine:
     """``num_kv_blocks`` must hold ``context_tokens``: then the oldest sequence can always run to
-    its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.kv_cache``."""
+    its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.kv_cache``.
+    ``run_ahead``: ``None`` for where the device works by itself."""
     assert num_kv_blocks * block_tokens >= context_tokens
     kv_cache = KVCache(num_kv_blocks, block_tokens, kept_kv_blocks)
     limits = scheduler_limits or SchedulerLimits()
@@ -42,10 +45,15 @@ def build_engine(
         model.capture_decode(kv, max_rows=limits.max_running, context_tokens=context_tokens)
     drawer = NativeDrawer(model.decoder) if isinstance(model, NativeLlama) else None
     sampler = Sampler(model.config.vocab_size, drawer)
+    executor = TensorExecutor(ModelRunner(model, kv), sampler, model.device)
+    scheduler = Scheduler(kv_cache, limits)
+    if run_ahead is None:
+        run_ahead = model.device.type == "cuda"
     return Engine(
-        TensorExecutor(ModelRunner(model, kv), sampler, model.device),
-        Scheduler(kv_cache, limits),
+        executor,
+        scheduler,
         EngineLimits(context_tokens=context_tokens, vocab_size=model.config.vocab_size),
+        run_ahead=RunAhead(executor, scheduler) if run_ahead else None,
         grammars=grammars,
         prefill_average=prefill_average,
         clock=clock,

@@ -70,6 +70,8 @@ def contain(
 def divide_schedule(schedule: Schedule, fault: StepFault) -> list[Schedule]:
     """Decodes go on while the chunks beside them are looked at; then halves of either. A chunk
     that does not fit is made shorter: the rest of it is scheduled in the next steps."""
+    if schedule.has_ended_rows:
+        return [schedule.without_ended_rows()]
     decodes, prefills = schedule.decodes, schedule.prefills
     if decodes and prefills:
         return [Schedule(decodes=decodes), Schedule(prefills=prefills)]

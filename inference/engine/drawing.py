@@ -32,6 +32,9 @@ class Draw:
 
 
 class Drawer(Protocol):
+    is_exact: bool
+    """Whether ``draw``'s second answer is never true."""
+
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Each row's token with the largest score, the first of equals, (num_rows,) int64; and
         whether its scores are numbers and the largest is finite, bool; where not the token means
@@ -54,6 +57,8 @@ class Drawer(Protocol):
 
 
 class TorchDrawer:
+    is_exact = False
+
     def __init__(self) -> None:
         self._biases: torch.Tensor | None = None
 
@@ -97,6 +102,8 @@ class TorchDrawer:
 
 
 class NativeDrawer:
+    is_exact = True
+
     def __init__(self, decoder: NativeDecoder) -> None:
         self._decoder = decoder
 

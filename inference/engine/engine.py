@@ -7,19 +7,21 @@ Owned by one thread; everything here is called from it. Time and the tensor work
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Set
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from inference.engine.containment import Outcome, contain, divide_schedule
-from inference.engine.faults import NumericalFault, StepFault
+from inference.engine.faults import StepFault
 from inference.engine.numerical_watch import NumericalWatch
 from inference.engine.pending_grammars import GrammarSource, PendingGrammars
 from inference.engine.pending_outputs import PendingOutputs
 from inference.engine.prompt_problem import prompt_problem
 from inference.engine.rates import PrefillAverage
+from inference.engine.run_ahead import RunAhead
+from inference.engine.sampled import Sampled
 from inference.engine.scheduler import Schedule, Scheduler
-from inference.engine.sequence import Sequence
+from inference.engine.sequence import Sequence, SequenceState
 from inference.engine.step_times import StepTimes
 from inference.protocol.engine import (
     CancelSequence,
@@ -29,35 +31,9 @@ from inference.protocol.engine import (
     StepOutputs,
     SubmitSequence,
 )
-from inference.protocol.sampling import TokenLogprob
 
 COMPILE_WAIT_S = 0.005
 """How long a step waits for a grammar when it has nothing else to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """One token per row of a step's logits. ``failed`` are rows whose logits were not numbers;
-    their token ids mean nothing. ``logprobs`` are those of rows that asked for them."""
-
-    token_ids: list[int]
-    failed: frozenset[int]
-    logprobs: dict[int, TokenLogprob]
-    complete: frozenset[int] = frozenset()
-    """Rows whose grammar allows nothing after this token."""
-    ended: Set[int] = frozenset()
-    """Rows whose grammar allowed nothing but the end; their token ids mean nothing."""
-    broken: dict[int, str] = field(default_factory=dict)
-    """Rows whose grammar could not be followed, and why; their token ids mean nothing."""
-    prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
-    """Those of prompts that asked for them, by sequence id."""
-
-    def failure(self, row: int) -> tuple[str, str] | None:
-        """Code and message, where the row has no token."""
-        if row in self.failed:
-            return NumericalFault.code, NumericalFault.client_message
-        problem = self.broken.get(row)
-        return None if problem is None else ("invalid_grammar", problem)
 
 
 class Executor(Protocol):
@@ -93,6 +69,7 @@ class Engine:
         scheduler: Scheduler,
         limits: EngineLimits,
         *,
+        run_ahead: RunAhead[Any] | None = None,
         grammars: GrammarSource | None = None,
         prefill_average: PrefillAverage | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -101,12 +78,14 @@ class Engine:
         self._executor = executor
         self._scheduler = scheduler
         self._limits = limits
+        self._run_ahead = run_ahead
         self._pending_grammars = PendingGrammars(grammars)
         self._clock = clock
         self._check_when_idle = check_when_idle
         self._sequences: dict[str, Sequence] = {}
         self._outputs = PendingOutputs()
         self._num_submitted = 0
+        self._step_end_s = 0.0
         self._times = StepTimes(scheduler.limits, prefill_average)
         self._numerical_watch = NumericalWatch()
 
@@ -120,17 +99,19 @@ class Engine:
         started_s = self._clock()
         self._fail_overdue(started_s)
         self._take_compiled()
-        schedule = self._scheduler.schedule(self._times.pacer)
+        schedule, execute = self._next_schedule()
         if schedule.is_empty:
             self._pending_grammars.wait(COMPILE_WAIT_S)
         else:
-            execute, recover = self._executor.execute, self._executor.recover
-            outcome = contain(schedule, execute, recover, divide_schedule)
-            step_s = self._clock() - started_s
+            if self._run_ahead is not None and self._run_ahead.is_ahead:
+                started_s = self._step_end_s  # until then the device had another
+            outcome = contain(schedule, execute, self._executor.recover, divide_schedule)
+            self._step_end_s = self._clock()
             self._settle(outcome)
             if outcome.faults:
                 self._times.record_in_parts(schedule, outcome.faults)
             else:
+                step_s = self._step_end_s - started_s
                 self._times.record(schedule, step_s=step_s, now_s=self._clock())
         if self._check_when_idle and not self._sequences:
             self._scheduler.check_integrity()
@@ -210,6 +191,13 @@ class Engine:
             return "engine_error", "a sequence with this sequence id is running"
         return None
 
+    def _next_schedule(self) -> tuple[Schedule, Callable[[Schedule], Sampled]]:
+        """And what executes it."""
+        pacer = self._times.pacer
+        if self._run_ahead is None:
+            return self._scheduler.schedule(pacer), self._executor.execute
+        return self._run_ahead.next_schedule(pacer), self._run_ahead.execute
+
     def _settle(self, outcome: Outcome[Schedule, Sampled]) -> None:
         """Commit and emit what ran, end what is at fault."""
         for part, sampled in outcome.done:
@@ -231,6 +219,8 @@ class Engine:
         """One ``SequenceStep`` per sequence that got a token; end those that are done."""
         ended: list[Sequence] = []
         for row, sequence in enumerate(schedule.sampled):
+            if sequence.state is SequenceState.ENDED:
+                continue  # since the step was launched
             if (failure := sampled.failure(row)) is not None:
                 if row in sampled.failed:
                     self._scheduler.kv_cache.distrust(sequence)

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from inference.engine.engine import Sampled
 from inference.engine.fault_classes import recover
 from inference.engine.faults import StepFault
 from inference.engine.logprobs import prompt_logprobs
 from inference.engine.model_runner import ModelRunner
-from inference.engine.sampler import Sampler
+from inference.engine.sampled import Sampled
+from inference.engine.sampler import Chosen, Sampler
 from inference.engine.scheduler import Schedule
 from inference.engine.sequence import Sequence
+from inference.engine.to_device import on_device
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    schedule: Schedule
+    logits: torch.Tensor
+    """Of the sampled sequences, then of the scored tokens: see ``ModelRunner.run``."""
+    chosen: Chosen
+
+    def token_ids_of(self, sequences: list[Sequence]) -> torch.Tensor:
+        """What it sampled for each of them: (num_sequences,) int64, on the device."""
+        token_ids, sampled = self.chosen.token_ids(), self.chosen.sequences
+        if sequences == sampled:
+            return token_ids
+        row_of = {sequence.sequence_id: row for row, sequence in enumerate(sampled)}
+        rows = [row_of[sequence.sequence_id] for sequence in sequences]
+        return token_ids.index_select(0, on_device(rows, torch.int64, token_ids.device))
 
 
 class TensorExecutor:
@@ -23,11 +41,25 @@ class TensorExecutor:
         self._device = device
 
     def execute(self, schedule: Schedule) -> Sampled:
-        logits = self._runner.run(schedule)
-        num_sampled = len(schedule.sampled)
-        scored = prompt_logprobs(schedule.prefills, logits[num_sampled:])
-        sampled = self._sampler.sample(schedule.sampled, logits[:num_sampled])
+        return self.read(self.launch(schedule))
+
+    def launch(self, schedule: Schedule, after: LaunchedStep | None = None) -> LaunchedStep:
+        """Waits for nothing on the device. ``after``: see ``run_ahead.LaunchingExecutor``."""
+        unread_ids = None if after is None else after.token_ids_of(schedule.decodes)
+        logits = self._runner.run(schedule, unread_ids)
+        num_unread = 0 if after is None else 1
+        sampled = schedule.sampled
+        chosen = self._sampler.choose(sampled, logits[: len(sampled)], num_unread=num_unread)
+        return LaunchedStep(schedule, logits, chosen)
+
+    def read(self, step: LaunchedStep) -> Sampled:
+        chunks = step.schedule.prefills
+        scored = prompt_logprobs(chunks, step.logits[len(step.chosen.sequences) :])
+        sampled = self._sampler.read(step.chosen)
         return replace(sampled, prompt_logprobs=scored) if scored else sampled
+
+    def is_settled(self, sequence: Sequence) -> bool:
+        return self._sampler.is_settled(sequence)
 
     def recover(self, error: Exception) -> StepFault:
         return recover(error, self._device.type)

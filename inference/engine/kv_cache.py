@@ -195,9 +195,10 @@ class KVCache:
             contents.append(parent)
         return block_ids, contents
 
-    def grow(self, sequence: Sequence) -> bool:
-        """A slot for the sequence's last token. ``False``: it needs a block and none is free."""
-        if len(sequence.token_ids) <= len(sequence.block_ids) * self.block_tokens:
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Slots for that many of the sequence's tokens, at most one block more than it has.
+        ``False``: it needs a block and none is free."""
+        if num_tokens <= len(sequence.block_ids) * self.block_tokens:
             return True
         if self.allocator.num_free == 0:
             return False

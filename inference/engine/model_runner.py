@@ -29,12 +29,14 @@ class ModelRunner:
         self._block_tables = BlockTables()
 
     @torch.inference_mode()
-    def run(self, schedule: Schedule) -> torch.Tensor:
+    def run(self, schedule: Schedule, unread_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Logits for ``schedule.sampled`` and then for the scored tokens of its prompts:
-        (num_sampled + num_scored, vocab_size) float32."""
+        (num_sampled + num_scored, vocab_size) float32. ``unread_ids`` (num_decodes,) int64: one
+        more token of each decoding sequence, which only the device knows so far."""
         logits = []
         if schedule.decodes:
-            logits.append(self._model.decode(self._decode_batch(schedule.decodes), self._kv))
+            batch = self._decode_batch(schedule.decodes, unread_ids)
+            logits.append(self._model.decode(batch, self._kv))
         if schedule.prefills:
             logits.append(self._model.prefill(self._prefill_batch(schedule.prefills), self._kv))
         return logits[0] if len(logits) == 1 else torch.cat(logits)
@@ -42,17 +44,21 @@ class ModelRunner:
     def forget(self, sequence: Sequence) -> None:
         self._block_tables.forget(sequence.sequence_id)
 
-    def _decode_batch(self, sequences: list[Sequence]) -> DecodeBatch:
+    def _decode_batch(
+        self, sequences: list[Sequence], unread_ids: torch.Tensor | None
+    ) -> DecodeBatch:
         size = self._kv.block_tokens
-        positions = [len(s.token_ids) - 1 for s in sequences]
+        last = -1 if unread_ids is None else 0
+        positions = [len(s.token_ids) + last for s in sequences]
         slots = [
             s.block_ids[position // size] * size + position % size
             for s, position in zip(sequences, positions, strict=True)
         ]
-        last = [s.token_ids[-1] for s in sequences]
-        table = self._block_tables.rows(sequences)
-        lists = [_array(last), _array(positions), _array(slots), table]
-        return DecodeBatch(*all_on_device(lists, self._device))
+        lists = [_array(positions), _array(slots), self._block_tables.rows(sequences)]
+        if unread_ids is not None:
+            return DecodeBatch(unread_ids, *all_on_device(lists, self._device))
+        last_ids = _array([s.token_ids[-1] for s in sequences])
+        return DecodeBatch(*all_on_device([last_ids, *lists], self._device))
 
     def _prefill_batch(self, chunks: list[PrefillChunk]) -> PrefillBatch:
         size = self._kv.block_tokens

@@ -10,17 +10,23 @@ NUM_RANDOM_BITS = 24
 
 
 class RandomStream:
-    __slots__ = ("_generator", "_place", "_value")
+    __slots__ = ("_generator", "_last", "_place", "_value")
 
     def __init__(self, seed: int | None) -> None:
         self._generator = random.Random(seed)
         self._place = -1
         self._value = 0.0
+        self._last = 0.0
+        """The value of the place before."""
 
     def uniform(self, place: int) -> float:
         """In [0, 1), for the output's token at ``place``. Places are asked for in order, each as
-        often as it takes."""
+        often as it takes; that before the newest still, for the step after may have been launched
+        when a step is tried again."""
+        if place < self._place:
+            assert place == self._place - 1
+            return self._last
         if place != self._place:
-            self._place = place
+            self._place, self._last = place, self._value
             self._value = self._generator.getrandbits(NUM_RANDOM_BITS) * 2.0**-NUM_RANDOM_BITS
         return self._value

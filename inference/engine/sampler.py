@@ -1,5 +1,6 @@
 """Chooses one token per row of logits, on their device, and waits for the device once: to read the
-tokens. Two things cost a second wait: a token that a grammar refuses, and log probabilities.
+tokens. Two things cost a second wait: a token that a grammar refuses, and log probabilities. Where
+nothing does, the next step can start from the tokens on the device, before they are read.
 
 A row's token depends on its own logits, parameters and random stream, never on its batch mates:
 every operation works along the vocabulary, and one uniform number per token, from the sequence's
@@ -16,15 +17,16 @@ import torch
 
 from inference.engine.adjustments import add_bias, forbid_early_stops
 from inference.engine.drawing import Draw, Drawer, TorchDrawer
-from inference.engine.engine import Sampled
 from inference.engine.filters import TOP_CANDIDATES
 from inference.engine.logprobs import token_logprobs
 from inference.engine.masks import Masked, apply_masks
-from inference.engine.penalties import TokenCounts, has_penalties
+from inference.engine.penalties import TokenCounts
 from inference.engine.random_stream import RandomStream
+from inference.engine.sampled import Sampled
+from inference.engine.sampling_needs import is_adjusted, is_free_of_host, is_refused, is_special
 from inference.engine.sequence import Sequence
 from inference.engine.thinking import ThinkingBudget
-from inference.engine.to_device import on_device, read_back, rows_of
+from inference.engine.to_device import Reading, on_device, read_back, rows_of
 from inference.protocol.sampling import TokenLogprob
 
 
@@ -40,9 +42,31 @@ class _Choice:
     """Rows of ``scores``, which are the step's logits where nothing adjusts them."""
     masked: Masked
     """By index in ``rows``."""
-    tensors: tuple[torch.Tensor, ...]
+    num_unread: int
+    """Tokens of each sequence that are on the device alone."""
+    tensors: tuple[torch.Tensor, ...] = ()
     """Token ids, (num_rows,); and where any were drawn whether each row's filters were short of
     candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A step's tokens, chosen and on their way to the host."""
+
+    sequences: list[Sequence]
+    logits: torch.Tensor
+    greedy: torch.Tensor
+    """Each row's largest logit's token, (num_rows,) int64."""
+    choice: _Choice
+    """Of rows that want more."""
+    reading: Reading
+
+    def token_ids(self) -> torch.Tensor:
+        """(num_rows,) int64, on the device; the sampled ones where ``Sampler.is_settled``."""
+        if not self.choice.rows:
+            return self.greedy
+        where = on_device(self.choice.rows, torch.int64, self.greedy.device)
+        return self.greedy.index_copy(0, where, self.choice.tensors[0])
 
 
 class Sampler:
@@ -53,19 +77,36 @@ class Sampler:
         self._counts = TokenCounts()
         self._thinking: dict[str, ThinkingBudget] = {}
 
-    @torch.inference_mode()
     def sample(self, sequences: list[Sequence], logits: torch.Tensor) -> Sampled:
         """``logits`` (num_sequences, vocab_size) float32; read only. What cannot be taken back
         comes last, after all that may raise, so that a step can be tried again."""
-        if not sequences:
-            return Sampled([], frozenset(), {})
-        greedy, are_finite = self._drawer.likeliest(logits)
+        return self.read(self.choose(sequences, logits))
+
+    def is_settled(self, sequence: Sequence) -> bool:
+        """Whether ``choose`` settles its next token, and neither this one's choice nor the next's
+        needs what the host learns from ``read``."""
+        is_drawn = sequence.params.temperature > 0
+        return is_free_of_host(sequence) and (self._drawer.is_exact or not is_drawn)
+
+    @torch.inference_mode()
+    def choose(
+        self, sequences: list[Sequence], logits: torch.Tensor, *, num_unread: int = 0
+    ) -> Chosen:
+        """Waits for nothing on the device. ``num_unread``: see ``_Choice``; not 0 only for settled
+        sequences."""
+        greedy, are_finite = self._likeliest(logits)
         special = [row for row, sequence in enumerate(sequences) if is_special(sequence)]
-        choice = self._choose(sequences, logits, greedy, special)
-        waited = read_back([are_finite, greedy, *choice.tensors])
+        choice = self._choose(sequences, logits, greedy, special, num_unread)
+        reading = Reading([are_finite, greedy, *choice.tensors])
+        return Chosen(sequences, logits, greedy, choice, reading)
+
+    @torch.inference_mode()
+    def read(self, chosen: Chosen) -> Sampled:
+        sequences, logits, greedy = chosen.sequences, chosen.logits, chosen.greedy
+        waited = chosen.reading.values()
         failed = frozenset(row for row, is_finite in enumerate(waited[0]) if not is_finite)
         token_ids, masked = waited[1], Masked()
-        self._settle(choice, waited[2:], token_ids, masked, failed)
+        self._settle(chosen.choice, waited[2:], token_ids, masked, failed)
         refused = [
             row
             for row, sequence in enumerate(sequences)
@@ -83,21 +124,32 @@ class Sampler:
         self._counts.forget(sequence.sequence_id)
         self._thinking.pop(sequence.sequence_id, None)
 
+    def _likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``Drawer.likeliest``, also where prompts go on and nobody wants a token."""
+        if len(logits) == 0:
+            return logits.new_empty(0, dtype=torch.int64), logits.new_empty(0, dtype=torch.bool)
+        return self._drawer.likeliest(logits)
+
     def _choose(
-        self, sequences: list[Sequence], logits: torch.Tensor, greedy: torch.Tensor, rows: list[int]
+        self,
+        sequences: list[Sequence],
+        logits: torch.Tensor,
+        greedy: torch.Tensor,
+        rows: list[int],
+        num_unread: int = 0,
     ) -> _Choice:
         """For all but greedy rows whose answer is known; ``greedy`` are all rows' largest logits.
         Waits for nothing on the device."""
         chosen = [sequences[row] for row in rows]
         if not rows:
-            return _Choice(rows, chosen, logits, [], Masked(), ())
+            return _Choice(rows, chosen, logits, [], Masked(), num_unread)
         if not any(map(is_adjusted, chosen)):
-            choice = _Choice(rows, chosen, logits, rows, Masked(), ())
+            choice = _Choice(rows, chosen, logits, rows, Masked(), num_unread)
             likeliest = greedy.index_select(0, on_device(rows, torch.int64, greedy.device))
             return replace(choice, tensors=self._draw_over(likeliest, choice))
         scores = logits.clone() if len(rows) == len(logits) else rows_of(logits, rows)
         masked = self._adjust(scores, chosen)
-        choice = _Choice(rows, chosen, scores, list(range(len(rows))), masked, ())
+        choice = _Choice(rows, chosen, scores, list(range(len(rows))), masked, num_unread)
         likeliest = self._drawer.likeliest(scores)[0]
         return replace(choice, tensors=self._draw_over(likeliest, choice))
 
@@ -192,16 +244,16 @@ class Sampler:
         """For those of the choice's sequences."""
         sequences = choice.sequences
         draws = [
-            Draw(choice.places[i], sequences[i].params, self._uniform(sequences[i]))
+            Draw(choice.places[i], sequences[i].params, self._uniform(sequences[i], choice))
             for i in indices
         ]
         return self._drawer.draw(choice.scores, draws, num_candidates)
 
-    def _uniform(self, sequence: Sequence) -> float:
+    def _uniform(self, sequence: Sequence, choice: _Choice) -> float:
         stream = self._random.get(sequence.sequence_id)
         if stream is None:
             stream = self._random[sequence.sequence_id] = RandomStream(sequence.params.seed)
-        return stream.uniform(sequence.num_output_tokens)
+        return stream.uniform(sequence.num_output_tokens + choice.num_unread)
 
     def _logprobs(
         self,
@@ -220,34 +272,3 @@ class Sampler:
         wanted = [sequences[row].params.top_logprobs or 0 for row in rows]
         found = token_logprobs(rows_of(logits, rows), [token_ids[row] for row in rows], wanted)
         return dict(zip(rows, found, strict=True))
-
-
-def is_special(sequence: Sequence) -> bool:
-    """Whether the answer may be another token than the one with the largest raw logit, whatever a
-    grammar says to it."""
-    params = sequence.params
-    return params.temperature > 0 or params.thinking_limit is not None or _has_wishes(sequence)
-
-
-def is_adjusted(sequence: Sequence) -> bool:
-    """Whether anything is added to its logits."""
-    has_mask = sequence.grammar is not None and sequence.grammar.is_active
-    return has_mask or _has_wishes(sequence)
-
-
-def _has_wishes(sequence: Sequence) -> bool:
-    """Whether its parameters favour or forbid tokens."""
-    params = sequence.params
-    return (
-        has_penalties(params)
-        or bool(params.logit_bias)
-        or sequence.num_output_tokens < params.min_tokens
-    )
-
-
-def is_refused(token_id: int, sequence: Sequence) -> bool:
-    """Whether the grammar forbids the largest raw logit's token, which nearly never happens to a
-    model that knows what it writes; else nobody needs a mask."""
-    if sequence.grammar is None or is_special(sequence):
-        return False
-    return not sequence.grammar.allows(token_id)

@@ -84,6 +84,16 @@ class Schedule:
         return self.decodes + [chunk.sequence for chunk in self.prefills]
 
     @property
+    def has_ended_rows(self) -> bool:
+        """Whether a sequence ended after the step was launched. Prompts' never do: such a step is
+        read before anything else happens."""
+        return any(s.state is SequenceState.ENDED for s in self.decodes)
+
+    def without_ended_rows(self) -> Schedule:
+        live = [s for s in self.decodes if s.state is not SequenceState.ENDED]
+        return Schedule(decodes=live, prefills=self.prefills)
+
+    @property
     def num_prefill_tokens(self) -> int:
         return sum(chunk.end - chunk.start for chunk in self.prefills)
 
@@ -156,10 +166,28 @@ class Scheduler:
                 break
             schedule.decodes.append(sequence)
 
+    def foresee(self, schedule: Schedule) -> Schedule | None:
+        """The step after ``schedule``, which is running and not committed: one row for each of its
+        sequences that is not ended by its length. ``None`` where somebody else has a part in it,
+        or a block is missing. The KV blocks that the rows write to are theirs when this returns."""
+        sampled = [s for s in schedule.sampled if s.state is not SequenceState.ENDED]
+        if len(sampled) != len(self.running) or self._may_admit:
+            return None
+        decodes = [s for s in sampled if len(s.token_ids) + 1 < s.max_length]
+        for sequence in decodes:
+            if not self.kv_cache.grow(sequence, len(sequence.token_ids) + 1):
+                return None
+        return Schedule(decodes=decodes) if decodes else None
+
+    @property
+    def _may_admit(self) -> bool:
+        """Whether somebody who waits may start in the next step."""
+        return self._num_free_seats > 0 and not all(s.is_held for s in self.waiting)
+
     def _make_room(self, sequence: Sequence) -> bool:
         """Preempt newer sequences until ``sequence`` can grow. ``False`` when it was itself the
         newest and has been preempted: then no running one is left behind it."""
-        while not self.kv_cache.grow(sequence):
+        while not self.kv_cache.grow(sequence, len(sequence.token_ids)):
             if self._preempt_newest() is sequence:
                 return False
         return True
@@ -203,6 +231,8 @@ class Scheduler:
         block_tokens = self.kv_cache.block_tokens
         num_decodes = len(schedule.decodes)
         for sequence, token_id in zip(schedule.decodes, token_ids, strict=False):
+            if sequence.state is SequenceState.ENDED:
+                continue  # since the step was launched
             sequence.num_computed_tokens += 1
             if sequence.num_computed_tokens % block_tokens == 0:
                 self.kv_cache.register_computed(sequence)

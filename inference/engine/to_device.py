@@ -34,16 +34,35 @@ def all_on_device(
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
+class Reading:
+    """Whole numbers and booleans on their way to the host, each tensor flat. The copy is queued
+    when this is made, so that what is launched later is not waited for."""
+
+    def __init__(self, tensors: Ordered[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._copy: torch.Tensor | None = None
+        if tensors and tensors[0].device.type == "cuda":
+            flat = torch.cat([tensor.flatten().long() for tensor in tensors])
+            self._copy = torch.empty(flat.shape, dtype=torch.int64, pin_memory=True)
+            self._copy.copy_(flat, non_blocking=True)
+            self._is_there: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._is_there.record()
+
+    def values(self) -> list[list[int]]:
+        """Waits, once for all of them."""
+        if self._copy is None:
+            return [tensor.flatten().tolist() for tensor in self._tensors]
+        self._is_there.synchronize()
+        flat: list[int] = self._copy.tolist()
+        found, start = [], 0
+        for tensor in self._tensors:
+            found.append(flat[start : start + tensor.numel()])
+            start += tensor.numel()
+        return found
+
+
 def read_back(tensors: Ordered[torch.Tensor]) -> list[list[int]]:
-    """Whole numbers and booleans, each tensor flat, waiting once for all of them."""
-    if not tensors or tensors[0].device.type != "cuda":
-        return [tensor.flatten().tolist() for tensor in tensors]
-    flat: list[int] = torch.cat([tensor.flatten().long() for tensor in tensors]).tolist()
-    found, start = [], 0
-    for tensor in tensors:
-        found.append(flat[start : start + tensor.numel()])
-        start += tensor.numel()
-    return found
+    return Reading(tensors).values()
 
 
 def column(values: list[float], device: torch.device) -> torch.Tensor:

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import torch
 
-from inference.engine.engine import Sampled
-from inference.engine.executor import TensorExecutor
+from inference.engine.executor import LaunchedStep, TensorExecutor
 from inference.engine.faults import StepFault
+from inference.engine.sampled import Sampled
 from inference.engine.scheduler import Schedule
 from inference.engine.sequence import Sequence
 
@@ -46,25 +46,31 @@ class FaultyExecutor:
         self._room_tokens = room_tokens
         self._num_steps: dict[str, int] = {}
         self._schedule = Schedule()
+        self._num_unread = 0
+        self._forward = inner._runner.run
+        inner._runner.run = self._run  # type: ignore[method-assign,assignment]
         self._take_logprobs = inner._sampler._logprobs
         inner._sampler._logprobs = self._logprobs  # type: ignore[method-assign,assignment]
         self.attempted_tokens: list[int] = []
         """Prompt tokens of every attempt."""
 
-    @torch.inference_mode()
     def execute(self, schedule: Schedule) -> Sampled:
-        self._schedule = schedule
+        return self.read(self.launch(schedule))
+
+    def launch(self, schedule: Schedule, after: LaunchedStep | None = None) -> LaunchedStep:
+        self._schedule, self._num_unread = schedule, int(after is not None)
         self.attempted_tokens.append(schedule.num_prefill_tokens)
-        logits = self._inner._runner.run(schedule)
-        if self._stage == "forward":
-            self._strike()
-        for row, sequence in enumerate(schedule.sampled):
-            if sequence.token_ids[0] == Kind.NOT_A_NUMBER and self._is_due(sequence):
-                logits[row] = float("nan")
-        sampled = self._inner._sampler.sample(schedule.sampled, logits)
-        for sequence in schedule.sequences:
-            self._num_steps[sequence.sequence_id] = self._steps_of(sequence) + 1
+        return self._inner.launch(schedule, after)
+
+    def read(self, step: LaunchedStep) -> Sampled:
+        self._schedule, self._num_unread = step.schedule, 0
+        sampled = self._inner.read(step)
+        for sequence in step.schedule.sequences:
+            self._num_steps[sequence.sequence_id] = self._num_steps.get(sequence.sequence_id, 0) + 1
         return sampled
+
+    def is_settled(self, sequence: Sequence) -> bool:
+        return self._inner.is_settled(sequence)
 
     @property
     def num_attempts(self) -> int:
@@ -76,16 +82,24 @@ class FaultyExecutor:
     def forget(self, sequence: Sequence) -> None:
         self._inner.forget(sequence)
 
+    def _run(self, schedule: Schedule, unread_ids: torch.Tensor | None = None) -> torch.Tensor:
+        logits = self._forward(schedule, unread_ids)
+        if self._stage == "forward":
+            self._strike()
+        for row, sequence in enumerate(schedule.sampled):
+            if sequence.token_ids[0] == Kind.NOT_A_NUMBER and self._is_due(sequence):
+                with torch.inference_mode():
+                    logits[row] = float("nan")
+        return logits
+
     def _logprobs(self, *arguments: Any) -> Any:
         if self._stage == "sampling":
             self._strike()
         return self._take_logprobs(*arguments)
 
-    def _steps_of(self, sequence: Sequence) -> int:
-        return self._num_steps.get(sequence.sequence_id, 0)
-
     def _is_due(self, sequence: Sequence) -> bool:
-        return self._steps_of(sequence) >= self._after
+        num_steps = self._num_steps.get(sequence.sequence_id, 0) + self._num_unread
+        return num_steps >= self._after
 
     def _strike(self) -> None:
         for sequence in self._schedule.sequences:

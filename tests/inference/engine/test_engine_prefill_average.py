@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.engine import Engine, EngineLimits, Sampled
+from inference.engine.engine import Engine, EngineLimits
 from inference.engine.fault_classes import recover
 from inference.engine.faults import StepFault
 from inference.engine.kv_cache import KVCache
 from inference.engine.rates import PrefillAverage
+from inference.engine.sampled import Sampled
 from inference.engine.scheduler import Schedule, Scheduler, SchedulerLimits
 from inference.engine.sequence import Sequence
 from inference.protocol.engine import SubmitSequence

@@ -65,7 +65,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.live))
         self.write(sequence, len(sequence.token_ids))
         sequence.token_ids.append(token)
-        if not self.cache.grow(sequence):
+        if not self.cache.grow(sequence, len(sequence.token_ids)):
             assert self.cache.allocator.num_free == 0
             sequence.token_ids.pop()
 

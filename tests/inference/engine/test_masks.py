@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from inference.engine.drawing import TorchDrawer
-from inference.engine.engine import Sampled
 from inference.engine.grammars import GrammarCompiler
 from inference.engine.masks import apply_masks
+from inference.engine.sampled import Sampled
 from inference.engine.sampler import Sampler
 from inference.engine.sequence import Sequence
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Ordered
 
 import pytest
 import torch
 
-from inference.engine import sampler as sampler_module
 from inference.engine.adjustments import add_bias, forbid_early_stops
 from inference.engine.filters import TOP_CANDIDATES
 from inference.engine.penalties import TokenCounts
 from inference.engine.sampler import Sampler
 from inference.engine.sequence import Sequence
+from inference.engine.to_device import Reading
 from inference.protocol.sampling import SamplingParams
 
 VOCAB_SIZE = 40
@@ -37,11 +36,14 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tensors each wait reads."""
     counted: list[int] = []
 
-    def counting(tensors: Ordered[torch.Tensor]) -> list[list[int]]:
-        counted.append(len(tensors))
-        return [tensor.flatten().tolist() for tensor in tensors]
+    read = Reading.values
 
-    monkeypatch.setattr(sampler_module, "read_back", counting)
+    def counting(self: Reading) -> list[list[int]]:
+        values = read(self)
+        counted.append(len(values))
+        return values
+
+    monkeypatch.setattr(Reading, "values", counting)
     return counted
 
 
