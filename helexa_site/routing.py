@@ -24,7 +24,10 @@ from inference.gateway.stored_responses import (
     InputItemsConsumer,
     ResponseConsumer,
 )
-from inference.gateway.token_counts import TokenCountConsumer
+from inference.gateway.token_counts import (
+    MessageTokenCountConsumer,
+    ResponseTokenCountConsumer,
+)
 from inference.wire import (
     anthropic_errors,
     anthropic_messages,
@@ -49,12 +52,7 @@ def build_application(gateway: Gateway, *, django_app: Any) -> ProtocolTypeRoute
     messages = GenerationConsumer.as_asgi(
         gateway=gateway, parse=anthropic_messages.parse, errors=anthropic_errors
     )
-    count_tokens = TokenCountConsumer.as_asgi(
-        gateway=gateway,
-        parse=anthropic_messages.parse_count,
-        encode=anthropic_messages.count_body,
-        errors=anthropic_errors,
-    )
+    count_tokens = MessageTokenCountConsumer.as_asgi(gateway=gateway)
     no_messages = UnknownUrlConsumer.as_asgi(gateway=gateway, errors=anthropic_errors)
     api = URLRouter(
         [
@@ -83,9 +81,11 @@ def build_application(gateway: Gateway, *, django_app: Any) -> ProtocolTypeRoute
 def _responses(gateway: Gateway) -> list[URLPattern]:
     store = ResponseStore()
     kept = {"gateway": gateway, "store": store, "runs": BackgroundRuns(gateway, store)}
+    count_tokens = ResponseTokenCountConsumer.as_asgi(gateway=gateway, store=store)
     one = r"^v1/responses/(?P<response_id>[^/]+)"
     return [
         re_path(r"^v1/responses/?$", ResponsesConsumer.as_asgi(**kept)),
+        re_path(r"^v1/responses/input_tokens/?$", count_tokens),
         re_path(one + r"/input_items/?$", InputItemsConsumer.as_asgi(**kept)),
         re_path(one + r"/cancel/?$", CancelResponseConsumer.as_asgi(**kept)),
         re_path(one + r"/?$", ResponseConsumer.as_asgi(**kept)),

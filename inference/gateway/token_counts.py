@@ -1,6 +1,6 @@
 """Answering how many tokens a request's prompt has: rendered and tokenized where its model is.
 
-    parse ─▶ run_request ─▶ TokensCounted ─▶ encode ─▶ one body
+    read ─▶ run_request ─▶ TokensCounted ─▶ one body
 
 The neuron counts with the model's own template and tokenizer, so the number is the one that the
 same request would be held to. Its engine is not asked.
@@ -8,41 +8,56 @@ same request would be held to. Its engine is not asked.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from inference.gateway.consumers import ApiConsumer
 from inference.gateway.gateway import Gateway
+from inference.gateway.response_store import ResponseStore
 from inference.gateway.running import run_request
 from inference.protocol.events import TokensCounted
 from inference.protocol.generation import TokenCountRequest
-from inference.wire.dialect import ErrorDialect, RequestContext
-
-
-class ParseCount(Protocol):
-    def __call__(self, body: bytes, context: RequestContext, /) -> TokenCountRequest:
-        """Raises ``ApiError``."""
-        ...
-
-
-class EncodeCount(Protocol):
-    def __call__(self, num_tokens: int, /) -> bytes: ...
+from inference.wire import anthropic_errors, anthropic_messages, openai_responses_count
 
 
 class TokenCountConsumer(ApiConsumer):
-    """``parse`` and ``encode`` are a dialect's."""
-
     method = "POST"
 
-    def __init__(
-        self, *, gateway: Gateway, parse: ParseCount, encode: EncodeCount, errors: ErrorDialect
-    ) -> None:
-        super().__init__(gateway=gateway, errors=errors)
-        self._parse = parse
-        self._encode = encode
-
     async def answer(self, body: bytes) -> None:
-        request = self._parse(body, self.context())
+        request = await self.read(body)
         async with run_request(self.gateway, self.request_id, request, abort=self.abort) as stream:
             *_, last = await stream.next_events()
             assert isinstance(last, TokensCounted), "a count was answered with something else"
-        await self.respond(200, self._encode(last.prompt_tokens))
+        await self.respond(200, self.count_body(last.prompt_tokens))
+
+    async def read(self, body: bytes) -> TokenCountRequest:
+        """Raises ``ApiError``."""
+        raise NotImplementedError
+
+    def count_body(self, num_tokens: int) -> bytes:
+        raise NotImplementedError
+
+
+class MessageTokenCountConsumer(TokenCountConsumer):
+    """POST /v1/messages/count_tokens."""
+
+    def __init__(self, *, gateway: Gateway) -> None:
+        super().__init__(gateway=gateway, errors=anthropic_errors)
+
+    async def read(self, body: bytes) -> TokenCountRequest:
+        return anthropic_messages.parse_count(body, self.context())
+
+    def count_body(self, num_tokens: int) -> bytes:
+        return anthropic_messages.count_body(num_tokens)
+
+
+class ResponseTokenCountConsumer(TokenCountConsumer):
+    """POST /v1/responses/input_tokens, the stored turns that it builds on included."""
+
+    def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
+        super().__init__(gateway=gateway)
+        self._store = store
+
+    async def read(self, body: bytes) -> TokenCountRequest:
+        asked = openai_responses_count.parse(body, self.context())
+        return openai_responses_count.count_of(await self._store.continued(asked))
+
+    def count_body(self, num_tokens: int) -> bytes:
+        return openai_responses_count.body(num_tokens)

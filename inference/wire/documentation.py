@@ -15,6 +15,7 @@ from inference.wire import (
     openai_completions,
     openai_embeddings,
     openai_responses,
+    openai_responses_count,
 )
 from inference.wire.fields import Field, Support
 
@@ -40,6 +41,7 @@ DIALECTS: dict[str, Mapping[str, Field]] = {
         f"POST /v1/responses: {what}": fields
         for what, fields in openai_responses.NESTED_FIELDS.items()
     },
+    "POST /v1/responses/input_tokens": openai_responses_count.FIELDS,
 }
 
 VERDICTS = {

@@ -201,22 +201,26 @@ class ResponsesRequest:
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
     """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), FIELDS, required=("model", "input"))
-    store, background = read.get("store", True), read.get("background", False)
-    stream = read.get("stream", False)
-    if background and not store:
+    if read.get("background", False) and not read.get("store", True):
         raise InvalidRequestError("'background' requires 'store'.", param="background")
-    if "stream_options" in read and not stream:
+    if "stream_options" in read and not read.get("stream", False):
         raise InvalidRequestError(
             "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
         )
-    instructions = read.get("instructions")
+    return request_of(read)
+
+
+def request_of(read: dict[str, Any]) -> ResponsesRequest:
+    """``read``: what the checks of ``FIELDS`` made of a body, ``model`` and ``input`` at least.
+    Raises ``ApiError`` (400)."""
+    store, background = read.get("store", True), read.get("background", False)
     return ResponsesRequest(
         generation=_generation(read),
-        stream=stream,
+        stream=read.get("stream", False),
         store=store,
         background=background,
         previous_response_id=read.get("previous_response_id"),
-        instructions=instructions,
+        instructions=read.get("instructions"),
         items=read["input"],
         settings=_settings(read, store=store, background=background),
     )

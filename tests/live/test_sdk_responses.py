@@ -156,6 +156,24 @@ def test_cut_off(respond: Respond, hermes: ScriptedModel) -> None:
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"instructions": "Be brief.", "tools": [WEATHER]},
+        {"reasoning": {"effort": "high"}, "text": {"format": {"type": "json_object"}}},
+    ],
+)
+def test_counted_tokens_are_those_used(
+    respond: Respond, openai_client: openai.OpenAI, hermes: ScriptedModel, fields: dict[str, Any]
+) -> None:
+    hermes.answers("count this", '{"counted": true}')
+    question = "count this: žluťoučký 日本"
+    counted = openai_client.responses.input_tokens.count(model="hermes", input=question, **fields)
+    usage = respond(question, **fields).usage
+    assert usage is not None and counted.input_tokens == usage.input_tokens
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"truncation": "auto"}, "truncation"),

@@ -18,6 +18,7 @@ from inference.protocol.events import (
     Failure,
     Finished,
     ReasoningDelta,
+    TokensCounted,
     ToolCallDelta,
     ToolCallStarted,
     Usage,
@@ -39,6 +40,10 @@ TOOLS: Any = [
 
 def ask(**more: Any) -> dict[str, Any]:
     return {"model": "tiny", "input": QUESTION, **more}
+
+
+async def counts(submit: Submit) -> AsyncIterator[list[Event]]:
+    yield [TokensCounted(request_id=submit.request_id, prompt_tokens=42)]
 
 
 async def calls_a_tool(submit: Submit) -> AsyncIterator[list[Event]]:

@@ -20,7 +20,6 @@ from inference.protocol.events import (
     Failure,
     Finished,
     ReasoningDelta,
-    TokensCounted,
     ToolCallDelta,
     ToolCallStarted,
     Usage,
@@ -33,6 +32,7 @@ from inference.protocol.generation import (
 )
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, paris, silent
+from tests.inference.gateway.responses_support import counts
 
 MESSAGES = "/v1/messages"
 STRANGER = "203.0.113.9"
@@ -62,10 +62,6 @@ async def calls_a_tool(submit: Submit) -> AsyncIterator[list[Event]]:
     yield [ToolCallDelta(request_id=rid, arguments='"Paris"}')]
     yield [ChoiceFinished(request_id=rid, reason="tool_calls")]
     yield [Finished(request_id=rid, usage=USAGE)]
-
-
-async def counts(submit: Submit) -> AsyncIterator[list[Event]]:
-    yield [TokensCounted(request_id=submit.request_id, prompt_tokens=42)]
 
 
 async def too_long(submit: Submit) -> AsyncIterator[list[Event]]:

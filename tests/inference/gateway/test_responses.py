@@ -15,7 +15,7 @@ from inference.conversations.models import StoredResponse
 from inference.gateway import generation
 from inference.gateway.database import DatabaseThreads
 from inference.protocol.events import Failed, Failure
-from inference.protocol.generation import ChatMessage, ToolCall
+from inference.protocol.generation import ChatMessage, Submit, TokenCountRequest, ToolCall
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, silent
 from tests.inference.gateway.responses_support import (
@@ -26,6 +26,7 @@ from tests.inference.gateway.responses_support import (
     breaks,
     calls_a_tool,
     chat,
+    counts,
     events,
 )
 
@@ -98,6 +99,30 @@ async def test_a_turn_with_a_tool(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -
     assert asked.messages[0] == ChatMessage(role="system", content="Be brief.")
     assert continued.messages == sent_whole.messages == turns
     assert second.previous_response_id == first.id
+
+
+async def test_the_sdk_counts_with_the_turns_before(
+    sdk: openai.AsyncOpenAI, neuron: FakeNeuron
+) -> None:
+    first = await sdk.responses.create(**ask())
+    neuron.script = counts
+    counted = await sdk.responses.input_tokens.count(
+        model="tiny", input="Why?", previous_response_id=first.id, instructions="Be brief."
+    )
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", 42)
+    *_, submit = neuron.frames
+    assert isinstance(submit, Submit) and isinstance(submit.request, TokenCountRequest)
+    assert [turn.content for turn in submit.request.input.messages] == [
+        "Be brief.",
+        QUESTION,
+        first.output_text,
+        "Why?",
+    ]
+    with pytest.raises(openai.BadRequestError) as refused:
+        await sdk.responses.input_tokens.count(
+            model="tiny", input="Why?", previous_response_id="resp_unknown"
+        )
+    assert refused.value.code == "previous_response_not_found"
 
 
 async def test_items_can_be_referred_to(client: AsgiClient, neuron: FakeNeuron) -> None:
