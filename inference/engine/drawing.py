@@ -32,8 +32,10 @@ class Draw:
 
 
 class Drawer(Protocol):
-    is_exact: bool
-    """Whether ``draw``'s second answer is never true."""
+    @property
+    def is_exact(self) -> bool:
+        """Whether ``draw``'s second answer is never true."""
+        ...
 
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Each row's token with the largest score, the first of equals, (num_rows,) int64; and
