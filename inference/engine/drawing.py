@@ -1,6 +1,6 @@
 """What is done with whole rows of scores: the likeliest token is found, tokens are forbidden, and
 drawn from what the filters leave, by one uniform number each, looked up in the cumulative
-distribution. On torch, or natively where the model is.
+distribution. On torch, natively where the model is, or by Triton's kernels on a card.
 """
 
 from __future__ import annotations
@@ -123,6 +123,38 @@ class NativeDrawer:
         return token_ids, torch.zeros(len(draws), dtype=torch.bool)
 
 
+class TritonDrawer:
+    """One launch for the likeliest, one for all draws. Imports triton."""
+
+    is_exact = True
+
+    def __init__(self, device: torch.device) -> None:
+        from inference.models.cuda import drawing as kernels
+
+        self._kernels = kernels
+        self._torch = TorchDrawer()
+        self._false = torch.zeros(1, dtype=torch.bool, device=device)
+
+    def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._kernels.find_likeliest(scores)
+
+    def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
+        self._torch.forbid(scores, rows, bits)
+
+    def draw(
+        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Looks at every token, whatever ``num_candidates``."""
+        integers = np.array([(draw.row, draw.params.top_k) for draw in draws])
+        floats = np.array([_floats(draw) for draw in draws])
+        token_ids = self._kernels.draw_tokens(
+            scores,
+            on_device(integers, torch.int64, scores.device),
+            on_device(floats, torch.float32, scores.device),
+        )
+        return token_ids, self._false.expand(len(draws))
+
+
 def byte_biases() -> torch.Tensor:
     """(256, 8) float32: what the bits of each byte add to the scores of eight tokens."""
     values = torch.arange(256).unsqueeze(1)
@@ -135,3 +167,9 @@ def _native(draw: Draw) -> NativeDraw:
     return NativeDraw(
         draw.row, params.top_k, params.temperature, params.top_p, params.min_p, draw.uniform
     )
+
+
+def _floats(draw: Draw) -> tuple[float, float, float, float]:
+    """In the order of ``inference.models.cuda.drawing.draw_tokens``."""
+    params = draw.params
+    return params.temperature, params.top_p, params.min_p, draw.uniform

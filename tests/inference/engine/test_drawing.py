@@ -1,4 +1,5 @@
-"""Drawing from filtered distributions: both drawers against sorting in float64."""
+"""Drawing from filtered distributions: every drawer, and against sorting in float64 those that do
+not take long for it; tests/inference/models/cuda/test_drawing.py has the third."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.drawing import Draw, Drawer, NativeDrawer, TorchDrawer
+from inference.engine.drawing import Draw, Drawer, NativeDrawer, TorchDrawer, TritonDrawer
 from inference.models.config import ModelConfig
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.decoder import NativeDecoder
@@ -25,11 +26,18 @@ ROUNDING = 2e-5
 DrawerOf = Callable[[int], Drawer]
 
 
-@pytest.fixture(scope="module", params=["torch", "native"])
+against_sorting = pytest.mark.parametrize("drawer_of", ["torch", "native"], indirect=True)
+
+
+@pytest.fixture(scope="module", params=["torch", "native", "triton"])
 def drawer_of(request: pytest.FixtureRequest, native_cache_dir: Path) -> DrawerOf:
     """The drawer for a vocabulary's size."""
     if request.param == "torch":
         return lambda vocab_size: TorchDrawer()
+    if request.param == "triton":
+        if torch.cuda.is_available():
+            pytest.skip("not interpreted")
+        return lambda vocab_size: TritonDrawer(torch.device("cpu"))
     try:
         library = load_library(native_cache_dir)
     except NativeUnavailableError as reason:
@@ -89,11 +97,13 @@ def kept_distribution(scores: torch.Tensor, params: SamplingParams) -> torch.Ten
 
 
 def draw_all(drawer: Drawer, scores: torch.Tensor, draws: list[Draw]) -> list[int]:
-    token_ids, is_short = drawer.draw(scores, draws, num_candidates=scores.shape[-1])
+    num_candidates = 1 if drawer.is_exact else scores.shape[-1]
+    token_ids, is_short = drawer.draw(scores, draws, num_candidates)
     assert not is_short.any()
     return token_ids.tolist()  # type: ignore[no-any-return]
 
 
+@against_sorting
 @given(
     seed=st.integers(0, 1000),
     vocab_size=st.sampled_from([5, 16, 50, 513, 3000]),
@@ -132,6 +142,7 @@ def test_draws_are_those_of_the_sorted_distribution(
         assert below <= uniform + edge
 
 
+@against_sorting
 @given(bits=st.binary(min_size=7, max_size=7), row=st.integers(0, 2))
 def test_tokens_without_their_bit_are_forbidden(drawer_of: DrawerOf, bits: bytes, row: int) -> None:
     """A vocabulary of an odd size: its last bits are of no token."""
@@ -145,6 +156,7 @@ def test_tokens_without_their_bit_are_forbidden(drawer_of: DrawerOf, bits: bytes
     assert (scores == 1.0).sum() == 2 * 53 + sum(expected)
 
 
+@against_sorting
 @given(
     seed=st.integers(0, 100),
     vocab_size=st.sampled_from([5, 16, 53, 600]),

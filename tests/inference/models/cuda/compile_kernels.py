@@ -12,6 +12,8 @@ from triton.compiler import ASTSource
 
 from inference.models.cuda import attention_kernels
 from inference.models.cuda.attention import SMALLEST_DOT, Tuning
+from inference.models.cuda.drawing import BLOCK_TOKENS, STAGES, WARPS
+from inference.models.cuda.drawing_kernels import draw_kernel, likeliest_kernel
 from inference.models.cuda.matmul_kernels import packed_matmul_kernel
 from inference.models.cuda.packed import DECODE_TILE, PREFILL_TILE, Tile
 from inference.models.cuda.rotation_kernels import rotate_kernel
@@ -92,6 +94,20 @@ ROTATION_CONSTANTS = {
     "largest_code": 448.0,
     "is_integer": False,
 }
+DRAWING_TYPES = {
+    "scores": "*fp32",
+    "integers": "*i64",
+    "floats": "*fp32",
+    "token_ids": "*i64",
+    "are_finite": "*i1",
+    "row_stride": "i32",
+}
+DRAWING_CONSTANTS = {
+    "vocab_size": 151936,
+    "block": BLOCK_TOKENS,
+    "padded_blocks": triton.next_power_of_2(triton.cdiv(151936, BLOCK_TOKENS)),
+    "stages": STAGES,
+}
 
 
 def compile_attention(kernel: Any, architecture: int, entries: str) -> str:
@@ -108,7 +124,11 @@ def compile_packed(architecture: int, tile: Tile) -> str:
 
 
 def compile_kernel(
-    kernel: Any, architecture: int, types: dict[str, str], constants: dict[str, Any]
+    kernel: Any,
+    architecture: int,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    num_warps: int = 4,
 ) -> str:
     names = kernel.arg_names
     source = ASTSource(
@@ -121,7 +141,8 @@ def compile_kernel(
             if types.get(name, "").startswith("*")
         },
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
+    target, options = GPUTarget("cuda", architecture, 32), {"num_warps": num_warps}
+    compiled = triton.compile(source, target=target, options=options)
     code_bytes, shared_bytes = len(compiled.asm["cubin"]), compiled.metadata.shared
     return f"{kernel.fn.__name__} {architecture} {code_bytes} {shared_bytes}"
 
@@ -139,6 +160,8 @@ def main() -> None:
     print(compile_kernel(rotate_kernel, 80, types, constants))
     for tile in (DECODE_TILE, PREFILL_TILE):
         print(compile_packed(80, tile))
+    for kernel, architecture in product((draw_kernel, likeliest_kernel), (80, 90)):
+        print(compile_kernel(kernel, architecture, DRAWING_TYPES, DRAWING_CONSTANTS, WARPS))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,219 @@
+"""One kernel draws a row's token by the rules of the filters, against sorting in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.engine.drawing import TorchDrawer, TritonDrawer
+from inference.engine.sampler import Sampler
+from inference.engine.sequence import Sequence
+from inference.models.cuda.drawing import draw_tokens, find_likeliest
+from inference.protocol.sampling import SamplingParams
+
+Doubles = npt.NDArray[np.float64]
+ROUNDING = 1e-5
+"""Of a weight, and of a cumulative probability."""
+LARGEST_UNIFORM = 1 - 2**-24
+BLOCK_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+WISHES = (
+    Wish(),
+    Wish(top_k=3),
+    Wish(top_p=0.7),
+    Wish(min_p=0.2),
+    Wish(temperature=0.6, top_k=40, top_p=0.9, min_p=0.01),
+)
+
+
+def draw(
+    scores: torch.Tensor, draws: list[tuple[int, Wish, float]], block_tokens: int = BLOCK_TOKENS
+) -> list[int]:
+    """Each a row, what is wished, and a uniform number."""
+    integers = torch.tensor([(row, wish.top_k) for row, wish, _ in draws])
+    floats = torch.tensor([(w.temperature, w.top_p, w.min_p, u) for _, w, u in draws])
+    to = scores.device
+    found = draw_tokens(scores, integers.to(to), floats.to(to), block_tokens)
+    return found.tolist()  # type: ignore[no-any-return]
+
+
+def kept_weights(scores: Doubles, wish: Wish, tilt: float) -> Doubles:
+    """By sorting; ``tilt`` moves what top_p and min_p ask for by a little."""
+    weights = np.exp((scores - scores.max()) / wish.temperature)
+    values = np.sort(weights)[::-1][: wish.top_k or len(weights)]
+    smallest = values[-1]
+    if wish.top_p < 1:
+        before = values.cumsum() - values
+        within = values[before < tilt * wish.top_p * values.sum()]
+        smallest = within[-1] if len(within) else 1.0
+    smallest = min(max(smallest, tilt * wish.min_p), 1.0)
+    return np.where(weights >= smallest, weights, 0.0)
+
+
+def is_right(token_id: int, scores: Doubles, wish: Wish, uniform: float) -> bool:
+    """What lies at a border within rounding may fall on either side."""
+    for tilt in (1 - ROUNDING, 1, 1 + ROUNDING):
+        kept = kept_weights(scores, wish, tilt)
+        end = kept.cumsum() / kept.sum()
+        begin = end - kept / kept.sum()
+        if kept[token_id] > 0 and (
+            begin[token_id] - ROUNDING <= uniform <= end[token_id] + ROUNDING
+        ):
+            return True
+    return False
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 1000),
+    vocab_size=st.sampled_from([1, 5, 64, 65, 300]),
+    spread=st.sampled_from([0.0, 0.5, 3.0, 12.0]),
+    forbidden_share=st.sampled_from([0.0, 0.5]),
+    wish=st.builds(
+        Wish,
+        temperature=st.sampled_from([0.3, 1.0, 2.0]),
+        top_k=st.sampled_from([0, 1, 7, 40, 5000]),
+        top_p=st.sampled_from([0.0, 0.1, 0.6, 0.95, 1.0]),
+        min_p=st.sampled_from([0.0, 0.02, 1.0]),
+    ),
+    uniform=st.sampled_from([0.0, 0.25, 0.8, LARGEST_UNIFORM]),
+)
+def test_draws_are_those_of_the_sorted_distribution(
+    device: torch.device,
+    seed: int,
+    vocab_size: int,
+    spread: float,
+    forbidden_share: float,
+    wish: Wish,
+    uniform: float,
+) -> None:
+    """Scores of 64ths: some tie, and others differ by more than rounding."""
+    random = np.random.default_rng(seed)
+    scores = np.round(random.standard_normal((3, vocab_size)) * spread * 64) / 64
+    scores[:, 1:][random.random((3, vocab_size - 1)) < forbidden_share] = -math.inf
+    on_device = torch.from_numpy(scores).float().to(device)
+    (token_id,) = draw(on_device, [(2, wish, uniform)])
+    assert is_right(token_id, scores[2], wish, uniform)
+
+
+@pytest.mark.parametrize("wish", [Wish(temperature=2.0), Wish(top_k=3), Wish(top_p=0.8)])
+def test_tokens_come_as_often_as_they_weigh(device: torch.device, wish: Wish) -> None:
+    scores = np.log(np.array([4.0, 1.0, 3.0, 0.5, 0.25, 2.0]))
+    kept = kept_weights(scores, wish, 1)
+    num_draws = 30
+    draws = [(0, wish, (i + 0.5) / num_draws) for i in range(num_draws)]
+    drawn = draw(torch.from_numpy(scores).float().to(device)[None], draws, block_tokens=4)
+    counts = np.bincount(drawn, minlength=len(scores))
+    assert np.all(np.abs(counts - num_draws * kept / kept.sum()) <= 1)
+    assert drawn == sorted(drawn)
+
+
+def test_a_row_does_not_know_the_others(device: torch.device) -> None:
+    """Nor where it lies."""
+    scores = torch.randn(4, 200, generator=torch.Generator().manual_seed(5)).to(device)
+    draws = [(row, wish, 0.1 + 0.2 * row) for wish in WISHES for row in (3, 0)]
+    together = draw(scores, draws)
+    wide = torch.zeros(4, 333, device=device)
+    wide[:, 50:250] = scores
+    assert draw(wide[:, 50:250], draws[::-1]) == together[::-1]
+    alone = [draw(scores[row : row + 1], [(0, wish, uniform)])[0] for row, wish, uniform in draws]
+    assert alone == together
+    assert len(set(together)) > 3
+
+
+def test_the_size_of_a_block_changes_nothing(device: torch.device) -> None:
+    """A flat row of a vocabulary that is a whole number of neither."""
+    scores = torch.arange(600, device=device).remainder(7)[None] / 8
+    draws = [(0, wish, uniform) for wish in WISHES for uniform in (0.3, LARGEST_UNIFORM)]
+    assert draw(scores, draws, block_tokens=32) == draw(scores, draws, block_tokens=1024)
+
+
+def test_what_weighs_nothing_is_never_drawn(device: torch.device) -> None:
+    """At either end, alone in its block, or too unlikely for a float."""
+    scores = torch.full((1, 200), -math.inf)
+    scores[0, [0, 199]] = -1000.0
+    scores[0, [20, 150]] = 0.0
+    draws = [(0, wish, uniform) for wish in WISHES for uniform in (0.0, LARGEST_UNIFORM)]
+    assert draw(scores.to(device), draws) == [20, 150] * len(WISHES)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_a_temperature_without_an_inverse_is_greedy(device: torch.device) -> None:
+    scores = torch.tensor([[1.0, 3.0, 3.0, -math.inf]], device=device)
+    draws = [(0, Wish(temperature=1e-44), uniform) for uniform in (0.0, LARGEST_UNIFORM)]
+    assert draw(scores, draws) == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")  # the interpreter's numpy
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("places", [slice(70, 71), slice(None)])
+def test_what_is_no_number_gets_some_token(
+    device: torch.device, value: float, places: slice
+) -> None:
+    scores = torch.zeros(2, 100, device=device)
+    scores[0, places] = value
+    scores[1, 9] = 50.0
+    drawn = draw(scores, [(row, wish, 0.5) for wish in WISHES for row in (0, 1)])
+    assert all(0 <= token_id < 100 for token_id in drawn)
+    assert drawn[1::2] == [9] * len(WISHES)
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 100),
+    vocab_size=st.sampled_from([1, 64, 65, 300]),
+    num_rows=st.sampled_from([1, 3]),
+)
+def test_the_likeliest_is_the_first_of_equals(
+    device: torch.device, seed: int, vocab_size: int, num_rows: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(-9, 10, (num_rows, vocab_size), generator=generator).float()
+    token_ids, are_finite = find_likeliest(scores.to(device), BLOCK_TOKENS)
+    assert token_ids.tolist() == scores.numpy().argmax(-1).tolist()
+    assert are_finite.tolist() == [True] * num_rows
+
+
+@pytest.mark.parametrize("place", [0, 70, 99])
+def test_whether_a_row_is_finite_is_as_torch_says(device: torch.device, place: int) -> None:
+    scores = torch.zeros(5, 100)
+    scores[[0, 1, 2], place] = torch.tensor([math.nan, math.inf, -math.inf])
+    scores[3] = -math.inf
+    wanted = TorchDrawer().likeliest(scores)[1]
+    assert find_likeliest(scores.to(device), BLOCK_TOKENS)[1].tolist() == wanted.tolist()
+
+
+def test_a_sampler_draws_the_same_with_one_launch(device: torch.device) -> None:
+    """Uniform numbers of the same streams: at these they fall on no border."""
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2)) * 2
+    found = []
+    for drawer, to in ((TorchDrawer(), torch.device("cpu")), (TritonDrawer(device), device)):
+        sequences = [
+            Sequence(
+                f"row-{seed}",
+                [1],
+                SamplingParams(max_tokens=9, temperature=0.8, seed=seed, top_p=0.9, top_k=20),
+                context_tokens=100,
+                arrival=1,
+                deadline_s=0.0,
+            )
+            for seed in range(4)
+        ]
+        found.append(Sampler(50, drawer).sample(sequences, logits.to(to)).token_ids)
+    assert found[0] == found[1]
