@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from inference.engine.drawing import NativeDrawer
+from inference.engine.drawer_choice import choose_drawer
+from inference.engine.drawing import Drawer
 from inference.engine.engine import Engine, EngineLimits
 from inference.engine.executor import TensorExecutor
 from inference.engine.grammars import GrammarCompiler
@@ -16,7 +17,6 @@ from inference.engine.run_ahead import RunAhead
 from inference.engine.sampler import Sampler
 from inference.engine.scheduler import Scheduler, SchedulerLimits
 from inference.models.graphed import GraphedLlama
-from inference.models.native.llama import NativeLlama
 from inference.models.registry import AnyModel
 
 
@@ -26,6 +26,7 @@ def build_engine(
     context_tokens: int,
     num_kv_blocks: int,
     kept_kv_blocks: int | None = None,
+    drawer: Drawer | None = None,
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
     scheduler_limits: SchedulerLimits | None = None,
     grammars: GrammarCompiler | None = None,
@@ -36,15 +37,14 @@ def build_engine(
 ) -> Engine:
     """``num_kv_blocks`` must hold ``context_tokens``: then the oldest sequence can always run to
     its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.kv_cache``.
-    ``run_ahead``: ``None`` for where the device works by itself."""
+    ``drawer`` and ``run_ahead``: ``None`` for what suits the model's device."""
     assert num_kv_blocks * block_tokens >= context_tokens
     kv_cache = KVCache(num_kv_blocks, block_tokens, kept_kv_blocks)
     limits = scheduler_limits or SchedulerLimits()
     kv = model.new_kv(num_kv_blocks, block_tokens)
     if isinstance(model, GraphedLlama):
         model.capture_decode(kv, max_rows=limits.max_running, context_tokens=context_tokens)
-    drawer = NativeDrawer(model.decoder) if isinstance(model, NativeLlama) else None
-    sampler = Sampler(model.config.vocab_size, drawer)
+    sampler = Sampler(model.config.vocab_size, drawer or choose_drawer(model)[0])
     executor = TensorExecutor(ModelRunner(model, kv), sampler, model.device)
     scheduler = Scheduler(kv_cache, limits)
     if run_ahead is None:

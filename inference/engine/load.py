@@ -16,6 +16,8 @@ import psutil
 import torch
 
 from inference.engine.build import build_engine
+from inference.engine.drawer_choice import choose_drawer
+from inference.engine.drawing import Drawer
 from inference.engine.embedding_engine import EmbeddingEngine
 from inference.engine.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.engine import Engine
@@ -62,6 +64,9 @@ class _Built:
     model: AnyModel
     execution: str
     """In words: which code computes, and why not a faster one."""
+    drawer: Drawer
+    drawing: str
+    """In words: which code draws, where there was a choice."""
     limits: SchedulerLimits
     trial: Trial
     quality: str
@@ -103,6 +108,7 @@ def load_engine(
         context_tokens=plan.context_tokens,
         num_kv_blocks=plan.num_blocks,
         kept_kv_blocks=plan.kept_blocks,
+        drawer=built.drawer,
         scheduler_limits=built.limits,
         grammars=grammars,
         prefill_average=PrefillAverage(built.trial.bound.speed),
@@ -133,6 +139,7 @@ def _build(
     longest = opened.config.max_positions
     context_tokens = min(longest, spec.max_context_tokens or longest)
     model, execution = _fastest_model(spec, opened, context_tokens, cache_dir / "native")
+    drawer, drawing = choose_drawer(model)
     # Its tables are among what the load takes, so they are waited for before that is measured.
     grammars.wait_ready()
     on_progress(LoadProgress(stage=LoadStage.WARMUP, unit="steps", detail="measuring"))
@@ -150,7 +157,7 @@ def _build(
     if isinstance(model, NativeLlama):
         # Its threads are its own; torch's, left over from sampling, would spin on their cores.
         torch.set_num_threads(1)
-    return _Built(model, execution, limits, trial, quality)
+    return _Built(model, execution, drawer, drawing, limits, trial, quality)
 
 
 def _fastest_model(
@@ -211,6 +218,7 @@ def _report(
 ) -> LoadReport:
     config, trial = opened.config, built.trial
     estimated_bytes = opened.estimated_load_bytes
+    execution = captured_in_words(built.model, built.execution)
     return LoadReport(
         architecture=config.architecture,
         device=str(built.model.device),
@@ -225,7 +233,7 @@ def _report(
         vocab_size=config.vocab_size,
         quantization=opened.weights.report(),
         quality=built.quality,
-        compiled=captured_in_words(built.model, built.execution),
+        compiled=", ".join(filter(None, [execution, built.drawing])),
         load_seconds=load_seconds,
         tokenizer_dir=str(opened.tokenizer_dir),
         eos_token_ids=list(config.eos_token_ids),
