@@ -1,5 +1,6 @@
 """The benchmarks say that they measured nothing where there is no card, and compare like with like:
-every way of attending gives the same answer, and a floor counts what a model holds."""
+every way of attending gives the same answer, so does every drawer, and a floor counts what a model
+holds."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from inference.engine import drawer_benchmark
 from inference.models.cuda import attention_benchmark, step_benchmark
 from inference.models.cuda.timing import measured
 from inference.models.llama import LlamaModel
@@ -15,7 +17,7 @@ from tests.inference.models.cuda.tiny import CONFIG
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure")
-@pytest.mark.parametrize("benchmark", [attention_benchmark, step_benchmark])
+@pytest.mark.parametrize("benchmark", [attention_benchmark, step_benchmark, drawer_benchmark])
 def test_without_a_card_every_row_is_unmeasured(
     benchmark: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,6 +48,17 @@ def test_all_attention_rows_compute_the_same(device: torch.device) -> None:
             torch.manual_seed(1)
             found.append(way(problem, queries_each)().float())  # type: ignore[operator]
         assert torch.allclose(found[0], found[1], atol=0.03)
+
+
+@pytest.mark.parametrize("wish", drawer_benchmark.WISHES)
+def test_all_drawers_draw_the_same(device: torch.device, wish: str) -> None:
+    scores, params = drawer_benchmark.scores_of(3, 500, device), drawer_benchmark.WISHES[wish]
+    found = [
+        drawer_benchmark.work(drawer_on(device), scores, params)().tolist()
+        for drawer_on in drawer_benchmark.DRAWERS.values()
+    ]
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 1
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "int8", "int4"])
