@@ -15,6 +15,12 @@ import torch
 from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import accelerate
+from inference.models.cuda.shapes import (
+    SHAPES,
+    decode_floor_bytes,
+    prefill_floor_flops,
+    weight_shape,
+)
 from inference.models.cuda.timing import (
     Row,
     copy_bytes_per_s,
@@ -23,7 +29,6 @@ from inference.models.cuda.timing import (
     measured,
 )
 from inference.models.graphed import GraphedLlama
-from inference.models.kv_format import kv_bytes_per_token
 from inference.models.linear import LinearFactory
 from inference.models.llama import LlamaModel
 from inference.models.paged_kv import FORMAT_OF
@@ -37,37 +42,6 @@ NUM_ROWS = (1, 8, 32)
 WeightFormat = Literal["bf16", "int8", "int4"]
 BYTES_PER_WEIGHT: dict[WeightFormat, float] = {"bf16": 2, "int8": 1 + 2 / 32, "int4": 0.5 + 4 / 32}
 """With a half for each scale, and for each minimum, of 32 weights."""
-
-SHAPES = {
-    "1.7B": ModelConfig(
-        architecture="qwen3",
-        vocab_size=151936,
-        hidden_size=2048,
-        intermediate_size=6144,
-        num_layers=28,
-        num_heads=16,
-        num_kv_heads=8,
-        head_dim=128,
-        max_positions=8192,
-        rms_norm_eps=1e-6,
-        rope_theta=1e6,
-        qk_norm=True,
-        tie_embeddings=True,
-    ),
-    "8B": ModelConfig(
-        architecture="llama",
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        max_positions=8192,
-        rms_norm_eps=1e-5,
-        rope_theta=5e5,
-    ),
-}
 
 
 class RandomWeights:
@@ -84,10 +58,8 @@ class RandomWeights:
         self._factory = LinearFactory(device, torch.bfloat16, prefill_copies=False)
 
     def tensor(self, name: str) -> torch.Tensor:
-        config = self._config
-        per_head = name.endswith(("q_norm.weight", "k_norm.weight"))
-        size = config.head_dim if per_head else config.hidden_size
-        return torch.ones(size, dtype=torch.bfloat16, device=self.device)
+        shape = weight_shape(self._config, name)
+        return torch.ones(shape, dtype=torch.bfloat16, device=self.device)
 
     def has(self, name: str) -> bool:
         return not name.endswith(".bias")
@@ -97,34 +69,21 @@ class RandomWeights:
         return self._factory.linear(stored)[0]
 
     def embedding(self, name: str) -> Embedding:
-        return self._factory.embedding(self._dense(*self._shape(name)))
+        out_features, in_features = weight_shape(self._config, name)
+        return self._factory.embedding(self._dense(out_features, in_features))
 
     def stored(self, name: str) -> DenseWeight | GroupedWeight:
         return self.stored_parts(name)[0]
 
     def stored_parts(self, *names: str) -> list[DenseWeight | GroupedWeight]:
-        shapes = [self._shape(name) for name in names]
-        out_features, in_features = sum(out for out, _ in shapes), shapes[0][1]
+        shapes = [weight_shape(self._config, name) for name in names]
+        out_features, in_features = sum(shape[0] for shape in shapes), shapes[0][1]
         if self._format == "bf16" or names == ("lm_head",):
             return [self._dense(out_features, in_features)]
         return [self._grouped(out_features, in_features)]
 
     def report(self) -> str:
         return f"random {self._format}"
-
-    def _shape(self, name: str) -> tuple[int, int]:
-        config, kind = self._config, name.rsplit(".", 1)[-1]
-        hidden, inner = config.hidden_size, config.intermediate_size
-        heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        return {
-            "q_proj": (heads, hidden),
-            "k_proj": (kv, hidden),
-            "v_proj": (kv, hidden),
-            "o_proj": (hidden, heads),
-            "gate_proj": (inner, hidden),
-            "up_proj": (inner, hidden),
-            "down_proj": (hidden, inner),
-        }.get(kind, (config.vocab_size, hidden))
 
     def _dense(self, out_features: int, in_features: int) -> DenseWeight:
         weight = torch.empty(out_features, in_features, dtype=torch.bfloat16, device=self.device)
@@ -162,7 +121,14 @@ def decode_result(config: ModelConfig, weight_format: WeightFormat, num_rows: in
         execution = f"{execution}, {model.in_words}"
     batch = decode_batch(num_rows, columns, model.device)
     ms = device_ms(lambda: model.decode(batch, kv))
-    floor_ms = decode_floor_bytes(config, weight_format, num_rows) / copy_bytes_per_s() * 1e3
+    floor_bytes = decode_floor_bytes(
+        config,
+        bytes_per_weight=BYTES_PER_WEIGHT[weight_format],
+        bytes_per_head_weight=BYTES_PER_WEIGHT["bf16"],
+        num_rows=num_rows,
+        context_tokens=CONTEXT_TOKENS,
+    )
+    floor_ms = floor_bytes / copy_bytes_per_s() * 1e3
     share = f"{floor_ms / ms:.0%} of the floor, {floor_ms:.3f} ms"
     return f"{ms:7.3f} ms, {num_rows / ms * 1e3:6.0f} tok/s; {share}; {execution}"
 
@@ -172,7 +138,7 @@ def prefill_result(config: ModelConfig, weight_format: WeightFormat) -> str:
     kv = model.new_kv(PROMPT_TOKENS // BLOCK_TOKENS, BLOCK_TOKENS)
     batch = prefill_batch(PROMPT_TOKENS, model.device)
     ms = device_ms(lambda: model.prefill(batch, kv))
-    floor_ms = 2 * projection_weights(config) * PROMPT_TOKENS / matmul_flops_per_s() * 1e3
+    floor_ms = prefill_floor_flops(config, PROMPT_TOKENS) / matmul_flops_per_s() * 1e3
     return f"{ms:7.1f} ms, {floor_ms / ms:.0%} of the product's rate; {execution}"
 
 
@@ -198,19 +164,6 @@ def prefill_batch(num_tokens: int, device: torch.device) -> PrefillBatch:
     block_ids = torch.arange(num_tokens // BLOCK_TOKENS, device=device)
     span = PrefillSpan(0, num_tokens, 0, num_tokens, block_ids)
     return PrefillBatch(torch.zeros_like(positions), positions, positions, (span,), positions[-1:])
-
-
-def decode_floor_bytes(config: ModelConfig, weight_format: WeightFormat, num_rows: int) -> float:
-    """What a step must read: projections in their format, the dense head, and the contexts."""
-    projections = projection_weights(config) * BYTES_PER_WEIGHT[weight_format]
-    head = config.vocab_size * config.hidden_size * 2
-    return projections + head + num_rows * CONTEXT_TOKENS * kv_bytes_per_token(config, "bf16")
-
-
-def projection_weights(config: ModelConfig) -> int:
-    heads = 2 * config.num_heads + 2 * config.num_kv_heads
-    per_layer = heads * config.head_dim + 3 * config.intermediate_size
-    return config.num_layers * per_layer * config.hidden_size
 
 
 def main() -> None:

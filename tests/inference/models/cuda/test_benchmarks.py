@@ -11,6 +11,7 @@ import torch
 
 from inference.engine import drawer_benchmark
 from inference.models.cuda import attention_benchmark, step_benchmark
+from inference.models.cuda.shapes import projection_weights
 from inference.models.cuda.timing import measured
 from inference.models.llama import LlamaModel
 from tests.inference.models.cuda.tiny import CONFIG
@@ -84,4 +85,4 @@ def test_random_weights_make_a_model_and_the_floor_counts_them(
             for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
         )
         num_weights = sum(p.in_features * p.out_features for p in projections)
-        assert step_benchmark.projection_weights(config) == num_weights
+        assert projection_weights(config) == num_weights
