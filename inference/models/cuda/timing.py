@@ -1,12 +1,15 @@
-"""How long device work takes on a CUDA card, and what the card can do at best: for benchmarks."""
+"""How long device work takes, and what a device can do at best: for benchmarks. Made for a CUDA
+card; on a CPU the same code can be tried out."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+CARD = torch.device("cuda")
 NUM_WARMUPS = 5
 NUM_TIMED = 20
 COPIED_BYTES = 4 * 1024**3
@@ -36,10 +39,31 @@ def measured(what: str, measure: Callable[[], str]) -> Row:
         return Row(what, f"failed: {type(error).__name__}: {reason}")
 
 
-def device_ms(work: Callable[[], object]) -> float:
+def device_ms(work: Callable[[], object], device: torch.device = CARD) -> float:
     """Mean milliseconds of ``work``, back to back, after it was warmed up."""
     for _ in range(NUM_WARMUPS):
         work()
+    if device.type != "cuda":
+        return _host_ms(work) / NUM_TIMED
+    with torch.cuda.device(device):
+        return _card_ms(work) / NUM_TIMED
+
+
+def copy_bytes_per_s(device: torch.device = CARD, num_bytes: int = COPIED_BYTES) -> float:
+    """Bytes read and written by a copy of ``num_bytes`` within the device's memory."""
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    return 2 * num_bytes / (device_ms(lambda: target.copy_(source), device) / 1e3)
+
+
+def matmul_flops_per_s(device: torch.device = CARD, side: int = MATMUL_SIDE) -> float:
+    """Of a square product in bfloat16, a multiplication and an addition counting as two."""
+    shape = side, side
+    left, right = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+    return float(2 * side**3 / (device_ms(lambda: left @ right, device) / 1e3))
+
+
+def _card_ms(work: Callable[[], object]) -> float:
     began: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     ended: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     began.record()
@@ -47,18 +71,11 @@ def device_ms(work: Callable[[], object]) -> float:
         work()
     ended.record()
     torch.cuda.synchronize()
-    return float(began.elapsed_time(ended)) / NUM_TIMED
+    return float(began.elapsed_time(ended))
 
 
-def copy_bytes_per_s() -> float:
-    """Bytes read and written by a copy within the card's memory."""
-    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * COPIED_BYTES / (device_ms(lambda: target.copy_(source)) / 1e3)
-
-
-def matmul_flops_per_s() -> float:
-    """Of a large square product in bfloat16, a multiplication and an addition counting as two."""
-    shape = MATMUL_SIDE, MATMUL_SIDE
-    left, right = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    return float(2 * MATMUL_SIDE**3 / (device_ms(lambda: left @ right) / 1e3))
+def _host_ms(work: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    for _ in range(NUM_TIMED):
+        work()
+    return (time.perf_counter() - began_s) * 1e3

@@ -12,7 +12,7 @@ import torch
 from inference.engine import drawer_benchmark
 from inference.models.cuda import attention_benchmark, step_benchmark
 from inference.models.cuda.shapes import projection_weights
-from inference.models.cuda.timing import measured
+from inference.models.cuda.timing import copy_bytes_per_s, matmul_flops_per_s, measured
 from inference.models.llama import LlamaModel
 from tests.inference.models.cuda.tiny import CONFIG
 
@@ -26,6 +26,12 @@ def test_without_a_card_every_row_is_unmeasured(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) >= 20
     assert all(line.endswith("unmeasured: no CUDA device") for line in lines)
+
+
+def test_a_cpu_copies_and_multiplies_at_some_rate() -> None:
+    device = torch.device("cpu")
+    assert copy_bytes_per_s(device, num_bytes=2**20) > 0
+    assert matmul_flops_per_s(device, side=64) > 0
 
 
 def test_a_row_that_fails_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
