@@ -9,6 +9,7 @@ never share threads, allocators or an interpreter lock, and one that waits costs
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -19,6 +20,7 @@ REPOSITORY_DIR = Path(__file__).parents[2]
 """Not from the site's configuration: an interpreter without its packages imports this too."""
 
 READY_LINE = "subject-ready"
+CLOSE_TIMEOUT_S = 60
 MEMORY = "memory"
 INTERPRETER_MEMORY = "interpreter_memory"
 """Two questions that the child answers itself: what its process holds now, and what it held when
@@ -81,15 +83,24 @@ class SubjectProcess:
         self.description = str(self._read()["description"])
 
     def ask(self, **question: Any) -> Any:
+        """Raises ``SubjectError``."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
+        # One that has ended says so when it is read from.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
         return self._read()["answer"]
 
     def close(self) -> None:
+        """Also of a process that has ended. One that does not end by itself is killed."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
