@@ -18,11 +18,10 @@ LIBRARIES = ()
 
 
 class HelexaEngine:
-    def __init__(self, gguf: str, num_threads: int, data_dir: str) -> None:
+    def __init__(self, spec: LoadSpec, num_threads: int, data_dir: Path) -> None:
         os.environ["HELEXA_ENGINE_THREADS"] = str(num_threads)
         configure_threads()
-        spec = LoadSpec(job_id="bench", model="bench", source=f"path:{gguf}")
-        self._loaded = load_engine(spec, Path(data_dir), lambda progress: None)
+        self._loaded = load_engine(spec, data_dir, lambda progress: None)
         assert isinstance(self._loaded.engine, Engine), "the workload is for a model of text"
         self._engine = self._loaded.engine
         self._num_submitted = 0
@@ -31,17 +30,23 @@ class HelexaEngine:
         report = self._loaded.report
         return f"helexa engine, {report.compiled}; {report.quantization}"
 
-    def decode(self, concurrency: int, seed: int) -> float:
+    def decode(
+        self,
+        concurrency: int,
+        seed: int,
+        prompt_tokens: int = DECODE_PROMPT_TOKENS,
+        output_tokens: int = DECODE_OUTPUT_TOKENS,
+    ) -> float:
         """Clock starts when every sequence has its first token."""
         prompts = PromptMaker(seed)
         for _ in range(concurrency):
-            self._submit(prompts.prompt(DECODE_PROMPT_TOKENS), 2 * DECODE_OUTPUT_TOKENS)
+            self._submit(prompts.prompt(prompt_tokens), 2 * output_tokens)
         waiting = concurrency
         while waiting:
             waiting -= sum(output.num_cached_tokens is not None for output in self._step())
         started = time.perf_counter()
         num_tokens = 0
-        for _ in range(DECODE_OUTPUT_TOKENS):
+        for _ in range(output_tokens):
             num_tokens += sum(len(output.token_ids) for output in self._step())
         elapsed_s = time.perf_counter() - started
         self._engine.cancel_all()
@@ -83,4 +88,5 @@ class HelexaEngine:
 
 
 def open_subject(gguf: str, num_threads: str, data_dir: str) -> HelexaEngine:
-    return HelexaEngine(gguf, int(num_threads), data_dir)
+    spec = LoadSpec(job_id="bench", model="bench", source=f"path:{gguf}")
+    return HelexaEngine(spec, int(num_threads), Path(data_dir))
