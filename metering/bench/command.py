@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,15 @@ from metering.bench.vllm_interpreter import process_environment
 
 DATA_DIR = REPOSITORY_DIR / "var" / "bench"
 BOOKKEEPING_SEQUENCES = 256
+CUDA_WORD = "--cuda"
 
 
 def main() -> None:
+    words = sys.argv[1:]
+    if CUDA_WORD in words:
+        from metering.bench.cuda import command
+
+        sys.exit(command.main([word for word in words if word != CUDA_WORD]))
     parser = _parser()
     arguments = parser.parse_args()
     try:
@@ -128,6 +135,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3, help="kept rounds after the warm-up one")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", action="store_true", help="all readings, to standard output")
+    parser.add_argument(
+        CUDA_WORD,
+        action="store_true",
+        help="the rows that need a card instead, which have options of their own: --cuda --help",
+    )
     add_options(parser)
     return parser
 

@@ -1,0 +1,1 @@
+"""The rows of scripts/bench that need a card."""
