@@ -78,6 +78,11 @@ class EmbeddingEngine:
     def has_work(self) -> bool:
         return bool(self._jobs or self._outputs)
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a step takes long: all it computes are prompts."""
+        return self.has_work
+
     def step(self) -> StepOutputs:
         """One forward; where the device refuses it, those at fault fail alone. Raises
         ``StepFault`` where the device is not sound: then the engine is lost."""

@@ -93,6 +93,11 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._sequences or self._outputs)
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether prompts wait or are being computed: a step with them takes long."""
+        return self._scheduler.has_prompts
+
     def step(self) -> StepOutputs:
         """Advance every sequence that can be; those at fault when the device refuses fail alone.
         Raises ``StepFault`` where the device is not sound: then the engine is lost."""

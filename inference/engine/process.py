@@ -33,6 +33,7 @@ from inference.engine.exit_codes import EngineExit
 from inference.engine.faults import HangFault, StepFault
 from inference.engine.load import LoadedEngine, configure_threads, load_engine
 from inference.engine.messenger import Messenger
+from inference.engine.telling import STATS_INTERVAL_S, Telling
 from inference.engine.watchdog import StepWatchdog, step_timeout_s
 from inference.loading.errors import LoadError
 from inference.models.errors import MissingWeightsError, UnknownArchitectureError
@@ -55,7 +56,6 @@ log = logging.getLogger(__name__)
 
 AnyEngine = Engine | EmbeddingEngine
 
-STATS_INTERVAL_S = 1.0
 LAST_WORDS_S = 2.0
 """For telling the neuron why, when the process ends by itself."""
 
@@ -136,19 +136,25 @@ def run(engine: AnyEngine, messenger: Messenger) -> EngineExit:
 def serve(engine: AnyEngine, messenger: Messenger, watchdog: StepWatchdog) -> None:
     """The engine thread's loop, until ``Shutdown``. Raises ``StepFault`` where the device is not
     sound."""
-    last_sent_s = 0.0
-    while _take_commands(engine, messenger):
-        if engine.has_outputs:  # told before a step, which may be long, and not after it
-            messenger.send(engine.take_outputs())
-        if engine.has_work:
-            with watchdog.step():
-                outputs = engine.step()
-            if outputs.outputs or time.monotonic() - last_sent_s >= STATS_INTERVAL_S:
-                messenger.send(outputs)
-                last_sent_s = time.monotonic()
-        elif time.monotonic() - last_sent_s >= STATS_INTERVAL_S:
-            messenger.send(Idle(stats=engine.stats()))
-            last_sent_s = time.monotonic()
+    telling, clock = Telling(messenger.send), time.monotonic
+    try:
+        while _take_commands(engine, messenger):
+            if engine.has_outputs:  # told before a step, which may be long, and not after it
+                telling.add(engine.take_outputs(), now_s=clock())
+            if engine.has_prompts:
+                telling.tell(clock())
+            if engine.has_work:
+                started_s = clock()
+                with watchdog.step():
+                    outputs = engine.step()
+                now_s = clock()
+                telling.add(outputs, now_s=now_s, next_step_s=now_s - started_s)
+            elif telling.is_quiet(clock()):
+                messenger.send(Idle(stats=engine.stats()))
+                telling.touch(clock())
+        telling.add(engine.cancel_all(), now_s=clock())
+    finally:
+        telling.tell(clock())
 
 
 def _end_by_fault(fault: StepFault, messenger: Messenger) -> NoReturn:
@@ -172,7 +178,6 @@ def _take_commands(engine: AnyEngine, messenger: Messenger) -> bool:
             return True
         timeout_s = 0.0
         if isinstance(command, Shutdown):
-            messenger.send(engine.cancel_all())
             return False
         if isinstance(command, CancelSequence):
             engine.cancel(command)

@@ -130,6 +130,12 @@ class Scheduler:
         and a slow machine takes longer to serve all of them but refuses none."""
         return 0 if self._short_of_blocks else self.limits.max_running - len(self.running)
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether anybody waits or has tokens left to compute before it decodes."""
+        prefilling = SequenceState.PREFILLING
+        return bool(self.waiting) or any(s.state is prefilling for s in self.running)
+
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 

@@ -7,8 +7,8 @@
 Exactly one terminal event: Finished, Embedded, TokensCounted, Failed or Cancelled. Events of one
 choice come in order, and a tool call's deltas before the next call starts.
 
-A neuron XADDs one ``EventBatch`` per engine step per gateway process; ``sequence_number`` counts
-batches per (neuron epoch, gateway), so a reader sees a gap when Redis lost something.
+A neuron XADDs one ``EventBatch`` per message of its engine per gateway process; ``sequence_number``
+counts batches per (neuron epoch, gateway), so a reader sees a gap when Redis lost something.
 """
 
 from __future__ import annotations
