@@ -23,7 +23,14 @@ def choose_device(spec: LoadSpec) -> torch.device:
         raise BadSourceError(f"{device} is not here; there are {torch.cuda.device_count()}")
     if device.type not in ("cpu", "cuda"):
         raise BadSourceError(f"{device} is not supported; use cpu or cuda:0")
-    return device
+    return torch.device(device.type, device.index or 0) if device.type == "cuda" else device
+
+
+def use_device(device: torch.device) -> None:
+    """Makes a card the process's current one. Triton's launches, captured graphs and events go to
+    that one, wherever the tensors are that they are given."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def choose_dtype(spec: LoadSpec, device: torch.device) -> torch.dtype:

@@ -22,6 +22,7 @@ from inference.loading.devices import (
     earlier_loads_on,
     free_memory_bytes,
     promised_bytes_on,
+    use_device,
 )
 from inference.loading.directory_tokenizer import directory_tokenizer
 from inference.loading.embedding_config import read_embedding_config
@@ -105,6 +106,7 @@ def open_model(
     called from this thread only. Raises ``LoadError``."""
     on_progress(LoadProgress(stage=LoadStage.STARTING, detail=spec.source))
     device = choose_device(spec)
+    use_device(device)
     foreseen_kv_format(spec, device, _is_native(spec, device))
     free_bytes = max(0, free_memory_bytes(device) - promised_bytes_on(spec, device))
     files = fetch_files(spec, cache_dir, free_bytes, on_progress)

@@ -13,7 +13,12 @@ from inference.loading.devices import (
     earlier_loads_on,
     promised_bytes_on,
 )
-from inference.loading.errors import BadSourceError, DoesNotFitError, UnknownArchitectureError
+from inference.loading.errors import (
+    BadSourceError,
+    DoesNotFitError,
+    MissingFileError,
+    UnknownArchitectureError,
+)
 from inference.loading.loader import open_model
 from inference.loading.preflight import LargestStep, check_fits, memory_need
 from inference.models.config import ModelConfig
@@ -145,6 +150,22 @@ def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
 def test_devices_that_cannot_be_used(devices: list[str], named: str) -> None:
     with pytest.raises(BadSourceError, match=named):
         choose_device(LoadSpec(job_id="1", model="m", source="path:x", devices=devices))
+
+
+@pytest.mark.parametrize(("asked", "used"), [(["cuda:1"], "cuda:1"), (["cuda"], "cuda:0")])
+def test_a_card_becomes_the_current_one_before_anything_is_loaded(
+    asked: list[str], used: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Kernels are launched on the current one, whatever they are given."""
+    current: list[str] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(str(device)))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 1)
+    missing = LoadSpec(job_id="1", model="m", source=f"path:{tmp_path}/none.gguf", devices=asked)
+    with pytest.raises(MissingFileError):
+        open_model(missing, tmp_path, lambda _: None)
+    assert current == [used]
 
 
 def test_the_dtype_on_a_cpu() -> None:
