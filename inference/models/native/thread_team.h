@@ -1,7 +1,5 @@
 // A team of threads that runs one function together, and the barrier they meet at.
-// A forward pass is one run with a few hundred barriers. A waiter spins for a few microseconds, as
-// long as a partner that is running takes, and then sleeps: where another process holds the
-// partner's core, spinning on would only keep the partner from being scheduled.
+// A forward pass is one run with a few hundred barriers.
 #pragma once
 
 #include <atomic>
@@ -20,6 +18,41 @@ inline void relax() {
   _mm_pause();
 #endif
 }
+
+// How long a waiter spins before it sleeps. A partner that runs comes within microseconds, one that
+// was woken a little later within some twenty: that is worth spinning for. Where another process
+// holds the partner's core, a sleeping waiter's core is where the partner goes on, and spinning keeps
+// it waiting: after three waits in vain the next ones hardly spin, until one finds out again how
+// things are.
+class Patience {
+ public:
+  // The same number is handed to `came` or `gave_up`.
+  int spins() {
+    const int hurried = hurried_.load(std::memory_order_relaxed);
+    if (hurried == 0) return kMany;
+    hurried_.store(hurried - 1, std::memory_order_relaxed);
+    return kFew;
+  }
+
+  void came(int spins) {
+    if (spins == kMany && in_vain_.load(std::memory_order_relaxed) > 0)
+      in_vain_.store(0, std::memory_order_relaxed);
+  }
+
+  void gave_up(int spins) {
+    if (spins == kFew) return;
+    const int in_vain = in_vain_.load(std::memory_order_relaxed) + 1;
+    in_vain_.store(in_vain, std::memory_order_relaxed);
+    if (in_vain >= kInVain) hurried_.store(kHurried, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr int kMany = 700, kFew = 20;  // pauses of some 25 nanoseconds
+  static constexpr int kInVain = 3, kHurried = 16;  // waits
+
+  // Of all members: a count that another one's store loses is no harm.
+  std::atomic<int> in_vain_{0}, hurried_{0};
+};
 
 class ThreadTeam {
  public:
@@ -54,16 +87,19 @@ class ThreadTeam {
       phase_.notify_all();
       return;
     }
-    for (int spins = 0; spins < kSpins; spins++) {
-      if (phase_.load(std::memory_order_acquire) != phase) return;
+    const int most = patience_.spins();
+    for (int spins = 0; spins < most; spins++) {
+      if (phase_.load(std::memory_order_acquire) != phase) {
+        patience_.came(most);
+        return;
+      }
       relax();
     }
+    patience_.gave_up(most);
     phase_.wait(phase, std::memory_order_acquire);
   }
 
  private:
-  static constexpr int kSpins = 300;
-
   void work(int member) {
     unsigned seen = 0;
     for (;;) {
@@ -81,6 +117,7 @@ class ThreadTeam {
   std::atomic<unsigned> phase_{0};
   std::atomic<int> arrived_{0};
   std::atomic<bool> stopping_{false};
+  Patience patience_;
   std::vector<std::thread> workers_;
 };
 
