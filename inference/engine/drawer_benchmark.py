@@ -12,7 +12,7 @@ import torch
 
 from inference.engine.drawing import Draw, Drawer, TorchDrawer, TritonDrawer
 from inference.engine.filters import TOP_CANDIDATES
-from inference.models.cuda.timing import Row, device_ms, measured
+from inference.models.cuda.timing import Row, device_ms, measured, print_rows
 from inference.protocol.sampling import SamplingParams
 
 VOCAB_SIZE = 151_936
@@ -63,9 +63,7 @@ def work(
 
 
 def main() -> None:
-    with torch.inference_mode():
-        for row in rows():
-            print(row, flush=True)
+    print_rows(rows())
 
 
 if __name__ == "__main__":

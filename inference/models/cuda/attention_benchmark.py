@@ -16,7 +16,7 @@ import torch
 
 from inference.models.attention import Attention, TorchAttention
 from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
-from inference.models.cuda.timing import Row, device_ms, measured
+from inference.models.cuda.timing import Row, device_ms, measured, print_rows
 from inference.models.paged_kv import LayerKV, new_layer
 
 if TYPE_CHECKING:
@@ -241,9 +241,7 @@ def _prefill(problem: Problem, attention: Attention) -> Work:
 
 
 def main() -> None:
-    with torch.inference_mode():
-        for row in rows():
-            print(row, flush=True)
+    print_rows(rows())
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from inference.models.cuda.timing import (
     device_ms,
     matmul_flops_per_s,
     measured,
+    print_rows,
 )
 from inference.models.graphed import GraphedLlama
 from inference.models.linear import LinearFactory
@@ -167,9 +168,7 @@ def prefill_batch(num_tokens: int, device: torch.device) -> PrefillBatch:
 
 
 def main() -> None:
-    with torch.inference_mode():
-        for row in rows():
-            print(row, flush=True)
+    print_rows(rows())
 
 
 if __name__ == "__main__":

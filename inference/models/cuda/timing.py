@@ -4,7 +4,7 @@ card; on a CPU the same code can be tried out."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +37,13 @@ def measured(what: str, measure: Callable[[], str]) -> Row:
     except Exception as error:  # noqa: BLE001 - this is the loop's boundary: other rows go on
         reason = str(error).partition("\n")[0]
         return Row(what, f"failed: {type(error).__name__}: {reason}")
+
+
+@torch.inference_mode()
+def print_rows(rows: Iterable[Row]) -> None:
+    """Each as soon as it is measured."""
+    for row in rows:
+        print(row, flush=True)
 
 
 def device_ms(work: Callable[[], object], device: torch.device = CARD) -> float:
