@@ -74,6 +74,28 @@ def test_a_character_is_never_split(byte_level: Case) -> None:
     assert pieces == ["", "", "", "🙂"]
 
 
+def test_each_token_is_looked_at_once_and_only_an_unfinished_character_is_kept(
+    byte_level: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a token costs the same however long the text before it is."""
+    ids = byte_level.ours.encode("naïve 🙂 日本 " * 200, add_special_tokens=False)
+    looked_up: list[int] = []
+    bytes_of = Tokenizer.bytes_of
+
+    def counting(self: Tokenizer, token_id: int) -> bytes:
+        looked_up.append(token_id)
+        return bytes_of(self, token_id)
+
+    monkeypatch.setattr(Tokenizer, "bytes_of", counting)
+    detokenizer, text = Detokenizer(byte_level.ours), ""
+    for token_id in ids:
+        text += detokenizer.feed([token_id])
+        kept, _ = detokenizer._decoder.getstate()
+        assert len(kept) < len("🙂".encode())
+    assert looked_up == ids
+    assert text == "naïve 🙂 日本 " * 200
+
+
 def test_a_broken_character_shows_at_the_end(byte_level: Case) -> None:
     bytes_to_id = {byte_level.ours.bytes_of(i): i for i in range(byte_level.ours.vocab_size)}
     detokenizer = Detokenizer(byte_level.ours)
