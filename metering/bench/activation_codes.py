@@ -21,8 +21,9 @@ COARSE_CODE, FINE_CODE = 127.0, 127.0 * 64.0
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PEAKS = (0.0, 2.0, 3.0, 4.0, 6.0, float("inf"))
 """Times the row's root mean square: groups with a larger value are fine. 0: all, infinity: none."""
-TEXT_FILE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+TEXT_FILES = ("docs/architecture.md", "docs/operating.md", "README.md")
 TEXT_CHARS = 2000
+LEAST_COSINE = 0.999
 
 
 class Rounding:
@@ -54,10 +55,12 @@ def measure(gguf: Path, show: Callable[[list[str]], None]) -> None:
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    turns = [{"role": "user", "content": TEXT_FILE.read_text(encoding="utf-8")[:TEXT_CHARS]}]
-    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
-    expected = model(ids).logits[0]
+    prompts = [_prompt(tokenizer, name) for name in TEXT_FILES]
+
+    def logits() -> torch.Tensor:
+        return torch.cat([model(ids).logits[0] for ids in prompts])
+
+    expected = logits()
     for peak in PEAKS:
         rounding = Rounding(peak)
         hooks = [
@@ -65,10 +68,18 @@ def measure(gguf: Path, show: Callable[[list[str]], None]) -> None:
             for name, module in model.named_modules()
             if name.endswith(PROJECTIONS)
         ]
-        actual = model(ids).logits[0]
+        actual = logits()
         for hook in hooks:
             hook.remove()
         show([f"{peak:g}", f"{rounding.fine_share:.0%}", *_distances(actual, expected)])
+
+
+def _prompt(tokenizer: Any, name: str) -> torch.Tensor:
+    path = Path(__file__).resolve().parents[2] / name
+    turns = [{"role": "user", "content": path.read_text(encoding="utf-8")[:TEXT_CHARS]}]
+    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    ids: torch.Tensor = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    return ids
 
 
 def _distances(actual: torch.Tensor, expected: torch.Tensor) -> list[str]:
@@ -76,7 +87,8 @@ def _distances(actual: torch.Tensor, expected: torch.Tensor) -> list[str]:
     divergence = torch.nn.functional.kl_div(
         actual.log_softmax(-1), expected.log_softmax(-1), log_target=True, reduction="batchmean"
     )
-    return [f"{similarity.mean():.5f}", f"{similarity.min():.5f}", f"{divergence:.5f}"]
+    num_far = int((similarity < LEAST_COSINE).sum())
+    return [f"{similarity.mean():.5f}", f"{num_far} of {len(similarity)}", f"{divergence:.5f}"]
 
 
 def main() -> None:
@@ -84,7 +96,7 @@ def main() -> None:
     parser.add_argument("gguf", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    table = Table("peak", "fine groups", "mean cosine", "worst position", "KL")
+    table = Table("peak", "fine groups", "mean cosine", "positions under 0.999", "KL")
     with torch.inference_mode():
         measure(options.gguf, lambda row: table.add_row(*row))
     Console().print(table)

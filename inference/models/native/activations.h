@@ -3,10 +3,11 @@
 //
 // A group is coarse, 8 bits a code, or fine, 14 bits in two bytes, code = 128 * high + low, for twice
 // the multiplications and an error a hundred times smaller. Fine are the groups that hold a value far
-// from the row's others, a fifth to a third of them: the error of a group grows with its largest
-// value, so nearly all of a coarse row's error is theirs (docs/decisions/0007 has the figures).
+// from the row's others: the error of a group grows with its largest value, so nearly all of a coarse
+// row's error is theirs (docs/decisions/0007 has the figures).
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "simd.h"
@@ -14,62 +15,81 @@
 namespace helexa {
 
 constexpr int kGroup = 32;
+constexpr int kTileRows = 8;
+constexpr int kCodeZero = 8;  // the weight's code that zeros are made for; formats have multiples of it
 
-// Rows of activations ready for a Linear: as they are, and quantised where a format wants it. What
-// belongs to a group lies group by group, so that a tile of rows finds its own side by side.
+// One group of features of eight rows: what a tile of a product needs of it, side by side.
+struct alignas(64) TileGroup {
+  float scales[kTileRows];
+  int32_t zeros[kTileRows];     // -kCodeZero * sum of the row's codes: dot products begin with it
+  uint16_t sums[kTileRows][2];  // bfloat16, scale * sum of codes: in a row's even groups of this group
+                                // and the next, elsewhere nothing
+  uint8_t fine[kTileRows];      // 1 where codes have 14 bits
+  alignas(64) int8_t high[kTileRows][kGroup];
+  int8_t low[kTileRows][kGroup];  // in -64..63; zero where codes are not fine
+  float half_sums[2][kTileRows];  // scale * sum of codes of either half; only for formats of two parts
+  int32_t fine_zeros[kTileRows];  // zeros - 128 * zeros: what fine dots need once they are moved up
+};
+
+// Rows of activations ready for a Linear: as they are, and quantised where a format wants it.
 struct Activations {
-  float* values;  // (rows, width)
-  int8_t* high;   // (rows, width)
-  int8_t* low;    // (rows, width), in -64..63; zero in groups that are not fine
-  float* scales;  // (width / 32, row_stride)
-  float* sums;    // (width / 32, row_stride): scale * sum of the group's codes
-  float* half_sums;  // (width / 16, row_stride): the same of either half
-  uint8_t* fine;  // (width / 32, row_stride): 1 where codes have 14 bits
+  float* values;      // (rows, width)
+  TileGroup* groups;  // (rows / 8, width / 32)
   int width;
-  int row_stride;
+
+  int num_groups() const { return width / kGroup; }
+  TileGroup* tile(int row) const { return groups + int64_t(row / kTileRows) * num_groups(); }
 };
 
 constexpr float kCoarseCode = 127.0f;
 constexpr float kFineCode = 127.0f * 64.0f;
-constexpr float kFinePeak = 3.0f;  // times the row's root mean square
+constexpr float kFinePeak = 4.0f;  // times the row's root mean square
 
-inline float mean_square(const float* values, int width) {
-  f32x16 squares{};
-  for (int i = 0; i < width; i += kLanes) squares += load(values + i) * load(values + i);
-  return sum(squares) / float(width);
-}
-
-// Quantises groups [first, last) of one row whose values have the mean square `mean`.
-inline void quantize_groups(const Activations& x, int row, int first, int last, float mean) {
-  const float peak = kFinePeak * kFinePeak * mean;
+// Quantises groups [first, last) of one row whose values have the mean square `mean`. Where that is
+// no number, because a value is none, the row's scales are none either.
+inline void quantize_groups(const Activations& x, int row, int first, int last, float mean,
+                            bool with_half_sums) {
+  const float peak = kFinePeak * kFinePeak * mean, zero_or_nan = mean - mean;
+  const float* values = x.values + int64_t(row) * x.width;
+  TileGroup* groups = x.tile(row);
+  const int r = row % kTileRows;
   for (int g = first; g < last; g++) {
-    const int64_t at = int64_t(row) * x.width + g * kGroup;
-    const int64_t group = int64_t(g) * x.row_stride + row;
-    const f32x16 left = load(x.values + at), right = load(x.values + at + kLanes);
-    const float largest = max(vmax(vmax(left, -left), vmax(right, -right)));
+    TileGroup& group = groups[g];
+    const f32x16 left = load(values + g * kGroup), right = load(values + g * kGroup + kLanes);
+    const float largest = max(vmax(magnitude(left), magnitude(right)));
     const bool fine = largest * largest > peak;
     const float largest_code = fine ? kFineCode : kCoarseCode;
-    const float scale = largest / largest_code;
     const float inverse = largest > 0 ? largest_code / largest : 0.0f;
+    const float scale = largest / largest_code + zero_or_nan;
     const i32x16 codes[2] = {round_to_int(left * inverse), round_to_int(right * inverse)};
-    x.scales[group] = scale;
-    const int32_t halves[2] = {sum(codes[0]), sum(codes[1])};
-    x.sums[group] = scale * float(halves[0] + halves[1]);
-    float* half_sums = x.half_sums + int64_t(2 * g) * x.row_stride + row;
-    half_sums[0] = scale * float(halves[0]);
-    half_sums[x.row_stride] = scale * float(halves[1]);
-    x.fine[group] = fine;
     for (int half = 0; half < 2; half++) {
-      const i32x16 high = fine ? (codes[half] + 64) >> 7 : codes[half];
-      store_bytes(x.high + at + half * kLanes, high);
-      store_bytes(x.low + at + half * kLanes, fine ? codes[half] - (high << 7) : i32x16{});
+      int8_t *high = group.high[r] + half * kLanes, *low = group.low[r] + half * kLanes;
+      const i32x16 above = (codes[half] + 64) >> 7;
+      store_bytes(high, fine ? above : codes[half]);
+      if (fine) store_bytes(low, codes[half] - (above << 7));
+      else std::memset(low, 0, kLanes);
     }
+    const int32_t total = sum(codes[0] + codes[1]);
+    group.scales[r] = scale;
+    group.fine[r] = fine;
+    group.zeros[r] = -kCodeZero * total;
+    group.fine_zeros[r] = 127 * kCodeZero * total;
+    groups[g / 2 * 2].sums[r][g % 2] = round_bf16(scale * float(total));
+    if (!with_half_sums) continue;
+    const int32_t right_total = sum(codes[1]);
+    group.half_sums[0][r] = scale * float(total - right_total);
+    group.half_sums[1][r] = scale * float(right_total);
   }
+  if (last % 2 == 1 && last == x.num_groups()) groups[last - 1].sums[r][1] = 0;
 }
 
-inline void quantize_row(const Activations& x, int row) {
+inline float mean_square(const float* values, int width) {
+  return sum_of_squares(values, width) / float(width);
+}
+
+inline void quantize_row(const Activations& x, int row, bool with_half_sums) {
   const float mean = mean_square(x.values + int64_t(row) * x.width, x.width);
-  quantize_groups(x, row, 0, x.width / kGroup, mean);
+  quantize_groups(x, row, 0, x.num_groups(), mean, with_half_sums);
 }
 
 // Sixteen dot products of four unsigned weight bytes with the same four signed codes.
@@ -89,10 +109,12 @@ inline void quantize_row(const Activations& x, int row) {
   return value;
 }
 
-// Dot products of `Vectors` times four features: `weights` as vectors of four features each.
+// Dot products of `Vectors` times four features, added to `even` and `odd`: `weights` as vectors of
+// four features each.
 template <int Vectors>
-[[gnu::always_inline]] inline i32x16 dot_bytes(i32x16 even, const i32x16* weights, const int8_t* codes) {
-  i32x16 odd{};
+[[gnu::always_inline]] inline i32x16 dot_bytes(i32x16 even, i32x16 odd, const i32x16* weights,
+                                               const int8_t* codes) {
+#pragma GCC unroll 4
   for (int j = 0; j < Vectors; j += 2) {
     even = dot4(even, weights[j], load_codes(codes + 4 * j));
     odd = dot4(odd, weights[j + 1], load_codes(codes + 4 * j + 4));
@@ -100,25 +122,36 @@ template <int Vectors>
   return even + odd;
 }
 
-// The same for the codes of `Rows` rows from `at` on, whose flags are `fine`. Few rows wait for each
-// multiplication and so take the low bytes, zero in a coarse group, without asking: a wrong guess of
-// the flag would cost more. Either way gives the same whole numbers.
-template <int Rows, int Vectors>
-[[gnu::always_inline]] inline void dot_group(const i32x16* weights, const Activations& x, int64_t at, const uint8_t* fine,
-                      i32x16* totals) {
+// Dot products of the first `Rows` rows of a tile, from feature `from` of the group on. `Zero`: the
+// code of a weight that counts as zero. Few rows wait for each multiplication and so take the low
+// bytes, zero in a coarse group, without asking: a wrong guess of the flag would cost more. Either way
+// gives the same whole numbers.
+template <int Rows, int Vectors, int Zero>
+[[gnu::always_inline]] inline void dot_group(const i32x16* weights, const TileGroup& group, int from,
+                                             i32x16* totals) {
+  static_assert(Zero % kCodeZero == 0);
+  const auto repeat = [](int32_t zeros) { return (i32x16{} + zeros) * (Zero / kCodeZero); };
   if (Rows <= 2) {
     for (int r = 0; r < Rows; r++) {
-      const i32x16 high = dot_bytes<Vectors>(i32x16{}, weights, x.high + at + r * x.width);
-      totals[r] = dot_bytes<Vectors>(i32x16{}, weights, x.low + at + r * x.width) + (high << (7 * fine[r]));
+      const i32x16 high = dot_bytes<Vectors>(i32x16{}, i32x16{}, weights, group.high[r] + from);
+      const i32x16 low =
+          dot_bytes<Vectors>(repeat(group.zeros[r]), i32x16{}, weights, group.low[r] + from);
+      totals[r] = low + (high << (7 * group.fine[r]));
     }
     return;
   }
-  for (int r = 0; r < Rows; r++) totals[r] = i32x16{};
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; r++) totals[r] = repeat(group.zeros[r]);
+#pragma GCC unroll 8
   for (int j = 0; j < Vectors; j++)
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; r++)
-      totals[r] = dot4(totals[r], weights[j], load_codes(x.high + at + r * x.width + 4 * j));
+      totals[r] = dot4(totals[r], weights[j], load_codes(group.high[r] + from + 4 * j));
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; r++)
-    if (fine[r]) totals[r] = dot_bytes<Vectors>(totals[r] << 7, weights, x.low + at + r * x.width);
+    if (group.fine[r])
+      totals[r] = dot_bytes<Vectors>(totals[r] << 7, repeat(group.fine_zeros[r]), weights,
+                                     group.low[r] + from);
 }
 
 }  // namespace helexa

@@ -182,7 +182,7 @@ class Decoder {
   void mlp_layer(const Batch& batch, const Layer& layer, int member) {
     normalize(batch.num_rows, layer.mlp_norm, layer.gate_up, member);
     team_.barrier();
-    project(layer.gate_up, batch.num_rows, buffers_.gate_up.data(), 2 * m_.intermediate_size, false,
+    project(layer.gate_up, batch.num_rows, buffers_.gate_up.data(), buffers_.gate_up_stride, false,
             member);
     team_.barrier();
     gate(batch.num_rows, layer.down, member);
@@ -196,7 +196,7 @@ class Decoder {
     for (int i = rows.begin; i < rows.end; i++) {
       const float* row = buffers_.hidden.data() + batch.logit_rows[i] * m_.hidden_size;
       normalize_row(row, m_.final_norm, m_.hidden_size, x.values + int64_t(i) * m_.hidden_size);
-      if (m_.head.format != kF32) quantize_row(x, i);
+      if (m_.head.reads_codes()) quantize_row(x, i, m_.head.reads_half_sums());
     }
     team_.barrier();
     const Share panels = share(m_.head.num_panels(), member);
@@ -228,13 +228,9 @@ class Decoder {
   }
 
   void normalize_row(const float* in, const float* weight, int width, float* out) const {
-    f32x16 squares{};
-    int i = 0;
-    for (; i + kLanes <= width; i += kLanes) squares += load(in + i) * load(in + i);
-    float total = sum(squares);
-    for (; i < width; i++) total += in[i] * in[i];
+    const float total = sum_of_squares(in, width);
     const float factor = 1.0f / std::sqrt(total / float(width) + m_.rms_norm_eps);
-    for (i = 0; i < width; i++) out[i] = in[i] * factor * weight[i];
+    for (int i = 0; i < width; i++) out[i] = in[i] * factor * weight[i];
   }
 
   void normalize(int num_rows, const float* weight, const Projection& next, int member) {
@@ -243,7 +239,7 @@ class Decoder {
     for (int row = rows.begin; row < rows.end; row++) {
       const int64_t at = int64_t(row) * m_.hidden_size;
       normalize_row(buffers_.hidden.data() + at, weight, m_.hidden_size, x.values + at);
-      if (next.reads_codes()) quantize_row(x, row);
+      if (next.reads_codes()) quantize_row(x, row, next.reads_half_sums());
     }
   }
 
@@ -256,7 +252,8 @@ class Decoder {
     for (int row = groups.begin / num_groups; row * num_groups < groups.end; row++) {
       const int first = std::max(0, groups.begin - row * num_groups);
       const int last = std::min(num_groups, groups.end - row * num_groups);
-      quantize_groups(x, row, first, last, mean_square(x.values + int64_t(row) * width, width));
+      const float mean = mean_square(x.values + int64_t(row) * width, width);
+      quantize_groups(x, row, first, last, mean, next.reads_half_sums());
     }
     team_.barrier();
   }
@@ -363,14 +360,14 @@ class Decoder {
     const Share rows = share(num_rows, member);
     for (int row = rows.begin; row < rows.end; row++) {
       gate_row(x, row, 0, m_.intermediate_size / kLanes);
-      if (next.reads_codes()) quantize_row(x, row);
+      if (next.reads_codes()) quantize_row(x, row, next.reads_half_sums());
     }
     team_.barrier();
   }
 
   // Vectors [first, last) of one row. intermediate_size is a multiple of kLanes.
   void gate_row(const Activations& x, int row, int first, int last) const {
-    const float* gates = buffers_.gate_up.data() + int64_t(row) * 2 * m_.intermediate_size;
+    const float* gates = buffers_.gate_up.data() + int64_t(row) * buffers_.gate_up_stride;
     float* out = x.values + int64_t(row) * m_.intermediate_size;
     for (int i = first * kLanes; i < last * kLanes; i += kLanes) {
       const f32x16 g = load(gates + i), up = load(gates + m_.intermediate_size + i);

@@ -74,7 +74,8 @@ template <bool HasMinimum>
 template <int Bits, bool HasMinimum>
 struct GroupFormat {
   static constexpr int kBits = Bits, kParts = 1, kBlockGroups = 1;
-  static constexpr int kZero = HasMinimum ? 0 : 1 << (Bits - 1);
+  static constexpr bool kMinimum = HasMinimum;
+  static constexpr int kZero = 1 << (Bits - 1);
   static constexpr int kHeadBytes = HasMinimum ? 64 : 32, kGroupBytes = 64 * Bits;
   static Head head(const uint8_t* block) { return load_head<HasMinimum>(block); }
   static const uint8_t* codes(const uint8_t* group) { return group; }
@@ -85,7 +86,8 @@ struct GroupFormat {
 template <int Bits, int Parts, bool HasMinimum>
 struct SuperFormat {
   static constexpr int kBits = Bits, kParts = Parts, kBlockGroups = 8;
-  static constexpr int kZero = HasMinimum ? 0 : 1 << (Bits - 1);
+  static constexpr bool kMinimum = HasMinimum;
+  static constexpr int kZero = 1 << (Bits - 1);
   static constexpr int kScaleBytes = kLanes * Parts * (HasMinimum ? 2 : 1);
   static constexpr int kHeadBytes = HasMinimum ? 64 : 32, kGroupBytes = kScaleBytes + 64 * Bits;
   static Head head(const uint8_t* block) { return load_head<HasMinimum>(block); }
@@ -97,9 +99,9 @@ struct SuperFormat {
   }
 };
 
-// Calls `use` with the format's type.
+// Calls `use` with the format's type. Inlined: a call would pass what `use` holds through memory.
 template <typename Use>
-inline void with_format(Format format, Use use) {
+[[gnu::always_inline]] inline void with_format(Format format, const Use& use) {
   switch (format) {
     case kQ4: return use(GroupFormat<4, true>{});
     case kQ5_0: return use(GroupFormat<5, false>{});
@@ -131,7 +133,8 @@ inline void read_row(const uint8_t* block, int num_groups, int lane, float* out)
       for (int k = 0; k < kGroup; k++) {
         const Head part = F::part(head, block, k * F::kParts / kGroup);
         const int code = codes[k / 4][lane] >> (8 * (k % 4)) & 255;
-        out[k] = part.scale[lane] * float(code - F::kZero) + part.minimum[lane];
+        const int zero = F::kMinimum ? 0 : F::kZero;
+        out[k] = part.scale[lane] * float(code - zero) + part.minimum[lane];
       }
     }
   }

@@ -20,6 +20,13 @@ struct Linear {
   int num_panels() const { return (out_features + kLanes - 1) / kLanes; }
   int num_groups() const { return in_features / kGroup; }
 
+  bool reads_codes() const { return format != kF32; }
+  bool reads_half_sums() const {
+    bool reads = false;
+    with_format(format, [&]<typename F>(F) { reads = F::kParts == 2; });
+    return reads;
+  }
+
   int64_t bytes_of_panel() const {
     int64_t bytes = int64_t(in_features) * kLanes * sizeof(float);
     with_format(format, [&]<typename F>(F) { bytes = panel_bytes<F>(num_groups()); });
@@ -41,7 +48,10 @@ struct Projection {
     return total;
   }
   bool reads_codes() const {
-    return std::any_of(parts, parts + num_parts, [](const Linear& w) { return w.format != kF32; });
+    return std::any_of(parts, parts + num_parts, [](const Linear& w) { return w.reads_codes(); });
+  }
+  bool reads_half_sums() const {
+    return std::any_of(parts, parts + num_parts, [](const Linear& w) { return w.reads_half_sums(); });
   }
 };
 
@@ -55,40 +65,56 @@ template <int Bytes>
   for (int line = 0; line < Bytes; line += 64) __builtin_prefetch(from + line);
 }
 
-// Outputs of the panel at `block` for `Rows` rows: sums over groups, in group order. Whoever is the
-// first to read the panel `Fetches` it from memory; for others it is in a cache. Not inlined: side by
-// side in one function, the formats' loops would get each other's registers.
+// Adds the minimums of an even group and the next, times the sums of the rows' activations.
+template <int Rows>
+[[gnu::always_inline]] inline void add_minimums(f32x16 even, f32x16 odd, const TileGroup& even_group,
+                                                f32x16* totals) {
+  const i32x16 minimums = join_pairs(even, odd);
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; r++) {
+    uint32_t sums;
+    std::memcpy(&sums, even_group.sums[r], sizeof sums);
+    totals[r] = add_pair_products(totals[r], minimums, sums);
+  }
+}
+
+// Outputs of the panel at `block` for the first `Rows` rows of a tile: sums over groups, in group
+// order. Whoever is the first to read the panel `Fetches` it from memory; for others it is in a cache.
+// Not inlined: side by side in one function, the formats' loops would get each other's registers.
 template <typename F, int Rows, bool Fetches>
-[[gnu::noinline]] void panel_packed(const uint8_t* block, int num_groups, const Activations& x,
-                                    int row, f32x16* result) {
-  constexpr int kVectors = 8 / F::kParts;
-  int64_t at = int64_t(row) * x.width;
-  int64_t group = row;
-  f32x16 totals[Rows];
+[[gnu::noinline]] void panel_packed(const uint8_t* block, int num_groups, const TileGroup* group,
+                                    f32x16* result) {
+  constexpr int kVectors = 8 / F::kParts, kDotZero = F::kParts == 1 ? F::kZero : 0;
+  f32x16 totals[Rows], even_minimum{};
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; r++) totals[r] = f32x16{};
-  for (int first = 0; first < num_groups; first += F::kBlockGroups) {
+  for (int at = 0; at < num_groups;) {
     const Head head = F::head(block);
     block += F::kHeadBytes;
-    for (int g = 0; g < F::kBlockGroups; g++, block += F::kGroupBytes, group += x.row_stride) {
+    for (int g = 0; g < F::kBlockGroups; g++, at++, block += F::kGroupBytes, group++) {
       if constexpr (Fetches)
         prefetch<F::kGroupBytes + F::kHeadBytes / F::kBlockGroups>(block + kPrefetchBytes);
       i32x16 codes[8];
       unpack_codes<F::kBits>(F::codes(block), codes);
 #pragma GCC unroll 2
-      for (int p = 0; p < F::kParts; p++, at += 4 * kVectors) {
+      for (int p = 0; p < F::kParts; p++) {
         i32x16 dots[Rows];
-        dot_group<Rows, kVectors>(codes + p * kVectors, x, at, x.fine + group, dots);
+        dot_group<Rows, kVectors, kDotZero>(codes + p * kVectors, *group, 4 * p * kVectors, dots);
         const Head part = F::part(head, block, p);
-        const float* scales = x.scales + group;
-        const float* sums = F::kParts == 1 ? x.sums + group
-                                           : x.half_sums + 2 * (group - row) + row + p * x.row_stride;
-        // Codes are offset to be unsigned; the sum of the activations takes the offset out again.
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; r++) {
-          const f32x16 dot = to_float(dots[r]) * scales[r];
-          totals[r] += part.scale * (F::kZero ? dot - float(F::kZero) * sums[r] : dot);
-          if (!F::kZero) totals[r] += part.minimum * sums[r];
+          const f32x16 dot = to_float(dots[r]) * group->scales[r];
+          const float sum = group->half_sums[p][r];
+          if (F::kParts == 1 || F::kMinimum) totals[r] += part.scale * dot;
+          else totals[r] += part.scale * (dot - float(F::kZero) * sum);
+          if (F::kParts == 2 && F::kMinimum) totals[r] += part.minimum * sum;
+        }
+        if constexpr (F::kParts == 1 && F::kMinimum) {
+          // A code of zero weighs -kZero * scale in the dots.
+          const f32x16 minimum = part.minimum + part.scale * float(F::kZero);
+          if (at % 2) add_minimums<Rows>(even_minimum, minimum, group[-1], totals);
+          else if (at + 1 == num_groups) add_minimums<Rows>(minimum, f32x16{}, *group, totals);
+          even_minimum = minimum;
         }
       }
     }
@@ -126,42 +152,47 @@ inline void write_panel(const Linear& w, int panel, f32x16 result, float* out, b
   for (int i = 0; i < count; i++) to[i] = add ? to[i] + result[i] : result[i];
 }
 
+// Of `Rows` rows from `row` on, the first of a tile, writes `count`.
 template <int Rows, bool Fetches>
-inline void tile_of(const Linear& w, int panel, const Activations& x, int row, float* out,
+inline void tile_of(const Linear& w, int panel, const Activations& x, int row, int count, float* out,
                     int64_t out_stride, bool add) {
   f32x16 result[Rows];
-  if (w.format == kF32) panel_f32<Rows>(w, panel, x, row, result);
+  if (!w.reads_codes()) panel_f32<Rows>(w, panel, x, row, result);
   with_format(w.format, [&]<typename F>(F) {
     const uint8_t* block = w.panels + panel * panel_bytes<F>(w.num_groups());
-    panel_packed<F, Rows, Fetches>(block, w.num_groups(), x, row, result);
+    panel_packed<F, Rows, Fetches>(block, w.num_groups(), x.tile(row), result);
   });
-  for (int r = 0; r < Rows; r++)
+  for (int r = 0; r < count; r++)
     write_panel(w, panel, result[r], out + (row + r) * out_stride, add);
 }
 
 template <int Rows>
-inline void tile(const Linear& w, int panel, const Activations& x, int row, float* out,
+inline void tile(const Linear& w, int panel, const Activations& x, int row, int count, float* out,
                  int64_t out_stride, bool add) {
-  if (row == 0) tile_of<Rows, true>(w, panel, x, row, out, out_stride, add);
-  else tile_of<Rows, false>(w, panel, x, row, out, out_stride, add);
+  if (row == 0) tile_of<Rows, true>(w, panel, x, row, count, out, out_stride, add);
+  else tile_of<Rows, false>(w, panel, x, row, count, out, out_stride, add);
 }
 
 // Panels [first, last) for all rows: out[row] = (or +=) W x[row] + b. Rows go in blocks whose codes
 // fill half of a small first-level cache, and stay there while the panels stream by. Panels that do
-// not stay in a second-level cache from block to block meet more rows at once.
+// not stay in a second-level cache from block to block meet more rows at once. Rows that do not fill a
+// tile are multiplied with what is in its other rows: that takes less time than a few at once.
 inline void linear(const Linear& w, const Activations& x, int num_rows, int first, int last,
                    float* out, int64_t out_stride, bool add) {
-  constexpr int kTile = 8, kBlockBytes = 16384, kWideBlockBytes = 49152, kCachedBytes = 1 << 20;
+  constexpr int kBlockBytes = 16384, kWideBlockBytes = 49152, kCachedBytes = 1 << 20;
   const bool are_cached = (last - first) * w.bytes_of_panel() <= kCachedBytes;
   const int block_bytes = are_cached ? kBlockBytes : kWideBlockBytes;
-  const int row_block = std::max(1, block_bytes / w.in_features / kTile) * kTile;
+  const int row_block = std::max(1, block_bytes / w.in_features / kTileRows) * kTileRows;
   for (int block = 0; block < num_rows; block += row_block) {
     const int end = std::min(num_rows, block + row_block);
     for (int panel = first; panel < last; panel++) {
-      int row = block;
-      for (; row + kTile <= end; row += kTile) tile<kTile>(w, panel, x, row, out, out_stride, add);
-      for (; row + 2 <= end; row += 2) tile<2>(w, panel, x, row, out, out_stride, add);
-      for (; row < end; row++) tile<1>(w, panel, x, row, out, out_stride, add);
+      for (int row = block; row < end; row += kTileRows) {
+        const int count = std::min(kTileRows, end - row);
+        if (count > 4) tile<kTileRows>(w, panel, x, row, count, out, out_stride, add);
+        else if (count > 2) tile<4>(w, panel, x, row, count, out, out_stride, add);
+        else if (count == 2) tile<2>(w, panel, x, row, count, out, out_stride, add);
+        else tile<1>(w, panel, x, row, count, out, out_stride, add);
+      }
     }
   }
 }

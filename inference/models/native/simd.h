@@ -61,6 +61,19 @@ inline f32x16 add_pair_products(f32x16 total, i32x16 words, uint32_t factors) {
 #endif
 }
 
+// The nearest bfloat16, halves rounded up, of numbers that may be infinite but not NaN.
+inline uint16_t round_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return uint16_t((bits + 0x8000) >> 16);
+}
+
+// Sixteen pairs of them.
+inline i32x16 join_pairs(f32x16 low, f32x16 high) {
+  const u32x16 half = u32x16{} + 0x8000;
+  return (i32x16)((((u32x16)low + half) >> 16) | (((u32x16)high + half) & 0xffff0000));
+}
+
 // Round to nearest, ties to even; a NaN stays a NaN because its top mantissa bit is set.
 inline uint16_t narrow_bf16(float value) {
   uint32_t bits;
@@ -145,6 +158,8 @@ inline f32x16 times_power_of_two(f32x16 x, f32x16 power) {
 }
 #endif
 
+inline f32x16 magnitude(f32x16 x) { return (f32x16)((i32x16)x & 0x7fffffff); }
+
 // Lane i of `yes` where bit i of `bits` is set, else of `no`.
 inline f32x16 select_bits(uint16_t bits, f32x16 yes, f32x16 no) {
 #if defined(__AVX512F__)
@@ -206,6 +221,21 @@ inline float max(f32x16 value) {
   float best = value[0];
   for (int i = 1; i < kLanes; i++) best = value[i] > best ? value[i] : best;
   return best;
+}
+
+// Of `count` floats; in four sums, because each addition waits for the one before.
+inline float sum_of_squares(const float* values, int count) {
+  f32x16 sums[4]{};
+  int i = 0;
+  for (; i + 4 * kLanes <= count; i += 4 * kLanes)
+    for (int j = 0; j < 4; j++) {
+      const f32x16 x = load(values + i + j * kLanes);
+      sums[j] += x * x;
+    }
+  for (; i + kLanes <= count; i += kLanes) sums[0] += load(values + i) * load(values + i);
+  float total = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; i < count; i++) total += values[i] * values[i];
+  return total;
 }
 
 // Under any float's exponent: what exp2 makes zero of.

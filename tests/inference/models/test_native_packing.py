@@ -47,6 +47,8 @@ TOLERANCE = 0.03
 groups are coarse: rounded to 2**-8 of their largest."""
 EXACT = 1e-5
 """The same arithmetic in another order."""
+NEAR = 2e-4
+"""The same with some numbers rounded to bfloat16: another order moves a few to their neighbours."""
 
 each_format = pytest.mark.parametrize(
     "format", [f for f in Format if f is not Format.F32], ids=lambda format: format.name
@@ -228,13 +230,27 @@ def without_layers(
 
 
 def as_quantized(rows: torch.Tensor) -> torch.Tensor:
-    """The rule of activations.h: groups with a value over three times their row's root mean square
+    """The rule of activations.h: groups with a value over four times their row's root mean square
     have 14 bits, others 8."""
     groups = rows.view(len(rows), -1, 32)
     largest = groups.abs().amax(-1, keepdim=True)
-    is_fine = largest**2 > 9 * rows.square().mean(-1)[:, None, None]
+    is_fine = largest**2 > 16 * rows.square().mean(-1)[:, None, None]
     scales = largest / torch.where(is_fine, 127 * 64.0, 127.0)
     return (torch.round(groups / scales) * scales).view_as(rows)
+
+
+def product(rows: torch.Tensor, head: StoredWeight) -> torch.Tensor:
+    """The rule of linear.h: where groups of 32 have minimums, what the middle code of each weighs
+    meets the sum of the group's activations in bfloat16."""
+    assert not isinstance(head, DenseWeight)
+    weight = head.dequantize()
+    if head.minimums is None or head.minimums.shape[1] * 32 != HIDDEN:
+        return rows @ weight.T
+    middle = torch.full_like(head.codes, 2 ** (head.bits - 1))
+    minimums = dataclasses.replace(head, codes=middle).dequantize()[:, ::32]
+    sums = rows.view(len(rows), -1, 32).sum(-1)
+    centred = weight - minimums.repeat_interleave(32, dim=1)
+    return rows @ centred.T + sums.bfloat16().float() @ minimums.bfloat16().float().T
 
 
 @each_format
@@ -244,11 +260,12 @@ def test_groups_with_a_far_value_are_finer(library: ctypes.CDLL, format: Format)
     head = stored_as(format, VOCAB_SIZE, HIDDEN, 99)
     native = without_layers(library, pack(DenseWeight(weight=embedding)), pack(head))
     normal = embedding * torch.rsqrt(embedding.square().mean(-1, keepdim=True) + 1e-5)
-    expected = as_quantized(normal) @ dense(head).weight.T
+    expected = product(as_quantized(normal), head)
     assert relative_error(expected, normal @ dense(head).weight.T) > 100 * EXACT
     for num_rows in (1, 2, 13):
         actual = run(native, list(range(num_rows)), [0] * num_rows)
-        assert relative_error(actual, expected[:num_rows]) < EXACT
+        rounds = isinstance(head, SuperBlockWeight) and head.minimums is not None
+        assert relative_error(actual, expected[:num_rows]) < (NEAR if rounds else EXACT)
 
 
 @each_format
@@ -257,7 +274,7 @@ def test_a_row_does_not_depend_on_its_batch_mates(library: ctypes.CDLL, format: 
     native = decoder(library, format, dequantized=False)
     mine = [3, 14, 15, 9, 2, 6, 5]
     alone = run(native, mine, [0] * 7)
-    for mates in (1, 4, 11, 25):
+    for mates in (1, 2, 3, 4, 11, 25):
         tokens = [(7 * i) % VOCAB_SIZE for i in range(mates)] + mine
         sequences = [0] * mates + [1] * 7
         assert torch.equal(run(native, tokens, sequences)[mates:], alone)
@@ -304,3 +321,16 @@ def test_shapes_the_decoder_cannot_run_are_named(library: ctypes.CDLL) -> None:
     changed = {name: getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__}
     reason = unsupported_reason(ModelConfig(**changed | {"head_dim": 80 - 8}), library)
     assert reason is not None and "72" in reason
+
+
+@each_format
+def test_what_is_no_number_stays_in_its_row(library: ctypes.CDLL, format: Format) -> None:
+    embedding = torch.randn(VOCAB_SIZE, HIDDEN, generator=torch.Generator().manual_seed(7))
+    embedding[3, 5] = torch.nan
+    embedding[4, 40] = torch.inf
+    head = pack(stored_as(format, VOCAB_SIZE, HIDDEN, 99))
+    native = without_layers(library, pack(DenseWeight(weight=embedding)), head)
+    tokens = list(range(12))
+    logits = run(native, tokens, [0] * len(tokens))
+    assert [int(token) for token in logits.isnan().all(-1).nonzero()] == [3, 4]
+    assert logits[[*range(3), *range(5, 12)]].isfinite().all()
