@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "products.h"
 #include "simd.h"
 
 namespace helexa {
@@ -92,66 +93,51 @@ inline void quantize_row(const Activations& x, int row, bool with_half_sums) {
   quantize_groups(x, row, 0, x.num_groups(), mean, with_half_sums);
 }
 
-// Sixteen dot products of four unsigned weight bytes with the same four signed codes.
-[[gnu::always_inline]] inline i32x16 dot4(i32x16 total, i32x16 packed, int32_t codes) {
-#if defined(__AVX512VNNI__)
-  return (i32x16)_mm512_dpbusd_epi32((__m512i)total, (__m512i)packed, _mm512_set1_epi32(codes));
-#else
-  const int8_t* code = reinterpret_cast<const int8_t*>(&codes);
-  for (int i = 0; i < 4; i++) total += ((packed >> (8 * i)) & 255) * int32_t(code[i]);
-  return total;
-#endif
-}
-
-[[gnu::always_inline]] inline int32_t load_codes(const int8_t* from) {
-  int32_t value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
 // Dot products of `Vectors` times four features, added to `even` and `odd`: `weights` as vectors of
-// four features each.
-template <int Vectors>
+// four features each, whose codes are `Largest` at most.
+template <int Largest, int Vectors>
 [[gnu::always_inline]] inline i32x16 dot_bytes(i32x16 even, i32x16 odd, const i32x16* weights,
                                                const int8_t* codes) {
 #pragma GCC unroll 4
   for (int j = 0; j < Vectors; j += 2) {
-    even = dot4(even, weights[j], load_codes(codes + 4 * j));
-    odd = dot4(odd, weights[j + 1], load_codes(codes + 4 * j + 4));
+    even = add_byte_products<Largest>(even, weights[j], repeat_bytes(codes + 4 * j));
+    odd = add_byte_products<Largest>(odd, weights[j + 1], repeat_bytes(codes + 4 * j + 4));
   }
   return even + odd;
 }
 
-// Dot products of the first `Rows` rows of a tile, from feature `from` of the group on. `Zero`: the
-// code of a weight that counts as zero. Few rows wait for each multiplication and so take the low
+// Dot products of `Rows` rows of a tile from `First` on, from feature `from` of the group on. `Zero`:
+// the code of a weight that counts as zero. Few rows wait for each multiplication and so take the low
 // bytes, zero in a coarse group, without asking: a wrong guess of the flag would cost more. Either way
 // gives the same whole numbers.
-template <int Rows, int Vectors, int Zero>
+template <int First, int Rows, int Largest, int Vectors, int Zero>
 [[gnu::always_inline]] inline void dot_group(const i32x16* weights, const TileGroup& group, int from,
                                              i32x16* totals) {
   static_assert(Zero % kCodeZero == 0);
   const auto repeat = [](int32_t zeros) { return (i32x16{} + zeros) * (Zero / kCodeZero); };
+  const auto dot = [&](i32x16 even, i32x16 odd, const int8_t* codes) {
+    return dot_bytes<Largest, Vectors>(even, odd, weights, codes + from);
+  };
   if (Rows <= 2) {
-    for (int r = 0; r < Rows; r++) {
-      const i32x16 high = dot_bytes<Vectors>(i32x16{}, i32x16{}, weights, group.high[r] + from);
-      const i32x16 low =
-          dot_bytes<Vectors>(repeat(group.zeros[r]), i32x16{}, weights, group.low[r] + from);
-      totals[r] = low + (high << (7 * group.fine[r]));
+    for (int i = 0, r = First; i < Rows; i++, r++) {
+      const i32x16 high = dot(i32x16{}, i32x16{}, group.high[r]);
+      totals[i] = dot(repeat(group.zeros[r]), i32x16{}, group.low[r]) + (high << (7 * group.fine[r]));
     }
     return;
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < Rows; r++) totals[r] = repeat(group.zeros[r]);
+  for (int i = 0; i < Rows; i++) totals[i] = repeat(group.zeros[First + i]);
 #pragma GCC unroll 8
   for (int j = 0; j < Vectors; j++)
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; r++)
-      totals[r] = dot4(totals[r], weights[j], load_codes(group.high[r] + from + 4 * j));
+    for (int i = 0; i < Rows; i++)
+      totals[i] = add_byte_products<Largest>(totals[i], weights[j],
+                                             repeat_bytes(group.high[First + i] + from + 4 * j));
 #pragma GCC unroll 8
-  for (int r = 0; r < Rows; r++)
-    if (group.fine[r])
-      totals[r] = dot_bytes<Vectors>(totals[r] << 7, repeat(group.fine_zeros[r]), weights,
-                                     group.low[r] + from);
+  for (int i = 0; i < Rows; i++) {
+    const int r = First + i;
+    if (group.fine[r]) totals[i] = dot(totals[i] << 7, repeat(group.fine_zeros[r]), group.low[r]);
+  }
 }
 
 }  // namespace helexa

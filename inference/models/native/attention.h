@@ -7,6 +7,7 @@
 // result does not depend on which other queries share its tile.
 #pragma once
 
+#include "products.h"
 #include "simd.h"
 
 namespace helexa {

@@ -38,7 +38,7 @@ inline Likeliest likeliest(const float* scores, int vocab_size) {
     const f32x16 here = load(scores + i);
     const i32x16 is_larger = here > largest;
     largest = select(is_larger, here, largest);
-    places = is_larger ? i32x16{} + i : places;
+    places = select(is_larger, i32x16{} + i, places);
     are_not_numbers |= here != here;
   }
   float best = max(largest);

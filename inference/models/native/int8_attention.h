@@ -25,26 +25,6 @@ constexpr float kLargestCode = 127.0f;
 constexpr float kLargestWeightCode = 255.0f;
 constexpr float kSmallestWeight = 1e-30f;  // a block whose weights are all under it counts nothing
 
-// Sixteen dot products of four unsigned bytes with four signed ones.
-[[gnu::always_inline]] inline i32x16 add_byte_products(i32x16 total, i32x16 unsigned_bytes,
-                                                       i32x16 signed_bytes) {
-#if defined(__AVX512VNNI__)
-  return (i32x16)_mm512_dpbusd_epi32((__m512i)total, (__m512i)unsigned_bytes,
-                                     (__m512i)signed_bytes);
-#else
-  for (int i = 0; i < 4; i++)
-    total += ((unsigned_bytes >> (8 * i)) & 255) * ((signed_bytes << (24 - 8 * i)) >> 24);
-  return total;
-#endif
-}
-
-// The same four bytes in every lane.
-[[gnu::always_inline]] inline i32x16 repeat_bytes(const void* from) {
-  int32_t word;
-  std::memcpy(&word, from, sizeof word);
-  return i32x16{} + word;
-}
-
 inline int num_groups(int head_dim, int group) { return (head_dim + group - 1) / group; }
 
 // Of the group that begins at `feature`.
@@ -58,8 +38,8 @@ inline f32x16 butterfly(f32x16 x) {
   constexpr int d = 1 << Bit;
   f32x16 other, sign;
   for (int i = 0; i < kLanes; i++) {
-    other[i] = x[i ^ d];
-    sign[i] = i & d ? -1.0f : 1.0f;
+    set_lane(other, i, x[i ^ d]);
+    set_lane(sign, i, i & d ? -1.0f : 1.0f);
   }
   return x * sign + other;
 }
@@ -121,8 +101,8 @@ template <int Queries>
 #pragma GCC unroll 8
       for (int q = 0; q < Queries; q++) {
         const i32x16 query = repeat_bytes(tile.query_codes[first + q] + d);
-        near[q] = add_byte_products(near[q], near_key, query);
-        far[q] = add_byte_products(far[q], far_key, query);
+        near[q] = add_byte_products<255>(near[q], near_key, query);
+        far[q] = add_byte_products<255>(far[q], far_key, query);
       }
     }
     const f32x16 near_scale = load_f16(scales), far_scale = load_f16(scales + 2 * kLanes);
@@ -172,7 +152,7 @@ template <int Queries, int Vectors>
       const i32x16 weights = repeat_bytes(tile.weight_codes[first + q] + token);
 #pragma GCC unroll 4
       for (int v = 0; v < Vectors; v++)
-        totals[q][v] = add_byte_products(totals[q][v], weights, codes[v]);
+        totals[q][v] = add_byte_products<255>(totals[q][v], weights, codes[v]);
     }
   }
 #pragma GCC unroll 8

@@ -6,6 +6,7 @@
 
 #include "activations.h"
 #include "formats.h"
+#include "products.h"
 #include "simd.h"
 
 namespace helexa {
@@ -66,25 +67,26 @@ template <int Bytes>
 }
 
 // Adds the minimums of an even group and the next, times the sums of the rows' activations.
-template <int Rows>
+template <int First, int Rows>
 [[gnu::always_inline]] inline void add_minimums(f32x16 even, f32x16 odd, const TileGroup& even_group,
                                                 f32x16* totals) {
   const i32x16 minimums = join_pairs(even, odd);
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; r++) {
     uint32_t sums;
-    std::memcpy(&sums, even_group.sums[r], sizeof sums);
+    std::memcpy(&sums, even_group.sums[First + r], sizeof sums);
     totals[r] = add_pair_products(totals[r], minimums, sums);
   }
 }
 
-// Outputs of the panel at `block` for the first `Rows` rows of a tile: sums over groups, in group
+// Outputs of the panel at `block` for `Rows` rows of a tile from `First` on: sums over groups, in group
 // order. Whoever is the first to read the panel `Fetches` it from memory; for others it is in a cache.
 // Not inlined: side by side in one function, the formats' loops would get each other's registers.
-template <typename F, int Rows, bool Fetches>
+template <typename F, int First, int Rows, bool Fetches>
 [[gnu::noinline]] void panel_packed(const uint8_t* block, int num_groups, const TileGroup* group,
                                     f32x16* result) {
   constexpr int kVectors = 8 / F::kParts, kDotZero = F::kParts == 1 ? F::kZero : 0;
+  constexpr int kLargest = (1 << F::kBits) - 1;
   f32x16 totals[Rows], even_minimum{};
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; r++) totals[r] = f32x16{};
@@ -99,12 +101,13 @@ template <typename F, int Rows, bool Fetches>
 #pragma GCC unroll 2
       for (int p = 0; p < F::kParts; p++) {
         i32x16 dots[Rows];
-        dot_group<Rows, kVectors, kDotZero>(codes + p * kVectors, *group, 4 * p * kVectors, dots);
+        dot_group<First, Rows, kLargest, kVectors, kDotZero>(codes + p * kVectors, *group,
+                                                            4 * p * kVectors, dots);
         const Head part = F::part(head, block, p);
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; r++) {
-          const f32x16 dot = to_float(dots[r]) * group->scales[r];
-          const float sum = group->half_sums[p][r];
+          const f32x16 dot = to_float(dots[r]) * group->scales[First + r];
+          const float sum = group->half_sums[p][First + r];
           if (F::kParts == 1 || F::kMinimum) totals[r] += part.scale * dot;
           else totals[r] += part.scale * (dot - float(F::kZero) * sum);
           if (F::kParts == 2 && F::kMinimum) totals[r] += part.minimum * sum;
@@ -112,8 +115,8 @@ template <typename F, int Rows, bool Fetches>
         if constexpr (F::kParts == 1 && F::kMinimum) {
           // A code of zero weighs -kZero * scale in the dots.
           const f32x16 minimum = part.minimum + part.scale * float(F::kZero);
-          if (at % 2) add_minimums<Rows>(even_minimum, minimum, group[-1], totals);
-          else if (at + 1 == num_groups) add_minimums<Rows>(minimum, f32x16{}, *group, totals);
+          if (at % 2) add_minimums<First, Rows>(even_minimum, minimum, group[-1], totals);
+          else if (at + 1 == num_groups) add_minimums<First, Rows>(minimum, f32x16{}, *group, totals);
           even_minimum = minimum;
         }
       }
@@ -152,25 +155,41 @@ inline void write_panel(const Linear& w, int panel, f32x16 result, float* out, b
   for (int i = 0; i < count; i++) to[i] = add ? to[i] + result[i] : result[i];
 }
 
-// Of `Rows` rows from `row` on, the first of a tile, writes `count`.
-template <int Rows, bool Fetches>
+// Of `Rows` rows from `row` on, which is the tile's row `First`, writes `count`.
+template <int First, int Rows, bool Fetches>
 inline void tile_of(const Linear& w, int panel, const Activations& x, int row, int count, float* out,
                     int64_t out_stride, bool add) {
   f32x16 result[Rows];
   if (!w.reads_codes()) panel_f32<Rows>(w, panel, x, row, result);
   with_format(w.format, [&]<typename F>(F) {
     const uint8_t* block = w.panels + panel * panel_bytes<F>(w.num_groups());
-    panel_packed<F, Rows, Fetches>(block, w.num_groups(), x.tile(row), result);
+    panel_packed<F, First, Rows, Fetches>(block, w.num_groups(), x.tile(row), result);
   });
   for (int r = 0; r < count; r++)
     write_panel(w, panel, result[r], out + (row + r) * out_stride, add);
 }
 
-template <int Rows>
+template <int First, int Rows>
+inline void rows_of_tile(const Linear& w, int panel, const Activations& x, int row, int count,
+                         float* out, int64_t out_stride, bool add) {
+  if (row == 0) tile_of<First, Rows, true>(w, panel, x, row, count, out, out_stride, add);
+  else tile_of<First, Rows, false>(w, panel, x, row, count, out, out_stride, add);
+}
+
+// The first `count` rows of the tile that begins with `row`. Sixteen registers have room for half of it.
 inline void tile(const Linear& w, int panel, const Activations& x, int row, int count, float* out,
                  int64_t out_stride, bool add) {
-  if (row == 0) tile_of<Rows, true>(w, panel, x, row, count, out, out_stride, add);
-  else tile_of<Rows, false>(w, panel, x, row, count, out, out_stride, add);
+#if defined(__AVX512F__)
+  if (count > 4) return rows_of_tile<0, 8>(w, panel, x, row, count, out, out_stride, add);
+#else
+  if (count > 4) {
+    rows_of_tile<0, 4>(w, panel, x, row, 4, out, out_stride, add);
+    return rows_of_tile<4, 4>(w, panel, x, row + 4, count - 4, out, out_stride, add);
+  }
+#endif
+  if (count > 2) return rows_of_tile<0, 4>(w, panel, x, row, count, out, out_stride, add);
+  if (count == 2) return rows_of_tile<0, 2>(w, panel, x, row, count, out, out_stride, add);
+  rows_of_tile<0, 1>(w, panel, x, row, count, out, out_stride, add);
 }
 
 // Panels [first, last) for all rows: out[row] = (or +=) W x[row] + b. Rows go in blocks whose codes
@@ -187,11 +206,7 @@ inline void linear(const Linear& w, const Activations& x, int num_rows, int firs
     const int end = std::min(num_rows, block + row_block);
     for (int panel = first; panel < last; panel++) {
       for (int row = block; row < end; row += kTileRows) {
-        const int count = std::min(kTileRows, end - row);
-        if (count > 4) tile<kTileRows>(w, panel, x, row, count, out, out_stride, add);
-        else if (count > 2) tile<4>(w, panel, x, row, count, out, out_stride, add);
-        else if (count == 2) tile<2>(w, panel, x, row, count, out, out_stride, add);
-        else tile<1>(w, panel, x, row, count, out, out_stride, add);
+        tile(w, panel, x, row, std::min(kTileRows, end - row), out, out_stride, add);
       }
     }
   }

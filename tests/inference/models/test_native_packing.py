@@ -334,3 +334,39 @@ def test_what_is_no_number_stays_in_its_row(library: ctypes.CDLL, format: Format
     logits = run(native, tokens, [0] * len(tokens))
     assert [int(token) for token in logits.isnan().all(-1).nonzero()] == [3, 4]
     assert logits[[*range(3), *range(5, 12)]].isfinite().all()
+
+
+@pytest.fixture(scope="module", params=["x86-64-v3", "skylake-avx512"])
+def narrower_library(request: pytest.FixtureRequest, native_cache_dir: Path) -> ctypes.CDLL:
+    """As it is compiled on processors with AVX2, and with AVX-512 but without an instruction for
+    products of bytes."""
+    flag = {"x86-64-v3": " avx2 ", "skylake-avx512": " avx512bw "}[request.param]
+    cpu = Path("/proc/cpuinfo")
+    if build.find_compiler() is None or not cpu.exists() or flag not in cpu.read_text():
+        pytest.skip(f"no compiler, or no{flag}here")
+    replaced = {"-march=native": f"-march={request.param}", "-O3": "-O1"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "FLAGS", tuple(replaced.get(f, f) for f in build.FLAGS))
+        return load_library(native_cache_dir)
+
+
+@each_format
+def test_narrower_processors_give_the_same(
+    library: ctypes.CDLL, narrower_library: ctypes.CDLL, format: Format
+) -> None:
+    embedding = pack(
+        DenseWeight(weight=torch.randn(50, HIDDEN, generator=torch.Generator().manual_seed(7)))
+    )
+    head = pack(stored_as(format, VOCAB_SIZE, HIDDEN, 99))
+    for num_rows in (1, 2, 3, 13):
+        wide, narrow = (
+            run(without_layers(each, embedding, head), list(range(num_rows)), [0] * num_rows)
+            for each in (library, narrower_library)
+        )
+        assert relative_error(narrow, wide) < NEAR
+    tokens, sequences = list(range(20)), [0] * 20
+    wide, narrow = (
+        run(decoder(each, format, dequantized=False), tokens, sequences)
+        for each in (library, narrower_library)
+    )
+    assert relative_error(narrow, wide) < TOLERANCE
