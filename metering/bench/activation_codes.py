@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("gguf", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    table = Table("peak", "fine groups", "mean cosine", "positions under 0.999", "KL")
+    table = Table("peak", "fine groups", "mean cosine", f"positions under {LEAST_COSINE}", "KL")
     with torch.inference_mode():
         measure(options.gguf, lambda row: table.add_row(*row))
     Console().print(table)

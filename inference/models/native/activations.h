@@ -7,7 +7,6 @@
 // row's error is theirs (docs/decisions/0007 has the figures).
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 
 #include "products.h"
@@ -96,8 +95,7 @@ inline void quantize_row(const Activations& x, int row, bool with_half_sums) {
 // Dot products of `Vectors` times four features, added to `even` and `odd`: `weights` as vectors of
 // four features each, whose codes are `Largest` at most.
 template <int Largest, int Vectors>
-[[gnu::always_inline]] inline i32x16 dot_bytes(i32x16 even, i32x16 odd, const i32x16* weights,
-                                               const int8_t* codes) {
+HELEXA_INLINE i32x16 dot_bytes(i32x16 even, i32x16 odd, const i32x16* weights, const int8_t* codes) {
 #pragma GCC unroll 4
   for (int j = 0; j < Vectors; j += 2) {
     even = add_byte_products<Largest>(even, weights[j], repeat_bytes(codes + 4 * j));
@@ -111,8 +109,7 @@ template <int Largest, int Vectors>
 // bytes, zero in a coarse group, without asking: a wrong guess of the flag would cost more. Either way
 // gives the same whole numbers.
 template <int First, int Rows, int Largest, int Vectors, int Zero>
-[[gnu::always_inline]] inline void dot_group(const i32x16* weights, const TileGroup& group, int from,
-                                             i32x16* totals) {
+HELEXA_INLINE void dot_group(const i32x16* weights, const TileGroup& group, int from, i32x16* totals) {
   static_assert(Zero % kCodeZero == 0);
   const auto repeat = [](int32_t zeros) { return (i32x16{} + zeros) * (Zero / kCodeZero); };
   const auto dot = [&](i32x16 even, i32x16 odd, const int8_t* codes) {

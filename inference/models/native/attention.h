@@ -66,8 +66,8 @@ inline void mask_scores(f32x16* scores, int position, int block_start, int windo
 
 // Turns one query's scores into weights relative to its running maximum. `Coarse`: to some 13 bits.
 template <bool Coarse>
-[[gnu::always_inline]] inline void softmax_step(QueryTile& tile, int q, int block_start, int window,
-                                                int head_dim, f32x16* weights) {
+HELEXA_INLINE void softmax_step(QueryTile& tile, int q, int block_start, int window, int head_dim,
+                                f32x16* weights) {
   const int position = tile.positions[q];
   f32x16 scores[2] = {load(tile.scores[q]), load(tile.scores[q] + kLanes)};
   const bool is_whole = block_start + kBlockTokens - 1 <= position &&
@@ -85,7 +85,7 @@ template <bool Coarse>
 
 // Calls work.operator()<Count>(first) for all of `count` queries, in stripes.
 template <typename Work>
-[[gnu::always_inline]] inline void in_stripes(int count, Work&& work) {
+HELEXA_INLINE void in_stripes(int count, Work&& work) {
   int q = 0;
   for (; q + kStripe <= count; q += kStripe) work.template operator()<kStripe>(q);
   for (; q + 3 <= count; q += 3) work.template operator()<3>(q);

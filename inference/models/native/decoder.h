@@ -246,8 +246,8 @@ class Decoder {
   // Quantises buffers_.values for `next`, split by groups so that one row has work for everybody.
   void quantize(int num_rows, int width, const Projection& next, int member) {
     if (!next.reads_codes()) return;
-    const int num_groups = width / kGroup;
     const Activations x = buffers_.activations(width);
+    const int num_groups = x.num_groups();
     const Share groups = share(num_rows * num_groups, member);
     for (int row = groups.begin / num_groups; row * num_groups < groups.end; row++) {
       const int first = std::max(0, groups.begin - row * num_groups);

@@ -41,7 +41,7 @@ enum Format : int32_t {
 
 // Vector j of a plane's codes of four features each, moved up by `Shift` bits.
 template <int Width, int Shift>
-[[gnu::always_inline]] inline i32x16 plane_codes(const uint8_t* plane, int j) {
+HELEXA_INLINE i32x16 plane_codes(const uint8_t* plane, int j) {
   constexpr int kPerByte = 8 / Width;
   constexpr uint32_t kMask = ((1u << Width) - 1) * 0x01010101u << Shift;
   const u32x16 bytes = (u32x16)load_words(plane + 64 * (j / kPerByte));
@@ -50,7 +50,7 @@ template <int Width, int Shift>
 }
 
 template <int Bits>
-[[gnu::always_inline]] inline void unpack_codes(const uint8_t* from, i32x16* codes) {
+HELEXA_INLINE void unpack_codes(const uint8_t* from, i32x16* codes) {
   constexpr int kLow = Bits >= 8 ? 8 : Bits >= 4 ? 4 : 2;
 #pragma GCC unroll 8
   for (int j = 0; j < 8; j++) {
@@ -65,7 +65,7 @@ struct Head {
 };
 
 template <bool HasMinimum>
-[[gnu::always_inline]] inline Head load_head(const uint8_t* block) {
+HELEXA_INLINE Head load_head(const uint8_t* block) {
   if constexpr (HasMinimum) return {load_f16(block), load_f16(block + 32)};
   else return {load_f16(block), f32x16{}};
 }
@@ -79,7 +79,7 @@ struct GroupFormat {
   static constexpr int kHeadBytes = HasMinimum ? 64 : 32, kGroupBytes = 64 * Bits;
   static Head head(const uint8_t* block) { return load_head<HasMinimum>(block); }
   static const uint8_t* codes(const uint8_t* group) { return group; }
-  [[gnu::always_inline]] static Head part(const Head& head, const uint8_t*, int) { return head; }
+  HELEXA_INLINE static Head part(const Head& head, const uint8_t*, int) { return head; }
 };
 
 // The k formats: one scale for each of `Parts` equal parts of a group.
@@ -92,7 +92,7 @@ struct SuperFormat {
   static constexpr int kHeadBytes = HasMinimum ? 64 : 32, kGroupBytes = kScaleBytes + 64 * Bits;
   static Head head(const uint8_t* block) { return load_head<HasMinimum>(block); }
   static const uint8_t* codes(const uint8_t* group) { return group + kScaleBytes; }
-  [[gnu::always_inline]] static Head part(const Head& head, const uint8_t* group, int part) {
+  HELEXA_INLINE static Head part(const Head& head, const uint8_t* group, int part) {
     const f32x16 scale = head.scale * load_i8(group + kLanes * part);
     if constexpr (!HasMinimum) return {scale, f32x16{}};
     else return {scale, head.minimum * load_i8(group + kLanes * (Parts + part))};
@@ -101,7 +101,7 @@ struct SuperFormat {
 
 // Calls `use` with the format's type. Inlined: a call would pass what `use` holds through memory.
 template <typename Use>
-[[gnu::always_inline]] inline void with_format(Format format, const Use& use) {
+HELEXA_INLINE void with_format(Format format, const Use& use) {
   switch (format) {
     case kQ4: return use(GroupFormat<4, true>{});
     case kQ5_0: return use(GroupFormat<5, false>{});

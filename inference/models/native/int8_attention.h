@@ -122,8 +122,8 @@ template <int Queries>
 }
 
 // Weights times the values' scales, as codes.
-[[gnu::always_inline]] inline void quantize_weights(QueryTile& tile, int q, const f32x16* weights,
-                                                    const float* scales) {
+HELEXA_INLINE void quantize_weights(QueryTile& tile, int q, const f32x16* weights,
+                                    const float* scales) {
   const f32x16 left = weights[0] * load(scales), right = weights[1] * load(scales + kLanes);
   const float largest = max(vmax(left, right));
   const float inverse = largest > kSmallestWeight ? kLargestWeightCode / largest : 0.0f;

@@ -61,15 +61,14 @@ struct Projection {
 constexpr int kPrefetchBytes = 2048;
 
 template <int Bytes>
-[[gnu::always_inline]] inline void prefetch(const uint8_t* from) {
+HELEXA_INLINE void prefetch(const uint8_t* from) {
 #pragma GCC unroll 16
   for (int line = 0; line < Bytes; line += 64) __builtin_prefetch(from + line);
 }
 
 // Adds the minimums of an even group and the next, times the sums of the rows' activations.
 template <int First, int Rows>
-[[gnu::always_inline]] inline void add_minimums(f32x16 even, f32x16 odd, const TileGroup& even_group,
-                                                f32x16* totals) {
+HELEXA_INLINE void add_minimums(f32x16 even, f32x16 odd, const TileGroup& even_group, f32x16* totals) {
   const i32x16 minimums = join_pairs(even, odd);
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; r++) {
