@@ -130,6 +130,10 @@ HELEXA_INLINE void dot_group(const i32x16* weights, const TileGroup& group, int 
     for (int i = 0; i < Rows; i++)
       totals[i] = add_byte_products<Largest>(totals[i], weights[j],
                                              repeat_bytes(group.high[First + i] + from + 4 * j));
+  uint64_t is_any_fine;
+  static_assert(sizeof group.fine == sizeof is_any_fine);
+  std::memcpy(&is_any_fine, group.fine, sizeof is_any_fine);
+  if (!is_any_fine) return;
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; i++) {
     const int r = First + i;

@@ -2,44 +2,50 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
 #include "activations.h"
+#include "attention.h"
 #include "model.h"
 
 namespace helexa {
 
+// For as long as the vector lives: it grows and never shrinks.
+template <typename T>
+void grow(std::vector<T>& buffer, size_t size) {
+  if (buffer.size() < size) buffer.resize(size);
+}
+
+// Of all rows of a batch, from layer to layer.
 struct Buffers {
-  std::vector<float> hidden, qkv, gate_up, values;
+  std::vector<float> hidden, qkv;
+
+  void reserve(const Model& m, int rows) {
+    grow(hidden, size_t(rows) * m.hidden_size);
+    grow(qkv, size_t(rows) * m.qkv_width());
+  }
+};
+
+// Of the rows that a crew has in hand, counted from its first, from step to step.
+struct Scratch {
+  std::vector<float> gate_up, values;
   std::vector<TileGroup> groups;
+  std::atomic<int> next_task{0};
   int gate_up_stride = 0;
 
-  // Room for `rows` rows; grows and never shrinks.
   void reserve(const Model& m, int rows) {
     const size_t n = rows, num_tiles = (n + kTileRows - 1) / kTileRows;
     // Rows whole pages apart would share their cache lines.
     gate_up_stride = 2 * m.intermediate_size + 2 * kLanes;
-    const size_t qkv_width = size_t(m.num_heads + 2 * m.num_kv_heads) * m.head_dim;
-    const size_t attended_width = size_t(m.num_heads) * m.head_dim;
-    const size_t widest =
-        std::max({size_t(m.hidden_size), size_t(m.intermediate_size), attended_width});
-    grow(hidden, n * m.hidden_size);
-    grow(qkv, n * qkv_width);
+    const size_t widest = std::max({m.hidden_size, m.intermediate_size, m.query_width()});
     grow(gate_up, n * gate_up_stride);
     grow(values, num_tiles * kTileRows * widest);
     grow(groups, num_tiles * (widest / kGroup + 1));
   }
 
-  Activations activations(int width) {
-    return {values.data(), groups.data(), width};
-  }
-
- private:
-  template <typename T>
-  static void grow(std::vector<T>& buffer, size_t size) {
-    if (buffer.size() < size) buffer.resize(size);
-  }
+  Activations activations(int width) { return {values.data(), groups.data(), width}; }
 };
 
 }  // namespace helexa

@@ -27,12 +27,6 @@ struct Linear {
     with_format(format, [&]<typename F>(F) { reads = F::kParts == 2; });
     return reads;
   }
-
-  int64_t bytes_of_panel() const {
-    int64_t bytes = int64_t(in_features) * kLanes * sizeof(float);
-    with_format(format, [&]<typename F>(F) { bytes = panel_bytes<F>(num_groups()); });
-    return bytes;
-  }
 };
 
 constexpr int kMaxParts = 3;
@@ -191,16 +185,14 @@ inline void tile(const Linear& w, int panel, const Activations& x, int row, int 
   rows_of_tile<0, 1>(w, panel, x, row, count, out, out_stride, add);
 }
 
-// Panels [first, last) for all rows: out[row] = (or +=) W x[row] + b. Rows go in blocks whose codes
-// fill half of a small first-level cache, and stay there while the panels stream by. Panels that do
-// not stay in a second-level cache from block to block meet more rows at once. Rows that do not fill a
-// tile are multiplied with what is in its other rows: that takes less time than a few at once.
+// Panels [first, last) for all rows: out[row] = (or +=) W x[row] + b. Rows meet a panel one tile after
+// the other, as many as have their codes in half of a second-level cache: what is not in a cache, the
+// weights, comes from the memory as seldom as can be. Rows that do not fill a tile are multiplied with
+// what is in its other rows: that takes less time than a few at once.
 inline void linear(const Linear& w, const Activations& x, int num_rows, int first, int last,
                    float* out, int64_t out_stride, bool add) {
-  constexpr int kBlockBytes = 16384, kWideBlockBytes = 49152, kCachedBytes = 1 << 20;
-  const bool are_cached = (last - first) * w.bytes_of_panel() <= kCachedBytes;
-  const int block_bytes = are_cached ? kBlockBytes : kWideBlockBytes;
-  const int row_block = std::max(1, block_bytes / w.in_features / kTileRows) * kTileRows;
+  constexpr int kBlockBytes = 1 << 19;
+  const int row_block = std::max(1, kBlockBytes / w.in_features / kTileRows) * kTileRows;
   for (int block = 0; block < num_rows; block += row_block) {
     const int end = std::min(num_rows, block + row_block);
     for (int panel = first; panel < last; panel++) {

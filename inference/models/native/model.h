@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "attention.h"
 #include "linear.h"
 
 namespace helexa {
@@ -31,6 +32,11 @@ struct Model {
   Linear head;
   const float* cosines;  // (max_positions, head_dim / 2)
   const float* sines;
+
+  int query_width() const { return num_heads * head_dim; }
+  int kv_width() const { return num_kv_heads * head_dim; }
+  int qkv_width() const { return query_width() + 2 * kv_width(); }
+  int heads_per_kv_head() const { return num_heads / num_kv_heads; }
 };
 
 struct Batch {
@@ -39,13 +45,17 @@ struct Batch {
   int32_t table_stride;
   const int64_t* token_ids;    // (num_rows,)
   const int64_t* positions;    // (num_rows,)
-  const int64_t* sequences;    // (num_rows,) row of block_tables
+  const int64_t* sequences;    // (num_rows,) row of block_tables; a sequence's rows in order
   const int64_t* block_tables; // (num_sequences, table_stride)
   const int64_t* logit_rows;   // (num_logit_rows,) rows whose next token is wanted
   uint8_t* keys;               // (num_layers, num_blocks, num_kv_heads, the format's region_bytes)
   uint8_t* values;             // the same
   int64_t num_blocks;
   float* logits;               // (num_logit_rows, vocab_size)
+
+  int64_t block_of(int row, int position) const {
+    return block_tables[sequences[row] * table_stride + position / kBlockTokens];
+  }
 };
 
 }  // extern "C"

@@ -26,7 +26,23 @@ inline void relax() {
 // things are.
 class Patience {
  public:
-  // The same number is handed to `came` or `gave_up`.
+  // Until `is_enough` holds of the value, whose every change is notified.
+  template <typename T, typename IsEnough>
+  void wait(const std::atomic<T>& value, IsEnough is_enough) {
+    if (is_enough(value.load(std::memory_order_acquire))) return;
+    const int most = spins();
+    for (int i = 0; i < most; i++) {
+      relax();
+      if (!is_enough(value.load(std::memory_order_acquire))) continue;
+      came(most);
+      return;
+    }
+    gave_up(most);
+    for (T seen; !is_enough(seen = value.load(std::memory_order_acquire));)
+      value.wait(seen, std::memory_order_acquire);
+  }
+
+ private:
   int spins() {
     const int hurried = hurried_.load(std::memory_order_relaxed);
     if (hurried == 0) return kMany;
@@ -46,7 +62,6 @@ class Patience {
     if (in_vain >= kInVain) hurried_.store(kHurried, std::memory_order_relaxed);
   }
 
- private:
   static constexpr int kMany = 700, kFew = 20;  // pauses of some 25 nanoseconds
   static constexpr int kInVain = 3, kHurried = 16;  // waits
 
@@ -87,16 +102,7 @@ class ThreadTeam {
       phase_.notify_all();
       return;
     }
-    const int most = patience_.spins();
-    for (int spins = 0; spins < most; spins++) {
-      if (phase_.load(std::memory_order_acquire) != phase) {
-        patience_.came(most);
-        return;
-      }
-      relax();
-    }
-    patience_.gave_up(most);
-    phase_.wait(phase, std::memory_order_acquire);
+    patience_.wait(phase_, [&](unsigned now) { return now != phase; });
   }
 
  private:
@@ -127,6 +133,24 @@ struct Share {
   Share(int count, int member, int size)
       : begin(int(int64_t(count) * member / size)),
         end(int(int64_t(count) * (member + 1) / size)) {}
+};
+
+// Who does the same rows together: a whole team, or one of its members alone.
+class Crew {
+ public:
+  Crew() = default;
+  Crew(ThreadTeam& team, int member) : team_(&team), member_(member) {}
+
+  int size() const { return team_ ? team_->size() : 1; }
+  bool leads() const { return member_ == 0; }
+  Share share(int count) const { return Share(count, member_, size()); }
+  void barrier() const {
+    if (team_) team_->barrier();
+  }
+
+ private:
+  ThreadTeam* team_ = nullptr;  // null: alone
+  int member_ = 0;
 };
 
 }  // namespace helexa

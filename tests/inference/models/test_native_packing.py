@@ -9,39 +9,26 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from inference.models.config import ModelConfig
 from inference.models.native import build
 from inference.models.native.build import NativeUnavailableError, load_library
-from inference.models.native.decoder import NativeDecoder, NativeLayer, unsupported_reason
-from inference.models.native.packing import (
-    GROUPED_FORMATS,
-    SUPER_BLOCK_FORMATS,
-    Format,
-    PackedLinear,
-    pack,
+from inference.models.native.decoder import NativeDecoder, unsupported_reason
+from inference.models.native.packing import Format, PackedLinear, pack
+from inference.models.stored import DenseWeight, StoredWeight
+from tests.inference.models.packed_decoder import (
+    CONFIG,
+    HEAD_DIM,
+    HIDDEN,
+    VOCAB_SIZE,
+    decoder,
+    dense,
+    run,
+    stored_as,
 )
-from inference.models.stored import DenseWeight, GroupedWeight, StoredWeight, SuperBlockWeight
 
-HIDDEN, INTERMEDIATE, VOCAB_SIZE, HEAD_DIM = 256, 512, 50, 64
-NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, BLOCK_TOKENS = 4, 2, 2, 32
-CONFIG = ModelConfig(
-    architecture="llama",
-    vocab_size=VOCAB_SIZE,
-    hidden_size=HIDDEN,
-    intermediate_size=INTERMEDIATE,
-    num_layers=NUM_LAYERS,
-    num_heads=NUM_HEADS,
-    num_kv_heads=NUM_KV_HEADS,
-    head_dim=HEAD_DIM,
-    max_positions=64,
-    rms_norm_eps=1e-5,
-    rope_theta=10_000.0,
-)
 TOLERANCE = 0.03
 """Relative error of the logits after two layers of evenly spread activations, nearly all of whose
 groups are coarse: rounded to 2**-8 of their largest."""
@@ -60,112 +47,6 @@ def library(native_cache_dir: Path) -> ctypes.CDLL:
     if build.find_compiler() is None:
         pytest.skip("no C++ compiler")
     return load_library(native_cache_dir)
-
-
-def stored_as(format: Format, out_features: int, in_features: int, seed: int) -> StoredWeight:
-    generator = torch.Generator().manual_seed(seed)
-    if format in SUPER_BLOCK_FORMATS.values():
-        return _super_blocks(format, out_features, in_features, generator)
-    return _groups(format, out_features, in_features, generator)
-
-
-def _groups(
-    format: Format, out_features: int, in_features: int, generator: torch.Generator
-) -> GroupedWeight:
-    bits, has_minimums = next(key for key, value in GROUPED_FORMATS.items() if value is format)
-    lowest = 0 if has_minimums else -(2 ** (bits - 1))
-    shape, dtype = (out_features, in_features), torch.uint8 if has_minimums else torch.int8
-    codes = torch.randint(lowest, lowest + 2**bits, shape, generator=generator, dtype=dtype)
-    scales = (torch.rand(out_features, in_features // 32, generator=generator) + 0.5) / 2**bits
-    minimums = (-(2.0 ** (bits - 1)) * scales * 0.3).half() if has_minimums else None
-    return GroupedWeight(bits=bits, codes=codes, scales=(0.3 * scales).half(), minimums=minimums)
-
-
-def _super_blocks(
-    format: Format, out_features: int, in_features: int, generator: torch.Generator
-) -> SuperBlockWeight:
-    bits = next(key for key, value in SUPER_BLOCK_FORMATS.items() if value is format)
-    has_minimums = bits in (2, 4, 5)
-    groups = (out_features, in_features // (32 if bits in (4, 5) else 16))
-    lowest = {2: 0, 3: -32, 4: 0, 5: 0, 6: -128}[bits]
-    highest = {2: 15, 3: 31, 4: 63, 5: 63, 6: 127}[bits]
-
-    def small() -> torch.Tensor:
-        return torch.randint(lowest, highest + 1, groups, generator=generator, dtype=torch.int8)
-
-    supers = torch.rand(out_features, in_features // 256, generator=generator) + 0.5
-    scales = 0.3 * supers / highest / 2**bits
-    return SuperBlockWeight(
-        bits=bits,
-        codes=torch.randint(
-            0, 2**bits, (out_features, in_features), generator=generator, dtype=torch.uint8
-        ),
-        scales=small(),
-        super_scales=scales.half(),
-        minimums=small() if has_minimums else None,
-        super_minimums=(-(2.0 ** (bits - 1)) * scales).half() if has_minimums else None,
-    )
-
-
-def dense(stored: StoredWeight) -> DenseWeight:
-    assert not isinstance(stored, DenseWeight)
-    return DenseWeight(weight=stored.dequantize())
-
-
-def decoder(
-    library: ctypes.CDLL, *formats: Format, dequantized: bool, threads: int = 2
-) -> NativeDecoder:
-    """Parts of projections take the formats in turns."""
-
-    def packed(out_features: int, in_features: int, seed: int) -> PackedLinear:
-        stored = stored_as(formats[seed % len(formats)], out_features, in_features, seed)
-        return pack(dense(stored) if dequantized else stored)
-
-    query_width, kv_width = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
-    layers = [
-        NativeLayer(
-            qkv=[
-                packed(width, HIDDEN, 7 * i + part)
-                for part, width in enumerate((query_width, kv_width, kv_width))
-            ],
-            output=[packed(HIDDEN, query_width, 7 * i + 3)],
-            gate_up=[packed(INTERMEDIATE, HIDDEN, 7 * i + part) for part in (4, 5)],
-            down=[packed(HIDDEN, INTERMEDIATE, 7 * i + 6)],
-            attention_norm=torch.ones(HIDDEN),
-            mlp_norm=torch.ones(HIDDEN),
-        )
-        for i in range(NUM_LAYERS)
-    ]
-    angles = torch.outer(torch.arange(64.0), 10_000 ** (-torch.arange(0, 1, 2 / HEAD_DIM)))
-    embedding = packed(VOCAB_SIZE, HIDDEN, 99)
-    return NativeDecoder(
-        library,
-        CONFIG,
-        layers=layers,
-        final_norm=torch.ones(HIDDEN),
-        embedding=embedding,
-        head=embedding,
-        cosines=angles.cos().contiguous(),
-        sines=angles.sin().contiguous(),
-        kv_format="fp32",
-        num_threads=threads,
-    )
-
-
-def run(native: NativeDecoder, token_ids: list[int], sequences: list[int]) -> torch.Tensor:
-    """All rows at once as prompts from position 0; the logits of every row."""
-    num_sequences = max(sequences) + 1
-    positions = [sequences[:i].count(s) for i, s in enumerate(sequences)]
-    shape = (NUM_LAYERS, num_sequences, NUM_KV_HEADS, HEAD_DIM * BLOCK_TOKENS)
-    arguments: dict[str, Any] = {
-        "token_ids": token_ids,
-        "positions": positions,
-        "sequences": sequences,
-        "block_tables": [[s] for s in range(num_sequences)],
-        "logit_rows": list(range(len(token_ids))),
-    }
-    tensors = {name: torch.tensor(value) for name, value in arguments.items()}
-    return native.forward(**tensors, keys=torch.zeros(shape), values=torch.zeros(shape))
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -222,8 +103,8 @@ def without_layers(
         final_norm=torch.ones(HIDDEN),
         embedding=embedding,
         head=head,
-        cosines=torch.ones(64, HEAD_DIM // 2),
-        sines=torch.zeros(64, HEAD_DIM // 2),
+        cosines=torch.ones(CONFIG.max_positions, HEAD_DIM // 2),
+        sines=torch.zeros(CONFIG.max_positions, HEAD_DIM // 2),
         kv_format="fp32",
         num_threads=2,
     )
@@ -280,16 +161,6 @@ def test_a_row_does_not_depend_on_its_batch_mates(library: ctypes.CDLL, format: 
         assert torch.equal(run(native, tokens, sequences)[mates:], alone)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 5])
-def test_the_number_of_threads_changes_nothing(library: ctypes.CDLL, threads: int) -> None:
-    tokens, sequences = list(range(30)), [0] * 30
-    formats = (Format.Q4, Format.Q6_K)
-    expected = run(decoder(library, *formats, dequantized=False, threads=1), tokens, sequences)
-    native = decoder(library, *formats, dequantized=False, threads=threads)
-    assert torch.equal(run(native, tokens, sequences), expected)
-    native.close()
-
-
 def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if build.find_compiler() is None:
         pytest.skip("no C++ compiler")
@@ -318,8 +189,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_shapes_the_decoder_cannot_run_are_named(library: ctypes.CDLL) -> None:
     assert unsupported_reason(CONFIG, library) is None
-    changed = {name: getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__}
-    reason = unsupported_reason(ModelConfig(**changed | {"head_dim": 80 - 8}), library)
+    reason = unsupported_reason(dataclasses.replace(CONFIG, head_dim=72), library)
     assert reason is not None and "72" in reason
 
 

@@ -1,0 +1,119 @@
+// Attention of a batch's rows: where their queries, keys and values lie, and which meet which.
+#pragma once
+
+#include <cmath>
+
+#include "buffers.h"
+#include "element_attention.h"
+#include "int8_attention.h"
+#include "model.h"
+
+namespace helexa {
+
+inline void normalize_row(const float* in, const float* weight, int width, float eps, float* out) {
+  const float total = sum_of_squares(in, width);
+  const float factor = 1.0f / std::sqrt(total / float(width) + eps);
+  for (int i = 0; i < width; i++) out[i] = in[i] * factor * weight[i];
+}
+
+// Consecutive rows of one sequence, whose queries meet its keys together.
+struct RowTile {
+  int first_row, count;
+};
+
+// One layer's keys and values, and the rows that write and read them.
+template <typename KV>
+class RowAttention {
+ public:
+  RowAttention(const Model& model, const Batch& batch, int layer, float* qkv)
+      : m_(model), batch_(batch), layer_(model.layers[layer]), qkv_(qkv) {
+    const int64_t offset = layer * batch.num_blocks * m_.num_kv_heads * region_bytes();
+    keys_ = batch.keys + offset;
+    values_ = batch.values + offset;
+  }
+
+  // Rotates the row's queries and keys, and keeps its keys and values.
+  void rotate_and_cache(int row) const {
+    const int position = int(batch_.positions[row]);
+    float* query = qkv_ + int64_t(row) * m_.qkv_width();
+    for (int h = 0; h < m_.num_heads; h++)
+      rotate(layer_.query_norm, position, query + h * m_.head_dim);
+    for (int h = 0; h < m_.num_kv_heads; h++) {
+      float* key = query + m_.query_width() + h * m_.head_dim;
+      const float* value = key + m_.kv_width();
+      rotate(layer_.key_norm, position, key);
+      const int64_t at = region(row, position, h);
+      KV::write(keys_ + at, values_ + at, position % kBlockTokens, key, value, m_.head_dim);
+    }
+  }
+
+  // `outputs` (rows.count, query_width): the heads of `kv_head` of each of the rows.
+  void attend(RowTile rows, int kv_head, QueryTile& tile, float* outputs) const {
+    gather_queries(rows, kv_head, tile);
+    const int first = int(batch_.positions[rows.first_row]);
+    const int last = int(batch_.positions[rows.first_row + rows.count - 1]);
+    const int oldest = m_.window > 0 ? std::max(0, first - m_.window + 1) : 0;
+    for (int start = oldest / kBlockTokens * kBlockTokens; start <= last; start += kBlockTokens) {
+      const int64_t at = region(rows.first_row, start, kv_head);
+      KV::attend_block(tile, keys_ + at, values_ + at, start, m_.window, m_.head_dim);
+    }
+    scatter_outputs(tile, kv_head, outputs);
+  }
+
+ private:
+  int64_t region_bytes() const { return KV::region_bytes(m_.head_dim); }
+
+  // Where the keys, or the values, lie of one block of the row's sequence.
+  int64_t region(int row, int position, int kv_head) const {
+    return (batch_.block_of(row, position) * m_.num_kv_heads + kv_head) * region_bytes();
+  }
+
+  void rotate(const float* norm, int position, float* head) const {
+    const int half = m_.head_dim / 2;
+    const float* cosine = m_.cosines + int64_t(position) * half;
+    const float* sine = m_.sines + int64_t(position) * half;
+    if (norm) normalize_row(head, norm, m_.head_dim, m_.rms_norm_eps, head);
+    for (int i = 0; i < half; i++) {
+      const float a = head[i], b = head[i + half];
+      head[i] = a * cosine[i] - b * sine[i];
+      head[i + half] = b * cosine[i] + a * sine[i];
+    }
+  }
+
+  void gather_queries(RowTile rows, int kv_head, QueryTile& tile) const {
+    const int group = m_.heads_per_kv_head();
+    const float scale = kLog2E / std::sqrt(float(m_.head_dim));
+    tile.count = rows.count * group;
+    for (int q = 0; q < tile.count; q++) {
+      const int row = rows.first_row + q / group;
+      const float* query =
+          qkv_ + int64_t(row) * m_.qkv_width() + (kv_head * group + q % group) * m_.head_dim;
+      for (int d = 0; d < m_.head_dim; d++) {
+        tile.queries[q][d] = query[d] * scale;
+        tile.outputs[q][d] = 0;
+      }
+      KV::prepare_query(tile, q, m_.head_dim);
+      tile.positions[q] = int(batch_.positions[row]);
+      tile.maxima[q] = kNoScore;
+      store(tile.totals[q], f32x16{});
+    }
+  }
+
+  void scatter_outputs(const QueryTile& tile, int kv_head, float* outputs) const {
+    const int group = m_.heads_per_kv_head();
+    for (int q = 0; q < tile.count; q++) {
+      float* out = outputs + int64_t(q / group) * m_.query_width() +
+                   (kv_head * group + q % group) * m_.head_dim;
+      const float factor = 1.0f / sum(load(tile.totals[q]));
+      for (int d = 0; d < m_.head_dim; d++) out[d] = tile.outputs[q][d] * factor;
+    }
+  }
+
+  const Model& m_;
+  const Batch& batch_;
+  const Layer& layer_;
+  float* qkv_;
+  uint8_t *keys_, *values_;
+};
+
+}  // namespace helexa

@@ -1,0 +1,165 @@
+"""A small decoder of random packed weights, and what runs rows through it."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from inference.models.config import ModelConfig
+from inference.models.native.decoder import NativeDecoder, NativeLayer
+from inference.models.native.packing import (
+    GROUPED_FORMATS,
+    SUPER_BLOCK_FORMATS,
+    Format,
+    PackedLinear,
+    pack,
+)
+from inference.models.stored import DenseWeight, GroupedWeight, StoredWeight, SuperBlockWeight
+
+HIDDEN, INTERMEDIATE, VOCAB_SIZE, HEAD_DIM = 256, 512, 50, 64
+NUM_HEADS, NUM_KV_HEADS, NUM_LAYERS, BLOCK_TOKENS = 4, 2, 2, 32
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=VOCAB_SIZE,
+    hidden_size=HIDDEN,
+    intermediate_size=INTERMEDIATE,
+    num_layers=NUM_LAYERS,
+    num_heads=NUM_HEADS,
+    num_kv_heads=NUM_KV_HEADS,
+    head_dim=HEAD_DIM,
+    max_positions=128,
+    rms_norm_eps=1e-5,
+    rope_theta=10_000.0,
+)
+
+
+def stored_as(format: Format, out_features: int, in_features: int, seed: int) -> StoredWeight:
+    generator = torch.Generator().manual_seed(seed)
+    if format in SUPER_BLOCK_FORMATS.values():
+        return _super_blocks(format, out_features, in_features, generator)
+    return _groups(format, out_features, in_features, generator)
+
+
+def _groups(
+    format: Format, out_features: int, in_features: int, generator: torch.Generator
+) -> GroupedWeight:
+    bits, has_minimums = next(key for key, value in GROUPED_FORMATS.items() if value is format)
+    lowest = 0 if has_minimums else -(2 ** (bits - 1))
+    shape, dtype = (out_features, in_features), torch.uint8 if has_minimums else torch.int8
+    codes = torch.randint(lowest, lowest + 2**bits, shape, generator=generator, dtype=dtype)
+    scales = (torch.rand(out_features, in_features // 32, generator=generator) + 0.5) / 2**bits
+    minimums = (-(2.0 ** (bits - 1)) * scales * 0.3).half() if has_minimums else None
+    return GroupedWeight(bits=bits, codes=codes, scales=(0.3 * scales).half(), minimums=minimums)
+
+
+def _super_blocks(
+    format: Format, out_features: int, in_features: int, generator: torch.Generator
+) -> SuperBlockWeight:
+    bits = next(key for key, value in SUPER_BLOCK_FORMATS.items() if value is format)
+    has_minimums = bits in (2, 4, 5)
+    groups = (out_features, in_features // (32 if bits in (4, 5) else 16))
+    lowest = {2: 0, 3: -32, 4: 0, 5: 0, 6: -128}[bits]
+    highest = {2: 15, 3: 31, 4: 63, 5: 63, 6: 127}[bits]
+
+    def small() -> torch.Tensor:
+        return torch.randint(lowest, highest + 1, groups, generator=generator, dtype=torch.int8)
+
+    supers = torch.rand(out_features, in_features // 256, generator=generator) + 0.5
+    scales = 0.3 * supers / highest / 2**bits
+    return SuperBlockWeight(
+        bits=bits,
+        codes=torch.randint(
+            0, 2**bits, (out_features, in_features), generator=generator, dtype=torch.uint8
+        ),
+        scales=small(),
+        super_scales=scales.half(),
+        minimums=small() if has_minimums else None,
+        super_minimums=(-(2.0 ** (bits - 1)) * scales).half() if has_minimums else None,
+    )
+
+
+def dense(stored: StoredWeight) -> DenseWeight:
+    assert not isinstance(stored, DenseWeight)
+    return DenseWeight(weight=stored.dequantize())
+
+
+def decoder(
+    library: ctypes.CDLL, *formats: Format, dequantized: bool, threads: int = 2
+) -> NativeDecoder:
+    """Parts of projections take the formats in turns."""
+
+    def packed(out_features: int, in_features: int, seed: int) -> PackedLinear:
+        stored = stored_as(formats[seed % len(formats)], out_features, in_features, seed)
+        return pack(dense(stored) if dequantized else stored)
+
+    query_width, kv_width = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
+    layers = [
+        NativeLayer(
+            qkv=[
+                packed(width, HIDDEN, 7 * i + part)
+                for part, width in enumerate((query_width, kv_width, kv_width))
+            ],
+            output=[packed(HIDDEN, query_width, 7 * i + 3)],
+            gate_up=[packed(INTERMEDIATE, HIDDEN, 7 * i + part) for part in (4, 5)],
+            down=[packed(HIDDEN, INTERMEDIATE, 7 * i + 6)],
+            attention_norm=torch.ones(HIDDEN),
+            mlp_norm=torch.ones(HIDDEN),
+        )
+        for i in range(NUM_LAYERS)
+    ]
+    angles = torch.outer(
+        torch.arange(float(CONFIG.max_positions)), 10_000 ** (-torch.arange(0, 1, 2 / HEAD_DIM))
+    )
+    embedding = packed(VOCAB_SIZE, HIDDEN, 99)
+    return NativeDecoder(
+        library,
+        CONFIG,
+        layers=layers,
+        final_norm=torch.ones(HIDDEN),
+        embedding=embedding,
+        head=embedding,
+        cosines=angles.cos().contiguous(),
+        sines=angles.sin().contiguous(),
+        kv_format="fp32",
+        num_threads=threads,
+    )
+
+
+class Sequences:
+    """Keys and values of some sequences, and how far each has come."""
+
+    def __init__(self, native: NativeDecoder, num_sequences: int) -> None:
+        self._native = native
+        self._lengths = [0] * num_sequences
+        blocks_each = CONFIG.max_positions // BLOCK_TOKENS
+        num_blocks = num_sequences * blocks_each
+        self._block_tables = torch.arange(num_blocks).view(num_sequences, blocks_each)
+        shape = (NUM_LAYERS, num_blocks, NUM_KV_HEADS, HEAD_DIM * BLOCK_TOKENS)
+        self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
+
+    def run(
+        self, token_ids: list[int], sequences: list[int], logit_rows: list[int] | None = None
+    ) -> torch.Tensor:
+        """All rows at once, each the next token of its sequence; the logits of ``logit_rows``, or
+        of every row."""
+        positions = []
+        for sequence in sequences:
+            positions.append(self._lengths[sequence])
+            self._lengths[sequence] += 1
+        if logit_rows is None:
+            logit_rows = list(range(len(token_ids)))
+        return self._native.forward(
+            token_ids=torch.tensor(token_ids),
+            positions=torch.tensor(positions),
+            sequences=torch.tensor(sequences),
+            block_tables=self._block_tables,
+            logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+            keys=self._keys,
+            values=self._values,
+        )
+
+
+def run(native: NativeDecoder, token_ids: list[int], sequences: list[int]) -> torch.Tensor:
+    """All rows at once as prompts from position 0; the logits of every row."""
+    return Sequences(native, max(sequences) + 1).run(token_ids, sequences)
