@@ -26,6 +26,9 @@ from inference.engine.sequence import Sequence, SequenceState
 
 SCORED_TOKENS_PER_STEP = 128
 """Each needs a row of logits as wide as the vocabulary, which a prompt token otherwise does not."""
+CHUNK_MULTIPLE = 16
+"""Rows that products take at once: two tiles on CPU (``native/activations.h``), an operand of a
+matrix instruction on CUDA. A chunk that ends elsewhere pays for the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,15 +224,17 @@ class Scheduler:
         return True
 
     def _schedule_chunk(self, schedule: Schedule, sequence: Sequence, budget: int) -> int:
+        """Returns how much of the budget is gone: all of it where the prompt goes on, even if an
+        even share of it is less. What is left would only begin another prompt with a few rows."""
         start = sequence.num_computed_tokens
         if sequence.num_tokens_to_score:
             budget = min(budget, SCORED_TOKENS_PER_STEP - schedule.num_scored_tokens)
             if budget <= 0:
                 return 0
-        end = min(len(sequence.token_ids), start + budget)
+        end = end_of_chunk(start, len(sequence.token_ids), budget)
         is_last = end == len(sequence.token_ids)
         schedule.prefills.append(PrefillChunk(sequence, start, end, is_last))
-        return end - start
+        return end - start if is_last else budget
 
     def commit(self, schedule: Schedule, token_ids: list[int]) -> None:
         """Record that the step ran: ``token_ids`` are what was sampled, in ``schedule.sampled``'s
@@ -293,6 +298,22 @@ class Scheduler:
         if any(sequence.is_held for sequence in self.running):
             raise IntegrityError("a sequence runs that was to be held")
         self.kv_cache.check_integrity(self.running)
+
+
+def end_of_chunk(start: int, length: int, budget: int) -> int:
+    """Where a chunk of at most ``budget`` tokens ends that begins at ``start`` of ``length``. What
+    is left is shared out evenly over as many steps as it takes: a short one at the end, which
+    serves few rows with all the weights, would take more time than they save."""
+    left = length - start
+    num_steps = -(-left // budget)
+    end = start + -(-left // num_steps)
+    if num_steps == 1:
+        return end
+    rounded_up = -(-end // CHUNK_MULTIPLE) * CHUNK_MULTIPLE
+    if rounded_up - start <= budget:
+        return min(rounded_up, length)
+    rounded_down = end // CHUNK_MULTIPLE * CHUNK_MULTIPLE
+    return rounded_down if rounded_down > start else end
 
 
 def _arrival(sequence: Sequence) -> int:

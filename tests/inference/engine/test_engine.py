@@ -170,9 +170,9 @@ def test_chunked_prefill_runs_beside_decodes() -> None:
     for _ in range(3):
         harness.step()
     assert harness.executor.steps[1:] == [
-        (["short"], [("long", 0, 5)]),
-        (["short"], [("long", 5, 10)]),
-        (["short"], [("long", 10, 12)]),
+        (["short"], [("long", 0, 4)]),
+        (["short"], [("long", 4, 8)]),
+        (["short"], [("long", 8, 12)]),
     ]
 
 

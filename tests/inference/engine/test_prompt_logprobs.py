@@ -93,13 +93,15 @@ def test_steps_are_small_and_the_answer_is_the_same(llama: Any) -> None:
     submit(engine, "a", PROMPT, prompt_logprobs=0)
     submit(engine, "b", PROMPT[::-1], prompt_logprobs=0)
     first = engine.step().outputs
-    assert [len(o.prompt_logprobs or []) for o in first if isinstance(o, SequenceStep)] == [
-        SCORED_TOKENS_PER_STEP
-    ]
+    steps = [output for output in first if isinstance(output, SequenceStep)]
+    told = {step.sequence_id: len(step.prompt_logprobs or []) for step in steps}
+    assert 0 < sum(told.values()) <= SCORED_TOKENS_PER_STEP
     scored, tokens = drain(engine)
     assert tokens["a"] == plain["plain"]
-    assert len(scored["a"]) == len(PROMPT) - 1 - SCORED_TOKENS_PER_STEP
-    assert values(scored["b"]) == pytest.approx(expected(llama, PROMPT[::-1]), abs=2e-3)
+    assert len(scored["a"]) == len(PROMPT) - 1 - told["a"]
+    assert values(scored["b"]) == pytest.approx(
+        expected(llama, PROMPT[::-1])[told.get("b", 0) :], abs=2e-3
+    )
 
 
 def test_a_known_prefix_is_scored_all_the_same(llama: Any) -> None:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
-from hypothesis import settings
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inference.engine.grammars import GrammarState
 from inference.engine.kv_cache import KVCache
-from inference.engine.scheduler import Schedule, Scheduler, SchedulerLimits
+from inference.engine.scheduler import (
+    CHUNK_MULTIPLE,
+    Schedule,
+    Scheduler,
+    SchedulerLimits,
+    end_of_chunk,
+)
 from inference.engine.sequence import Sequence, SequenceState
 from inference.protocol.sampling import Grammar, SamplingParams
 
@@ -207,3 +215,35 @@ def test_fewer_seats_keep_new_ones_waiting_and_evict_nobody() -> None:
     assert scheduler.schedule(FixedPace(num_seats=1)).decodes == sequences[2:3]
     scheduler.schedule(FixedPace(num_seats=2))
     assert scheduler.running == sequences[2:]
+
+
+def chunks(length: int, budget: int) -> list[int]:
+    ends = [0]
+    while ends[-1] < length:
+        ends.append(end_of_chunk(ends[-1], length, budget))
+    return [end - start for start, end in pairwise(ends)]
+
+
+@pytest.mark.parametrize(
+    ("length", "budget", "expected"),
+    [
+        (100, 512, [100]),
+        (512, 512, [512]),
+        (512, 152, [128, 128, 128, 128]),
+        (500, 152, [128, 128, 128, 116]),
+        (513, 512, [272, 241]),
+        (33, 32, [32, 1]),
+        (300, 150, [144, 80, 76]),
+    ],
+)
+def test_a_prompt_is_cut_into_even_chunks(length: int, budget: int, expected: list[int]) -> None:
+    assert chunks(length, budget) == expected
+
+
+@given(st.integers(1, 5000), st.integers(1, 600))
+def test_chunks_hold_what_steps_have_time_for(length: int, budget: int) -> None:
+    sizes = chunks(length, budget)
+    assert sum(sizes) == length and max(sizes) <= budget
+    if budget >= 2 * CHUNK_MULTIPLE:
+        assert all(size % CHUNK_MULTIPLE == 0 for size in sizes[:-1])
+        assert len(sizes) <= -(-length // (budget - CHUNK_MULTIPLE)) + 1
