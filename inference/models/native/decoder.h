@@ -81,12 +81,15 @@ class Decoder {
 
   int num_stages() const { return std::max(1, m_.num_layers); }
 
-  // Two blocks or more for every member, none where one of two tiles for each is more than there is:
-  // weights are read for each block, by as many members as there are.
+  // Two blocks or more for every member; none where there are too few rows for that. Each block reads
+  // all weights: those of a layer that stays in a cache are there for the next, others are worth it for
+  // many rows only.
   int rows_of_block(int num_rows) const {
-    constexpr int kLeast = 2 * kTileRows, kMost = 4 * kTileRows;
-    if (num_rows < kLeast * team_.size()) return 0;
-    return num_rows < 2 * kMost * team_.size() ? kLeast : kMost;
+    constexpr int kMost = 4 * kTileRows;
+    constexpr int64_t kCachedBytes = 8 << 20;
+    const int least = layers_.empty() || layers_[0].bytes() <= kCachedBytes ? kTileRows : kMost;
+    if (num_rows < least * team_.size()) return 0;
+    return std::clamp(num_rows / (2 * team_.size()) / kTileRows * kTileRows, least, kMost);
   }
 
   template <typename KV>

@@ -27,6 +27,12 @@ struct Linear {
     with_format(format, [&]<typename F>(F) { reads = F::kParts == 2; });
     return reads;
   }
+
+  int64_t bytes() const {
+    int64_t of_panel = int64_t(in_features) * kLanes * sizeof(float);
+    with_format(format, [&]<typename F>(F) { of_panel = panel_bytes<F>(num_groups()); });
+    return num_panels() * of_panel;
+  }
 };
 
 constexpr int kMaxParts = 3;
@@ -40,6 +46,11 @@ struct Projection {
   int num_panels() const {
     int total = 0;
     for (int i = 0; i < num_parts; i++) total += parts[i].num_panels();
+    return total;
+  }
+  int64_t bytes() const {
+    int64_t total = 0;
+    for (int i = 0; i < num_parts; i++) total += parts[i].bytes();
     return total;
   }
   bool reads_codes() const {

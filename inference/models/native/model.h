@@ -19,6 +19,8 @@ struct Layer {
   const float* mlp_norm;
   const float* query_norm;  // null: none
   const float* key_norm;
+
+  int64_t bytes() const { return qkv.bytes() + output.bytes() + gate_up.bytes() + down.bytes(); }
 };
 
 struct Model {
