@@ -21,12 +21,10 @@ constexpr int kMaxKeyGroups = kMaxHeadDim / kKeyGroup;
 constexpr float kNoScore = -1e30f;  // a running maximum before the first score
 constexpr float kLog2E = 1.44269504088896341f;
 
-struct QueryTile {
-  int count;
+// Arrays of whole cache lines first: a vector that lies across two costs twice as much.
+struct alignas(64) QueryTile {
   float queries[kTileQueries][kMaxHeadDim];  // rotated and scaled by log2(e) / sqrt(head_dim)
   float outputs[kTileQueries][kMaxHeadDim];
-  int positions[kTileQueries];
-  float maxima[kTileQueries];
   float totals[kTileQueries][kLanes];  // to be summed over the lanes at the end
   float scores[kTileQueries][kBlockTokens];  // then, as floats, the weights
 
@@ -34,10 +32,13 @@ struct QueryTile {
   uint32_t query_pairs[kTileQueries][kMaxHeadDim / 2];
   uint32_t weight_pairs[kTileQueries][kBlockTokens / 2];
   int8_t query_codes[kTileQueries][kMaxHeadDim];
+  uint8_t weight_codes[kTileQueries][kBlockTokens];
   float query_scales[kTileQueries][kMaxKeyGroups];
   int32_t query_offsets[kTileQueries][kMaxKeyGroups];
-  uint8_t weight_codes[kTileQueries][kBlockTokens];
   float weight_scales[kTileQueries];
+  int positions[kTileQueries];
+  float maxima[kTileQueries];
+  int count;
 };
 
 inline i32x16 token_positions(int start) {
