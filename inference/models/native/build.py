@@ -13,7 +13,7 @@ from pathlib import Path
 from inference.models.kv_format import KVFormat
 
 SOURCE_DIR = Path(__file__).resolve().parent
-SOURCE = SOURCE_DIR / "library.cpp"
+SOURCE_NAME = "library.cpp"
 """Includes all others."""
 FLAGS = (
     "-std=c++20",
@@ -43,26 +43,27 @@ def find_compiler() -> str | None:
     return next((found for name in candidates if name and (found := shutil.which(name))), None)
 
 
-def load_library(cache_dir: Path) -> ctypes.CDLL:
+def load_library(cache_dir: Path, source_dir: Path = SOURCE_DIR) -> ctypes.CDLL:
     """The compiled library; compiles it (some seconds) when ``cache_dir`` has none that fits.
-    Raises ``NativeUnavailableError``."""
+    ``source_dir``: of this checkout, or of another whose structs are the same. Raises
+    ``NativeUnavailableError``."""
     compiler = find_compiler()
     if compiler is None:
         raise NativeUnavailableError("no C++ compiler found (g++, clang++, or CXX)")
-    library = cache_dir / f"decoder-{_fingerprint(compiler)}.so"
+    library = cache_dir / f"decoder-{_fingerprint(compiler, source_dir)}.so"
     if not library.exists():
-        _compile(compiler, library)
+        _compile(compiler, library, source_dir / SOURCE_NAME)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise NativeUnavailableError(f"the compiled decoder does not load: {error}") from error
 
 
-def _compile(compiler: str, library: Path) -> None:
+def _compile(compiler: str, library: Path, source: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
     # Two engines may compile at once: each into its own file, and the rename is atomic.
     partial = library.with_suffix(f".{os.getpid()}.partial")
-    command = [compiler, *FLAGS, "-o", str(partial), str(SOURCE)]
+    command = [compiler, *FLAGS, "-o", str(partial), str(source)]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S)
     except subprocess.CalledProcessError as error:
@@ -73,10 +74,10 @@ def _compile(compiler: str, library: Path) -> None:
     partial.rename(library)
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: str, source_dir: Path) -> str:
     """Names what the library depends on: our source, the compiler, and what ``native`` means."""
     digest = hashlib.sha256()
-    for source in (SOURCE, *sorted(SOURCE_DIR.glob("*.h"))):
+    for source in (source_dir / SOURCE_NAME, *sorted(source_dir.glob("*.h"))):
         digest.update(source.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     digest.update(b"\0".join([compiler.encode(), version, " ".join(FLAGS).encode(), _cpu()]))

@@ -6,6 +6,7 @@ the batch are the caller's tensors; the call releases the interpreter lock while
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -166,7 +167,7 @@ class NativeDecoder:
         self._vocab_size = head.out_features
         self._alive: list[object] = [layers, final_norm, embedding, head, cosines, sines]
         c_layers = (_Layer * len(layers))(*(self._layer(layer) for layer in layers))
-        model = _Model(
+        self._model = _Model(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
             num_layers=config.num_layers,
@@ -183,7 +184,15 @@ class NativeDecoder:
             cosines=_pointer(cosines, torch.float32),
             sines=_pointer(sines, torch.float32),
         )
-        self._decoder = library.helexa_decoder_new(ctypes.byref(model), num_threads)
+        self._num_threads = num_threads
+        self._decoder = library.helexa_decoder_new(ctypes.byref(self._model), num_threads)
+
+    def on(self, library: ctypes.CDLL) -> NativeDecoder:
+        """The same weights, where they are, with another build of the library."""
+        other = copy.copy(self)
+        other._library = _declare(library)
+        other._decoder = library.helexa_decoder_new(ctypes.byref(self._model), self._num_threads)
+        return other
 
     def forward(
         self,
