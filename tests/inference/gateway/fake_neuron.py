@@ -89,6 +89,7 @@ class FakeNeuron:
         self.submitted: asyncio.Queue[Submit] = asyncio.Queue()
         self.sequence_numbers: dict[str, int] = {}
         self._answers: dict[str, asyncio.Task[None]] = {}
+        self._ended: set[str] = set()
         self._sending = asyncio.Lock()
         self.closing = False
 
@@ -103,7 +104,12 @@ class FakeNeuron:
         self.stop()
 
     def stop(self) -> None:
-        for task in self._answers.values():
+        for request_id in self._answers:
+            self._end(request_id)
+
+    def _end(self, request_id: str) -> None:
+        self._ended.add(request_id)
+        if task := self._answers.get(request_id):
             task.cancel()
 
     async def serve(self) -> None:
@@ -118,8 +124,7 @@ class FakeNeuron:
             frame = decode_inbox_frame(popped[1])
             self.frames.append(frame)
             if isinstance(frame, Cancel):
-                if task := self._answers.get(frame.request_id):
-                    task.cancel()
+                self._end(frame.request_id)
                 self.cancelled.put_nowait(frame.request_id)
             else:
                 self.submitted.put_nowait(frame)
@@ -127,6 +132,10 @@ class FakeNeuron:
 
     async def _answer(self, submit: Submit) -> None:
         async for events in self.script(submit):
+            # Up to Python 3.11 a cancellation is lost in ``asyncio.wait_for``, in which the client
+            # writes, when what it waits for is done at that moment (bpo-37658).
+            if submit.request_id in self._ended:
+                return
             await self.send(submit.gateway_id, events)
 
     async def send(self, gateway_id: str, events: list[Event]) -> None:
