@@ -81,9 +81,9 @@ class Decoder {
 
   int num_stages() const { return std::max(1, m_.num_layers); }
 
-  // Two blocks or more for every member; none where there are too few rows for that. Each block reads
-  // all weights: those of a layer that stays in a cache are there for the next, others are worth it for
-  // many rows only.
+  // Half of every member's share, within bounds; none where there are too few rows for a block each.
+  // Each block reads all weights: those of a layer that stays in a cache are there for the next, others
+  // are worth it for many rows only.
   int rows_of_block(int num_rows) const {
     constexpr int kMost = 4 * kTileRows;
     constexpr int64_t kCachedBytes = 8 << 20;
