@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from inference.models.native import build
-from inference.models.native.build import load_library
 from inference.models.native.packing import Format
 from tests.inference.models.packed_decoder import VOCAB_SIZE, Sequences, decoder
 
@@ -21,13 +20,6 @@ SEQUENCES = [0] * 100 + [1] * 31 + list(range(2, 14)) + [14] * 20
 TOKEN_IDS = [(7 * i) % VOCAB_SIZE for i in range(len(SEQUENCES))]
 FEW = 7
 """Rows that no number of threads takes for a block."""
-
-
-@pytest.fixture(scope="module")
-def library(native_cache_dir: Path) -> ctypes.CDLL:
-    if build.find_compiler() is None:
-        pytest.skip("no C++ compiler")
-    return load_library(native_cache_dir)
 
 
 @pytest.fixture(scope="module")

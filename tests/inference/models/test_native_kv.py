@@ -13,7 +13,6 @@ from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
 from inference.models.config import ModelConfig
 from inference.models.dense import DenseWeights
 from inference.models.kv_format import NATIVE_FORMATS, KVFormat, kv_bytes_per_block
-from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.llama import NativeLlama
 
 CONFIG = ModelConfig(
@@ -34,14 +33,6 @@ CONFIG = ModelConfig(
 BLOCK_TOKENS = 32
 NUM_TOKENS = 75
 LEAST_COSINE: dict[KVFormat, float] = {"fp32": 1 - 1e-6, "bf16": 0.9998, "int8": 0.998}
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    try:
-        return load_library(tmp_path_factory.mktemp("native"))
-    except NativeUnavailableError as reason:
-        pytest.skip(str(reason))
 
 
 def weights(config: ModelConfig, key_outlier: float = 0.0) -> DenseWeights:

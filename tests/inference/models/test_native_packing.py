@@ -42,13 +42,6 @@ each_format = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(scope="module")
-def library(native_cache_dir: Path) -> ctypes.CDLL:
-    if build.find_compiler() is None:
-        pytest.skip("no C++ compiler")
-    return load_library(native_cache_dir)
-
-
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
