@@ -1,4 +1,4 @@
-"""What the engine's benchmarks share: a loaded engine, and how long its decode steps take."""
+"""What benchmarks share: a model opened, an engine loaded, and how long its decode steps take."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ from llguidance import LLTokenizer
 
 from inference.engine.engine import Engine
 from inference.engine.load import load_engine
+from inference.loading.loader import OpenedModel, open_model
 from inference.protocol.engine import SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
 
 STEPS_PER_TURN = 40
+
+
+def open_on_cpu(model: Path, cache_dir: Path) -> OpenedModel:
+    """``model``: a file or directory of text. Close what is returned when the model is built."""
+    spec = LoadSpec(job_id="bench", model="bench", source=f"path:{model}", devices=["cpu"])
+    opened = open_model(spec, cache_dir, lambda progress: None)
+    assert isinstance(opened, OpenedModel), "what is measured is a text model's"
+    return opened
 
 
 def load_text_engine(model: Path, data_dir: Path) -> tuple[Engine, LLTokenizer]:

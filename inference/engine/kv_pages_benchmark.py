@@ -17,13 +17,11 @@ from pathlib import Path
 
 import torch
 
-from inference.loading.embedding_files import OpenedEmbeddingModel
-from inference.loading.loader import open_model
-from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.engine.benchmark_steps import open_on_cpu
+from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.kv_format import NATIVE_FORMATS, KVFormat
 from inference.models.native.llama import NativeKV, NativeLlama
 from inference.models.registry import build_fastest_model
-from inference.protocol.load import LoadSpec
 
 BLOCK_TOKENS = 32
 NUM_BLOCKS = 512
@@ -58,9 +56,7 @@ def main() -> None:
 
 
 def _load(model: Path, data_dir: Path, kv_format: KVFormat) -> NativeLlama:
-    spec = LoadSpec(job_id="bench", model="bench", source=f"path:{model}", devices=["cpu"])
-    opened = open_model(spec, data_dir, lambda progress: None)
-    assert not isinstance(opened, OpenedEmbeddingModel), "keys and values are a text model's"
+    opened = open_on_cpu(model, data_dir)
     native, how = build_fastest_model(
         opened.config, opened.weights, opened.config.max_positions, data_dir, kv_format
     )
@@ -87,7 +83,9 @@ def _cases(model: NativeLlama) -> Iterator[tuple[str, Step]]:
         batch = _decode_batch(num_rows, num_tokens)
         yield f"decode {num_rows} x {num_tokens} tokens", partial(model.decode, batch)
     for start, end in PROMPTS:
-        yield f"prompt {start} to {end}", partial(model.prefill, _prompt_batch(start, end))
+        ids = torch.arange(start, end)
+        prompt = PrefillBatch.of_sequence(ids, BLOCK_TOKENS, start=start)
+        yield f"prompt {start} to {end}", partial(model.prefill, prompt)
 
 
 def _decode_batch(num_rows: int, num_tokens: int) -> DecodeBatch:
@@ -99,18 +97,6 @@ def _decode_batch(num_rows: int, num_tokens: int) -> DecodeBatch:
         positions=positions,
         slots=positions,
         block_ids=blocks.view(num_rows, num_blocks),
-    )
-
-
-def _prompt_batch(start: int, end: int) -> PrefillBatch:
-    positions = torch.arange(start, end)
-    blocks = torch.arange(-(-end // BLOCK_TOKENS))
-    return PrefillBatch(
-        token_ids=positions,
-        positions=positions,
-        slots=positions,
-        spans=(PrefillSpan(0, end - start, start, end, blocks),),
-        logit_rows=torch.tensor([end - start - 1]),
     )
 
 

@@ -26,7 +26,7 @@ from inference.engine.quality_text import QUALITY_TEXT
 from inference.loading.devices import free_memory_bytes
 from inference.loading.loader import OpenedModel
 from inference.loading.unquantized import Unquantized
-from inference.models.batch import PrefillBatch, PrefillSpan
+from inference.models.batch import PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.layer_by_layer import largest_layer_bytes, prompt_logits
 from inference.models.registry import AnyModel
@@ -182,16 +182,8 @@ def _model_logits(model: AnyModel, token_ids: list[int]) -> torch.Tensor:
 
 def _prompt(token_ids: list[int], block_tokens: int, device: torch.device) -> PrefillBatch:
     """The whole of one sequence; logits of every token that another one follows."""
-    num_tokens = len(token_ids)
-    positions = torch.arange(num_tokens, device=device)
-    blocks = torch.arange(-(-num_tokens // block_tokens), device=device)
-    return PrefillBatch(
-        token_ids=torch.tensor(token_ids, device=device),
-        positions=positions,
-        slots=positions,
-        spans=(PrefillSpan(0, num_tokens, 0, num_tokens, blocks),),
-        logit_rows=positions[:-1],
-    )
+    ids = torch.tensor(token_ids, device=device)
+    return PrefillBatch.of_sequence(ids, block_tokens, logit_rows=slice(None, -1))
 
 
 def _key(*parts: str) -> str:

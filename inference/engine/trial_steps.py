@@ -14,7 +14,7 @@ import torch
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.pacing import SMALLEST_CHUNK
 from inference.engine.scheduler import SchedulerLimits
-from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.kv_format import kv_bytes_per_block
 from inference.models.registry import AnyModel
 from inference.protocol.prefill_speed import PrefillSpeed
@@ -96,16 +96,8 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _prefill_batch(start: int, end: int, device: torch.device) -> PrefillBatch:
-    positions = torch.arange(start, end, device=device)
-    block_ids = torch.arange(_num_blocks(end), device=device)
-    span = PrefillSpan(0, end - start, start, end, block_ids)
-    return PrefillBatch(
-        token_ids=torch.zeros_like(positions),
-        positions=positions,
-        slots=positions,
-        spans=(span,),
-        logit_rows=torch.tensor([end - start - 1], device=device),
-    )
+    token_ids = torch.zeros(end - start, dtype=torch.int64, device=device)
+    return PrefillBatch.of_sequence(token_ids, DEFAULT_BLOCK_TOKENS, start=start)
 
 
 def _decode_batch(num_rows: int, num_blocks: int, device: torch.device) -> DecodeBatch:

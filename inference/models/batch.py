@@ -40,6 +40,10 @@ class PrefillSpan:
     """(ceil(end / block_tokens),)"""
 
 
+LAST_ROW = slice(-1, None)
+ALL_ROWS = slice(None)
+
+
 @dataclass(frozen=True)
 class PrefillBatch:
     """Prompt tokens of one or more sequences, one after the other."""
@@ -53,3 +57,26 @@ class PrefillBatch:
     spans: tuple[PrefillSpan, ...]
     logit_rows: torch.Tensor
     """(num_logit_rows,) rows whose logits are wanted."""
+
+    @classmethod
+    def of_sequence(
+        cls,
+        token_ids: torch.Tensor,
+        block_tokens: int,
+        *,
+        start: int = 0,
+        logit_rows: slice = LAST_ROW,
+    ) -> PrefillBatch:
+        """One sequence's tokens from position ``start`` on, in blocks 0, 1, 2, …, so that slots are
+        positions."""
+        num_tokens, device = len(token_ids), token_ids.device
+        end = start + num_tokens
+        positions = torch.arange(start, end, device=device)
+        blocks = torch.arange(-(-end // block_tokens), device=device)
+        return cls(
+            token_ids=token_ids,
+            positions=positions,
+            slots=positions,
+            spans=(PrefillSpan(0, num_tokens, start, end, blocks),),
+            logit_rows=torch.arange(num_tokens, device=device)[logit_rows],
+        )

@@ -18,12 +18,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from inference.engine.benchmark_steps import open_on_cpu
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.loading.loader import OpenedModel, open_model
-from inference.models.batch import PrefillBatch, PrefillSpan
+from inference.models.batch import PrefillBatch
 from inference.models.kv_format import NATIVE_FORMATS, KVFormat
 from inference.models.registry import build_fastest_model
-from inference.protocol.load import LoadSpec
 
 DOCS_DIR = Path(__file__).resolve().parents[2] / "docs"
 TEXT_FILES = ("architecture.md", "operating.md", "api.md")
@@ -45,24 +44,16 @@ def native_logits(
     gguf: Path, cache_dir: Path, kv_format: KVFormat, ids: torch.Tensor
 ) -> torch.Tensor:
     """Of the last ``MOST_COMPARED`` positions."""
-    spec = LoadSpec(job_id="bench", model="bench", source=f"path:{gguf}", devices=["cpu"])
-    opened = open_model(spec, cache_dir, lambda _: None)
-    assert isinstance(opened, OpenedModel)
+    opened = open_on_cpu(gguf, cache_dir)
     num_tokens = len(ids)
     model, _ = build_fastest_model(
         opened.config, opened.weights, num_tokens, cache_dir / "native", kv_format
     )
     opened.close()
-    positions = torch.arange(num_tokens)
-    blocks = torch.arange(-(-num_tokens // DEFAULT_BLOCK_TOKENS))
-    batch = PrefillBatch(
-        token_ids=ids,
-        positions=positions,
-        slots=positions,
-        spans=(PrefillSpan(0, num_tokens, 0, num_tokens, blocks),),
-        logit_rows=positions[-MOST_COMPARED:],
-    )
-    return model.prefill(batch, model.new_kv(len(blocks), DEFAULT_BLOCK_TOKENS))
+    compared = slice(-MOST_COMPARED, None)
+    batch = PrefillBatch.of_sequence(ids, DEFAULT_BLOCK_TOKENS, logit_rows=compared)
+    num_blocks = -(-num_tokens // DEFAULT_BLOCK_TOKENS)
+    return model.prefill(batch, model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS))
 
 
 def measure(gguf: Path, cache_dir: Path, show: Callable[[list[str]], None]) -> None:

@@ -22,13 +22,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from inference.engine.benchmark_steps import open_on_cpu
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.loading.loader import OpenedModel, open_model
-from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.kv_format import KVFormat
 from inference.models.native.build import SOURCE_DIR, automatic_kv_format, load_library
 from inference.models.native.llama import NativeKV, NativeLlama
-from inference.protocol.load import LoadSpec
 from metering.bench.command import DATA_DIR
 
 NATIVE_FOLDER = SOURCE_DIR.relative_to(SOURCE_DIR.parents[2])
@@ -75,15 +74,7 @@ class Pass:
         return self._prompt(ids) if self.is_prompt else self._decode(ids)
 
     def _prompt(self, ids: torch.Tensor) -> Forward:
-        positions = torch.arange(self.start, self.num_tokens)
-        blocks = torch.arange(self.num_blocks)
-        batch = PrefillBatch(
-            token_ids=ids,
-            positions=positions,
-            slots=positions,
-            spans=(PrefillSpan(0, self.num_rows, self.start, self.num_tokens, blocks),),
-            logit_rows=torch.tensor([self.num_rows - 1]),
-        )
+        batch = PrefillBatch.of_sequence(ids, DEFAULT_BLOCK_TOKENS, start=self.start)
         return lambda model, kv: model.prefill(batch, kv)
 
     def _decode(self, ids: torch.Tensor) -> Forward:
@@ -97,9 +88,7 @@ class Pass:
 def load(gguf: Path, cache_dir: Path, checkout: Path, context_tokens: int) -> list[NativeLlama]:
     """The model with this build and with the other's: over the same weights, because where in the
     memory they lie changes a decode step's time by several percent."""
-    spec = LoadSpec(job_id="bench", model="bench", source=f"path:{gguf}", devices=["cpu"])
-    opened = open_model(spec, cache_dir, lambda _: None)
-    assert isinstance(opened, OpenedModel)
+    opened = open_on_cpu(gguf, cache_dir)
     kv_format: KVFormat = automatic_kv_format()
     library = load_library(cache_dir)
     this = NativeLlama(library, opened.config, opened.weights, context_tokens, kv_format)

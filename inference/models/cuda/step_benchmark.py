@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import accelerate
 from inference.models.cuda.shapes import (
@@ -161,10 +161,8 @@ def decode_batch(num_rows: int, columns: int, device: torch.device) -> DecodeBat
 
 
 def prefill_batch(num_tokens: int, device: torch.device) -> PrefillBatch:
-    positions = torch.arange(num_tokens, device=device)
-    block_ids = torch.arange(num_tokens // BLOCK_TOKENS, device=device)
-    span = PrefillSpan(0, num_tokens, 0, num_tokens, block_ids)
-    return PrefillBatch(torch.zeros_like(positions), positions, positions, (span,), positions[-1:])
+    token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+    return PrefillBatch.of_sequence(token_ids, BLOCK_TOKENS)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inference.engine.build import build_engine
 from inference.engine.engine import Engine
 from inference.engine.scheduler import SCORED_TOKENS_PER_STEP, SchedulerLimits
-from inference.models.batch import PrefillBatch, PrefillSpan
+from inference.models.batch import ALL_ROWS, PrefillBatch
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 
@@ -57,15 +57,8 @@ def expected(llama: Any, prompt: list[int]) -> list[float]:
     """From one forward over the whole prompt, with the logits of every row."""
     num_tokens = len(prompt)
     num_blocks = -(-num_tokens // llama.block_tokens)
-    rows = torch.arange(num_tokens)
-    span = PrefillSpan(0, num_tokens, 0, num_tokens, torch.arange(num_blocks))
-    batch = PrefillBatch(
-        token_ids=torch.tensor(prompt),
-        positions=rows,
-        slots=rows,
-        spans=(span,),
-        logit_rows=rows,
-    )
+    ids = torch.tensor(prompt)
+    batch = PrefillBatch.of_sequence(ids, llama.block_tokens, logit_rows=ALL_ROWS)
     kv = llama.model.new_kv(num_blocks, llama.block_tokens)
     logprobs = llama.model.prefill(batch, kv).log_softmax(-1)
     return [float(logprobs[i, prompt[i + 1]]) for i in range(num_tokens - 1)]

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from inference.loading.gguf_header import TensorInfo, read_header
 from inference.loading.loader import OpenedModel, open_model
-from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.batch import ALL_ROWS, DecodeBatch, PrefillBatch
 from inference.models.llama import LlamaModel
 from inference.protocol.load import LoadSpec
 
@@ -87,11 +87,8 @@ def _ids() -> list[torch.Tensor]:
 
 
 def prefilled(model: LlamaModel, ids: torch.Tensor) -> torch.Tensor:
-    length = ids.numel()
-    positions, blocks = torch.arange(length), torch.arange(-(-length // BLOCK_TOKENS))
-    span = PrefillSpan(0, length, 0, length, blocks)
-    kv = model.new_kv(len(blocks), BLOCK_TOKENS)
-    return model.prefill(PrefillBatch(ids, positions, positions, (span,), positions), kv)
+    kv = model.new_kv(-(-ids.numel() // BLOCK_TOKENS), BLOCK_TOKENS)
+    return model.prefill(PrefillBatch.of_sequence(ids, BLOCK_TOKENS, logit_rows=ALL_ROWS), kv)
 
 
 def decoded(model: LlamaModel, ids: torch.Tensor) -> torch.Tensor:

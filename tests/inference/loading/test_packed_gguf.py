@@ -12,7 +12,7 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file
 
 from inference.loading.loader import OpenedModel, open_model
-from inference.models.batch import PrefillBatch, PrefillSpan
+from inference.models.batch import ALL_ROWS, PrefillBatch
 from inference.models.dense import DenseWeights
 from inference.models.native.build import find_compiler
 from inference.models.registry import AnyModel, build_fastest_model, build_model
@@ -88,10 +88,8 @@ def _values(tensor: gguf.ReaderTensor) -> torch.Tensor:
 @torch.inference_mode()
 def logits(model: AnyModel) -> torch.Tensor:
     ids = torch.arange(3, 43)
-    positions, blocks = torch.arange(len(ids)), torch.arange(2)
-    span = PrefillSpan(0, len(ids), 0, len(ids), blocks)
-    kv = model.new_kv(2, BLOCK_TOKENS)
-    return model.prefill(PrefillBatch(ids, positions, positions, (span,), positions), kv)
+    batch = PrefillBatch.of_sequence(ids, BLOCK_TOKENS, logit_rows=ALL_ROWS)
+    return model.prefill(batch, model.new_kv(2, BLOCK_TOKENS))
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

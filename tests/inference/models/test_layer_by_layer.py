@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inference.models.batch import PrefillBatch, PrefillSpan
+from inference.models.batch import PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.dense import DenseWeights
 from inference.models.layer_by_layer import HEAD_ROWS, largest_layer_bytes, prompt_logits
@@ -70,15 +70,8 @@ def random_weights(config: ModelConfig) -> DenseWeights:
 
 
 def prompt(block_tokens: int) -> PrefillBatch:
-    positions = torch.arange(NUM_TOKENS)
-    blocks = torch.arange(-(-NUM_TOKENS // block_tokens))
-    return PrefillBatch(
-        token_ids=positions * 11,
-        positions=positions,
-        slots=positions,
-        spans=(PrefillSpan(0, NUM_TOKENS, 0, NUM_TOKENS, blocks),),
-        logit_rows=positions[3:],
-    )
+    ids = torch.arange(NUM_TOKENS) * 11
+    return PrefillBatch.of_sequence(ids, block_tokens, logit_rows=slice(3, None))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
