@@ -34,7 +34,9 @@ class DatabaseThreads:
         """Raises ``ServiceUnavailableError`` (database_unavailable)."""
         call = DatabaseSyncToAsync(query, thread_sensitive=False, executor=self._threads)
         try:
-            result: Result = await asyncio.wait_for(call(), QUERY_TIMEOUT_S)
+            # wait_for, before Python 3.12, loses a cancellation that comes with the result.
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
+                result: Result = await call()
         except (DatabaseError, InterfaceError, TimeoutError) as error:
             logger.warning("the database does not answer: %s", error)
             raise ServiceUnavailableError(
