@@ -66,7 +66,7 @@ class Choice:
         reason = self._end_reason(step)
         if reason is not None:
             self.has_finished = True
-            events.append(self._events.finished(reason, self._text.stop))
+            events.append(self._events.finished(reason, self._text.stop, self.num_output_tokens))
         return events
 
     def _take(self, step: SequenceStep) -> tuple[list[Piece], list[TextLogprob]]:
@@ -97,7 +97,7 @@ class Choice:
     def _tell_alone(self, echo: Echo) -> list[Event]:
         self.has_finished = True
         told = self._events.of([TextPart(echo.text)], echo.logprobs)
-        return [*told, self._events.finished("length", None)]
+        return [*told, self._events.finished("length", None, 0)]
 
     def _end_reason(self, step: SequenceStep) -> FinishReason | None:
         if self._text.stop is not None:

@@ -39,6 +39,7 @@ class ChoiceEvents:
         self._num_thought_tokens = 0
         """Gained since the last delta of their kind: their text is held back or empty. Markers of a
         thinking block count as thought here."""
+        self._num_told_tokens = 0
 
     def count_token(self, *, is_answer: bool) -> None:
         if is_answer:
@@ -58,9 +59,16 @@ class ChoiceEvents:
             events.append(self._delta("", logprobs))
         return events
 
-    def finished(self, reason: FinishReason, stop: str | None) -> ChoiceFinished:
+    def finished(
+        self, reason: FinishReason, stop: str | None, num_output_tokens: int
+    ) -> ChoiceFinished:
+        """``num_output_tokens`` are the choice's; those that no delta told are told now."""
         return ChoiceFinished(
-            request_id=self._request_id, index=self._index, reason=reason, stop_sequence=stop
+            request_id=self._request_id,
+            index=self._index,
+            reason=reason,
+            stop_sequence=stop,
+            num_tokens=num_output_tokens - self._num_told_tokens,
         )
 
     def _event(self, piece: Piece, logprobs: list[TextLogprob]) -> Event:
@@ -77,25 +85,24 @@ class ChoiceEvents:
                     index=self._index,
                     call_index=self.num_calls - 1,
                     arguments=fragment,
+                    num_tokens=self._take_answer_tokens(),
                 )
 
     def _delta(self, text: str, logprobs: list[TextLogprob]) -> Delta:
-        num_tokens, self._num_answer_tokens = self._num_answer_tokens, 0
         return Delta(
             request_id=self._request_id,
             index=self._index,
             text=text,
-            num_tokens=num_tokens,
+            num_tokens=self._take_answer_tokens(),
             logprobs=logprobs or None,
         )
 
     def _reasoning_delta(self, part: ThoughtPart) -> ReasoningDelta:
-        num_tokens, self._num_thought_tokens = self._num_thought_tokens, 0
         return ReasoningDelta(
             request_id=self._request_id,
             index=self._index,
             text=part.text,
-            num_tokens=num_tokens,
+            num_tokens=self._take_thought_tokens(),
             opens=part.opens,
             closes=part.closes,
         )
@@ -108,4 +115,15 @@ class ChoiceEvents:
             call_index=call_index,
             call_id=call_id(self._request_id, self._index, call_index),
             name=name,
+            num_tokens=self._take_answer_tokens(),
         )
+
+    def _take_answer_tokens(self) -> int:
+        num_tokens, self._num_answer_tokens = self._num_answer_tokens, 0
+        self._num_told_tokens += num_tokens
+        return num_tokens
+
+    def _take_thought_tokens(self) -> int:
+        num_tokens, self._num_thought_tokens = self._num_thought_tokens, 0
+        self._num_told_tokens += num_tokens
+        return num_tokens

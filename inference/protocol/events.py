@@ -59,7 +59,8 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag="accepted"):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):
-    """New text of one step. Whole characters only; may be empty when it carries only logprobs."""
+    """New text of one step. Whole characters only; may be empty when it carries only logprobs.
+    ``num_tokens``, here as elsewhere: of this choice, since the last event that said so."""
 
     request_id: str
     text: str
@@ -94,6 +95,7 @@ class ToolCallStarted(
     name: str
     index: int = 0
     call_index: int = 0
+    num_tokens: int = 0
 
 
 class ToolCallDelta(
@@ -105,6 +107,7 @@ class ToolCallDelta(
     arguments: str
     index: int = 0
     call_index: int = 0
+    num_tokens: int = 0
 
 
 class ChoiceFinished(
@@ -115,6 +118,7 @@ class ChoiceFinished(
     index: int = 0
     stop_sequence: str | None = None
     """The stop string that ended it, when one did."""
+    num_tokens: int = 0
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):

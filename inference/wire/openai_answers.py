@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 import orjson
 
-from inference.protocol.events import FinishReason, Usage
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    FinishReason,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
+from inference.wire.dialect import Encoder
 
 LEAST_LOGPROB = -9999.0
 """What the API says for a token that is as good as impossible; JSON has no infinity."""
 
 DONE_FRAME = b"data: [DONE]\n\n"
+
+
+NO_USAGE_YET = b'],"usage":null}\n\n'
+"""How a chunk ends whose stream tells its usage in the end. No JSON string holds these bytes."""
+
+
+class ToldUsage(StrEnum):
+    """Which chunks of a stream tell its usage."""
+
+    NEVER = "never"
+    LAST = "last"
+    """A chunk of its own before [DONE]."""
+    RUNNING = "running"
+    """That one, and every other what it is so far."""
 
 
 def answer_head(answer_id: str, kind: str, created_unix_s: int, model: str) -> dict[str, Any]:
@@ -23,10 +49,10 @@ class Chunks:
     """The server-sent events of one answer. ``start`` and ``end`` are what stands before and after
     the JSON of a chunk's one choice, for whoever writes that choice himself."""
 
-    def __init__(self, head: dict[str, Any], *, include_usage: bool) -> None:
-        self._include_usage = include_usage
+    def __init__(self, head: dict[str, Any], usage: ToldUsage) -> None:
+        self._usage = usage
         self.start = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
-        self.end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self.end = b"]}\n\n" if usage is ToldUsage.NEVER else NO_USAGE_YET
 
     def choice(
         self,
@@ -42,10 +68,36 @@ class Chunks:
 
     def last(self, usage: Usage) -> bytes:
         """The usage chunk, where one is due, and the end of the stream."""
-        if not self._include_usage:
+        if self._usage is ToldUsage.NEVER:
             return DONE_FRAME
         told = orjson.dumps(usage_object(usage))
         return self.start + b'],"usage":' + told + b"}\n\n" + DONE_FRAME
+
+
+class RunningUsage:
+    """A stream encoder whose chunks say how many tokens there were so far."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+
+    def encode(self, event: Event) -> bytes:
+        match event:
+            case Accepted():
+                self._prompt_tokens = event.prompt_tokens
+            case (
+                Delta() | ReasoningDelta() | ToolCallStarted() | ToolCallDelta() | ChoiceFinished()
+            ):
+                self._completion_tokens += event.num_tokens
+        frames = self._encoder.encode(event)
+        return frames.replace(NO_USAGE_YET, self._end())
+
+    def _end(self) -> bytes:
+        total = self._prompt_tokens + self._completion_tokens
+        counts = self._prompt_tokens, self._completion_tokens, total
+        usage = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % counts
+        return b'],"usage":' + usage + b"}\n\n"
 
 
 def whole_body(head: dict[str, Any], choices: list[dict[str, Any]], usage: Usage) -> bytes:

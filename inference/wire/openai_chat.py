@@ -13,7 +13,7 @@ from typing import Any
 
 from inference.protocol.generation import ChatInput, GenerationRequest
 from inference.wire import openai_sampling, openai_tools
-from inference.wire.dialect import NO_CONTEXT, RequestContext
+from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext
 from inference.wire.errors import InvalidRequestError
 from inference.wire.fields import (
     Field,
@@ -31,7 +31,7 @@ from inference.wire.fields import (
     table,
     text,
 )
-from inference.wire.openai_answers import Chunks, answer_head
+from inference.wire.openai_answers import Chunks, RunningUsage, ToldUsage, answer_head
 from inference.wire.openai_chat_answers import ChatBodyEncoder, ChatStreamEncoder, Reasoning
 from inference.wire.openai_formats import FORMAT_FIELDS, SCHEMA_FIELDS, response_format
 from inference.wire.openai_messages import MESSAGE_FIELDS, PART_FIELDS, messages
@@ -119,13 +119,13 @@ NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
 class ChatRequest:
     generation: GenerationRequest
     stream: bool
-    include_usage: bool
+    usage: ToldUsage
     reasoning: Reasoning
 
-    def stream_encoder(self, *, request_id: str, created_unix_s: int) -> ChatStreamEncoder:
+    def stream_encoder(self, *, request_id: str, created_unix_s: int) -> Encoder:
         head = self._head("chat.completion.chunk", request_id, created_unix_s)
-        chunks = Chunks(head, include_usage=self.include_usage)
-        return ChatStreamEncoder(chunks, self.generation.n, self.reasoning)
+        encoder = ChatStreamEncoder(Chunks(head, self.usage), self.generation.n, self.reasoning)
+        return RunningUsage(encoder) if self.usage is ToldUsage.RUNNING else encoder
 
     def body_encoder(self, *, request_id: str, created_unix_s: int) -> ChatBodyEncoder:
         head = self._head("chat.completion", request_id, created_unix_s)
@@ -152,7 +152,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
     return ChatRequest(
         generation=generation,
         stream=read.get("stream", False),
-        include_usage=openai_sampling.includes_usage(read, context),
+        usage=openai_sampling.told_usage(read, context),
         reasoning=reasoning,
     )
 

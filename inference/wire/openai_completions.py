@@ -13,7 +13,7 @@ from typing import Any
 
 from inference.protocol.generation import GenerationRequest, TextInput, TokensInput
 from inference.wire import openai_sampling
-from inference.wire.dialect import NO_CONTEXT, RequestContext
+from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.fields import (
     flag,
@@ -25,7 +25,7 @@ from inference.wire.fields import (
     refused,
     table,
 )
-from inference.wire.openai_answers import Chunks, answer_head
+from inference.wire.openai_answers import Chunks, RunningUsage, ToldUsage, answer_head
 from inference.wire.openai_completion_answers import (
     CompletionBodyEncoder,
     CompletionStreamEncoder,
@@ -55,11 +55,12 @@ class CompletionRequest:
     generation: GenerationRequest
     num_choices: int
     stream: bool
-    include_usage: bool
+    usage: ToldUsage
 
-    def stream_encoder(self, *, request_id: str, created_unix_s: int) -> CompletionStreamEncoder:
-        chunks = Chunks(self._head(request_id, created_unix_s), include_usage=self.include_usage)
-        return CompletionStreamEncoder(chunks, self.num_choices)
+    def stream_encoder(self, *, request_id: str, created_unix_s: int) -> Encoder:
+        chunks = Chunks(self._head(request_id, created_unix_s), self.usage)
+        encoder = CompletionStreamEncoder(chunks, self.num_choices)
+        return RunningUsage(encoder) if self.usage is ToldUsage.RUNNING else encoder
 
     def body_encoder(self, *, request_id: str, created_unix_s: int) -> CompletionBodyEncoder:
         return CompletionBodyEncoder(
@@ -95,7 +96,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionReques
         generation=generation,
         num_choices=_num_choices(read["prompt"], generation.n),
         stream=read.get("stream", False),
-        include_usage=openai_sampling.includes_usage(read, context),
+        usage=openai_sampling.told_usage(read, context),
     )
 
 

@@ -25,6 +25,7 @@ from inference.wire.fields import (
     text,
     wrong_type,
 )
+from inference.wire.openai_answers import ToldUsage
 
 MAX_TOKENS = 2**31 - 1
 MAX_CHOICES = 128
@@ -78,6 +79,11 @@ def metadata(value: Any, path: str) -> dict[str, str]:
 
 STREAM_OPTION_FIELDS = table(
     honoured("include_usage", flag, "A usage chunk before [DONE]."),
+    honoured(
+        "continuous_usage_stats",
+        flag,
+        "Extension; with include_usage, the usage so far in every chunk.",
+    ),
     neutral(
         "include_obfuscation",
         only(False, reason="chunks are never padded; only false is accepted"),
@@ -92,7 +98,11 @@ SHARED_FIELDS: tuple[Field, ...] = (
         "A catalogue model's name or an alias; echoed as given.",
     ),
     honoured("stream", flag, "Server-sent events instead of one body."),
-    honoured("stream_options", object_of(STREAM_OPTION_FIELDS), "include_usage; only with stream."),
+    honoured(
+        "stream_options",
+        object_of(STREAM_OPTION_FIELDS),
+        "include_usage, continuous_usage_stats; only with stream.",
+    ),
     honoured("stop", stop, "One string or up to 4."),
     honoured("temperature", number(0, 2), "0 to 2; 0 is greedy."),
     honoured("top_p", number(0, 1), "0 to 1."),
@@ -146,13 +156,19 @@ def sampling_options(
     return SamplingOptions(max_tokens=max_tokens, top_logprobs=top_logprobs, **given)
 
 
-def includes_usage(read: dict[str, Any], context: RequestContext) -> bool:
-    """Whether a usage chunk is due. Stream options without a stream are refused."""
-    options = read.get("stream_options")
-    if options is None:
-        return context.always_include_usage
-    if not read.get("stream", False):
+def told_usage(read: dict[str, Any], context: RequestContext) -> ToldUsage:
+    """Stream options without a stream are refused."""
+    options = read.get("stream_options", {})
+    if "stream_options" in read and not read.get("stream", False):
         raise InvalidRequestError(
             "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
         )
-    return context.always_include_usage or bool(options.get("include_usage", False))
+    includes_usage = context.always_include_usage or options.get("include_usage", False)
+    if options.get("continuous_usage_stats", False):
+        if not includes_usage:
+            raise InvalidRequestError(
+                "'continuous_usage_stats' is only allowed when 'include_usage' is true.",
+                param="stream_options.continuous_usage_stats",
+            )
+        return ToldUsage.RUNNING
+    return ToldUsage.LAST if includes_usage else ToldUsage.NEVER

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,7 +87,10 @@ class Folded:
         self.told: list[list[str]] = []
         self.logprobs: list[TextLogprob] = []
         self.ends: list[Event] = []
+        self.num_tokens = 0
+        """Of all events; which of them tells a token depends on the split."""
         for event in events:
+            self.num_tokens += getattr(event, "num_tokens", 0)
             match event:
                 case Delta(text=text, logprobs=logprobs):
                     self.logprobs += logprobs or []
@@ -97,6 +101,8 @@ class Folded:
                     self.told.append(["call", f"{identity} {name}"])
                 case ToolCallDelta(arguments=arguments):
                     self._add("arguments", arguments)
+                case ChoiceFinished():
+                    self.ends.append(msgspec.structs.replace(event, num_tokens=0))
                 case _:
                     self.ends.append(event)
 
@@ -141,7 +147,11 @@ def test_any_split_tells_the_same(
     assert whole.told == split.told == single.told
     assert whole.ends == split.ends == single.ends
     assert whole.logprobs == split.logprobs == single.logprobs
+    finished = whole.ends[-1]
     assert [type(end) for end in whole.ends] == [ChoiceFinished, Finished]
+    assert isinstance(finished, Finished)
+    for fold in folded:
+        assert fold.num_tokens == finished.usage.completion_tokens
 
 
 @given(text=st.lists(st.sampled_from(WORDS), max_size=10).map("".join))
