@@ -1,18 +1,25 @@
-"""helexa as a client sees it: concurrent streams through the HTTP API of a running server."""
+"""helexa as clients see it: concurrent streams through the HTTP API of a running server, each read
+by a thread of its own. They share the machine with what they measure, so they do as little as they
+can: a client library's objects for each event cost as much as the event cost the server."""
 
 from __future__ import annotations
 
-import asyncio
+import http.client
 import json
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
-
+from metering.bench.streams import tokens_per_s_together
 from metering.bench.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PromptMaker
 
 LIBRARIES = None
 REQUEST_TIMEOUT_S = 600
+EVENT = b"data: {"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,36 +27,30 @@ class StreamTimes:
     """Clock readings in seconds."""
 
     sent: float
-    first_token: float
-    last_token: float
+    tokens: list[float]
+    """Of each token, in order; a token without text comes with the next that has some."""
 
 
 class HelexaHttp:
     """``/v1/completions`` with token-id prompts, greedy, end-of-sequence ignored, streaming."""
 
     def __init__(self, url: str, model: str) -> None:
-        self._url = url
+        self._address = urlsplit(url).netloc
         self._model = model
 
     def describe(self) -> str:
         return f"helexa over HTTP ({self._model})"
 
     def decode(self, concurrency: int, seed: int) -> float:
-        """Tokens after every stream's first, over the time from the last first token to the end.
-
-        A stream that got ahead while others were still in their prompt is counted for what it
-        sends in that window only by its share of it, which the equal lengths make equal.
-        """
         prompts = PromptMaker(seed)
         batch = [prompts.prompt(DECODE_PROMPT_TOKENS) for _ in range(concurrency)]
-        times = asyncio.run(self._streams(batch, 1 + DECODE_OUTPUT_TOKENS))
-        started = min(t.first_token for t in times)
-        ended = max(t.last_token for t in times)
-        return concurrency * DECODE_OUTPUT_TOKENS / (ended - started)
+        with ThreadPoolExecutor(concurrency) as pool:
+            streams = list(pool.map(lambda p: self._stream(p, 1 + DECODE_OUTPUT_TOKENS), batch))
+        return tokens_per_s_together(stream.tokens for stream in streams)
 
     def prefill(self, num_tokens: int, seed: int) -> float:
-        times = asyncio.run(self._streams([PromptMaker(seed).prompt(num_tokens)], 1))
-        return num_tokens / (times[0].first_token - times[0].sent)
+        times = self._stream(PromptMaker(seed).prompt(num_tokens), 1)
+        return num_tokens / (times.tokens[0] - times.sent)
 
     def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float]:
         cold_s = num_tokens / self.prefill(num_tokens, seed)
@@ -58,14 +59,7 @@ class HelexaHttp:
     def close(self) -> None:
         pass
 
-    async def _streams(self, prompts: list[list[int]], max_tokens: int) -> list[StreamTimes]:
-        limits = httpx.Limits(max_connections=len(prompts))
-        async with httpx.AsyncClient(limits=limits, timeout=REQUEST_TIMEOUT_S) as client:
-            return await asyncio.gather(*(self._stream(client, p, max_tokens) for p in prompts))
-
-    async def _stream(
-        self, client: httpx.AsyncClient, prompt: list[int], max_tokens: int
-    ) -> StreamTimes:
+    def _stream(self, prompt: list[int], max_tokens: int) -> StreamTimes:
         body = {
             "model": self._model,
             "prompt": prompt,
@@ -73,26 +67,39 @@ class HelexaHttp:
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
-        sent = time.perf_counter()
-        first = last = 0.0
-        num_tokens = 0
-        async with client.stream("POST", f"{self._url}/v1/completions", json=body) as response:
-            async for line in response.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                chunk = json.loads(line.removeprefix("data: "))
-                if "error" in chunk:
-                    raise RuntimeError(chunk["error"]["message"])
-                if chunk.get("usage"):
-                    num_tokens = chunk["usage"]["completion_tokens"]
-                elif chunk["choices"]:
-                    last = time.perf_counter()
-                    first = first or last
-        if num_tokens != max_tokens:
-            raise RuntimeError(f"asked for {max_tokens} tokens and got {num_tokens}")
-        return StreamTimes(sent, first, last)
+        with closing(
+            http.client.HTTPConnection(self._address, timeout=REQUEST_TIMEOUT_S)
+        ) as connection:
+            sent = time.perf_counter()
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            events = list(_events(connection.getresponse()))
+        tokens: list[float] = []
+        for arrived, event in events:
+            num_tokens = _num_tokens(event)
+            tokens += [arrived] * (num_tokens - len(tokens))
+        if len(tokens) != max_tokens:
+            raise RuntimeError(f"asked for {max_tokens} tokens and got {len(tokens)}")
+        return StreamTimes(sent, tokens)
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[tuple[float, bytes]]:
+    """Clock readings and events, unread: there is time for that afterwards."""
+    if response.status != http.client.OK:
+        raise RuntimeError(f"HTTP {response.status}: {response.read(1000)!r}")
+    while line := response.readline():
+        if line.startswith(EVENT):
+            yield time.perf_counter(), line
+
+
+def _num_tokens(event: bytes) -> int:
+    """How many the answer had when this came."""
+    chunk: dict[str, Any] = json.loads(event.removeprefix(b"data: "))
+    if "error" in chunk:
+        raise RuntimeError(chunk["error"]["message"])
+    return int(chunk["usage"]["completion_tokens"])
 
 
 def open_subject(url: str, model: str) -> HelexaHttp:
