@@ -28,10 +28,14 @@ class DecodeAttention(Protocol):
 
 class PrefillAttention(Protocol):
     def __call__(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer_kv: LayerKV
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor | None,
+        values: torch.Tensor | None,
+        layer_kv: LayerKV,
     ) -> torch.Tensor:
         """One layer's (num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim). ``keys`` and
-        ``values`` are the rows' own, as written."""
+        ``values`` are the rows' own, which are written: a kernel may read those."""
         ...
 
 
@@ -63,8 +67,12 @@ class TorchAttention:
         masks = [prefill_mask(span, self._window, self._dtype, device) for span in batch.spans]
 
         def attend(
-            queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer_kv: LayerKV
+            queries: torch.Tensor,
+            keys: torch.Tensor | None,
+            values: torch.Tensor | None,
+            layer_kv: LayerKV,
         ) -> torch.Tensor:
+            assert keys is not None and values is not None, "torch's rotation gives them"
             parts = []
             for span, mask in zip(batch.spans, masks, strict=True):
                 rows = slice(span.first_row, span.last_row)

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch.nn.functional import linear, rms_norm
+from torch.nn.functional import linear
 
 from inference.models.attention import TorchAttention
 from inference.models.batch import PrefillBatch
 from inference.models.config import ModelConfig
-from inference.models.llama import load_layer, prefill_layer
+from inference.models.llama import Rows, load_layer, prefill_layer, torch_rotation
 from inference.models.paged_kv import FORMAT_OF, new_layer
+from inference.models.pointwise import TorchPointwise
 from inference.models.rope import rope_table
 from inference.models.stored import DenseWeight
 from inference.models.weights import WeightSource
@@ -43,21 +44,20 @@ def prompt_logits(
     device, dtype = weights.device, weights.activation_dtype
     heads = config.num_kv_heads, config.head_dim
     kv = new_layer(span.end, *heads, FORMAT_OF[dtype], device)
-    angles = rope_table(config, span.end, device).at(batch.positions)
+    rotate = torch_rotation(config, rope_table(config, span.end, device), batch)
     attend = TorchAttention(config.sliding_window, dtype).for_prefill(batch, block_tokens=1)
     table = _dense(weights, "model.embed_tokens")
-    hidden = table.index_select(0, batch.token_ids.cpu()).to(device, dtype)
+    pointwise = TorchPointwise()
+    rows = Rows(table.index_select(0, batch.token_ids.cpu()).to(device, dtype))
     for index in range(config.num_layers):
         layer = load_layer(config, weights, index)
-        hidden = prefill_layer(config, layer, hidden, angles, kv, batch.slots, attend)
+        rows = prefill_layer(config, layer, rows, kv, rotate, attend, pointwise)
         on_layer(index + 1)
     norm = weights.tensor("model.norm.weight")
-    hidden = rms_norm(
-        hidden.index_select(0, batch.logit_rows), norm.shape, norm, config.rms_norm_eps
-    )
+    _, normed = rows.select(batch.logit_rows).norm(norm, config.rms_norm_eps, pointwise)
     head = table if config.tie_embeddings else _dense(weights, "lm_head")
     parts = [
-        linear(hidden, rows.to(device, dtype)).float() for rows in torch.split(head, HEAD_ROWS)
+        linear(normed, part.to(device, dtype)).float() for part in torch.split(head, HEAD_ROWS)
     ]
     return torch.cat(parts, dim=-1)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 
 from inference.models.attention import (
     Attention,
@@ -29,6 +29,7 @@ from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat
 from inference.models.paged_kv import LayerKV, PagedKV
+from inference.models.pointwise import Pointwise, TorchPointwise
 from inference.models.rope import RopeTable, rope_table, rotate
 from inference.models.weights import Linear, WeightSource
 
@@ -47,15 +48,44 @@ class LlamaLayer:
     down: Linear
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Between layers: ``hidden`` (rows, features), and what is still to be added to it, which the
+    norm that follows does in the same go."""
+
+    hidden: torch.Tensor
+    added: torch.Tensor | None = None
+
+    def norm(
+        self, weight: torch.Tensor, eps: float, pointwise: Pointwise
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum, and its norm."""
+        return pointwise.add_and_norm(self.hidden, self.added, weight, eps)
+
+    def select(self, rows: torch.Tensor) -> Rows:
+        added = None if self.added is None else self.added.index_select(0, rows)
+        return Rows(self.hidden.index_select(0, rows), added)
+
+
+@dataclass(frozen=True, slots=True)
+class RotatedHeads:
+    """(num_rows, heads, head_dim) queries, and keys and values with heads of their own: ``None``
+    from a kernel that only writes those."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+
+
 class Rotation(Protocol):
-    def __call__(self, layer: LlamaLayer, qkv: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
-        """A decode step's (num_rows, features) projection -> rotated queries, (num_rows, heads,
-        head_dim). Writes the rows' rotated keys, and values."""
+    def __call__(self, layer: LlamaLayer, qkv: torch.Tensor, layer_kv: LayerKV) -> RotatedHeads:
+        """Of a layer's projection, (num_rows, features). Writes the rows' rotated keys, and
+        values."""
         ...
 
 
-RotationFactory = Callable[[ModelConfig, RopeTable, DecodeBatch], Rotation]
-"""Prepares a decode step once for all layers."""
+RotationFactory = Callable[[ModelConfig, RopeTable, DecodeBatch | PrefillBatch], Rotation]
+"""Prepares a step once for all layers."""
 
 
 def load_layer(config: ModelConfig, weights: WeightSource, index: int) -> LlamaLayer:
@@ -90,7 +120,8 @@ class LlamaModel:
         self.rope = rope_table(config, context_tokens, weights.device)
         self.attention: Attention = TorchAttention(config.sliding_window, self.dtype)
         self.rotation: RotationFactory = torch_rotation
-        """Both may be replaced, before the first step, by what is faster on the device."""
+        self.pointwise: Pointwise = TorchPointwise()
+        """All three may be replaced, before the first step, by what is faster on the device."""
 
     def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
         return PagedKV(self.config, num_blocks, block_tokens, self.kv_format, self.device)
@@ -99,75 +130,71 @@ class LlamaModel:
         """Write the rows' keys and values, return their logits: (num_rows, vocab_size) float32."""
         rotate = self.rotation(self.config, self.rope, batch)
         attend = self.attention.for_decode(batch, kv.block_tokens)
-        hidden = self._embedding.lookup(batch.token_ids)
+        rows = Rows(self._embedding.lookup(batch.token_ids))
         for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
-            hidden = decode_layer(self.config, layer, hidden, layer_kv, rotate, attend)
-        hidden = self._norm(hidden, self._final_norm)
-        return self._head.decode(hidden).float()
+            rows = decode_layer(self.config, layer, rows, layer_kv, rotate, attend, self.pointwise)
+        return self._logits(rows)
 
     def prefill(self, batch: PrefillBatch, kv: PagedKV) -> torch.Tensor:
         """Write all rows' keys and values, return ``logit_rows``' logits:
         (num_logit_rows, vocab_size) float32."""
-        angles = self.rope.at(batch.positions)
+        rotate = self.rotation(self.config, self.rope, batch)
         attend = self.attention.for_prefill(batch, kv.block_tokens)
-        hidden = self._embedding.lookup(batch.token_ids)
+        rows = Rows(self._embedding.lookup(batch.token_ids))
         for layer, layer_kv in zip(self.layers, kv.layers, strict=True):
-            hidden = prefill_layer(
-                self.config, layer, hidden, angles, layer_kv, batch.slots, attend
-            )
-        hidden = self._norm(hidden.index_select(0, batch.logit_rows), self._final_norm)
-        return self._head.decode(hidden).float()
+            rows = prefill_layer(self.config, layer, rows, layer_kv, rotate, attend, self.pointwise)
+        return self._logits(rows.select(batch.logit_rows))
 
-    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(hidden, weight.shape, weight, self.config.rms_norm_eps)
+    def _logits(self, rows: Rows) -> torch.Tensor:
+        _, normed = rows.norm(self._final_norm, self.config.rms_norm_eps, self.pointwise)
+        return self._head.decode(normed).float()
 
 
 def decode_layer(
     config: ModelConfig,
     layer: LlamaLayer,
-    hidden: torch.Tensor,
+    rows: Rows,
     layer_kv: LayerKV,
     rotate_and_write: Rotation,
     attend: DecodeAttention,
-) -> torch.Tensor:
+    pointwise: Pointwise,
+) -> Rows:
     """One layer over single-token rows."""
-    eps = config.rms_norm_eps
-    normed = rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps)
-    queries = rotate_and_write(layer, layer.qkv.decode(normed), layer_kv)
-    attended = attend(queries, layer_kv)
-    hidden = hidden + layer.output.decode(attended)
-    normed = rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
-    return hidden + layer.down.decode(_gated(layer.gate_up.decode(normed)))
+    hidden, normed = rows.norm(layer.input_norm, config.rms_norm_eps, pointwise)
+    heads = rotate_and_write(layer, layer.qkv.decode(normed), layer_kv)
+    rows = Rows(hidden, layer.output.decode(attend(heads.queries, layer_kv)))
+    hidden, normed = rows.norm(layer.mlp_norm, config.rms_norm_eps, pointwise)
+    return Rows(hidden, layer.down.decode(pointwise.gate(layer.gate_up.decode(normed))))
 
 
 def prefill_layer(
     config: ModelConfig,
     layer: LlamaLayer,
-    hidden: torch.Tensor,
-    angles: tuple[torch.Tensor, torch.Tensor],
+    rows: Rows,
     layer_kv: LayerKV,
-    slots: torch.Tensor,
+    rotate_and_write: Rotation,
     attend: PrefillAttention,
-) -> torch.Tensor:
-    """One layer over prompt rows, whose keys and values go to ``slots``."""
-    eps = config.rms_norm_eps
-    normed = rms_norm(hidden, layer.input_norm.shape, layer.input_norm, eps)
-    queries, keys, values = _project(config, layer, layer.qkv.prefill(normed), angles)
-    layer_kv.write(slots, keys, values)
-    attended = attend(queries, keys, values, layer_kv)
-    hidden = hidden + layer.output.prefill(attended)
-    normed = rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, eps)
-    return hidden + layer.down.prefill(_gated(layer.gate_up.prefill(normed)))
+    pointwise: Pointwise,
+) -> Rows:
+    """One layer over prompt rows."""
+    hidden, normed = rows.norm(layer.input_norm, config.rms_norm_eps, pointwise)
+    heads = rotate_and_write(layer, layer.qkv.prefill(normed), layer_kv)
+    attended = attend(heads.queries, heads.keys, heads.values, layer_kv)
+    rows = Rows(hidden, layer.output.prefill(attended))
+    hidden, normed = rows.norm(layer.mlp_norm, config.rms_norm_eps, pointwise)
+    return Rows(hidden, layer.down.prefill(pointwise.gate(layer.gate_up.prefill(normed))))
 
 
-def torch_rotation(config: ModelConfig, rope: RopeTable, batch: DecodeBatch) -> Rotation:
+def torch_rotation(
+    config: ModelConfig, rope: RopeTable, batch: DecodeBatch | PrefillBatch
+) -> Rotation:
     """For all layers of a step."""
     angles = rope.at(batch.positions)
 
-    def rotate_and_write(layer: LlamaLayer, qkv: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
+    def rotate_and_write(layer: LlamaLayer, qkv: torch.Tensor, layer_kv: LayerKV) -> RotatedHeads:
         queries, keys, values = _project(config, layer, qkv, angles)
         layer_kv.write(batch.slots, keys, values)
-        return queries
+        return RotatedHeads(queries, keys, values)
 
     return rotate_and_write
 
@@ -196,8 +223,3 @@ def _project(
     rotated = rotate(rotated, cosines, sines).to(qkv.dtype)
     queries, keys = torch.split(rotated, [num_heads, num_kv_heads], dim=1)
     return queries, keys, values
-
-
-def _gated(gate_up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return silu(gate) * up

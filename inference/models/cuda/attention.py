@@ -30,7 +30,8 @@ class Tuning:
     """What ``inference.models.cuda.attention_benchmark`` tries out."""
 
     decode_tile_tokens: int = 64
-    decode_smallest_part: int = 256
+    decode_smallest_part: int = 64
+    """A tile: a single row's context is read by as many programs as it can be."""
     decode_most_parts: int = MOST_PARTS
     decode_warps: int = 4
     prefill_tile_rows: int = 64
@@ -63,7 +64,10 @@ class TritonAttention:
             block_ids[row, : len(span.block_ids)] = span.block_ids
 
         def attend(
-            queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer_kv: LayerKV
+            queries: torch.Tensor,
+            keys: torch.Tensor | None,
+            values: torch.Tensor | None,
+            layer_kv: LayerKV,
         ) -> torch.Tensor:
             return self._prefill(queries, layer_kv, tiles, block_ids, block_tokens)
 

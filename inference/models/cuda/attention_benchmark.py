@@ -30,8 +30,8 @@ DECODES = ((1, 1024), (1, 16384), (8, 4096), (32, 2048), (128, 1024))
 """(rows, context tokens)"""
 PREFILLS = ((1, 4096), (8, 512))
 """(sequences, tokens of each)"""
-TUNINGS = ((64, 256, 4), (32, 256, 4), (128, 512, 8))
-"""(tokens of a tile, smallest part, warps) of a decode step."""
+TUNINGS = ((64, 64, 4), (64, 256, 4), (128, 512, 8))
+"""(tokens of a tile, smallest part, warps) of a decode step; the first is what runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,14 @@ def load_tile(
     tile = tl.load(entries + heads[:, None] * head_dim + dims[None, :], mask=mask, other=0.0)
     if has_scales:
         num_groups: tl.constexpr = (head_dim + group_features - 1) // group_features
-        groups = (dims // group_features)[None, :]
-        scale = tl.load(scales + heads[:, None] * num_groups + groups, mask=mask, other=0.0)
-        result = (tile.to(tl.float32) * scale).to(dtype)
+        group: tl.constexpr = min(group_features, padded_dim)
+        padded_groups: tl.constexpr = padded_dim // group
+        groups = tl.arange(0, padded_groups)
+        is_group = is_token[:, None] & (groups < num_groups)[None, :]
+        places = heads[:, None] * num_groups + groups[None, :]
+        scale = tl.load(scales + places, mask=is_group, other=0.0)
+        by_group = tile.to(tl.float32).reshape(tokens.shape[0], padded_groups, group)
+        result = (by_group * scale[:, :, None]).reshape(tokens.shape[0], padded_dim).to(dtype)
     else:
         result = tile.to(dtype)
     return result

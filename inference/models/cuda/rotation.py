@@ -1,22 +1,24 @@
-"""Norms of heads, rotation and the KV write of a decode step by one Triton kernel a layer, where
-torch's operators need about ten."""
+"""Norms of heads, rotation and the KV write of a step by one Triton kernel a layer, where torch's
+operators need about ten."""
 
 from __future__ import annotations
 
 import torch
 import triton
 
-from inference.models.batch import DecodeBatch
+from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.cuda.rotation_kernels import rotate_kernel
 from inference.models.kv_format import GROUP_FEATURES
-from inference.models.llama import LlamaLayer, Rotation
+from inference.models.llama import LlamaLayer, RotatedHeads, Rotation
 from inference.models.paged_kv import LARGEST_CODE, LayerKV
 from inference.models.rope import RopeTable
 
 
-def triton_rotation(config: ModelConfig, rope: RopeTable, batch: DecodeBatch) -> Rotation:
-    def rotate(layer: LlamaLayer, qkv: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
+def triton_rotation(
+    config: ModelConfig, rope: RopeTable, batch: DecodeBatch | PrefillBatch
+) -> Rotation:
+    def rotate(layer: LlamaLayer, qkv: torch.Tensor, layer_kv: LayerKV) -> RotatedHeads:
         num_rows, num_heads, head_dim = len(qkv), config.num_heads, config.head_dim
         dtype = layer_kv.entries.dtype
         queries = qkv.new_empty(num_rows, num_heads, head_dim)
@@ -43,6 +45,6 @@ def triton_rotation(config: ModelConfig, rope: RopeTable, batch: DecodeBatch) ->
             is_integer=dtype == torch.int8,
             num_warps=1,
         )
-        return queries
+        return RotatedHeads(queries)
 
     return rotate

@@ -1,4 +1,4 @@
-"""Triton kernel: between the fused projection and attention, all of a decode step in one launch."""
+"""Triton kernel: between the fused projection and attention, all of a step in one launch."""
 
 import triton
 import triton.language as tl

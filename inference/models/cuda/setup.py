@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from inference.models.attention import Attention, TorchAttention
-from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.cuda.capture import CudaCapture
 from inference.models.graphed import GraphedLlama
 from inference.models.kv_format import KVFormat
 from inference.models.llama import LlamaModel, RotationFactory, torch_rotation
 from inference.models.paged_kv import LayerKV, new_layer
+from inference.models.pointwise import Pointwise, TorchPointwise
 
 if TYPE_CHECKING:
     from inference.models.cuda.attention import TritonAttention
@@ -45,23 +46,34 @@ class WrongResultError(Exception):
 
 
 def accelerate(model: LlamaModel) -> tuple[LlamaModel | GraphedLlama, str]:
-    """The model with Triton's attention and rotation and captured steps, where those run and are
-    right; and in words what it has. Steps are captured with Triton's attention alone: torch's would
-    read every row's context to its limit."""
+    """The model with Triton's kernels and captured steps, where those run and are right; and in
+    words what it has. Steps are captured with Triton's attention alone: torch's would read every
+    row's context to its limit."""
     try:
         model.attention = working_attention(model)
     # Whatever a compiler, a driver or an old card raises: torch's operators need none of them.
     except Exception as error:
         logger.warning("no Triton attention on %s", model.device, exc_info=True)
         return model, f"torch operators (Triton attention: {type(error).__name__})"
-    graphed = GraphedLlama(model, CudaCapture(model.device))
-    try:
-        model.rotation = working_rotation(model)
-    except Exception as error:
-        logger.warning("no Triton rotation on %s", model.device, exc_info=True)
-        words = "torch operators, Triton attention"
-        return graphed, f"{words} (Triton rotation: {type(error).__name__})"
-    return graphed, "torch operators, Triton attention and rotation"
+    working, failures = ["attention"], []
+    for name, install in (("rotation", _install_rotation), ("pointwise", _install_pointwise)):
+        try:
+            install(model)
+        except Exception as error:
+            logger.warning("no Triton %s on %s", name, model.device, exc_info=True)
+            failures.append(f" (Triton {name}: {type(error).__name__})")
+        else:
+            working.append(name)
+    words = f"torch operators, Triton {', '.join(working)}{''.join(failures)}"
+    return GraphedLlama(model, CudaCapture(model.device)), words
+
+
+def _install_rotation(model: LlamaModel) -> None:
+    model.rotation = working_rotation(model)
+
+
+def _install_pointwise(model: LlamaModel) -> None:
+    model.pointwise = working_pointwise(model)
 
 
 def working_attention(model: LlamaModel) -> TritonAttention:
@@ -129,7 +141,7 @@ def try_rotation(model: LlamaModel, rotation: RotationFactory) -> None:
         shape = config.num_kv_heads, config.head_dim
         layer_kv = new_layer(TRIAL_ROWS, *shape, model.kv_format, device)
         rotate = factory(config, model.rope, batch)
-        queries = rotate(model.layers[0], qkv.to(device, model.dtype), layer_kv)
+        queries = rotate(model.layers[0], qkv.to(device, model.dtype), layer_kv).queries
         stored = layer_kv.gather(rows, 1, torch.float32)
         found.append(torch.cat([queries.float().flatten(), stored.flatten()]))
     largest = float(found[0].abs().max())
@@ -138,6 +150,35 @@ def try_rotation(model: LlamaModel, rotation: RotationFactory) -> None:
     error = float((found[1] - found[0]).abs().max())
     if not error <= allowed:
         raise WrongResultError(f"off by {error:.3g}")
+
+
+def working_pointwise(model: LlamaModel) -> Pointwise:
+    """Raises ``WrongResultError``, and whatever launching raises."""
+    from inference.models.cuda.pointwise import TritonPointwise
+
+    pointwise = TritonPointwise()
+    try_pointwise(model, pointwise)
+    return pointwise
+
+
+def try_pointwise(model: LlamaModel, pointwise: Pointwise) -> None:
+    """On rows of the model's own widths. Raises ``WrongResultError``, and whatever launching
+    raises."""
+    config, generator = model.config, torch.Generator().manual_seed(2)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(model.device, model.dtype)
+
+    hidden, added = random(2 * TRIAL_ROWS, config.hidden_size).chunk(2)
+    weight, gate_up = random(config.hidden_size), random(TRIAL_ROWS, 2 * config.intermediate_size)
+    wanted, found = (
+        [*each.add_and_norm(hidden, added, weight, config.rms_norm_eps), each.gate(gate_up)]
+        for each in (TorchPointwise(), pointwise)
+    )
+    for right, ours in zip(wanted, found, strict=True):
+        error = float((ours.float() - right.float()).abs().max())
+        if not error <= LARGEST_ERROR * float(right.float().abs().max()):
+            raise WrongResultError(f"off by {error:.3g}")
 
 
 def _attend_both(
@@ -150,8 +191,7 @@ def _attend_both(
     """(TRIAL_TOKENS + 1, features): the prompt's rows, then the last again as a decode row."""
     positions = torch.arange(TRIAL_TOKENS, device=queries.device)
     block_ids = torch.arange(-(-TRIAL_TOKENS // TRIAL_BLOCK_TOKENS), device=queries.device)
-    span = PrefillSpan(0, TRIAL_TOKENS, 0, TRIAL_TOKENS, block_ids)
-    prompt = PrefillBatch(positions, positions, positions, (span,), positions)
+    prompt = PrefillBatch.of_sequence(positions, TRIAL_BLOCK_TOKENS)
     last = positions[-1:]
     row = DecodeBatch(last, last, last, block_ids.unsqueeze(0))
     prefilled = attention.for_prefill(prompt, TRIAL_BLOCK_TOKENS)(queries, keys, values, layer)

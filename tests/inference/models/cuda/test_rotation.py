@@ -48,7 +48,7 @@ def check(
     found = []
     for rotation in (torch_rotation, triton_rotation):
         kv = new_layer(NUM_SLOTS, 1, head_dim, kv_format, device)
-        queries = rotation(config, rope, batch)(layer, qkv, kv)
+        queries = rotation(config, rope, batch)(layer, qkv, kv).queries
         stored = kv.gather(torch.arange(NUM_SLOTS, device=device), 1, torch.float32)
         found.append((queries.float(), stored))
     (queries, stored), (our_queries, our_stored) = found

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from inference.models.attention import DecodeAttention, TorchAttention
-from inference.models.batch import DecodeBatch
+from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.cuda import setup
 from inference.models.cuda.attention import TritonAttention, Tuning
+from inference.models.cuda.pointwise import TritonPointwise
 from inference.models.cuda.rotation import triton_rotation
 from inference.models.graphed import GraphedLlama
 from inference.models.kv_format import KVFormat
@@ -25,8 +26,9 @@ def test_triton_where_it_runs(device: torch.device) -> None:
     model = tiny_model(device)
     graphed, execution = setup.accelerate(model)
     assert isinstance(graphed, GraphedLlama)
-    assert execution == "torch operators, Triton attention and rotation"
+    assert execution == "torch operators, Triton attention, rotation, pointwise"
     assert model.rotation is triton_rotation
+    assert isinstance(model.pointwise, TritonPointwise)
     assert isinstance(model.attention, TritonAttention)
 
 
@@ -75,20 +77,42 @@ def test_what_fails_there_leaves_torch(
     assert isinstance(model.attention, TorchAttention)
 
 
-def test_a_rotation_that_fails_leaves_attention_and_torch(
+def test_a_kernel_that_fails_leaves_torchs_operator_in_its_place(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inference.models.cuda.rotation.triton_rotation", _refuses)
     model = tiny_model(device)
     graphed, execution = setup.accelerate(model)
     assert isinstance(graphed, GraphedLlama)
-    assert execution == "torch operators, Triton attention (Triton rotation: RuntimeError)"
+    words = "torch operators, Triton attention, pointwise (Triton rotation: RuntimeError)"
+    assert execution == words
     assert model.rotation is torch_rotation
+    assert isinstance(model.pointwise, TritonPointwise)
+
+
+def test_pointwise_kernels_that_are_wrong_are_found(device: torch.device) -> None:
+    class Ungated(TritonPointwise):
+        def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+            return gate_up.chunk(2, dim=-1)[1]
+
+    class Unweighted(TritonPointwise):
+        def add_and_norm(
+            self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            return super().add_and_norm(hidden, added, torch.ones_like(weight), eps)
+
+    model = tiny_model(device)
+    setup.try_pointwise(model, TritonPointwise())
+    for wrong in (Ungated(), Unweighted()):
+        with pytest.raises(setup.WrongResultError):
+            setup.try_pointwise(model, wrong)
 
 
 @pytest.mark.parametrize("kv_format", get_args(KVFormat))
 def test_a_rotation_that_is_wrong_is_found(device: torch.device, kv_format: KVFormat) -> None:
-    def unrotated(config: ModelConfig, rope: RopeTable, batch: DecodeBatch) -> Rotation:
+    def unrotated(
+        config: ModelConfig, rope: RopeTable, batch: DecodeBatch | PrefillBatch
+    ) -> Rotation:
         nowhere = torch.zeros_like(batch.positions)
         return torch_rotation(config, rope, replace(batch, positions=nowhere))
 
