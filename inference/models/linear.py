@@ -1,12 +1,16 @@
 """Projections and embeddings over stored weights: which kernel each phase runs.
 
     stored             decode rows                prefill rows
-    4 bits             int4_matmul                bfloat16 copy, where the hardware multiplies it
-    8 bits, Q5_0       int8_matmul                and the memory is there; else as decode rows
-    all other packed   on CUDA a Triton kernel, where the card runs it; else as dense
+    packed, on CUDA    a Triton kernel            bfloat16 copy; else the weight written out
+      or, where the card does not run it or torch's kernel is the faster there:
+    4 bits             int4_matmul                bfloat16 copy; else as decode rows
+    8 bits, Q5_0       int8_matmul                bfloat16 copy; else as decode rows
+    all other packed   as dense
     dense              dense_matmul               dense_matmul
     dense, fp8 wanted  fp8_matmul                 fp8_matmul; an output head as dense
 
+A copy is made of what torch's kernels take, where the hardware multiplies bfloat16 and the memory
+is there.
 The choice is made once, when the weight is packed, from the device and the memory; never by batch
 size. Weights are plain tensor attributes and the arithmetic is in ``kernels``, so a compiled
 decoder layer can take them as inputs. Knows no files.
@@ -150,20 +154,25 @@ class LinearFactory:
                 return Fp8Linear(stored, self.device, self.dtype), "rounded to fp8, fp8 products"
             return self._dense(stored), f"{_word(self._matmul_dtype(stored))} products"
         grouped = as_grouped(stored)
-        if reason := self._dense_reason(stored, grouped):
-            if self._packed_trials is not None:
-                triton_reason = self._packed_trials.reason_against(stored)
-                if triton_reason is None:
-                    return self._packed(stored), f"{stored.bits}-bit codes in a Triton kernel"
+        reason = self._dense_reason(stored, grouped)
+        # Of what torch's kernels take alone: other copies are in no estimate of memory.
+        copies = reason is None and self._prefill_copies and prefills
+        phases = ""
+        if copies:
+            phases = ", prompts on a bfloat16 copy"
+            self.copied_bytes += stored.codes.numel() * torch.bfloat16.itemsize
+        if self._packed_trials is not None:
+            triton_reason = self._packed_trials.reason_against(stored)
+            if triton_reason is None and (reason or not self._is_torch_faster(stored, grouped)):
+                words = f"{stored.bits}-bit codes in a Triton kernel{phases}"
+                return self._packed(stored, prefill_copy=copies), words
+            if reason and triton_reason:
                 reason = f"{reason}; {triton_reason}"
+        if reason:
             dense = DenseWeight(weight=stored.dequantize(), bias=stored.bias)
             return self._dense(dense), f"dequantised: {reason}"
-        copies = self._prefill_copies and prefills
-        if copies:
-            self.copied_bytes += stored.codes.numel() * torch.bfloat16.itemsize
         assert grouped is not None
         linear = QuantizedLinear(grouped, self.device, self.dtype, prefill_copy=copies)
-        phases = ", prompts on a bfloat16 copy" if copies else ""
         return linear, f"{linear.bits}-bit kernel{phases}"
 
     def embedding(self, stored: StoredWeight) -> DenseEmbedding | QuantizedEmbedding:
@@ -171,10 +180,19 @@ class LinearFactory:
             return DenseEmbedding(stored, self)
         return QuantizedEmbedding(stored, self)
 
-    def _packed(self, stored: PackedWeight) -> Linear:
+    def _is_torch_faster(self, stored: PackedWeight, grouped: GroupedWeight | None) -> bool:
+        assert self._packed_trials is not None
+        assert grouped is not None, "torch has a kernel for it"
+
+        def torch_linear() -> Linear:
+            return QuantizedLinear(grouped, self.device, self.dtype, prefill_copy=False)
+
+        return self._packed_trials.is_slower(stored, torch_linear)
+
+    def _packed(self, stored: PackedWeight, *, prefill_copy: bool) -> Linear:
         from inference.models.cuda.packed import PackedLinear  # triton, where there is a card
 
-        return PackedLinear(stored, self.device, self.dtype)
+        return PackedLinear(stored, self.device, self.dtype, prefill_copy=prefill_copy)
 
     def _dense(self, stored: DenseWeight) -> DenseLinear:
         dtype = self._matmul_dtype(stored)

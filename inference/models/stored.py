@@ -100,7 +100,7 @@ class SuperBlockWeight:
 
     def dequantize(self) -> torch.Tensor:
         """float32 (out_features, in_features)."""
-        scales, minimums = self._products()
+        scales, minimums = self.group_scales()
         grouped = self.codes.view(*scales.shape, -1).float() - self.zero
         weight = grouped * scales.unsqueeze(-1)
         if minimums is not None:
@@ -110,13 +110,13 @@ class SuperBlockWeight:
     def grouped(self) -> GroupedWeight:
         """The same weights, of 4 bits only: their groups are of 32 and have minimums."""
         assert self.bits == 4
-        scales, minimums = self._products()
+        scales, minimums = self.group_scales()
         return GroupedWeight(
             bits=4, codes=self.codes, scales=scales, minimums=minimums, bias=self.bias
         )
 
-    def _products(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Scales and minimums of the groups, float32."""
+    def group_scales(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Scales and minimums of the groups, float32 (out_features, groups)."""
         scales = _scaled(self.scales, self.super_scales)
         if self.minimums is None or self.super_minimums is None:
             return scales, None

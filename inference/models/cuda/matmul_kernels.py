@@ -1,8 +1,10 @@
-"""Triton kernel: rows times a packed weight, whose codes become numbers in registers.
+"""Triton kernels over packed weights: rows times a weight whose codes become numbers in registers,
+and the weight written out.
 
-The weight is ``inference.models.cuda.packed``'s. A tile's codes are loaded with each byte read by
-the neighbours that share it, made float32, scaled, and rounded to the activations' type for
-``tl.dot``, which sums in float32.
+The weight is ``inference.models.cuda.packed``'s. What costs on a card is turning codes into
+numbers: under float16's bits of 1024 a code is 1024 + code, two to a word, and what was added goes
+in the same multiplication and addition as the group's scale and minimum. ``tl.dot`` sums in
+float32.
 """
 
 import triton
@@ -10,107 +12,165 @@ import triton.language as tl
 
 
 @triton.jit
-def load_codes(
+def group_values(
     codes,
     high_codes,
-    row_places,
-    features,
-    mask,
-    in_features: tl.constexpr,
+    scale_words,
+    plane: tl.constexpr,
+    high_plane: tl.constexpr,
     bits: tl.constexpr,
+    zero: tl.constexpr,
+    has_minimums: tl.constexpr,
 ):
-    """(features, rows) float32. Codes of 8 bits are signed bytes; of 4 two to a byte, the lower
-    half first; of 6 the same, and their upper two bits four to a byte of ``high_codes``."""
+    """A group's weights, float32 (parts, outputs, features), in units of ``row_scales``.
+
+    ``codes`` (parts, outputs, features / 2): words whose two halves hold a pair at ``plane``;
+    ``high_codes`` the same, for 6 bits alone; ``scale_words`` (parts, outputs, 1).
+    """
     if bits == 8:
-        places = row_places[None, :] * in_features + features[:, None]
-        result = tl.load(codes + places, mask=mask, other=0).to(tl.float32)
+        pairs = (codes >> (8 * plane)) & 0x00FF00FF
     else:
-        places = row_places[None, :] * (in_features // 2) + (features // 2)[:, None]
-        packed = tl.load(codes + places, mask=mask, other=0).to(tl.int32)
-        code = (packed >> ((features % 2) * 4)[:, None]) & 15
+        pairs = (codes >> (4 * plane)) & 0x000F000F
         if bits == 6:
-            places = row_places[None, :] * (in_features // 4) + (features // 4)[:, None]
-            high = tl.load(high_codes + places, mask=mask, other=0).to(tl.int32)
-            code += ((high >> ((features % 4) * 2)[:, None]) & 3) << 4
-        result = code.to(tl.float32)
-    return result
+            pairs = pairs | (((high_codes >> (2 * high_plane)) & 0x00030003) << 4)
+    pairs = pairs | 0x64006400
+    numbers = tl.join(half(pairs, 0), half(pairs, 1))
+    numbers = numbers.reshape(codes.shape[0], codes.shape[1], 2 * codes.shape[2])
+    if has_minimums:
+        scale = half(scale_words, 0)
+        minimum = half(scale_words, 1)
+    else:
+        scale = half(scale_words, plane % 2)
+        minimum = 0.0
+    return numbers * scale + (minimum - (1024.0 + zero) * scale)
 
 
 @triton.jit
-def load_scales(
-    scales,
-    super_scales,
-    row_places,
-    features,
-    mask,
-    in_features: tl.constexpr,
-    group_features: tl.constexpr,
-    super_features: tl.constexpr,
-):
-    """(features, rows) float32: a group's scale, times its super-block's where there are any
-    (``super_features`` not 0)."""
-    groups: tl.constexpr = in_features // group_features
-    places = row_places[None, :] * groups + (features // group_features)[:, None]
-    scale = tl.load(scales + places, mask=mask, other=0).to(tl.float32)
-    if super_features > 0:
-        blocks: tl.constexpr = in_features // super_features
-        places = row_places[None, :] * blocks + (features // super_features)[:, None]
-        scale *= tl.load(super_scales + places, mask=mask, other=0).to(tl.float32)
-    return scale
+def half(words, which: tl.constexpr):
+    """float32 of the float16 in a word's lower (0) or upper (1) half."""
+    bits = ((words >> (16 * which)) & 0xFFFF).to(tl.int16)
+    return bits.to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def packed_matmul_kernel(
     x,
-    codes,
-    high_codes,
+    words,
+    high_words,
     scales,
-    super_scales,
-    minimums,
-    super_minimums,
+    row_scales,
     product,
     num_rows,
+    out_features,
     in_features: tl.constexpr,
-    out_features: tl.constexpr,
+    padded_features: tl.constexpr,
     bits: tl.constexpr,
     zero: tl.constexpr,
     group_features: tl.constexpr,
-    super_features: tl.constexpr,
     has_minimums: tl.constexpr,
-    tile_rows: tl.constexpr,
+    parts: tl.constexpr,
     tile_outputs: tl.constexpr,
-    tile_features: tl.constexpr,
+    tile_rows: tl.constexpr,
+    stages: tl.constexpr,
     is_exact: tl.constexpr,
 ):
-    """Grid (tiles of output features, tiles of rows). How a row's products are summed depends on
-    neither how many rows there are nor which of a tile's it is."""
+    """Grid (tiles of outputs, tiles of rows). The input features are cut into ``parts``, a warp's
+    each, which are added up in order: how a row's products are summed depends on neither how many
+    rows there are nor which of a tile's it is."""
     precision: tl.constexpr = "ieee" if is_exact else "tf32"
+    planes: tl.constexpr = 2 if bits == 8 else 4
+    # Upper bits are in words for two tiles; else two, where one would be a short step.
+    step_tiles: tl.constexpr = 1 if bits == 4 and group_features == 32 else 2
+    tile_words: tl.constexpr = group_features // 2
+    row_words: tl.constexpr = padded_features // (2 * planes)
+    part_features: tl.constexpr = padded_features // parts
+    groups: tl.constexpr = part_features // group_features
+    word_groups: tl.constexpr = 1 if has_minimums else 2
+
+    part = tl.arange(0, parts)[:, None, None]
     outputs = tl.program_id(0) * tile_outputs + tl.arange(0, tile_outputs)
     rows = tl.program_id(1) * tile_rows + tl.arange(0, tile_rows)
-    output_places = outputs.to(tl.int64)
-    is_output, is_row = outputs < out_features, rows < num_rows
-    summed = tl.zeros([tile_rows, tile_outputs], tl.float32)
-    for first in range(0, in_features, tile_features):
-        features = first + tl.arange(0, tile_features)
-        is_feature = features < in_features
-        x_places = rows.to(tl.int64)[:, None] * in_features + features[None, :]
-        part = tl.load(x + x_places, mask=is_row[:, None] & is_feature[None, :], other=0.0)
-        if is_exact:
-            part = part.to(tl.float32)
-        mask = is_feature[:, None] & is_output[None, :]
-        weight = load_codes(
-            codes, high_codes, output_places, features, mask, in_features, bits
-        ) - zero  # fmt: skip
-        weight *= load_scales(
-            scales, super_scales, output_places, features, mask, in_features, group_features,
-            super_features,
-        )  # fmt: skip
-        if has_minimums:
-            weight += load_scales(
-                minimums, super_minimums, output_places, features, mask, in_features,
-                group_features, super_features,
-            )  # fmt: skip
-        summed += tl.dot(part, weight.to(part.dtype), input_precision=precision)
-    places = rows.to(tl.int64)[:, None] * out_features + outputs[None, :]
-    result = summed.to(product.dtype.element_ty)
-    tl.store(product + places, result, mask=is_row[:, None] & is_output[None, :])
+    is_row = (rows < num_rows)[None, None, :]
+    # What is read for outputs that are not there is not stored.
+    some_outputs = tl.minimum(outputs, out_features - 1)[None, :, None]
+    within = tl.arange(0, tile_words)[None, None, :]
+    word_places = some_outputs * row_words + part * (row_words // parts) + within
+    high_places = some_outputs * (row_words // 2) + part * (row_words // 2 // parts) + within
+    scale_places = part * (groups // word_groups) * out_features + some_outputs
+    features = part * part_features + tl.arange(0, group_features)[None, :, None]
+    x_places = rows.to(tl.int64)[None, None, :] * in_features + features
+
+    summed = tl.zeros([parts, tile_outputs, tile_rows], tl.float32)
+    for step in tl.range(0, groups // (planes * step_tiles), num_stages=stages):
+        high_codes = 0
+        if bits == 6:
+            high_codes = tl.load(high_words + high_places + step * tile_words)
+        for within_step in tl.static_range(step_tiles):
+            tile = step * step_tiles + within_step
+            codes = tl.load(words + word_places + tile * tile_words)
+            for plane in tl.static_range(planes):
+                group = tile * planes + plane
+                if has_minimums or plane % 2 == 0:
+                    places = scale_places + (group // word_groups) * out_features
+                    scale_words = tl.load(scales + places)
+                is_there = is_row
+                if padded_features != in_features:
+                    is_there = is_row & (features + group * group_features < in_features)
+                places = x_places + group * group_features
+                activations = tl.load(x + places, mask=is_there, other=0.0)
+                if is_exact:
+                    activations = activations.to(tl.float32)
+                values = group_values(
+                    codes, high_codes, scale_words, plane, 4 * within_step + plane, bits, zero,
+                    has_minimums,
+                ).to(activations.dtype)  # fmt: skip
+                summed = tl.dot(values, activations, summed, input_precision=precision)
+    result = tl.sum(summed, 0)
+    result *= tl.load(row_scales + tl.minimum(outputs, out_features - 1))[:, None]
+    places = rows.to(tl.int64)[None, :] * out_features + outputs[:, None]
+    mask = (rows < num_rows)[None, :] & (outputs < out_features)[:, None]
+    tl.store(product + places, result.to(product.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def unpack_kernel(
+    words,
+    high_words,
+    scales,
+    row_scales,
+    weight,
+    out_features,
+    in_features: tl.constexpr,
+    padded_features: tl.constexpr,
+    bits: tl.constexpr,
+    zero: tl.constexpr,
+    group_features: tl.constexpr,
+    has_minimums: tl.constexpr,
+    tile_outputs: tl.constexpr,
+):
+    """Grid (tiles of outputs, tiles of words): the weight, (out_features, in_features)."""
+    planes: tl.constexpr = 2 if bits == 8 else 4
+    tile_words: tl.constexpr = group_features // 2
+    row_words: tl.constexpr = padded_features // (2 * planes)
+    word_groups: tl.constexpr = 1 if has_minimums else 2
+    tile = tl.program_id(1)
+    outputs = tl.program_id(0) * tile_outputs + tl.arange(0, tile_outputs)[None, :, None]
+    is_output = outputs < out_features
+    some_outputs = tl.minimum(outputs, out_features - 1)
+    row_scale = tl.load(row_scales + some_outputs)
+    within = tl.arange(0, tile_words)[None, None, :]
+    codes = tl.load(words + some_outputs * row_words + tile * tile_words + within)
+    high_codes = 0
+    if bits == 6:
+        places = some_outputs * (row_words // 2) + (tile // 2) * tile_words + within
+        high_codes = tl.load(high_words + places) >> (8 * (tile % 2))
+    for plane in tl.static_range(planes):
+        group = tile * planes + plane
+        scale_words = tl.load(scales + (group // word_groups) * out_features + some_outputs)
+        values = group_values(
+            codes, high_codes, scale_words, plane, plane, bits, zero, has_minimums
+        )
+        features = group * group_features + tl.arange(0, group_features)[None, None, :]
+        places = outputs.to(tl.int64) * in_features + features
+        result = (values * row_scale).to(weight.dtype.element_ty)
+        tl.store(weight + places, result, mask=is_output & (features < in_features))

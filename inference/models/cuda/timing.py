@@ -1,5 +1,5 @@
-"""How long device work takes, and what a device can do at best: for benchmarks. Made for a CUDA
-card; on a CPU the same code can be tried out."""
+"""How long device work takes, and what a device can do at best: for benchmarks, and for choosing
+between kernels. Made for a CUDA card; on a CPU the same code can be tried out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+
+from inference.models.cuda.capture import CudaCapture
 
 CARD = torch.device("cuda")
 NUM_WARMUPS = 5
@@ -54,6 +56,24 @@ def device_ms(work: Callable[[], object], device: torch.device = CARD) -> float:
         return _host_ms(work) / NUM_TIMED
     with torch.cuda.device(device):
         return _card_ms(work) / NUM_TIMED
+
+
+def captured_ms(work: Callable[[], object], device: torch.device) -> float:
+    """Milliseconds of ``work`` in a CUDA graph, as in a decode step: without what launching takes,
+    and with the device's cache full of something else each time."""
+    cache_bytes = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+    other = torch.empty(cache_bytes, dtype=torch.uint8, device=device)
+
+    def evict() -> None:
+        other.zero_()
+
+    def evict_and_work() -> None:
+        evict()
+        work()
+
+    capture = CudaCapture(device)
+    both, alone = capture(evict_and_work), capture(evict)
+    return device_ms(both, device) - device_ms(alone, device)
 
 
 def copy_bytes_per_s(device: torch.device = CARD, num_bytes: int = COPIED_BYTES) -> float:

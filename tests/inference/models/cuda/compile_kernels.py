@@ -1,5 +1,6 @@
 """Run as a program: compiles the kernels to machine code, for which no card is needed. Prints one
-line for each: kernel, architecture, bytes of machine code, bytes of shared memory."""
+line for each: kernel, architecture, bytes of machine code, bytes of shared memory; of a product
+with packed weights, how many instructions its loop spends on a weight as well."""
 
 from __future__ import annotations
 
@@ -14,11 +15,13 @@ from inference.models.cuda import attention_kernels
 from inference.models.cuda.attention import SMALLEST_DOT, Tuning
 from inference.models.cuda.drawing import BLOCK_TOKENS, STAGES, WARPS
 from inference.models.cuda.drawing_kernels import draw_kernel, likeliest_kernel
-from inference.models.cuda.matmul_kernels import packed_matmul_kernel
-from inference.models.cuda.packed import DECODE_TILE, PREFILL_TILE, Tile
+from inference.models.cuda.matmul_kernels import packed_matmul_kernel, unpack_kernel
+from inference.models.cuda.packed import PARTS, TILES, UNPACKED_OUTPUTS, step_features
+from inference.models.cuda.pointwise import BLOCK_FEATURES
+from inference.models.cuda.pointwise_kernels import add_and_norm_kernel, gate_kernel
 from inference.models.cuda.rotation_kernels import rotate_kernel
 from inference.models.kv_format import GROUP_FEATURES
-from inference.models.stored import SUPER_BLOCK_FEATURES
+from tests.inference.models.cuda.machine_code import loop_instructions
 
 TUNING = Tuning()
 TYPES = {
@@ -48,28 +51,26 @@ CONSTANTS = {
     "group_features": GROUP_FEATURES,
     "is_exact": False,
 }
-# Q6_K, whose codes lie in two places.
 PACKED_TYPES = {
     "x": "*bf16",
     "product": "*bf16",
-    "codes": "*u8",
-    "high_codes": "*u8",
-    "scales": "*i8",
-    "super_scales": "*fp16",
+    "weight": "*bf16",
+    "words": "*i32",
+    "high_words": "*i32",
+    "scales": "*i32",
+    "row_scales": "*fp32",
     "num_rows": "i32",
+    "out_features": "i32",
 }
 PACKED_CONSTANTS = {
-    "minimums": None,
-    "super_minimums": None,
     "in_features": 4096,
-    "out_features": 4096,
-    "bits": 6,
-    "zero": 32,
-    "group_features": 16,
-    "super_features": SUPER_BLOCK_FEATURES,
-    "has_minimums": False,
+    "padded_features": 4096,
+    "parts": PARTS[0],
     "is_exact": False,
 }
+# bits, zero, features of a group, whether it has minimums: q4, q8, Q6_K and, whose codes lie in two
+# places and whose tiles are the largest, Q5_K.
+PACKED_FORMATS = (4, 0, 32, True), (8, 128, 32, False), (6, 32, 16, False), (6, 0, 32, True)
 ROTATION_TYPES = {
     "qkv": "*bf16",
     "query_norm": "*bf16",
@@ -94,6 +95,18 @@ ROTATION_CONSTANTS = {
     "largest_code": 448.0,
     "is_integer": False,
 }
+POINTWISE_TYPES = {
+    "hidden": "*bf16",
+    "added": "*bf16",
+    "weight": "*bf16",
+    "summed": "*bf16",
+    "normed": "*bf16",
+    "gate_up": "*bf16",
+    "gated": "*bf16",
+    "features": "i32",
+    "eps": "fp32",
+}
+NORM_CONSTANTS = {"features": 4096, "padded_features": 4096}
 DRAWING_TYPES = {
     "scores": "*fp32",
     "integers": "*i64",
@@ -117,10 +130,40 @@ def compile_attention(kernel: Any, architecture: int, entries: str) -> str:
     return compile_kernel(kernel, architecture, types, constants)
 
 
-def compile_packed(architecture: int, tile: Tile) -> str:
-    sizes = {"rows": tile.rows, "outputs": tile.outputs, "features": tile.features}
-    constants = PACKED_CONSTANTS | {f"tile_{name}": size for name, size in sizes.items()}
-    return compile_kernel(packed_matmul_kernel, architecture, PACKED_TYPES, constants)
+def compile_packed(
+    architecture: int, tile_rows: int, packed_format: tuple[int, int, int, bool]
+) -> str:
+    bits, zero, group_features, has_minimums = packed_format
+    tile = TILES[tile_rows]
+    constants = PACKED_CONSTANTS | {
+        "bits": bits,
+        "zero": zero,
+        "group_features": group_features,
+        "has_minimums": has_minimums,
+        "tile_rows": tile_rows,
+        "tile_outputs": tile.outputs,
+        "stages": tile.stages,
+    }
+    types = dict(PACKED_TYPES)
+    if bits != 6:
+        del types["high_words"]
+        constants["high_words"] = None
+    compiled = compiled_kernel(packed_matmul_kernel, architecture, types, constants, PARTS[0])
+    # A warp, 32 lanes, multiplies a part of a tile by a step's features each time round.
+    lane_weights = tile.outputs * step_features(bits, group_features) / 32
+    per_weight = loop_instructions(compiled.asm["cubin"]) / lane_weights
+    return f"{in_words(packed_matmul_kernel, architecture, compiled)} {per_weight:.1f}"
+
+
+def compile_unpacking(architecture: int) -> str:
+    constants = PACKED_CONSTANTS | {
+        "bits": 6,
+        "zero": 0,
+        "group_features": 32,
+        "has_minimums": True,
+        "tile_outputs": UNPACKED_OUTPUTS,
+    }
+    return compile_kernel(unpack_kernel, architecture, PACKED_TYPES, constants)
 
 
 def compile_kernel(
@@ -130,6 +173,22 @@ def compile_kernel(
     constants: dict[str, Any],
     num_warps: int = 4,
 ) -> str:
+    compiled = compiled_kernel(kernel, architecture, types, constants, num_warps)
+    return in_words(kernel, architecture, compiled)
+
+
+def in_words(kernel: Any, architecture: int, compiled: Any) -> str:
+    code_bytes, shared_bytes = len(compiled.asm["cubin"]), compiled.metadata.shared
+    return f"{kernel.fn.__name__} {architecture} {code_bytes} {shared_bytes}"
+
+
+def compiled_kernel(
+    kernel: Any,
+    architecture: int,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    num_warps: int,
+) -> Any:
     names = kernel.arg_names
     source = ASTSource(
         fn=kernel,
@@ -142,9 +201,7 @@ def compile_kernel(
         },
     )
     target, options = GPUTarget("cuda", architecture, 32), {"num_warps": num_warps}
-    compiled = triton.compile(source, target=target, options=options)
-    code_bytes, shared_bytes = len(compiled.asm["cubin"]), compiled.metadata.shared
-    return f"{kernel.fn.__name__} {architecture} {code_bytes} {shared_bytes}"
+    return triton.compile(source, target=target, options=options)
 
 
 def main() -> None:
@@ -158,8 +215,14 @@ def main() -> None:
     integers = {"entries": "*i8"}, {"is_integer": True, "largest_code": 127.0}
     types, constants = ROTATION_TYPES | integers[0], ROTATION_CONSTANTS | integers[1]
     print(compile_kernel(rotate_kernel, 80, types, constants))
-    for tile in (DECODE_TILE, PREFILL_TILE):
-        print(compile_packed(80, tile))
+    norm_types = {name: kind for name, kind in POINTWISE_TYPES.items() if name != "features"}
+    print(compile_kernel(add_and_norm_kernel, 80, norm_types, NORM_CONSTANTS))
+    print(compile_kernel(gate_kernel, 80, POINTWISE_TYPES, {"block": BLOCK_FEATURES}))
+    for packed_format in PACKED_FORMATS:
+        print(compile_packed(90, min(TILES), packed_format))
+    for tile_rows in TILES:
+        print(compile_packed(80, tile_rows, PACKED_FORMATS[-1]))
+    print(compile_unpacking(80))
     for kernel, architecture in product((draw_kernel, likeliest_kernel), (80, 90)):
         print(compile_kernel(kernel, architecture, DRAWING_TYPES, DRAWING_CONSTANTS, WARPS))
 
