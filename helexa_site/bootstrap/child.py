@@ -9,7 +9,6 @@ the terminal reaches none of them. Knows nothing of what the process does.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import subprocess
 import threading
@@ -82,9 +81,7 @@ class Child:
     def stop(self) -> None:
         """Return when it is gone; SIGKILL to its whole group when the grace is over."""
         self.ask_to_stop()
-        # A signal may come while the keeper is being started: it then finds that it is to stop.
-        with contextlib.suppress(RuntimeError):
-            self._keeper.join(self.spec.stop_grace_s)
+        self._keeper.join(self.spec.stop_grace_s)
         if self._keeper.is_alive():
             say(self.spec.name, f"did not stop within {self.spec.stop_grace_s:g} s; killing it")
             with self._lock:

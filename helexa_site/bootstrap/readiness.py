@@ -28,8 +28,11 @@ QUESTION = "What is the capital of France?"
 NOT_YET = (OSError, ValueError, KeyError)
 """What an endpoint that is not there yet may make of a request."""
 
+EnsureWanted = Callable[[], None]
+"""Raises when nobody waits for it any more."""
 
-def wait_for_gateway(url: str) -> None:
+
+def wait_for_gateway(url: str, ensure_wanted: EnsureWanted) -> None:
     """Return once the gateway says that Redis, the database and a neuron are there."""
 
     def is_up() -> bool:
@@ -38,10 +41,11 @@ def wait_for_gateway(url: str) -> None:
             reason["code"] != "model_away" for reason in health["reasons"]
         )
 
-    _poll(is_up, "gateway", "not answering yet; its log is in the data directory's logs")
+    complaint = "not answering yet; its log is in the data directory's logs"
+    _poll(is_up, ensure_wanted, "gateway", complaint)
 
 
-def wait_for_answer(url: str, redis_url: str) -> None:
+def wait_for_answer(url: str, redis_url: str, ensure_wanted: EnsureWanted) -> None:
     """Return once the default model answers a question; show how its load goes meanwhile.
 
     A load that fails is said; the wait goes on, because the operator can mend and retry it.
@@ -53,7 +57,7 @@ def wait_for_answer(url: str, redis_url: str) -> None:
             view.update(replica_states(client, DEFAULT_MODEL))
             return view.is_ready and bool(_ask(url))
 
-        _poll(answers, "model", "no answer yet")
+        _poll(answers, ensure_wanted, "model", "no answer yet")
     say("model", f"{DEFAULT_MODEL} answers")
 
 
@@ -118,16 +122,20 @@ def _key_header() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def _poll(is_done: Callable[[], bool], step: str, complaint: str) -> None:
+def _poll(
+    is_done: Callable[[], bool], ensure_wanted: EnsureWanted, step: str, complaint: str
+) -> None:
     """Until ``is_done``; what it raises of ``NOT_YET`` means not yet, and is said now and then."""
     complain_at_s = time.monotonic() + COMPLAIN_EVERY_S
     while True:
-        reason = ""
+        done, reason = False, ""
         try:
-            if is_done():
-                return
+            done = is_done()
         except (*NOT_YET, redis.RedisError) as error:
             reason = str(error)
+        ensure_wanted()
+        if done:
+            return
         if reason and time.monotonic() > complain_at_s:
             say(step, f"{complaint} ({reason})")
             complain_at_s = time.monotonic() + COMPLAIN_EVERY_S

@@ -1,8 +1,10 @@
 """``manage.py serve``: everything, on this machine, until a signal.
 
-    claim the data directory ─▶ Redis ─▶ neuron ─▶ database ─▶ control, gateway ─▶ the model answers
+    main thread     claim the data directory ─▶ wait for a signal or a failure ─▶ stop every child
+    start thread    Redis ─▶ neuron ─▶ database ─▶ control, gateway ─▶ the model answers
 
-A process starts as soon as what it needs is there; the slow ones start first.
+A signal's handler only puts it into a queue. One that raised would do so wherever the main thread
+is, and what is raised in a finalizer or a weak reference's callback is lost, the signal with it.
 """
 
 from __future__ import annotations
@@ -12,35 +14,26 @@ import os
 import signal
 import socket
 import threading
-from pathlib import Path
-from types import FrameType
-from typing import NoReturn
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
 
-from helexa_site.bootstrap import readiness
-from helexa_site.bootstrap.arguments import ServeOptions, base_url, is_loopback
-from helexa_site.bootstrap.children import control_spec, gateway_spec, neuron_spec, redis_spec
-from helexa_site.bootstrap.console import say, say_line
-from helexa_site.bootstrap.data_directory import (
-    DataDirectory,
-    claimed_data_directory,
-    ensure_secret_key,
-)
+from helexa_site.bootstrap.arguments import ServeOptions
+from helexa_site.bootstrap.console import say
+from helexa_site.bootstrap.data_directory import claimed_data_directory
 from helexa_site.bootstrap.errors import BootstrapError, PortInUseError
 from helexa_site.bootstrap.guardian import Guardian
-from helexa_site.bootstrap.redis_server import (
-    configure_private_redis,
-    discard_private_redis,
-    wait_for_redis,
-)
+from helexa_site.bootstrap.start import start
 from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config, ConfigError, read_config
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GIVEN_REDIS_TIMEOUT_S = 5.0
+START_GRACE_S = 2.0
+"""For a start that is stopped. It ends with the children that it waits for; what it does itself,
+migrating, is not waited for any longer."""
 
-
-class StopRequested(BaseException):
-    """A signal asked for the end. Not an ``Exception``: no loop on the way may swallow it."""
+Endings = SimpleQueue[signal.Signals | BaseException]
+"""Why to end: a signal, or what the start failed with. Of several the first counts."""
 
 
 def serve(options: ServeOptions) -> int:
@@ -48,32 +41,38 @@ def serve(options: ServeOptions) -> int:
 
     Raises ``BootstrapError`` with one line when it cannot start.
     """
-    _stop_on_signals()
-    try:
-        config = _configure(options)
-        with claimed_data_directory(config.data_dir) as data:
-            _check_port(options.host, options.port)
-            say("data", str(data.path))
-            with (
-                Guardian(inherit=[data.lock_fd]) as guardian,
-                Supervisor(logs_dir=data.logs_dir, guardian=guardian) as supervisor,
-            ):
-                _run(options, config, data, supervisor)
-    except StopRequested:
-        say("stopped", "nothing is left running")
-        return 0
+    endings: Endings = SimpleQueue()
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda number, _: endings.put(signal.Signals(number)))
+    config = _configure(options)
+    with claimed_data_directory(config.data_dir) as data:
+        _check_port(options.host, options.port)
+        say("data", str(data.path))
+        with (
+            Guardian(inherit=[data.lock_fd]) as guardian,
+            Supervisor(logs_dir=data.logs_dir, guardian=guardian) as supervisor,
+        ):
+            starting = _run_in_thread(partial(start, options, config, data, supervisor), endings)
+            ending = endings.get()
+            if isinstance(ending, BaseException):
+                raise ending
+            say("stopping", f"{ending.name}: draining and stopping every process")
+        starting.join(START_GRACE_S)
+    say("stopped", "nothing is left running")
     return 0
 
 
-def _stop_on_signals() -> None:
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        for ignored in STOP_SIGNALS:
-            signal.signal(ignored, signal.SIG_IGN)
-        say("stopping", f"{signal.Signals(number).name}: draining and stopping every process")
-        raise StopRequested
+def _run_in_thread(step: Callable[[], None], endings: Endings) -> threading.Thread:
+    def run() -> None:
+        try:
+            step()
+        # Whatever it is, the main thread raises it.
+        except BaseException as error:  # noqa: BLE001
+            endings.put(error)
 
-    for number in STOP_SIGNALS:
-        signal.signal(number, stop)
+    thread = threading.Thread(target=run, name="start", daemon=True)
+    thread.start()
+    return thread
 
 
 def _configure(options: ServeOptions) -> Config:
@@ -102,58 +101,3 @@ def _check_port(host: str, port: int) -> None:
                 "or choose another with --port"
             ) from error
         raise PortInUseError(f"cannot listen on {host} port {port}: {error.strerror}") from error
-
-
-def _run(
-    options: ServeOptions, config: Config, data: DataDirectory, supervisor: Supervisor
-) -> None:
-    ensure_secret_key(data.path)
-    redis_url = os.environ.get("REDIS_URL")
-    if redis_url:
-        wait_for_redis(redis_url, timeout_s=GIVEN_REDIS_TIMEOUT_S)
-        say("redis", "the one in REDIS_URL answers")
-    else:
-        redis_url = _start_private_redis(data, supervisor)
-    os.environ["REDIS_URL"] = redis_url
-    os.environ["HELEXA_DATA_DIR"] = str(data.path)
-    supervisor.start(neuron_spec())
-    say("neuron", "starting")
-
-    # Django reads its settings when it is imported, which is now.
-    from helexa_site.bootstrap.database import prepare_database
-
-    password = prepare_database(with_model=options.with_model)
-    supervisor.start(control_spec())
-    supervisor.start(gateway_spec(options.host, options.port))
-    say("gateway", f"starting on {options.host} port {options.port}")
-    if not is_loopback(options.host) and not (config.api_key or config.allow_anonymous):
-        say("gateway", "clients on other machines are refused: set HELEXA_API_KEY to a key for")
-        say("", "them, or HELEXA_ALLOW_ANONYMOUS=1 to serve anybody who reaches the port")
-    _announce(options, redis_url, password)
-    threading.Event().wait()
-
-
-def _start_private_redis(data: DataDirectory, supervisor: Supervisor) -> str:
-    server = configure_private_redis(data.redis_dir)
-    supervisor.on_stopped(lambda: discard_private_redis(server, data.redis_dir))
-    child = supervisor.start(redis_spec(server))
-    wait_for_redis(server.url, is_alive=lambda: child.num_failures == 0)
-    say("redis", f"private, started ({Path(server.command[0]).name})")
-    return server.url
-
-
-def _announce(options: ServeOptions, redis_url: str, password: str | None) -> None:
-    """Wait until requests are answered, then say so. The login is shown whatever happens: it is
-    stored nowhere in the clear."""
-    url = base_url(options.host, options.port)
-    try:
-        readiness.wait_for_gateway(url)
-        if options.with_model:
-            readiness.wait_for_answer(url, redis_url)
-        say_line(f"ready: {url}")
-    finally:
-        say("admin", f"{url}/admin/")
-        if password is not None:
-            say("login", f"admin, password {password} (shown this once)")
-    if options.with_model:
-        say("try", readiness.curl_line(url))

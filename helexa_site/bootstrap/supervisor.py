@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -12,25 +13,46 @@ from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.log_file import LogFile
 
 
+class StoppingError(Exception):
+    """No child is started any more."""
+
+
 class Supervisor:
     """A ``with`` block whose end stops every child; the guardian does so when this process is
-    killed. Used by one thread."""
+    killed. Any thread may start children, also while another stops them."""
 
     def __init__(self, *, logs_dir: Path, guardian: Guardian) -> None:
         self._logs_dir = logs_dir
         self._guardian = guardian
+        self._lock = threading.Lock()
+        """Held while a child is added, so that none comes after the stop."""
+        self._is_stopping = False
         self._children: list[Child] = []
         self._on_stopped: list[Callable[[], None]] = []
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping
+
+    def ensure_running(self) -> None:
+        """Raises ``StoppingError``."""
+        if self._is_stopping:
+            raise StoppingError
+
     def start(self, spec: ChildSpec) -> Child:
-        log = LogFile(self._logs_dir / f"{spec.name}.log")
-        child = Child(spec, log=log, guardian=self._guardian)
-        self._children.append(child)
-        child.start()
-        return child
+        """Raises ``StoppingError``."""
+        with self._lock:
+            self.ensure_running()
+            log = LogFile(self._logs_dir / f"{spec.name}.log")
+            child = Child(spec, log=log, guardian=self._guardian)
+            child.start()
+            self._children.append(child)
+            return child
 
     def stop(self) -> None:
         """One tier after the other, each at once. Takes at most the sum of the tiers' graces."""
+        with self._lock:
+            self._is_stopping = True
         while self._children:
             highest = max(child.spec.tier for child in self._children)
             tier = [child for child in self._children if child.spec.tier == highest]
@@ -43,8 +65,12 @@ class Supervisor:
             self._on_stopped.pop()()
 
     def on_stopped(self, clean_up: Callable[[], None]) -> None:
-        """Called when every child is gone."""
-        self._on_stopped.append(clean_up)
+        """Called when every child is gone; at once where they are being stopped already."""
+        with self._lock:
+            if not self._is_stopping:
+                self._on_stopped.append(clean_up)
+                return
+        clean_up()
 
     def __enter__(self) -> Self:
         return self

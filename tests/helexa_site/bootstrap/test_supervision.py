@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helexa_site.bootstrap.child import MAX_BACKOFF_S, Child, ChildSpec, backoff_s, ending_in_words
+from helexa_site.bootstrap.child import MAX_BACKOFF_S, ChildSpec, backoff_s, ending_in_words
 from helexa_site.bootstrap.guardian import Guardian, guard
 from helexa_site.bootstrap.log_file import LogFile
-from helexa_site.bootstrap.supervisor import Supervisor
+from helexa_site.bootstrap.supervisor import StoppingError, Supervisor
 
 WAIT_TIMEOUT_S = 30.0
 TIDY = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit()); print('up'); "
@@ -64,14 +64,16 @@ def supervised(tmp_path: Path) -> Iterator[Supervised]:
         yield Supervised(supervisor, tmp_path)
 
 
-def test_a_child_that_was_not_started_yet_stops(tmp_path: Path) -> None:
-    """As when a signal comes in between."""
-    with Guardian() as guardian:
-        child = Child(python("print('up')"), log=LogFile(tmp_path / "log"), guardian=guardian)
-        child.stop()
-        child.start()
-        child.stop()
-    assert (tmp_path / "log").read_text() == ""
+def test_no_child_is_started_after_the_stop(supervised: Supervised) -> None:
+    """As when a signal comes while another thread still starts them."""
+    cleaned_up: list[str] = []
+    supervised.supervisor.on_stopped(lambda: cleaned_up.append("before"))
+    supervised.supervisor.stop()
+    supervised.supervisor.on_stopped(lambda: cleaned_up.append("after"))
+    with pytest.raises(StoppingError):
+        supervised.supervisor.start(python("print('up')"))
+    assert supervised.log() == ""
+    assert cleaned_up == ["before", "after"]
 
 
 def test_output_is_logged_and_warnings_are_shown(

@@ -1,0 +1,83 @@
+"""The start, step by step, as a thread of serve's runs it.
+
+    Redis ─▶ neuron ─▶ database ─▶ control, gateway ─▶ the model answers
+
+A process starts as soon as what it needs is there; the slow ones start first.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from helexa_site.bootstrap import readiness
+from helexa_site.bootstrap.arguments import ServeOptions, base_url, is_loopback
+from helexa_site.bootstrap.children import control_spec, gateway_spec, neuron_spec, redis_spec
+from helexa_site.bootstrap.console import say, say_line
+from helexa_site.bootstrap.data_directory import DataDirectory, ensure_secret_key
+from helexa_site.bootstrap.redis_server import (
+    configure_private_redis,
+    discard_private_redis,
+    wait_for_redis,
+)
+from helexa_site.bootstrap.supervisor import Supervisor
+from helexa_site.config import Config
+
+GIVEN_REDIS_TIMEOUT_S = 5.0
+
+
+def start(
+    options: ServeOptions, config: Config, data: DataDirectory, supervisor: Supervisor
+) -> None:
+    """Return when requests are answered. Raises ``BootstrapError``, and ``StoppingError`` when the
+    supervisor was stopped meanwhile."""
+    ensure_secret_key(data.path)
+    redis_url = os.environ.get("REDIS_URL")
+    if redis_url:
+        wait_for_redis(redis_url, timeout_s=GIVEN_REDIS_TIMEOUT_S)
+        say("redis", "the one in REDIS_URL answers")
+    else:
+        redis_url = _start_private_redis(data, supervisor)
+    os.environ["REDIS_URL"] = redis_url
+    os.environ["HELEXA_DATA_DIR"] = str(data.path)
+    supervisor.start(neuron_spec())
+    say("neuron", "starting")
+
+    # Django reads its settings when it is imported, which is now.
+    from helexa_site.bootstrap.database import prepare_database
+
+    password = prepare_database(with_model=options.with_model)
+    url = base_url(options.host, options.port)
+    try:
+        supervisor.start(control_spec())
+        _start_gateway(options, config, supervisor)
+        readiness.wait_for_gateway(url, supervisor.ensure_running)
+        if options.with_model:
+            readiness.wait_for_answer(url, redis_url, supervisor.ensure_running)
+        say_line(f"ready: {url}")
+    finally:
+        # Whatever happened: the password is stored nowhere in the clear.
+        say("admin", f"{url}/admin/")
+        if password is not None:
+            say("login", f"admin, password {password} (shown this once)")
+    if options.with_model:
+        say("try", readiness.curl_line(url))
+
+
+def _start_private_redis(data: DataDirectory, supervisor: Supervisor) -> str:
+    server = configure_private_redis(data.redis_dir)
+    supervisor.on_stopped(lambda: discard_private_redis(server, data.redis_dir))
+    child = supervisor.start(redis_spec(server))
+    wait_for_redis(
+        server.url, is_alive=lambda: child.num_failures == 0 and not supervisor.is_stopping
+    )
+    say("redis", f"private, started ({Path(server.command[0]).name})")
+    return server.url
+
+
+def _start_gateway(options: ServeOptions, config: Config, supervisor: Supervisor) -> None:
+    supervisor.start(gateway_spec(options.host, options.port))
+    say("gateway", f"starting on {options.host} port {options.port}")
+    if not is_loopback(options.host) and not (config.api_key or config.allow_anonymous):
+        say("gateway", "clients on other machines are refused: set HELEXA_API_KEY to a key for")
+        say("", "them, or HELEXA_ALLOW_ANONYMOUS=1 to serve anybody who reaches the port")

@@ -1,0 +1,84 @@
+"""A signal ends serve whatever is running when it comes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.live.serving import free_port
+
+END_TIMEOUT_S = 60.0
+SERVE = """
+import os, signal, sys, weakref
+from pathlib import Path
+from helexa_site.bootstrap import console, serve
+from helexa_site.bootstrap.arguments import ServeOptions
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    sum(range(1000))  # so that the handler is called here
+
+class Deleted:
+    def __del__(self):
+        interrupt()
+
+class Collected:
+    pass
+
+def in_a_finalizer():
+    Deleted()
+
+def in_a_callback():
+    collected = Collected()
+    reference = weakref.ref(collected, interrupt)
+    del collected
+
+def while_a_line_is_printed():
+    with console._lock:
+        interrupt()
+
+def twice():
+    interrupt()
+    interrupt()
+
+serve.start = lambda *_: globals()[sys.argv[3]]()
+options = ServeOptions(
+    host="127.0.0.1", port=int(sys.argv[2]), data_dir=Path(sys.argv[1]), with_model=False
+)
+sys.exit(serve.serve(options))
+"""
+
+
+@pytest.mark.parametrize(
+    "moment", ["in_a_finalizer", "in_a_callback", "while_a_line_is_printed", "twice"]
+)
+def test_a_signal_at_a_bad_moment(tmp_path: Path, moment: str) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-c", SERVE, str(tmp_path), str(free_port()), moment],
+        capture_output=True,
+        text=True,
+        timeout=END_TIMEOUT_S,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[-2:] == [
+        "stopping    SIGTERM: draining and stopping every process",
+        "stopped     nothing is left running",
+    ]
+    assert finished.stderr == ""
+
+
+def test_what_the_start_fails_with_is_raised(tmp_path: Path) -> None:
+    code = SERVE.replace("globals()[sys.argv[3]]()", "1 / 0")
+    finished = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), str(free_port())],
+        capture_output=True,
+        text=True,
+        timeout=END_TIMEOUT_S,
+        check=False,
+    )
+    assert finished.returncode == 1
+    assert "ZeroDivisionError" in finished.stderr
