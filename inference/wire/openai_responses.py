@@ -44,22 +44,15 @@ from inference.wire.openai_responses_events import (
     ResponseStreamEncoder,
 )
 from inference.wire.openai_responses_fields import (
-    ALLOWED_TOOLS_FIELDS,
-    CHOOSE_FREELY,
     ENCRYPTED_REASONING,
     FORMAT_FIELDS,
     LOGPROBS,
-    NAMED_FIELDS,
     PLAIN_TEXT,
     STREAM_OPTIONS,
     TEXT_FIELDS,
-    TOOL_FIELDS,
     include,
     stream_options,
     text_settings,
-    tool_choice,
-    tool_object,
-    tools,
 )
 from inference.wire.openai_responses_input import (
     ITEM_FIELDS,
@@ -70,6 +63,17 @@ from inference.wire.openai_responses_input import (
 )
 from inference.wire.openai_responses_parts import PART_FIELDS
 from inference.wire.openai_responses_reasoning import REASONING_FIELDS, Reasoning, reasoning
+from inference.wire.openai_responses_tools import (
+    ALLOWED_TOOLS_FIELDS,
+    CHOOSE_FREELY,
+    NAMED_FIELDS,
+    NAMESPACE_FIELDS,
+    NO_TOOLS,
+    TOOL_FIELDS,
+    GivenTools,
+    tool_choice,
+    tools,
+)
 from inference.wire.openai_responses_turns import Referred, chat_messages
 from inference.wire.openai_tools import chosen_tools
 
@@ -90,7 +94,9 @@ FIELDS = table(
         "items; text only.",
     ),
     honoured("instructions", text(), "A system turn before the others; not carried over."),
-    honoured("tools", tools, "Functions; every hosted tool is refused by name."),
+    honoured(
+        "tools", tools, "Functions and namespaces of them; every hosted tool is refused by name."
+    ),
     honoured("tool_choice", tool_choice, "auto, none, required, a function or allowed_tools."),
     honoured("parallel_tool_calls", flag, "false: at most one call."),
     honoured("text", text_settings, "format: text, json_object or json_schema; verbosity medium."),
@@ -136,6 +142,7 @@ NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
     **{f"{kind} items": fields for kind, fields in ITEM_FIELDS.items()},
     **{f"{kind} parts": fields for kind, fields in PART_FIELDS.items()},
     "tools": TOOL_FIELDS,
+    "tools of type namespace": NAMESPACE_FIELDS,
     "tool_choice of one function": NAMED_FIELDS,
     "tool_choice of several functions": ALLOWED_TOOLS_FIELDS,
     "text": TEXT_FIELDS,
@@ -228,13 +235,13 @@ def request_of(read: dict[str, Any]) -> ResponsesRequest:
 
 def _generation(read: dict[str, Any]) -> GenerationRequest:
     wish: Reasoning = read.get("reasoning", Reasoning())
-    given = read.get("tool_choice", CHOOSE_FREELY)
-    offered, choice = chosen_tools(read.get("tools", []), given.choosing)
+    given: GivenTools = read.get("tools", NO_TOOLS)
+    offered, choice = chosen_tools(given.functions, read.get("tool_choice", CHOOSE_FREELY).choosing)
     return GenerationRequest(
         model=read["model"],
         input=ChatInput(
             messages=_messages(read.get("instructions"), read["input"]),
-            tools=offered,
+            tools=given.described(offered),
             tool_choice=choice,
             parallel_tool_calls=read.get("parallel_tool_calls", True),
             thinking=wish.thinking,
@@ -264,6 +271,7 @@ def _top_logprobs(read: dict[str, Any]) -> int | None:
 
 def _settings(read: dict[str, Any], *, store: bool, background: bool) -> AnswerSettings:
     wish: Reasoning = read.get("reasoning", Reasoning())
+    given: GivenTools = read.get("tools", NO_TOOLS)
     echo = {
         "model": read["model"],
         "background": background,
@@ -275,12 +283,13 @@ def _settings(read: dict[str, Any], *, store: bool, background: bool) -> AnswerS
         "service_tier": "default",
         "text": read.get("text", PLAIN_TEXT).as_object(),
         "tool_choice": read.get("tool_choice", CHOOSE_FREELY).as_object,
-        "tools": [tool_object(tool) for tool in read.get("tools", [])],
+        "tools": given.as_objects,
         "top_logprobs": read.get("top_logprobs", 0),
         "truncation": "disabled",
     }
     return AnswerSettings(
         echo=echo,
+        members=given.members,
         summarises=wish.summary is not None,
         carries_reasoning=ENCRYPTED_REASONING in read.get("include", ()),
         background=background,

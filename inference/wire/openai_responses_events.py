@@ -11,7 +11,7 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +39,16 @@ from inference.wire.openai_responses_output import (
     ReasoningItem,
     Status,
 )
+from inference.wire.openai_responses_tools import Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSettings:
-    """``echo`` are the fields of the response object that say what was asked for."""
+    """``echo`` are the fields of the response object that say what was asked for; ``members`` the
+    functions of namespaces, by the names that the model is shown."""
 
     echo: dict[str, Any]
+    members: Mapping[str, Member]
     summarises: bool
     """Reasoning is shown where a summary of it would be."""
     carries_reasoning: bool
@@ -162,9 +165,14 @@ class ResponseStreamEncoder:
         return frames
 
     def _call(self, event: ToolCallStarted) -> bytes:
+        member = self._settings.members.get(event.name)
         return self._open_item(
             CallItem(
-                self._item_id("fc"), self._next_index(), call_id=event.call_id, name=event.name
+                self._item_id("fc"),
+                self._next_index(),
+                call_id=event.call_id,
+                name=event.name if member is None else member.name,
+                namespace=None if member is None else member.namespace,
             )
         )
 

@@ -1,4 +1,5 @@
-"""What a Responses request may say beside its input: tools, the answer's format, what to include.
+"""What a Responses request may say beside its input and tools: the answer's format, what to
+include.
 
 Each check returns what the parser keeps; ``as_object`` is how the response echoes it. Pure.
 """
@@ -6,33 +7,25 @@ Each check returns what the parser keeps; ``as_object`` is how the response echo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any
 
-from inference.protocol.generation import OutputFormat, ToolChoice, ToolDefinition
-from inference.wire.errors import (
-    InvalidRequestError,
-    MissingParameterError,
-    UnsupportedParameterError,
-)
+from inference.protocol.generation import OutputFormat
+from inference.wire.errors import UnsupportedParameterError
 from inference.wire.fields import (
     Field,
     array,
     flag,
     honoured,
     json_schema,
+    kind_of,
     neutral,
     object_of,
     one_of,
     only,
     read_fields,
-    refused,
-    shown,
     table,
     text,
-    wrong_type,
 )
-from inference.wire.openai_tools import FREELY, Choosing, tool_name
-from inference.wire.strict_schemas import is_strict
 
 MAX_FORMAT_NAME_CHARS = 128
 LOGPROBS = "message.output_text.logprobs"
@@ -50,103 +43,6 @@ INCLUDABLE = (
 """All but the first two ask for parts of items that no answer here has."""
 
 _string = text()
-
-TOOL_FIELDS = table(
-    honoured("type", one_of("function"), "function"),
-    honoured("name", tool_name, "What the model calls it."),
-    honoured("description", _string, "Handed to the chat template."),
-    honoured("parameters", json_schema, "A JSON schema of the arguments."),
-    honoured("strict", flag, "Left out: true where the schema is as narrow as strict ones are."),
-    neutral(
-        "allowed_callers", only(["direct"], reason="only the model itself calls"), '["direct"]'
-    ),
-    neutral("async", only(False, reason="calls are not asynchronous"), "false"),
-    neutral("defer_loading", only(False, reason="every tool is told at once"), "false"),
-    refused("output_schema", "what a function returns is not checked"),
-)
-_function = object_of(TOOL_FIELDS, required=("type", "name"))
-
-
-def tools(value: Any, path: str) -> list[ToolDefinition]:
-    read: list[ToolDefinition] = array(_tool)(value, path)
-    names: set[str] = set()
-    for definition in read:
-        if definition.name in names:
-            raise InvalidRequestError(
-                f"'{path}' has two functions named '{definition.name}'.",
-                param=f"{definition.path}.name",
-            )
-        names.add(definition.name)
-    return read
-
-
-def _tool(value: Any, path: str) -> ToolDefinition:
-    kind = _kind(value, path)
-    if kind != "function":
-        raise UnsupportedParameterError(
-            f"{path}.type", f"'{shown(kind)}' is not offered here, only functions are"
-        )
-    read = _function(value, path)
-    parameters = read.get("parameters")
-    return ToolDefinition(
-        name=read["name"],
-        path=path,
-        description=read.get("description"),
-        parameters=parameters,
-        strict=read.get("strict", parameters is not None and is_strict(parameters)),
-    )
-
-
-def tool_object(tool: ToolDefinition) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
-
-
-NAMED_FIELDS = table(
-    honoured("type", only("function", reason="only functions can be chosen"), "function"),
-    honoured("name", _string, "Its name."),
-)
-_named_function = object_of(NAMED_FIELDS, required=("type", "name"))
-ALLOWED_TOOLS_FIELDS = table(
-    honoured("type", one_of("allowed_tools"), "allowed_tools"),
-    honoured("mode", one_of("auto", "required"), "auto or required."),
-    honoured("tools", array(_named_function, min_items=1), "Which functions."),
-)
-_allowed_tools = object_of(ALLOWED_TOOLS_FIELDS, required=("mode", "tools"))
-
-
-@dataclass(frozen=True, slots=True)
-class GivenChoice:
-    """``as_object`` is what the client said."""
-
-    choosing: Choosing
-    as_object: Any
-
-
-CHOOSE_FREELY = GivenChoice(FREELY, "auto")
-
-
-def tool_choice(value: Any, path: str) -> GivenChoice:
-    if isinstance(value, str):
-        mode = one_of("auto", "none", "required")(value, path)
-        choice = ToolChoice(mode=cast(Literal["auto", "none", "required"], mode))
-        return GivenChoice(Choosing(choice), value)
-    kind = _kind(value, path)
-    if kind == "allowed_tools":
-        read = _allowed_tools(value, path)
-        names = [tool["name"] for tool in read["tools"]]
-        return GivenChoice(Choosing(ToolChoice(mode=read["mode"]), names), value)
-    if kind != "function":
-        raise UnsupportedParameterError(
-            f"{path}.type", f"'{shown(kind)}' cannot be chosen, only functions can"
-        )
-    named = ToolChoice(mode="required", name=_named_function(value, path)["name"])
-    return GivenChoice(Choosing(named), value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +71,7 @@ FORMAT_FIELDS: dict[str, dict[str, Field]] = {
 
 
 def output_text_format(value: Any, path: str) -> TextSettings:
-    kind = _kind(value, path)
+    kind = kind_of(value, path)
     if kind not in FORMAT_FIELDS:
         raise UnsupportedParameterError(f"{path}.type", "text, json_object or json_schema")
     required = ("name", "schema") if kind == "json_schema" else ()
@@ -216,12 +112,3 @@ STREAM_OPTIONS = table(
     ),
 )
 stream_options = object_of(STREAM_OPTIONS)
-
-
-def _kind(value: Any, path: str) -> str:
-    if not isinstance(value, dict):
-        raise wrong_type(path, "an object", value)
-    if value.get("type") is None:
-        raise MissingParameterError(f"{path}.type")
-    kind: str = _string(value["type"], f"{path}.type")
-    return kind

@@ -26,7 +26,6 @@ from inference.wire.fields import (
     one_of,
     only,
     read_fields,
-    refused,
     shown,
     table,
     text,
@@ -38,6 +37,7 @@ from inference.wire.openai_responses_reasoning import (
     reasoning_parts,
     summary_parts,
 )
+from inference.wire.openai_responses_tools import shown_name
 from inference.wire.openai_responses_turns import (
     ROLES,
     Referred,
@@ -72,7 +72,6 @@ _status = honoured(
 _caller = neutral(
     "caller", only({"type": "direct"}, reason="there are no programs"), '{"type": "direct"}'
 )
-_namespace = refused("namespace", "tools have no namespaces")
 
 ITEM_FIELDS: dict[str, dict[str, Field]] = {
     "message": table(
@@ -94,9 +93,9 @@ ITEM_FIELDS: dict[str, dict[str, Field]] = {
         _call_id,
         honoured("name", text(MAX_ID_CHARS, min_chars=1), "The function's name."),
         honoured("arguments", _string, "JSON text, as the model gave it."),
+        honoured("namespace", text(MAX_ID_CHARS, min_chars=1), "Of the function."),
         neutral("async", only(False, reason="calls are not asynchronous"), "false"),
         _caller,
-        _namespace,
     ),
     "function_call_output": table(
         _type,
@@ -105,8 +104,8 @@ ITEM_FIELDS: dict[str, dict[str, Field]] = {
         _call_id,
         honoured("output", content, "A string or text parts."),
         neutral("name", text(MAX_ID_CHARS), "The call's id says which function it was."),
+        neutral("namespace", text(MAX_ID_CHARS), "The call's id says which function it was."),
         _caller,
-        _namespace,
     ),
     "reasoning": table(
         _type,
@@ -153,9 +152,7 @@ def _item(value: Any, path: str) -> InputItem:
         case "message":
             return _message(read, path)
         case "function_call":
-            call = ToolCall(id=read["call_id"], name=read["name"], arguments=read["arguments"])
-            named = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
-            return InputItem(_object(kind, read, named), Called(call))
+            return _call(read)
         case "function_call_output":
             output: TextContent = read["output"]
             given = {"call_id": read["call_id"], "output": output.as_given}
@@ -188,6 +185,14 @@ def _message(read: dict[str, Any], path: str) -> InputItem:
     content_type = "output_text" if role == "assistant" else "input_text"
     named = {"role": role, "content": said.parts(content_type)}
     return InputItem(_object("message", read, named), Said(ROLES[role], said.text))
+
+
+def _call(read: dict[str, Any]) -> InputItem:
+    given = ("call_id", "namespace", "name", "arguments")
+    named: dict[str, Any] = {field: read[field] for field in given if field in read}
+    name = shown_name(read["name"], read.get("namespace"))
+    call = ToolCall(id=read["call_id"], name=name, arguments=read["arguments"])
+    return InputItem(_object("function_call", read, named), Called(call))
 
 
 def _reasoning(read: dict[str, Any]) -> InputItem:

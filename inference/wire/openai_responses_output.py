@@ -160,14 +160,17 @@ class ReasoningItem:
 
 
 class CallItem:
-    """A call of one of the client's functions."""
+    """A call of one of the client's functions, which may be in a namespace."""
 
-    def __init__(self, item_id: str, output_index: int, *, call_id: str, name: str) -> None:
+    def __init__(
+        self, item_id: str, output_index: int, *, call_id: str, name: str, namespace: str | None
+    ) -> None:
         self._id = item_id
         self._place = {"item_id": item_id, "output_index": output_index}
         self._output_index = output_index
         self._call_id = call_id
         self._name = name
+        self._namespace = {} if namespace is None else {"namespace": namespace}
         self._fragments: list[str] = []
         self._deltas = _Deltas("response.function_call_arguments.delta", self._place)
 
@@ -192,6 +195,7 @@ class CallItem:
             "type": "function_call",
             "status": status,
             "call_id": self._call_id,
+            **self._namespace,
             "name": self._name,
             "arguments": "".join(self._fragments),
         }

@@ -204,6 +204,22 @@ def test_codex_goes_on_after_a_command(client: RealClient, hermes: ScriptedModel
     assert prompt.index("Read it.") < prompt.index("Let me look.") < prompt.index("cat note.txt")
 
 
+def test_codex_is_told_which_mcp_server_is_called(
+    client: RealClient, hermes: ScriptedModel
+) -> None:
+    """It offers each server's tools as a namespace, and looks a call up by both names."""
+    call = '<tool_call>\n{"name": "mcp__notes.read", "arguments": {}}\n</tool_call>'
+    hermes.answers("The note of codex", call)
+    events = client.events("codex_turn")
+    item = events[-1]["response"]["output"][-1]
+    assert (item["type"], item["namespace"], item["name"]) == (
+        "function_call",
+        "mcp__notes",
+        "read",
+    )
+    assert "mcp__notes.read" in hermes.received("The note of codex")[-1].prompt
+
+
 def test_qwen_code_goes_on_after_a_tool(client: RealClient, hermes: ScriptedModel) -> None:
     """Its tool results are lists of parts."""
     hermes.answers("The note of qwen", "It says so.")

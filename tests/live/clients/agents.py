@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.live.clients import notes_server
 from tests.live.clients.installed import Clients
 from tests.live.clients.scenes import HERON, SECRET, SOUP_SCHEMA, call_of, rehearse_agent
 from tests.live.clients.tried import Tried
@@ -177,25 +179,31 @@ model_provider = "helexa"
 approval_policy = "never"
 sandbox_mode = "danger-full-access"
 web_search = "disabled"
-[agents]
-enabled = false
-[features]
-multi_agent = false
 [analytics]
 enabled = false
+[mcp_servers.{notes}]
+command = "{python}"
+args = ["{notes_server}", "{note}"]
 [model_providers.helexa]
 name = "helexa"
 base_url = "{url}/v1"
 wire_api = "responses"
 env_key = "HELEXA_API_KEY"
 """
-"""Its hosted tools are off: they are refused by name."""
+"""The one tool that its vendor's servers would run is off: it is refused by name."""
 
 
 def codex(stage: Stage, question: str, *flags: str | Path, model: str = MODEL) -> str:
     settings_dir = stage.home / "codex"
     settings_dir.mkdir(exist_ok=True)
-    settings = CODEX_SETTINGS.format(model=model, url=stage.url)
+    settings = CODEX_SETTINGS.format(
+        model=model,
+        url=stage.url,
+        notes=notes_server.NAME,
+        python=sys.executable,
+        notes_server=notes_server.__file__,
+        note=stage.note,
+    )
     (settings_dir / "config.toml").write_text(settings)
     return stage.run(
         [stage.clients.npm_bin("codex"), "exec", "--skip-git-repo-check", *flags, question],
@@ -207,6 +215,13 @@ def codex(stage: Stage, question: str, *flags: str | Path, model: str = MODEL) -
 def codex_reads(stage: Stage) -> None:
     question = "Codex, read the note"
     rehearse_agent(stage.model, question, "exec_command", '{"cmd": "cat note.txt"}')
+    expect(HERON, codex(stage, question))
+
+
+def codex_asks_an_mcp_server(stage: Stage) -> None:
+    question = "Codex, ask for the note"
+    tool = f"mcp__{notes_server.NAME}.{notes_server.TOOL}"
+    rehearse_agent(stage.model, question, tool, "{}")
     expect(HERON, codex(stage, question))
 
 
@@ -290,6 +305,7 @@ AGENTS = (
         lambda clients: clients.npm_version("@openai/codex"),
         {
             "tool, reasoning, stream": codex_reads,
+            "MCP server": codex_asks_an_mcp_server,
             "structured output": codex_makes_an_object,
             "unknown model": codex_unknown_model,
         },
