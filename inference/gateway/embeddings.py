@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 
 from inference.gateway.consumers import ApiConsumer
+from inference.gateway.generation import unix_time_s
 from inference.gateway.running import run_request
 from inference.protocol.events import Embedded
 from inference.wire import openai_embeddings
@@ -52,7 +53,7 @@ class EmbeddingsConsumer(ApiConsumer):
         ) as stream:
             while not isinstance(event := (await stream.next_events())[-1], Embedded):
                 pass
-        encoder = request.body_encoder(request_id=self.request_id, created_unix_s=int(time.time()))
+        encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
         await self.respond(200, await _joined(encoder.parts(event)))
         return event
 

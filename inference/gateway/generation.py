@@ -85,7 +85,7 @@ class GenerationConsumer(ApiConsumer):
 
     def _encoder(self, request: ParsedRequest) -> Encoder:
         make = request.stream_encoder if request.stream else request.body_encoder
-        return make(request_id=self.request_id, created_unix_s=int(time.time()))
+        return make(request_id=self.request_id, clock=unix_time_s)
 
     async def _forward(self, events: list[Event], encoder: Encoder, request: ParsedRequest) -> None:
         """Everything that is there goes out as one send."""
@@ -118,6 +118,10 @@ class GenerationConsumer(ApiConsumer):
 
     def _log(self, model: str, outcome: str, seconds: float) -> None:
         log_request(self.request_id, model, outcome, self._usage, seconds)
+
+
+def unix_time_s() -> int:
+    return int(time.time())
 
 
 def log_request(

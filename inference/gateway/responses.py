@@ -10,14 +10,13 @@ build on it.
 from __future__ import annotations
 
 import logging
-import time
 
 import orjson
 
 from inference.gateway.background import BackgroundRuns
 from inference.gateway.frame_feed import FrameFeed
 from inference.gateway.gateway import Gateway
-from inference.gateway.generation import KEEP_ALIVE_S, GenerationConsumer
+from inference.gateway.generation import KEEP_ALIVE_S, GenerationConsumer, unix_time_s
 from inference.gateway.keep_alive import QuietTimer
 from inference.gateway.response_store import ResponseStore, record_of
 from inference.protocol.events import Event, Finished
@@ -101,9 +100,7 @@ class ResponsesConsumer(GenerationConsumer):
 
     async def _start_in_background(self, request: ResponsesRequest) -> None:
         await self.gateway.catalogue.find(request.generation.model)
-        encoder = request.stream_encoder(
-            request_id=self.request_id, created_unix_s=int(time.time())
-        )
+        encoder = request.stream_encoder(request_id=self.request_id, clock=unix_time_s)
         opening = encoder.opening()
         queued = encoder.response
         assert queued is not None, "the encoder has opened"

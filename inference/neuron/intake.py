@@ -27,7 +27,7 @@ from inference.neuron.errors import (
     wrong_kind,
 )
 from inference.neuron.model_text import ModelText
-from inference.neuron.prompts import Prepared, count_tokens, prepare
+from inference.neuron.prompts import Prepared, count_tokens, prepare, used_sampling
 from inference.neuron.request_table import AddressedEvent, Answer, RequestTable, sequence_id
 from inference.protocol.engine import EmbedSequences, SubmitSequence
 from inference.protocol.events import Accepted, Failure, TokensCounted
@@ -107,7 +107,12 @@ class Intake:
         prepared = prepare(request, text)
         answer = build_answer(request_id, request, prepared, text)
         commands = _commands(request_id, request.n, prepared)
-        self._hand_over(submit, answer, commands, engine, prepared.num_prompt_tokens)
+        accepted = Accepted(
+            request_id=request_id,
+            prompt_tokens=prepared.num_prompt_tokens,
+            sampling=used_sampling(prepared.params),
+        )
+        self._hand_over(submit, accepted, answer, commands, engine)
 
     def _start_embedding(
         self, submit: Submit, request: EmbeddingRequest, engine: EngineProcess, text: ModelText
@@ -120,20 +125,20 @@ class Intake:
             prompts=inputs,
             dimensions=request.dimensions,
         )
-        self._hand_over(submit, answer, [command], engine, num_tokens)
+        accepted = Accepted(request_id=submit.request_id, prompt_tokens=num_tokens)
+        self._hand_over(submit, accepted, answer, [command], engine)
 
     def _hand_over(
         self,
         submit: Submit,
+        accepted: Accepted,
         answer: Answer,
         commands: Iterable[SubmitSequence | EmbedSequences],
         engine: EngineProcess,
-        num_prompt_tokens: int,
     ) -> None:
         request_id = submit.request_id
         if not self._table.begin(request_id, answer, engine):
             return  # cancelled while it was prepared
-        accepted = Accepted(request_id=request_id, prompt_tokens=num_prompt_tokens)
         self._publish([AddressedEvent(submit.gateway_id, accepted)])
         try:
             for command in commands:

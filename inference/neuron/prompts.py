@@ -17,7 +17,7 @@ from inference.neuron.errors import RequestRefusedError, bad_token_id
 from inference.neuron.limits import AnswerLimit, answer_limit
 from inference.neuron.model_text import ModelText
 from inference.neuron.output_rules import request_grammar
-from inference.protocol.events import Failure
+from inference.protocol.events import Failure, UsedSampling
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
@@ -189,6 +189,15 @@ def resolve_sampling(
         top_logprobs=options.top_logprobs,
         stop_token_ids=list(dict.fromkeys([*stop_ids, *options.stop_token_ids])),
         min_tokens=options.min_tokens,
+    )
+
+
+def used_sampling(params: SamplingParams) -> UsedSampling:
+    return UsedSampling(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
     )
 
 

@@ -51,11 +51,22 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retry_after_s: float | None = None
 
 
-class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag="accepted"):
+class UsedSampling(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client asked for, else the model's default: what OpenAI's answers say of it."""
+
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="accepted"):
     """The neuron has rendered and tokenized the prompt and handed it to the engine."""
 
     request_id: str
     prompt_tokens: int
+    sampling: UsedSampling | None = None
+    """``None`` where nothing is sampled."""
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):

@@ -43,7 +43,7 @@ from inference.wire.anthropic_turns import (
     tool_references,
     without_answer_start,
 )
-from inference.wire.dialect import NO_CONTEXT, RequestContext
+from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.fields import (
     MAX_TOKEN_ID,
@@ -164,10 +164,10 @@ class MessagesRequest:
     stream: bool
     style: Style
 
-    def stream_encoder(self, *, request_id: str, created_unix_s: int) -> MessageStreamEncoder:
+    def stream_encoder(self, *, request_id: str, clock: UnixClock) -> MessageStreamEncoder:
         return MessageStreamEncoder(self.generation.model, self.style, request_id)
 
-    def body_encoder(self, *, request_id: str, created_unix_s: int) -> MessageBodyEncoder:
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> MessageBodyEncoder:
         return MessageBodyEncoder(self.generation.model, self.style, request_id)
 
 

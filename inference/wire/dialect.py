@@ -7,7 +7,7 @@ A dialect's module of errors fits ``ErrorDialect`` by having these names. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +18,9 @@ from inference.wire.errors import ApiError
 WAITING_COMMENT = b": waiting\n\n"
 """A line that readers of server-sent events skip. Sent while a stream has not begun: in every
 dialect its first event is said to be the first."""
+
+UnixClock = Callable[[], int]
+"""Seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +46,8 @@ class ParsedRequest(Protocol):
     def generation(self) -> GenerationRequest: ...
     @property
     def stream(self) -> bool: ...
-    def stream_encoder(self, *, request_id: str, created_unix_s: int) -> Encoder: ...
-    def body_encoder(self, *, request_id: str, created_unix_s: int) -> Encoder: ...
+    def stream_encoder(self, *, request_id: str, clock: UnixClock) -> Encoder: ...
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> Encoder: ...
 
 
 class Parse(Protocol):

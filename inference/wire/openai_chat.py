@@ -13,7 +13,7 @@ from typing import Any
 
 from inference.protocol.generation import ChatInput, GenerationRequest
 from inference.wire import openai_sampling, openai_tools
-from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext
+from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.fields import (
     Field,
@@ -122,13 +122,13 @@ class ChatRequest:
     usage: ToldUsage
     reasoning: Reasoning
 
-    def stream_encoder(self, *, request_id: str, created_unix_s: int) -> Encoder:
-        head = self._head("chat.completion.chunk", request_id, created_unix_s)
+    def stream_encoder(self, *, request_id: str, clock: UnixClock) -> Encoder:
+        head = self._head("chat.completion.chunk", request_id, clock())
         encoder = ChatStreamEncoder(Chunks(head, self.usage), self.generation.n, self.reasoning)
         return RunningUsage(encoder) if self.usage is ToldUsage.RUNNING else encoder
 
-    def body_encoder(self, *, request_id: str, created_unix_s: int) -> ChatBodyEncoder:
-        head = self._head("chat.completion", request_id, created_unix_s)
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> ChatBodyEncoder:
+        head = self._head("chat.completion", request_id, clock())
         return ChatBodyEncoder(head, self.generation, self.reasoning)
 
     def _head(self, kind: str, request_id: str, created_unix_s: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from inference.protocol.generation import GenerationRequest, TextInput, TokensInput
 from inference.wire import openai_sampling
-from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext
+from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
 from inference.wire.fields import (
     flag,
@@ -57,14 +57,14 @@ class CompletionRequest:
     stream: bool
     usage: ToldUsage
 
-    def stream_encoder(self, *, request_id: str, created_unix_s: int) -> Encoder:
-        chunks = Chunks(self._head(request_id, created_unix_s), self.usage)
+    def stream_encoder(self, *, request_id: str, clock: UnixClock) -> Encoder:
+        chunks = Chunks(self._head(request_id, clock()), self.usage)
         encoder = CompletionStreamEncoder(chunks, self.num_choices)
         return RunningUsage(encoder) if self.usage is ToldUsage.RUNNING else encoder
 
-    def body_encoder(self, *, request_id: str, created_unix_s: int) -> CompletionBodyEncoder:
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> CompletionBodyEncoder:
         return CompletionBodyEncoder(
-            self._head(request_id, created_unix_s),
+            self._head(request_id, clock()),
             self.num_choices,
             shows_logprobs=self.generation.sampling.top_logprobs is not None,
         )

@@ -18,7 +18,7 @@ import orjson
 
 from inference.protocol.events import Embedded, Event
 from inference.protocol.generation import EmbeddingRequest
-from inference.wire.dialect import NO_CONTEXT, RequestContext
+from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.fields import (
     honoured,
@@ -76,7 +76,7 @@ class EmbeddingsRequest:
     embedding: EmbeddingRequest
     encoding_format: EncodingFormat
 
-    def body_encoder(self, *, request_id: str, created_unix_s: int) -> EmbeddingsBodyEncoder:
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> EmbeddingsBodyEncoder:
         """The dialect shows neither: its answers have no id and no time."""
         return EmbeddingsBodyEncoder(self)
 

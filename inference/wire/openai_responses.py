@@ -20,7 +20,7 @@ import msgspec
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
 from inference.protocol.sampling import SamplingOptions
 from inference.wire import openai_sampling
-from inference.wire.dialect import NO_CONTEXT, RequestContext
+from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.fields import (
     Field,
@@ -109,6 +109,8 @@ FIELDS = table(
     honoured("max_output_tokens", integer(1, openai_sampling.MAX_TOKENS), "At least 1."),
     honoured("temperature", number(0, 2), "0 to 2; 0 is greedy."),
     honoured("top_p", number(0, 1), "0 to 1."),
+    honoured("presence_penalty", number(-2, 2), "Of Open Responses; -2 to 2."),
+    honoured("frequency_penalty", number(-2, 2), "Of Open Responses; -2 to 2."),
     honoured("top_logprobs", integer(0, MAX_TOP_LOGPROBS), "0 to 20."),
     honoured(
         "include",
@@ -161,11 +163,17 @@ ECHOED = (
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
-    "temperature",
-    "top_p",
     "user",
 )
 """Fields of the response object that say what was asked for, ``null`` where nothing was."""
+
+NEUTRAL_SAMPLING = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Said of what nothing was said about until the model's own defaults are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,11 +206,11 @@ class ResponsesRequest:
         generation = msgspec.structs.replace(self.generation, input=chat)
         return replace(self, items=own, generation=generation)
 
-    def stream_encoder(self, *, request_id: str, created_unix_s: int) -> ResponseStreamEncoder:
-        return ResponseStreamEncoder(self.settings, request_id, created_unix_s)
+    def stream_encoder(self, *, request_id: str, clock: UnixClock) -> ResponseStreamEncoder:
+        return ResponseStreamEncoder(self.settings, request_id, clock)
 
-    def body_encoder(self, *, request_id: str, created_unix_s: int) -> ResponseBodyEncoder:
-        return ResponseBodyEncoder(self.settings, request_id, created_unix_s)
+    def body_encoder(self, *, request_id: str, clock: UnixClock) -> ResponseBodyEncoder:
+        return ResponseBodyEncoder(self.settings, request_id, clock)
 
 
 def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ResponsesRequest:
@@ -251,6 +259,8 @@ def _generation(read: dict[str, Any]) -> GenerationRequest:
         sampling=SamplingOptions(
             temperature=read.get("temperature"),
             top_p=read.get("top_p"),
+            presence_penalty=read.get("presence_penalty"),
+            frequency_penalty=read.get("frequency_penalty"),
             top_logprobs=_top_logprobs(read),
             max_tokens=read.get("max_output_tokens"),
         ),
@@ -277,6 +287,7 @@ def _settings(read: dict[str, Any], *, store: bool, background: bool) -> AnswerS
         "background": background,
         "store": store,
         **{name: read.get(name) for name in ECHOED},
+        **{name: read.get(name, neutral) for name, neutral in NEUTRAL_SAMPLING.items()},
         "metadata": read.get("metadata", {}),
         "parallel_tool_calls": read.get("parallel_tool_calls", True),
         "reasoning": {"effort": wish.effort, "summary": wish.summary},

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import orjson
 
 from inference.protocol.events import (
@@ -29,6 +30,7 @@ from inference.protocol.events import (
     ToolCallStarted,
     Usage,
 )
+from inference.wire.dialect import UnixClock
 from inference.wire.errors import ApiError
 from inference.wire.openai_responses_errors import error_event, named_frame
 from inference.wire.openai_responses_output import (
@@ -62,14 +64,17 @@ def response_id(request_id: str) -> str:
 class ResponseStreamEncoder:
     """One request's events as named server-sent events."""
 
-    def __init__(self, settings: AnswerSettings, request_id: str, created_unix_s: int) -> None:
+    def __init__(self, settings: AnswerSettings, request_id: str, clock: UnixClock) -> None:
         self._settings = settings
         self._request_id = request_id
         self._head = {
             "id": response_id(request_id),
             "object": "response",
-            "created_at": created_unix_s,
+            "created_at": clock(),
         }
+        self._clock = clock
+        self._completed_unix_s: int | None = None
+        self._sampling: dict[str, float] = {}
         self._num_events = 0
         self._output: list[dict[str, Any]] = []
         self._open: OutputItem | None = None
@@ -90,6 +95,7 @@ class ResponseStreamEncoder:
             case ToolCallStarted():
                 return self._call(event)
             case Accepted():
+                self._sampling = sampling_echo(event)
                 return self.opening() + self._lifecycle("in_progress")
             case ChoiceFinished():
                 return self._choice_finished(event)
@@ -189,7 +195,9 @@ class ResponseStreamEncoder:
         """The status it ends with and what else the response then says."""
         used = {"usage": usage_object(usage)}
         if not self._is_cut:
-            return "completed", used
+            # Asked twice of one answer: for keeping it, and for telling the client.
+            self._completed_unix_s = self._completed_unix_s or self._clock()
+            return "completed", {**used, "completed_at": self._completed_unix_s}
         return "incomplete", {**used, "incomplete_details": {"reason": "max_output_tokens"}}
 
     @property
@@ -226,11 +234,12 @@ class ResponseStreamEncoder:
         return self._frame(f"response.{named or status}", {"response": self.response})
 
     def _object(self, status: str, **fields: Any) -> dict[str, Any]:
-        said = {"error": None, "incomplete_details": None, "usage": None} | fields
+        said = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage")) | fields
         return {
             **self._head,
             "status": status,
             **self._settings.echo,
+            **self._sampling,
             "output": [*self._output],
             **said,
         }
@@ -250,8 +259,8 @@ class ResponseStreamEncoder:
 class ResponseBodyEncoder:
     """The same events folded: the response that the last one of them carries."""
 
-    def __init__(self, settings: AnswerSettings, request_id: str, created_unix_s: int) -> None:
-        self._events = ResponseStreamEncoder(settings, request_id, created_unix_s)
+    def __init__(self, settings: AnswerSettings, request_id: str, clock: UnixClock) -> None:
+        self._events = ResponseStreamEncoder(settings, request_id, clock)
 
     def response_after(self, event: Finished) -> dict[str, Any]:
         return self._events.response_after(event)
@@ -261,6 +270,11 @@ class ResponseBodyEncoder:
         if not isinstance(event, Finished):
             return b""
         return orjson.dumps(self._events.response)
+
+
+def sampling_echo(event: Accepted) -> dict[str, float]:
+    """What the model's own defaults have made of it."""
+    return {} if event.sampling is None else msgspec.structs.asdict(event.sampling)
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

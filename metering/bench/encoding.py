@@ -42,7 +42,7 @@ class Dialect:
     def encoder(self) -> Encoder:
         body = orjson.dumps({"model": "tiny", "stream": True, **self.request})
         request = self.parse(body, NO_CONTEXT)
-        return request.stream_encoder(request_id=REQUEST_ID, created_unix_s=CREATED_UNIX_S)
+        return request.stream_encoder(request_id=REQUEST_ID, clock=lambda: CREATED_UNIX_S)
 
 
 DIALECTS = {

@@ -238,7 +238,7 @@ async def test_a_run_that_is_cancelled_before_it_begins_lets_its_watcher_go(
     gateway.ensure_started()
     runs = background.BackgroundRuns(gateway, response_store.ResponseStore())
     request = openai_responses.parse(json.dumps(ask(background=True)).encode())
-    encoder = request.stream_encoder(request_id="r", created_unix_s=1)
+    encoder = request.stream_encoder(request_id="r", clock=lambda: 1)
     encoder.opening()
     feed = FrameFeed(lambda: None)
     runs.start(request, request_id="r", encoder=encoder, feed=feed)

@@ -9,7 +9,8 @@ import pytest
 from inference.neuron.echo import echo_of
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.model_text import ModelText
-from inference.neuron.prompts import Prepared, count_tokens, prepare
+from inference.neuron.prompts import Prepared, count_tokens, prepare, used_sampling
+from inference.protocol.events import UsedSampling
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
@@ -94,6 +95,10 @@ def test_sampling_is_the_clients_then_the_models_then_neutral(byte_level_dir: Pa
     assert params.top_k == 20
     assert params.top_p == 1.0
     assert params.repetition_penalty == 1.0
+    used = used_sampling(_prepare(text, TextInput(texts=["x"]), frequency_penalty=0.5).params)
+    assert used == UsedSampling(
+        temperature=0.6, top_p=1.0, presence_penalty=0.0, frequency_penalty=0.5
+    )
 
 
 def test_stop_token_ids_hold_eos_unless_it_is_ignored(byte_level_dir: Path) -> None:

@@ -74,7 +74,7 @@ class Case:
             said = json.loads(errors.error_body(error, request_id=REQUEST_ID))
             return {"error.json": _pretty({"status": error.status, **said})}
         events = decode_events((self.path / "events.json").read_bytes())
-        made = {"request_id": REQUEST_ID, "created_unix_s": CREATED_UNIX_S}
+        made = {"request_id": REQUEST_ID, "clock": lambda: CREATED_UNIX_S}
         whole = fold(request.body_encoder(**made), events)
         outputs = {
             "parsed.json": _pretty(msgspec.to_builtins(request, str_keys=True)),

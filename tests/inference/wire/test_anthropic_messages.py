@@ -43,7 +43,7 @@ from tests.inference.wire.random_bodies import random_bodies
 NESTED = anthropic_messages.NESTED_FIELDS
 MESSAGES = [{"role": "user", "content": "Hi"}]
 BASE: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": MESSAGES}
-MADE: dict[str, Any] = {"request_id": "r", "created_unix_s": 1}
+MADE: dict[str, Any] = {"request_id": "r", "clock": lambda: 1}
 
 
 def parse(**changes: Any) -> anthropic_messages.MessagesRequest:

@@ -35,7 +35,7 @@ from inference.wire.dialect import RequestContext
 R = "r"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
 PROMPT = {"model": "m", "prompt": "Hi", "stream": True}
-MADE: dict[str, Any] = {"request_id": R, "created_unix_s": 1}
+MADE: dict[str, Any] = {"request_id": R, "clock": lambda: 1}
 USAGE = Usage(prompt_tokens=1, completion_tokens=9, reasoning_tokens=3)
 TOLD_USAGE = {"stream_options": {"include_usage": True}}
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any, get_type_hints
 
 import pytest
@@ -32,15 +33,21 @@ from inference.protocol.events import (
     ToolCallDelta,
     ToolCallStarted,
     Usage,
+    UsedSampling,
 )
 from inference.wire import openai_responses, openai_responses_errors
 from inference.wire.errors import ApiError, RequestFailedError
 from inference.wire.openai_responses_events import ResponseStreamEncoder
 from inference.wire.openai_responses_reasoning import carried, encrypted_content
 from inference.wire.strict_schemas import is_strict
-from tests.inference.wire.golden import cases
+from tests.inference.wire.golden import Case, cases
 
-MADE = {"request_id": "r", "created_unix_s": 1}
+MADE = {"request_id": "r", "clock": lambda: 1}
+CASES = [
+    case
+    for case in cases()
+    if case.dialect == "openai_responses" and (case.path / "body.json").exists()
+]
 EVENT_TYPES: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 pieces = st.lists(st.text(max_size=5), max_size=6)
@@ -142,18 +149,11 @@ def test_what_was_answered_can_be_sent_back(
     assert parse(input=output).generation.input.messages == messages  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in cases() if case.dialect == "openai_responses"],
-    ids=lambda case: case.path.name,
-)
-def test_the_sdk_reads_every_event(case: Any) -> None:
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_sdk_reads_every_event(case: Case) -> None:
     """As its types say, strictly, and by the state machine behind its stream helper."""
-    path = case.path / "stream.sse"
-    if not path.exists():
-        return
     state = ResponseStreamState(text_format=NOT_GIVEN, input_tools=NOT_GIVEN)
-    for event in frames(path.read_bytes()):
+    for event in frames((case.path / "stream.sse").read_bytes()):
         read = EVENT_TYPES.validate_python(event, strict=True)
         assert read.type == event["type"]
         state.handle_event(read)
@@ -169,6 +169,46 @@ def test_every_field_of_the_sdk_is_declared() -> None:
     }
     assert len(sent) > 30
     assert sent <= set(openai_responses.FIELDS), sorted(sent - set(openai_responses.FIELDS))
+
+
+OPEN_RESPONSES_FIELDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("id", "object", "status", "model", "truncation", "service_tier"), (str,)),
+    **dict.fromkeys(("created_at", "top_logprobs"), (int,)),
+    **dict.fromkeys(("completed_at", "max_output_tokens", "max_tool_calls"), (int, NoneType)),
+    **dict.fromkeys(("temperature", "top_p", "presence_penalty", "frequency_penalty"), (float,)),
+    **dict.fromkeys(("previous_response_id", "instructions"), (str, NoneType)),
+    **dict.fromkeys(("safety_identifier", "prompt_cache_key", "user"), (str, NoneType)),
+    **dict.fromkeys(("incomplete_details", "error", "reasoning", "usage"), (dict, NoneType)),
+    **dict.fromkeys(("parallel_tool_calls", "store", "background"), (bool,)),
+    **dict.fromkeys(("text", "metadata"), (dict,)),
+    **dict.fromkeys(("output", "tools"), (list,)),
+    "tool_choice": (str, dict),
+}
+"""What a response must say, https://www.openresponses.org/specification: its acceptance tests fail
+for a field that is missing or ``null`` where it may not be."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_response_says_what_open_responses_requires(case: Case) -> None:
+    told = [
+        event["response"]
+        for event in frames((case.path / "stream.sse").read_bytes())
+        if "response" in event
+    ]
+    for response in [*told, json.loads((case.path / "body.json").read_text())]:
+        for name, types in OPEN_RESPONSES_FIELDS.items():
+            assert isinstance(response[name], types), name
+        assert (response["completed_at"] is None) == (response["status"] != "completed")
+
+
+def test_what_the_models_defaults_made_of_it_is_said() -> None:
+    encoder = parse(stream=True, top_p=0.5).stream_encoder(**MADE)
+    before = frames(encoder.opening())[-1]["response"]
+    assert (before["temperature"], before["top_p"]) == (1.0, 0.5)
+    used = UsedSampling(temperature=0.6, top_p=0.5, presence_penalty=0.0, frequency_penalty=1.5)
+    encoder.encode(Accepted(request_id="r", prompt_tokens=1, sampling=used))
+    assert encoder.response is not None
+    assert (encoder.response["temperature"], encoder.response["frequency_penalty"]) == (0.6, 1.5)
 
 
 def failing() -> ApiError:
