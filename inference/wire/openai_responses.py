@@ -58,6 +58,7 @@ from inference.wire.openai_responses_input import (
     ITEM_FIELDS,
     MAX_ID_CHARS,
     InputItem,
+    check_results,
     items,
     resolved,
 )
@@ -198,9 +199,12 @@ class ResponsesRequest:
         self, history: Sequence[InputItem], stored: Mapping[str, InputItem]
     ) -> ResponsesRequest:
         """With the turns of ``history`` before its own, and its references replaced by the
-        ``stored`` items of those ids. Raises ``InvalidRequestError`` for one that is not there."""
+        ``stored`` items of those ids. Raises ``InvalidRequestError`` for one that is not there, and
+        for a result of no call."""
         own = resolved(self.items, stored)
-        messages = _messages(self.instructions, [*history, *own])
+        conversation = [*history, *own]
+        check_results(conversation, len(history))
+        messages = _messages(self.instructions, conversation)
         assert isinstance(self.generation.input, ChatInput), "Responses requests are chats"
         chat = msgspec.structs.replace(self.generation.input, messages=messages)
         generation = msgspec.structs.replace(self.generation, input=chat)
@@ -229,7 +233,7 @@ def request_of(read: dict[str, Any]) -> ResponsesRequest:
     """``read``: what the checks of ``FIELDS`` made of a body, ``model`` and ``input`` at least.
     Raises ``ApiError`` (400)."""
     store, background = read.get("store", True), read.get("background", False)
-    return ResponsesRequest(
+    request = ResponsesRequest(
         generation=_generation(read),
         stream=read.get("stream", False),
         store=store,
@@ -239,6 +243,9 @@ def request_of(read: dict[str, Any]) -> ResponsesRequest:
         items=read["input"],
         settings=_settings(read, store=store, background=background),
     )
+    if request.previous_response_id is None and not request.references:
+        check_results(request.items)
+    return request
 
 
 def _generation(read: dict[str, Any]) -> GenerationRequest:

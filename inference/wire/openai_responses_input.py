@@ -9,7 +9,7 @@ Source: https://platform.openai.com/docs/api-reference/responses/create#response
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -220,6 +220,21 @@ def _refuse_doubles(read: Iterable[InputItem], path: str) -> None:
                 f"Two items have the id '{shown(given)}'.", param=f"{path}[{index}].id"
             )
         seen.add(given)
+
+
+def check_results(conversation: Sequence[InputItem], num_earlier: int = 0) -> None:
+    """Raises ``InvalidRequestError`` for a result of a call that is not there. ``num_earlier``: how
+    many items come before the request's own."""
+    called: set[str] = set()
+    for index, item in enumerate(conversation):
+        if isinstance(item.part, Called):
+            called.add(item.part.call.id)
+        elif isinstance(item.part, Returned) and item.part.call_id not in called:
+            raise InvalidRequestError(
+                f"No tool call found for function call output with call_id "
+                f"'{shown(item.part.call_id)}'.",
+                param=f"input[{index - num_earlier}].call_id",
+            )
 
 
 def resolved(read: Iterable[InputItem], stored: Mapping[str, InputItem]) -> list[InputItem]:
