@@ -17,6 +17,7 @@ from inference.gateway.health import HealthConsumer
 from inference.gateway.lifespan import LifespanConsumer
 from inference.gateway.models import ModelConsumer, ModelListConsumer
 from inference.gateway.origins import with_cors
+from inference.gateway.response_socket import ResponseSocket
 from inference.gateway.response_store import ResponseStore
 from inference.gateway.responses import ResponsesConsumer
 from inference.gateway.stored_responses import (
@@ -37,6 +38,7 @@ from inference.wire import (
 )
 from inference.wire.dialect import ErrorDialect
 
+RESPONSES_PATH = re.compile(r"/v1/responses/?")
 API_PATH = re.compile(r"/(v1(/|$)|health/?$)")
 
 
@@ -75,7 +77,21 @@ def build_application(gateway: Gateway, *, django_app: Any) -> ProtocolTypeRoute
         application = api_for_browsers if API_PATH.match(scope["path"]) else django_app
         await application(scope, receive, send)
 
-    return ProtocolTypeRouter({"http": http, "lifespan": LifespanConsumer(gateway)})
+    socket = ResponseSocket.as_asgi(gateway=gateway, store=ResponseStore())
+
+    async def websocket(scope: Any, receive: Any, send: Any) -> None:
+        application = socket if RESPONSES_PATH.fullmatch(scope["path"]) else no_socket
+        await application(scope, receive, send)
+
+    return ProtocolTypeRouter(
+        {"http": http, "websocket": websocket, "lifespan": LifespanConsumer(gateway)}
+    )
+
+
+async def no_socket(scope: Any, receive: Any, send: Any) -> None:
+    """The handshake is refused."""
+    await receive()
+    await send({"type": "websocket.close"})
 
 
 def _responses(gateway: Gateway) -> list[URLPattern]:

@@ -15,7 +15,7 @@ from typing import Any
 from daphne.endpoints import build_endpoint_description_strings
 from daphne.http_protocol import HTTPFactory, WebRequest
 from daphne.server import Server
-from daphne.ws_protocol import WebSocketFactory
+from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet import reactor
 from twisted.internet.endpoints import serverFromString
 from twisted.logger import globalLogBeginner
@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 READ_BUFFER_BYTES = 256 * 1024
 LINGER_S = 5.0
 """How long a client that sends too much may take to read why."""
+PING_INTERVAL_S = 20.0
+PING_TIMEOUT_S = 20.0
+"""Without an answer the other end of a WebSocket is gone."""
 
 
 class StreamRequest(WebRequest):  # type: ignore[misc]
@@ -62,8 +65,14 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         if self._refused:
             self.channel.loseConnection()
             return None
-        self.registerProducer(self, True)
+        if not self._becomes_a_socket():
+            self.registerProducer(self, True)
         return super().process()
+
+    def _becomes_a_socket(self) -> bool:
+        """As Daphne sees it."""
+        upgrades = self.requestHeaders.getRawHeaders(b"Upgrade") or [b""]
+        return bool(upgrades[0].lower() == b"websocket")
 
     def pauseProducing(self) -> None:  # noqa: N802
         self.writable.clear()
@@ -86,6 +95,11 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         self.writable.set()
         super().connectionLost(reason)
 
+    def application_ended(self) -> None:
+        """A client of a response that is not whole waits for more unless it is cut off."""
+        if self.is_responding and not self.finished and self.channel is not None:
+            self.channel.forceAbortClient()
+
     def _refuse_body(self) -> None:
         self._refused = True
         errors = self.server.errors_of(self.channel._path)
@@ -95,6 +109,37 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
             b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         )
         reactor.callLater(LINGER_S, self.channel.forceAbortClient)
+
+
+class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
+    """One WebSocket. Twisted calls it as the producer of what it sends, in the place of the HTTP
+    channel that the connection began with."""
+
+    def connectionMade(self) -> None:  # noqa: N802
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.transport.unregisterProducer()
+        self.transport.registerProducer(self, True)
+        super().connectionMade()
+
+    def pauseProducing(self) -> None:  # noqa: N802
+        self.writable.clear()
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        self.writable.set()
+
+    def stopProducing(self) -> None:  # noqa: N802
+        self.writable.set()
+
+    def onClose(self, wasClean: bool, code: int, reason: str) -> None:  # noqa: N802, N803
+        """Also called where the handshake never came to an application."""
+        self.writable.set()
+        if hasattr(self, "server"):
+            super().onClose(wasClean, code, reason)
+
+    def application_ended(self) -> None:
+        if self.state != self.STATE_CLOSED:
+            self.dropConnection(abort=True)
 
 
 class StreamFactory(HTTPFactory):  # type: ignore[misc]
@@ -137,7 +182,7 @@ class DaphneServer(Server):  # type: ignore[misc]
         """Runs until ``close``. Returns why it cannot listen, or ``None`` after a run."""
         self.connections: dict[Any, Any] = {}
         self.http_factory = StreamFactory(self)
-        self.ws_factory = WebSocketFactory(self, server=self.server_name)
+        self.ws_factory = self._websocket_factory()
         globalLogBeginner.beginLoggingTo(
             [lambda _: None], redirectStandardIO=False, discardBuffer=True
         )
@@ -152,6 +197,18 @@ class DaphneServer(Server):  # type: ignore[misc]
         reactor.run(installSignalHandlers=False)
         return None
 
+    def _websocket_factory(self) -> Any:
+        factory = WebSocketFactory(self, server=self.server_name)
+        factory.protocol = StreamSocket
+        factory.setProtocolOptions(
+            maxMessagePayloadSize=self.max_body_bytes,
+            failByDrop=False,  # with a close frame that says why
+            allowNullOrigin=True,  # which origins may what is the application's to say
+            autoPingInterval=PING_INTERVAL_S,
+            autoPingTimeout=PING_TIMEOUT_S,
+        )
+        return factory
+
     def stop_listening(self) -> None:
         for port in self._ports:
             port.stopListening()
@@ -161,22 +218,16 @@ class DaphneServer(Server):  # type: ignore[misc]
         reactor.stop()
 
     def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
-        """An application that ends before its response does leaves the client waiting for more
-        unless the connection is cut."""
         queue = super().create_application(protocol, scope)
         if queue is not None:
             running = self.connections[protocol]["application_instance"]
-            running.add_done_callback(lambda _: self._cut_if_unfinished(protocol))
+            running.add_done_callback(lambda _: protocol.application_ended())
         return queue
 
     async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
         """Waits while what was sent before is still in the socket's buffer."""
         await protocol.writable.wait()
         await super().handle_reply(protocol, message)
-
-    def _cut_if_unfinished(self, protocol: Any) -> None:
-        if protocol.is_responding and not protocol.finished and protocol.channel is not None:
-            protocol.channel.forceAbortClient()
 
     def _cannot_listen(self, failure: Any) -> None:
         self._listen_failure = failure.getErrorMessage()

@@ -5,7 +5,8 @@ Every failure becomes an ``ApiError``: nothing is kept or lost silently.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from inference.conversations import selectors, services
@@ -16,12 +17,15 @@ from inference.conversations.errors import (
 from inference.conversations.records import ResponseRecord
 from inference.gateway.database import DatabaseThreads
 from inference.wire.errors import (
+    ApiError,
     InvalidRequestError,
     PreviousResponseNotFoundError,
     ResponseNotFoundError,
 )
 from inference.wire.openai_responses import ResponsesRequest
 from inference.wire.openai_responses_input import InputItem, items, with_ids
+
+logger = logging.getLogger(__name__)
 
 
 class ResponseStore:
@@ -37,21 +41,30 @@ class ResponseStore:
             raise ResponseNotFoundError(response_id)
         return record
 
-    async def continued(self, request: ResponsesRequest) -> ResponsesRequest:
-        """The request with everything in it that it builds on. Raises ``ApiError`` where that is
-        not stored."""
+    async def continued(
+        self, request: ResponsesRequest, history: Sequence[InputItem] | None = None
+    ) -> ResponsesRequest:
+        """The request with everything in it that it builds on. ``history`` is what it continues,
+        where that is known without the store. Raises ``ApiError`` where something is not stored."""
         if request.previous_response_id is None and not request.references:
             return request
-        history: list[InputItem] = []
-        if request.previous_response_id is not None:
-            history = _read_back(await self._history(request.previous_response_id))
+        if history is None:
+            previous = request.previous_response_id
+            history = [] if previous is None else await self.history(previous)
         wanted = [reference.id for reference in request.references]
         found = await self._database.query(lambda: selectors.items_find(wanted)) if wanted else {}
-        stored = {item_id: _read_back([item])[0] for item_id, item in found.items()}
+        stored = {item_id: read_back([item])[0] for item_id, item in found.items()}
         return request.continued(history, stored)
 
     async def save(self, record: ResponseRecord) -> None:
         await self._database.query(lambda: services.response_save(record=record))
+
+    async def save_failed(self, record: ResponseRecord) -> None:
+        """The client has its id, so it may ask for it; it is told of the failure either way."""
+        try:
+            await self.save(record)
+        except ApiError as error:
+            logger.error("%s failed and is not stored: %s", record.response["id"], error.code)
 
     async def progress(self, response: dict[str, Any]) -> bool:
         """``False``: it had ended already, or was deleted."""
@@ -71,7 +84,9 @@ class ResponseStore:
         """Those that are still active."""
         return await self._database.query(lambda: services.leases_renew(response_ids=response_ids))
 
-    async def _history(self, response_id: str) -> list[dict[str, Any]]:
+    async def history(self, response_id: str) -> list[InputItem]:
+        """The conversation up to its end. Raises ``ApiError``."""
+
         def read() -> list[dict[str, Any]]:
             try:
                 return selectors.history_items(response_id)
@@ -80,7 +95,7 @@ class ResponseStore:
             except PreviousResponseUnfinishedError as error:
                 raise InvalidRequestError(error.message, param="previous_response_id") from error
 
-        return await self._database.query(read)
+        return read_back(await self._database.query(read))
 
 
 def record_of(
@@ -95,6 +110,6 @@ def record_of(
     )
 
 
-def _read_back(stored: list[dict[str, Any]]) -> list[InputItem]:
+def read_back(stored: list[dict[str, Any]]) -> list[InputItem]:
     """Items as the parser reads them: what was stored is what it once took or what was answered."""
     return [items([item], "stored")[0] for item in stored]

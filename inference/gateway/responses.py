@@ -83,15 +83,10 @@ class ResponsesConsumer(GenerationConsumer):
         await self.send_body(frames, last=True)
 
     async def _keep_failed(self, encoder: ResponseStreamEncoder) -> None:
-        """The client has its id, so it may ask for it; it is told of the failure either way."""
         if self._asked is None or not self._asked.store or encoder.response is None:
             return
-        try:
-            await self._store.save(
-                record_of(self._asked, encoder.response, request_id=self.request_id)
-            )
-        except ApiError as error:
-            logger.error("request %s failed and is not stored: %s", self.request_id, error.code)
+        record = record_of(self._asked, encoder.response, request_id=self.request_id)
+        await self._store.save_failed(record)
 
     def _log(self, model: str, outcome: str, seconds: float) -> None:
         """What runs on without this client is told of once, at its end."""

@@ -16,6 +16,7 @@ from inference.wire import (
     openai_embeddings,
     openai_responses,
     openai_responses_count,
+    openai_responses_socket,
 )
 from inference.wire.fields import Field, Support
 
@@ -41,6 +42,7 @@ DIALECTS: dict[str, Mapping[str, Field]] = {
         f"POST /v1/responses: {what}": fields
         for what, fields in openai_responses.NESTED_FIELDS.items()
     },
+    "WebSocket /v1/responses: beside the fields of POST": openai_responses_socket.OWN_FIELDS,
     "POST /v1/responses/input_tokens": openai_responses_count.FIELDS,
 }
 

@@ -112,10 +112,13 @@ class ResponseStreamEncoder:
             return self._lifecycle("in_progress", named="created")
         return self._lifecycle("queued", named="created") + self._lifecycle("queued")
 
-    def failed(self, error: ApiError) -> bytes:
+    def failed(self, error: ApiError, *, names_error: bool = True) -> bytes:
         """Ends the answer: ``error`` says it exactly, ``response.failed`` in OpenAI's terms. That
-        one is left out where the client has been told of no response yet."""
-        frames = self._close("incomplete") + self._frame(*error_event(error))
+        one is left out where the client has been told of no response yet, the other one where
+        ``names_error`` is false: on a socket each of them ends a response."""
+        frames = self._close("incomplete")
+        if names_error:
+            frames += self._frame(*error_event(error))
         if self.response is None:
             return frames
         return frames + self._lifecycle("failed", error=_response_error(error))

@@ -70,7 +70,7 @@ class Exchange:
 
 class AsgiClient:
     def __init__(self, application: Any) -> None:
-        self._application = application
+        self.application = application
 
     def open(
         self,
@@ -101,7 +101,7 @@ class AsgiClient:
             "client": (peer, 40000),
             "server": ("127.0.0.1", 31313),
         }
-        return Exchange(self._application, scope, parts)
+        return Exchange(self.application, scope, parts)
 
     async def get(self, path: str, **options: Any) -> Exchange:
         return await self.open("GET", path, **options).finish()

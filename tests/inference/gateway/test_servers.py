@@ -19,10 +19,11 @@ import httpx
 import openai
 import pytest
 import redis
+import websockets
 
 from helexa_site.config import REPOSITORY_DIR
 from inference.protocol.events import Accepted, Delta, Event
-from inference.protocol.generation import Submit
+from inference.protocol.generation import ChatInput, Submit
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
 
 MODEL = "smollm2-135m-instruct"
@@ -206,17 +207,17 @@ async def test_a_body_over_the_limit(
     assert said.items() <= response.json()["error"].items()
 
 
+async def flood(submit: Submit) -> AsyncIterator[list[Event]]:
+    yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
+    while True:
+        yield [Delta(request_id=submit.request_id, text="x" * 2000) for _ in range(50)]
+        await asyncio.sleep(0.005)
+
+
 async def test_a_reader_that_stalls_is_cut_off_and_nobody_else(
     server: RunningServer, ready: FakeNeuron
 ) -> None:
     """What a client does not take is bounded: the request fails once that is full."""
-
-    async def flood(submit: Submit) -> AsyncIterator[list[Event]]:
-        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
-        while True:
-            yield [Delta(request_id=submit.request_id, text="x" * 2000) for _ in range(50)]
-            await asyncio.sleep(0.005)
-
     ready.script = flood
     await _settle(ready)
     body = json.dumps({"model": MODEL, "messages": QUESTION, "stream": True}).encode()
@@ -230,6 +231,79 @@ async def test_a_reader_that_stalls_is_cut_off_and_nobody_else(
     writer.close()
     async with httpx.AsyncClient(base_url=server.url) as client:
         assert (await client.get("/health")).status_code == 200
+
+
+async def test_the_openai_sdk_over_a_websocket(server: RunningServer, ready: FakeNeuron) -> None:
+    await _settle(ready)
+    async with (
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client,
+        client.responses.connect() as connection,
+    ):
+        previous: str | None = None
+        for question in ("What is the capital of France?", "And of Italy?"):
+            await connection.response.create(
+                model=MODEL, input=question, store=False, previous_response_id=previous
+            )
+            async for event in connection:
+                if event.type == "response.completed":
+                    assert event.response.output_text == "The capital is Paris."
+                    previous = event.response.id
+                    break
+    frame = ready.frames[-1]
+    assert isinstance(frame, Submit) and isinstance(frame.request.input, ChatInput)
+    assert len(frame.request.input.messages) == 3
+
+
+def _socket(server: RunningServer, path: str = "/v1/responses") -> Any:
+    # Compressed, what the flood sends would fit into the buffers.
+    url = f"ws://127.0.0.1:{server.port}{path}"
+    return websockets.connect(url, proxy=None, compression=None)
+
+
+CREATE = {"type": "response.create", "model": MODEL, "input": "Hi", "store": False}
+
+
+async def test_leaving_a_websocket_cancels(server: RunningServer, ready: FakeNeuron) -> None:
+    ready.script = endless
+    await _settle(ready)
+    async with _socket(server) as connection:
+        await connection.send(json.dumps(CREATE))
+        while "delta" not in json.loads(await connection.recv()):
+            pass
+    assert await asyncio.wait_for(ready.cancelled.get(), 10)
+
+
+async def test_a_websocket_that_is_refused(server: RunningServer, ready: FakeNeuron) -> None:
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        async with _socket(server, "/v1/chat/completions"):
+            pass
+    assert refused.value.response.status_code == 403
+    await _settle(ready)
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        headers = {"connection": "Upgrade", "upgrade": "h2c"}
+        assert (await client.get("/health", headers=headers)).json()["status"] == "ok"
+
+
+async def test_a_message_over_the_limit(server: RunningServer, ready: FakeNeuron) -> None:
+    async with _socket(server) as connection:
+        await connection.send(json.dumps(CREATE | {"input": "x" * 20 * MAX_BODY_BYTES}))
+        with pytest.raises(websockets.ConnectionClosed):
+            while True:
+                said = json.loads(await asyncio.wait_for(connection.recv(), 10))
+                assert said["code"] == "request_too_large"
+    assert connection.close_code == 1009
+
+
+async def test_a_websocket_whose_reader_stalls_is_cut_off(
+    server: RunningServer, ready: FakeNeuron
+) -> None:
+    ready.script = flood
+    await _settle(ready)
+    async with _socket(server) as connection:
+        await connection.send(json.dumps(CREATE))
+        connection.transport.pause_reading()
+        assert await asyncio.wait_for(ready.cancelled.get(), 20)
+        connection.transport.abort()
 
 
 async def test_health_and_unknown_paths(server: RunningServer, ready: FakeNeuron) -> None:

@@ -225,6 +225,16 @@ def codex_asks_an_mcp_server(stage: Stage) -> None:
     expect(HERON, codex(stage, question))
 
 
+def codex_over_a_websocket(stage: Stage) -> None:
+    """Where that fails it goes back to HTTP, and says so."""
+    question = "Codex, read the note over a socket"
+    rehearse_agent(stage.model, question, "exec_command", '{"cmd": "cat note.txt"}')
+    said = codex(stage, question, "-c", "model_providers.helexa.supports_websockets=true")
+    expect(HERON, said)
+    if "WebSocket" in said:
+        raise AgentProblemError(said[-600:])
+
+
 def codex_makes_an_object(stage: Stage) -> None:
     schema = stage.home / "schema.json"
     schema.write_text(json.dumps(SOUP_SCHEMA | {"additionalProperties": False}))
@@ -306,6 +316,7 @@ AGENTS = (
         {
             "tool, reasoning, stream": codex_reads,
             "MCP server": codex_asks_an_mcp_server,
+            "WebSocket": codex_over_a_websocket,
             "structured output": codex_makes_an_object,
             "unknown model": codex_unknown_model,
         },

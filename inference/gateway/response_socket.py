@@ -1,0 +1,157 @@
+"""Responses over one WebSocket: a turn after the other, each going on from the one before.
+
+    message ─▶ queue ─▶ parse ─▶ continued ─▶ run_request ─▶ events ─▶ messages
+                                    ▲                           │
+                                    └──── last turn's items ◀───┘
+
+The last turn's items are kept with the connection, so a chain needs nothing stored. A turn that
+fails forgets what it continued: its client says the whole conversation again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from channels.consumer import AsyncConsumer
+from channels.exceptions import StopConsumer
+
+from inference.gateway.authorization import authorize
+from inference.gateway.gateway import Gateway
+from inference.gateway.response_store import ResponseStore
+from inference.gateway.response_turn import KeptTurn, ResponseTurn
+from inference.wire.errors import (
+    ApiError,
+    InternalError,
+    InvalidApiKeyError,
+    InvalidRequestError,
+    RequestTooLargeError,
+    ServiceUnavailableError,
+)
+from inference.wire.openai_responses_socket import error_message, messages_of
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 16
+"""Messages that have come while a turn is under way. More are a client that does not wait."""
+TOO_MANY = 1008
+TOO_BIG = 1009
+GOING_AWAY = 1001
+
+
+class ResponseSocket(AsyncConsumer):  # type: ignore[misc]
+    """The WebSocket at /v1/responses."""
+
+    scope: dict[str, Any]
+
+    def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
+        self.gateway = gateway
+        self._store = store
+        self._waiting: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAITING)
+        self._worker: asyncio.Task[None] | None = None
+        self._exchange: asyncio.Task[None] | None = None
+        self._given_up = False
+        self._kept: KeptTurn | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self._exchange = asyncio.current_task()
+        try:
+            await super().__call__(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._given_up:
+                raise
+        finally:
+            self._stop_working()
+
+    def abort(self) -> None:
+        """Gives the client up; servers close a socket whose application has ended."""
+        logger.warning("a client does not read what its socket is sent")
+        self._given_up = True
+        if self._exchange is not None:
+            self._exchange.cancel()
+
+    async def dispatch(self, message: dict[str, Any]) -> None:
+        """Without Channels' thread hop to close database connections: there are none here."""
+        match message["type"]:
+            case "websocket.connect":
+                await self._connect()
+            case "websocket.receive":
+                await self._receive(message)
+            case "websocket.disconnect":
+                raise StopConsumer
+
+    async def _connect(self) -> None:
+        """Refused as a handshake: the client has no socket yet to be told over."""
+        try:
+            authorize(self.gateway.config, self.scope.get("client"), self.scope["headers"])
+        except InvalidApiKeyError:
+            await self.send({"type": "websocket.close"})
+            return
+        self.gateway.ensure_started()
+        await self.send({"type": "websocket.accept"})
+        self._worker = asyncio.create_task(self._work(), name="gateway response socket")
+
+    async def _receive(self, message: dict[str, Any]) -> None:
+        text = message.get("text")
+        given = message["bytes"] if text is None else text.encode()
+        limit_bytes = self.gateway.config.max_body_bytes
+        if len(given) > limit_bytes:
+            await self._close(RequestTooLargeError(limit_bytes), TOO_BIG)
+            return
+        try:
+            self._waiting.put_nowait(given)
+        except asyncio.QueueFull:
+            await self._close(
+                InvalidRequestError(f"More than {MAX_WAITING} messages wait.", param=None), TOO_MANY
+            )
+
+    async def _work(self) -> None:
+        while True:
+            message = await self._waiting.get()
+            if self.gateway.draining:
+                await self._close(_shutting_down(), GOING_AWAY)
+                return
+            await self.gateway.spawn(self._turn(message))
+
+    async def _turn(self, message: bytes) -> None:
+        turn = ResponseTurn(self.gateway, self._store, send=self._send_frames, abort=self.abort)
+        kept, self._kept = self._kept, None
+        try:
+            self._kept = await turn.run(message, kept)
+            return
+        except ApiError as error:
+            await self._refuse(turn, error)
+        except asyncio.CancelledError:
+            if self._worker is None:  # the client has left
+                raise
+            await self._refuse(turn, _shutting_down())
+        except Exception:
+            logger.exception("request %s failed", turn.request_id)
+            await self._refuse(turn, InternalError())
+        # Only what the failed turn went on from is forgotten.
+        if kept is not None and kept.response_id != turn.previous_response_id:
+            self._kept = kept
+
+    async def _refuse(self, turn: ResponseTurn, error: ApiError) -> None:
+        if frames := await turn.failed(error):
+            await self._send_frames(frames)
+        else:
+            await self.send({"type": "websocket.send", "text": error_message(error)})
+
+    async def _send_frames(self, frames: bytes) -> None:
+        for text in messages_of(frames):
+            await self.send({"type": "websocket.send", "text": text})
+
+    async def _close(self, error: ApiError, code: int) -> None:
+        await self.send({"type": "websocket.send", "text": error_message(error)})
+        await self.send({"type": "websocket.close", "code": code})
+
+    def _stop_working(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.cancel()
+
+
+def _shutting_down() -> ApiError:
+    return ServiceUnavailableError("shutting_down", "This server is shutting down.")
