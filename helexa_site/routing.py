@@ -9,6 +9,7 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from django.urls import URLPattern, re_path
 
 from inference.gateway.background import BackgroundRuns
+from inference.gateway.compaction import CompactionConsumer
 from inference.gateway.consumers import UnknownUrlConsumer
 from inference.gateway.embeddings import EmbeddingsConsumer
 from inference.gateway.gateway import Gateway
@@ -98,10 +99,12 @@ def _responses(gateway: Gateway) -> list[URLPattern]:
     store = ResponseStore()
     kept = {"gateway": gateway, "store": store, "runs": BackgroundRuns(gateway, store)}
     count_tokens = ResponseTokenCountConsumer.as_asgi(gateway=gateway, store=store)
+    compact = CompactionConsumer.as_asgi(gateway=gateway, store=store)
     one = r"^v1/responses/(?P<response_id>[^/]+)"
     return [
         re_path(r"^v1/responses/?$", ResponsesConsumer.as_asgi(**kept)),
         re_path(r"^v1/responses/input_tokens/?$", count_tokens),
+        re_path(r"^v1/responses/compact/?$", compact),
         re_path(one + r"/input_items/?$", InputItemsConsumer.as_asgi(**kept)),
         re_path(one + r"/cancel/?$", CancelResponseConsumer.as_asgi(**kept)),
         re_path(one + r"/?$", ResponseConsumer.as_asgi(**kept)),

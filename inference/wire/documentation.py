@@ -15,6 +15,7 @@ from inference.wire import (
     openai_completions,
     openai_embeddings,
     openai_responses,
+    openai_responses_compact,
     openai_responses_count,
     openai_responses_socket,
 )
@@ -43,6 +44,7 @@ DIALECTS: dict[str, Mapping[str, Field]] = {
         for what, fields in openai_responses.NESTED_FIELDS.items()
     },
     "WebSocket /v1/responses: beside the fields of POST": openai_responses_socket.OWN_FIELDS,
+    "POST /v1/responses/compact": openai_responses_compact.FIELDS,
     "POST /v1/responses/input_tokens": openai_responses_count.FIELDS,
 }
 

@@ -91,8 +91,8 @@ FIELDS = table(
     honoured(
         "input",
         items,
-        "A string, or message, function_call, function_call_output, reasoning and item_reference "
-        "items; text only.",
+        "A string, or message, function_call, function_call_output, reasoning, compaction and "
+        "item_reference items; text only.",
     ),
     honoured("instructions", text(), "A system turn before the others; not carried over."),
     honoured(

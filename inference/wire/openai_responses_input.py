@@ -33,6 +33,7 @@ from inference.wire.fields import (
 )
 from inference.wire.openai_responses_parts import TextContent, content
 from inference.wire.openai_responses_reasoning import (
+    carried,
     encrypted_content,
     reasoning_parts,
     summary_parts,
@@ -42,6 +43,7 @@ from inference.wire.openai_responses_turns import (
     ROLES,
     Referred,
     Said,
+    Summarised,
     TurnPart,
 )
 from inference.wire.turn_parts import PART_SEPARATOR, Called, Returned, Thought
@@ -115,6 +117,12 @@ ITEM_FIELDS: dict[str, dict[str, Field]] = {
         honoured("encrypted_content", encrypted_content, "As this server gave it."),
         honoured("summary", summary_parts, "Read where there is nothing more exact."),
     ),
+    "compaction": table(
+        _type,
+        _id,
+        honoured("encrypted_content", encrypted_content, "As this server gave it: a summary."),
+        neutral("created_by", text(MAX_ID_CHARS), "A label."),
+    ),
     "item_reference": table(_type, honoured("id", _id_text, "Of an item of a stored response.")),
 }
 REQUIRED = {
@@ -122,6 +130,7 @@ REQUIRED = {
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
     "reasoning": (),
+    "compaction": ("encrypted_content",),
     "item_reference": ("id",),
 }
 
@@ -159,6 +168,10 @@ def _item(value: Any, path: str) -> InputItem:
             return InputItem(_object(kind, read, given), Returned(read["call_id"], output.text))
         case "reasoning":
             return _reasoning(read)
+        case "compaction":
+            summary: str = read["encrypted_content"]
+            named = {"encrypted_content": carried(summary)}
+            return InputItem(_object(kind, read, named), Summarised(summary))
     reference = {"type": "item_reference", "id": read["id"]}
     return InputItem(reference, Referred(read["id"], path))
 
@@ -270,6 +283,7 @@ PREFIXES = {
     "function_call": "fc",
     "function_call_output": "fco",
     "reasoning": "rs",
+    "compaction": "cmp",
 }
 
 

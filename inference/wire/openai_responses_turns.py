@@ -19,6 +19,8 @@ ROLES: dict[str, Literal["system", "user", "assistant"]] = {
     "assistant": "assistant",
 }
 
+SUMMARY_LEAD = "The conversation so far, in short:"
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -34,7 +36,14 @@ class Referred:
     path: str
 
 
-TurnPart = Said | Thought | Called | Returned | Referred
+@dataclass(frozen=True, slots=True)
+class Summarised:
+    """Stands for what was said before; the model's own words."""
+
+    text: str
+
+
+TurnPart = Said | Thought | Called | Returned | Referred | Summarised
 
 
 def chat_messages(parts: Iterable[TurnPart]) -> list[ChatMessage]:
@@ -48,6 +57,9 @@ def chat_messages(parts: Iterable[TurnPart]) -> list[ChatMessage]:
                 turns.append(ChatMessage(role=role, content=said))
             case Thought(text=thought) if thought:
                 _extend_assistant(turns, ChatMessage(role="assistant", reasoning=thought))
+            case Summarised(text=summary):
+                told = f"{SUMMARY_LEAD}\n\n{summary}"
+                _extend_assistant(turns, ChatMessage(role="assistant", content=told))
             case Called(call=call):
                 _extend_assistant(turns, ChatMessage(role="assistant", tool_calls=[call]))
             case Returned():

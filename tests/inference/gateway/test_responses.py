@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -14,7 +15,16 @@ from inference.conversations import selectors, services
 from inference.conversations.models import StoredResponse
 from inference.gateway import generation
 from inference.gateway.database import DatabaseThreads
-from inference.protocol.events import Failed, Failure
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Failed,
+    Failure,
+    Finished,
+    Usage,
+)
 from inference.protocol.generation import ChatMessage, Submit, TokenCountRequest, ToolCall
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, silent
@@ -296,3 +306,37 @@ async def test_leaving_cancels_and_keeps_nothing(
     assert await asyncio.wait_for(neuron.cancelled.get(), 10) == submit.request_id
     await exchange.finish()
     assert await kept.query(StoredResponse.objects.count) == 0
+
+
+async def test_the_sdk_compacts(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
+    first = await sdk.responses.create(**ask())
+    compacted = await sdk.responses.compact(model="tiny", previous_response_id=first.id)
+    assert [item.type for item in compacted.output] == ["message", "compaction"]
+    asked = chat(neuron.frames[-1]).messages
+    assert [message.role for message in asked] == ["user", "assistant", "user"]
+    # The SDK has no type for a user's message among what was compacted.
+    items: Any = [item.to_dict(warnings=False) for item in compacted.output]
+    await sdk.responses.create(**ask(input=[*items, {"role": "user", "content": "Go on."}]))
+    assert "The capital is Paris." in (chat(neuron.frames[-1]).messages[1].content or "")
+
+
+async def test_a_summary_that_is_not_whole_is_none(client: AsgiClient, neuron: FakeNeuron) -> None:
+    def says(text: str, reason: Any) -> Any:
+        async def script(submit: Submit) -> AsyncIterator[list[Event]]:
+            rid = submit.request_id
+            yield [Accepted(request_id=rid, prompt_tokens=7), Delta(request_id=rid, text=text)]
+            usage = Usage(prompt_tokens=7, completion_tokens=1)
+            yield [
+                ChoiceFinished(request_id=rid, reason=reason),
+                Finished(request_id=rid, usage=usage),
+            ]
+
+        return script
+
+    for script, status, code in (
+        (says("The cap", "context"), 400, "context_length_exceeded"),
+        (says(" ", "stop"), 500, "internal_error"),
+    ):
+        neuron.script = script
+        answer = await client.post(f"{RESPONSES}/compact", ask())
+        assert (answer.status, answer.error["code"]) == (status, code)
