@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 
 from inference.gateway.frame_feed import FrameFeed
 from inference.gateway.gateway import Gateway
-from inference.gateway.generation import log_request
+from inference.gateway.request_log import log_request
 from inference.gateway.response_store import ResponseStore
 from inference.gateway.running import run_request
 from inference.gateway.streams import RequestStream

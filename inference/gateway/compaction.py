@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import time
-
 from inference.gateway.consumers import ApiConsumer
 from inference.gateway.gateway import Gateway
-from inference.gateway.generation import log_request, unix_time_s
+from inference.gateway.generation import unix_time_s
+from inference.gateway.request_log import LoggedRequest, logged
 from inference.gateway.response_store import ResponseStore
 from inference.gateway.running import run_request
 from inference.protocol.events import ChoiceFinished, Delta, Failure, Finished, Usage
 from inference.protocol.generation import GenerationRequest
 from inference.wire import openai_responses_compact, openai_responses_errors
-from inference.wire.errors import ApiError, RequestFailedError
-
-logger = logging.getLogger(__name__)
+from inference.wire.errors import RequestFailedError
 
 
 class CompactionConsumer(ApiConsumer):
@@ -24,40 +20,33 @@ class CompactionConsumer(ApiConsumer):
     def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
         super().__init__(gateway=gateway, errors=openai_responses_errors)
         self._store = store
-        self._usage: Usage | None = None
+        self._logged = LoggedRequest()
 
     async def answer(self, body: bytes) -> None:
-        started_s = time.perf_counter()
-        outcome, model = "cancelled", "-"
-        try:
-            asked = openai_responses_compact.parse(body, self.context())
-            model, previous = asked.generation.model, asked.previous_response_id
-            history = [] if previous is None else await self._store.history(previous)
-            request = await self._store.continued(asked, history)
-            summary = await self._summary(openai_responses_compact.summary_request(request))
-            assert self._usage is not None, "the answer has ended"
-            compacted = openai_responses_compact.body(
-                [*history, *request.items],
-                summary,
-                self._usage,
-                request_id=self.request_id,
-                created_unix_s=unix_time_s(),
-            )
-            await self.respond(200, compacted)
-            outcome = "finished"
-        except ApiError as error:
-            outcome = error.code
-            raise
-        finally:
-            seconds = time.perf_counter() - started_s
-            log_request(self.request_id, model, outcome, self._usage, seconds)
+        with logged(self.request_id) as self._logged:
+            await self.respond(200, await self._compacted(body))
 
-    async def _summary(self, request: GenerationRequest) -> str:
+    async def _compacted(self, body: bytes) -> bytes:
+        asked = openai_responses_compact.parse(body, self.context())
+        self._logged.model, previous = asked.generation.model, asked.previous_response_id
+        history = [] if previous is None else await self._store.history(previous)
+        request = await self._store.continued(asked, history)
+        summary, usage = await self._summary(openai_responses_compact.summary_request(request))
+        return openai_responses_compact.body(
+            [*history, *request.items],
+            summary,
+            usage,
+            request_id=self.request_id,
+            created_unix_s=unix_time_s(),
+        )
+
+    async def _summary(self, request: GenerationRequest) -> tuple[str, Usage]:
         """Raises ``ApiError``, also for one that is cut short or says nothing: what it is to stand
         for would be lost."""
-        texts, reason = [], ""
+        texts: list[str] = []
+        reason, usage = "", None
         async with run_request(self.gateway, self.request_id, request, abort=self.abort) as stream:
-            while self._usage is None:
+            while usage is None:
                 for event in await stream.next_events():
                     match event:
                         case Delta():
@@ -65,7 +54,7 @@ class CompactionConsumer(ApiConsumer):
                         case ChoiceFinished():
                             reason = event.reason
                         case Finished():
-                            self._usage = event.usage
+                            usage = self._logged.usage = event.usage
         summary = "".join(texts).strip()
         if reason != "stop":
             message = "The context leaves no room for a whole summary; send less of it."
@@ -76,4 +65,4 @@ class CompactionConsumer(ApiConsumer):
             raise RequestFailedError(
                 Failure(code="internal_error", message="The model wrote no summary.")
             )
-        return summary
+        return summary, usage

@@ -10,14 +10,14 @@ status and later ones become the stream's last event.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 
 from inference.gateway.consumers import ApiConsumer, Headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.keep_alive import QuietTimer
+from inference.gateway.request_log import LoggedRequest, logged
 from inference.gateway.running import run_request
-from inference.protocol.events import Event, Finished, Usage
+from inference.protocol.events import Event, Finished
 from inference.wire import openai_errors
 from inference.wire.dialect import (
     WAITING_COMMENT,
@@ -26,9 +26,6 @@ from inference.wire.dialect import (
     Parse,
     ParsedRequest,
 )
-from inference.wire.errors import ApiError
-
-logger = logging.getLogger("helexa.requests")
 
 STREAM_GRACE_S = 2.0
 KEEP_ALIVE_S = 10.0
@@ -49,25 +46,17 @@ class GenerationConsumer(ApiConsumer):
     ) -> None:
         super().__init__(gateway=gateway, errors=errors)
         self._parse = parse
-        self._usage: Usage | None = None
+        self._logged = LoggedRequest()
         self._quiet: QuietTimer | None = None
         self._has_begun = False
         """Whether the client has been sent an event."""
         self._sending = asyncio.Lock()
 
     async def answer(self, body: bytes) -> None:
-        started_s = time.perf_counter()
-        outcome, model = "cancelled", "-"
-        try:
+        with logged(self.request_id) as self._logged:
             request = self._parse(body, self.context())
-            model = request.generation.model
+            self._logged.model = request.generation.model
             await self._generate(request)
-            outcome = "finished"
-        except ApiError as error:
-            outcome = error.code
-            raise
-        finally:
-            self._log(model, outcome, time.perf_counter() - started_s)
 
     async def _generate(self, request: ParsedRequest) -> None:
         if request.stream:
@@ -77,7 +66,7 @@ class GenerationConsumer(ApiConsumer):
                 self.gateway, self.request_id, request.generation, abort=self.abort
             ) as stream:
                 encoder = self._encoder(request)
-                while self._usage is None:
+                while self._logged.usage is None:
                     await self._forward(await stream.next_events(), encoder, request)
         finally:
             if self._quiet is not None:
@@ -92,11 +81,11 @@ class GenerationConsumer(ApiConsumer):
         frames = b"".join([encoder.encode(event) for event in events])
         last = events[-1]
         if isinstance(last, Finished):
-            self._usage = last.usage
+            self._logged.usage = last.usage
         if not frames:
             return
         if request.stream:
-            await self._send_frames(frames, last=self._usage is not None)
+            await self._send_frames(frames, last=self._logged.usage is not None)
             self._has_begun = True
         else:
             await self.respond(200, frames)
@@ -116,26 +105,6 @@ class GenerationConsumer(ApiConsumer):
         frame = self.errors.KEEP_ALIVE_FRAME if self._has_begun else WAITING_COMMENT
         await self._send_frames(frame, last=False)
 
-    def _log(self, model: str, outcome: str, seconds: float) -> None:
-        log_request(self.request_id, model, outcome, self._usage, seconds)
-
 
 def unix_time_s() -> int:
     return int(time.time())
-
-
-def log_request(
-    request_id: str, model: str, outcome: str, usage: Usage | None, seconds: float
-) -> None:
-    """The one line for each request; ``outcome`` is ``finished``, ``cancelled`` or why not."""
-    usage = usage or Usage(prompt_tokens=0, completion_tokens=0)
-    logger.info(
-        "%s model=%s %s prompt=%d cached=%d completion=%d ms=%.0f",
-        request_id,
-        model,
-        outcome,
-        usage.prompt_tokens,
-        usage.cached_tokens,
-        usage.completion_tokens,
-        seconds * 1000,
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,10 +9,11 @@ from dataclasses import dataclass
 import msgspec
 
 from inference.gateway.gateway import Gateway
-from inference.gateway.generation import log_request, unix_time_s
+from inference.gateway.generation import unix_time_s
+from inference.gateway.request_log import LoggedRequest, logged
 from inference.gateway.response_store import ResponseStore, read_back, record_of
 from inference.gateway.running import run_request
-from inference.protocol.events import ChoiceFinished, Event, Finished, Usage
+from inference.protocol.events import ChoiceFinished, Event, Finished
 from inference.protocol.generation import GenerationRequest
 from inference.wire.errors import ApiError
 from inference.wire.openai_responses import ResponsesRequest
@@ -51,25 +51,16 @@ class ResponseTurn:
         self._abort = abort
         self._request: ResponsesRequest | None = None
         self._encoder: ResponseStreamEncoder | None = None
-        self._usage: Usage | None = None
+        self._logged = LoggedRequest()
 
     async def run(self, message: bytes, kept: KeptTurn | None) -> KeptTurn:
         """``kept``: the turn before. Raises ``ApiError``."""
-        started_s = time.perf_counter()
-        outcome, model = "cancelled", "-"
-        try:
+        with logged(self.request_id) as self._logged:
             asked = parse_message(message)
-            model = asked.response.generation.model
+            self._logged.model = asked.response.generation.model
             history = await self._history(asked.response, kept)
             self._request = await self._store.continued(asked.response, history)
             await self._answer(self._request, generates=asked.generates)
-            outcome = "finished"
-        except ApiError as error:
-            outcome = error.code
-            raise
-        finally:
-            seconds = time.perf_counter() - started_s
-            log_request(self.request_id, model, outcome, self._usage, seconds)
         assert self._encoder is not None and self._encoder.response is not None
         said = read_back(self._encoder.response["output"])
         return KeptTurn(response_id(self.request_id), [*history, *self._request.items, *said])
@@ -100,7 +91,7 @@ class ResponseTurn:
             self._gateway, self.request_id, generation, abort=self._abort
         ) as stream:
             self._encoder = request.stream_encoder(request_id=self.request_id, clock=unix_time_s)
-            while self._usage is None:
+            while self._logged.usage is None:
                 events = await stream.next_events()
                 if not generates:  # that it was cut after no token is no news
                     events = [event for event in events if not isinstance(event, ChoiceFinished)]
@@ -116,7 +107,7 @@ class ResponseTurn:
                 if request.store:
                     record = record_of(request, response, request_id=self.request_id)
                     await self._store.save(record)
-                self._usage = event.usage
+                self._logged.usage = event.usage
         if frames := b"".join([encoder.encode(event) for event in events]):
             await self._send(frames)
 

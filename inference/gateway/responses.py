@@ -41,7 +41,6 @@ class ResponsesConsumer(GenerationConsumer):
         self._asked: ResponsesRequest | None = None
         self._stream_encoder: ResponseStreamEncoder | None = None
         self._feed: FrameFeed | None = None
-        self._runs_on = False
 
     async def _generate(self, request: ParsedRequest) -> None:
         assert isinstance(request, ResponsesRequest), "this consumer has one parser"
@@ -88,11 +87,6 @@ class ResponsesConsumer(GenerationConsumer):
         record = record_of(self._asked, encoder.response, request_id=self.request_id)
         await self._store.save_failed(record)
 
-    def _log(self, model: str, outcome: str, seconds: float) -> None:
-        """What runs on without this client is told of once, at its end."""
-        if not self._runs_on:
-            super()._log(model, outcome, seconds)
-
     async def _start_in_background(self, request: ResponsesRequest) -> None:
         await self.gateway.catalogue.find(request.generation.model)
         encoder = request.stream_encoder(request_id=self.request_id, clock=unix_time_s)
@@ -102,7 +96,7 @@ class ResponsesConsumer(GenerationConsumer):
         await self._store.save(record_of(request, queued, request_id=self.request_id))
         self._feed = FrameFeed(self.abort) if request.stream else None
         self._runs.start(request, request_id=self.request_id, encoder=encoder, feed=self._feed)
-        self._runs_on = True
+        self._logged.is_told_elsewhere = True
         if self._feed is None:
             await self.respond(200, orjson.dumps(queued))
         else:
