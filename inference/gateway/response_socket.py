@@ -66,7 +66,7 @@ class ResponseSocket(AsyncConsumer):  # type: ignore[misc]
 
     def abort(self) -> None:
         """Gives the client up; servers close a socket whose application has ended."""
-        logger.warning("a client does not read what its socket is sent")
+        logger.warning("a socket is given up: what it is sent is not taken")
         self._given_up = True
         if self._exchange is not None:
             self._exchange.cancel()
@@ -112,7 +112,12 @@ class ResponseSocket(AsyncConsumer):  # type: ignore[misc]
             if self.gateway.draining:
                 await self._close(_shutting_down(), GOING_AWAY)
                 return
-            await self.gateway.spawn(self._turn(message))
+            try:
+                await self.gateway.spawn(self._turn(message))
+            except Exception:
+                logger.exception("a socket's turn cannot be ended")
+                self.abort()
+                return
 
     async def _turn(self, message: bytes) -> None:
         turn = ResponseTurn(self.gateway, self._store, send=self._send_frames, abort=self.abort)

@@ -32,9 +32,11 @@ class Choice:
         text: ChoiceText,
         index: int = 0,
         echo: Echo | None = None,
+        is_empty: bool = False,
         at_limit: Literal["length", "context"] = "length",
     ) -> None:
-        """``at_limit``: why the answer ends when it has reached its last allowed token."""
+        """``is_empty``: only the prompt is computed, and the one token that the engine has to sample
+        is not told. ``at_limit``: why the answer ends when it has reached its last allowed token."""
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.has_finished = False
@@ -42,6 +44,7 @@ class Choice:
         self._events = ChoiceEvents(request_id, index)
         self._at_limit: FinishReason = at_limit
         self._echo = echo
+        self._is_empty = is_empty
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -55,8 +58,8 @@ class Choice:
         if step.prompt_logprobs is not None:
             self._keep(step.prompt_logprobs)
             return []
-        if self._echo is not None and self._echo.is_all:
-            return self._tell_alone(self._echo)
+        if self._is_empty:
+            return self._end_at_once()
         pieces, logprobs = self._take(step)
         if self._text.stop is None and step.finish_reason is not None:
             pieces += self._text.flush()
@@ -94,9 +97,10 @@ class Choice:
         tokenizer = self._text.tokenizer
         self._echo.logprobs += [text_logprob(entry, tokenizer) for entry in prompt_logprobs]
 
-    def _tell_alone(self, echo: Echo) -> list[Event]:
+    def _end_at_once(self) -> list[Event]:
         self.has_finished = True
-        told = self._events.of([TextPart(echo.text)], echo.logprobs)
+        echo = self._echo
+        told = [] if echo is None else self._events.of([TextPart(echo.text)], echo.logprobs)
         return [*told, self._events.finished("length", None, 0)]
 
     def _end_reason(self, step: SequenceStep) -> FinishReason | None:

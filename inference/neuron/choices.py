@@ -26,6 +26,7 @@ def build_answer(
             index=index,
             text=_choice_text(request, prepared, text),
             echo=echo_of(index // request.n, request, prepared, text) if request.echo else None,
+            is_empty=request.sampling.max_tokens == 0,
             at_limit=prepared.limit.reason,
         )
         for index in range(len(prepared.prompts) * request.n)

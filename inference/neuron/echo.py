@@ -19,13 +19,11 @@ class Echo:
     text: str
     logprobs: list[TextLogprob] = field(default_factory=list)
     """Of the prompt's tokens; those after the first come from the engine."""
-    is_all: bool = False
-    """Nothing is to follow it: the one token that the engine has to sample is not told."""
 
 
 def echo_of(index: int, request: GenerationRequest, prepared: Prepared, text: ModelText) -> Echo:
     """Before an answer to prompt ``index``."""
-    echo = Echo(_text(index, request, prepared, text), is_all=request.sampling.max_tokens == 0)
+    echo = Echo(_text(index, request, prepared, text))
     if prepared.params.prompt_logprobs is not None:
         first_token_id = prepared.prompts[index][0]
         echo.logprobs.append(text_logprob(TokenLogprob(first_token_id, None), text.tokenizer))

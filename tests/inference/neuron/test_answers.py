@@ -272,13 +272,14 @@ def test_a_prompts_logprobs_come_with_its_echo(tokenizer: Tokenizer) -> None:
     ]
 
 
-def test_an_echo_alone_tells_and_counts_no_token(tokenizer: Tokenizer) -> None:
-    choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=Echo("The ", is_all=True))
+@pytest.mark.parametrize("echo", [Echo("The "), None])
+def test_a_prompt_alone_tells_and_counts_no_token(tokenizer: Tokenizer, echo: Echo | None) -> None:
+    choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=echo, is_empty=True)
     sampled = _ids(tokenizer, "yes")[:1]
     step = SequenceStep(
         sequence_id="r/0", token_ids=sampled, finish_reason="length", num_output_tokens=1
     )
     events = _tell(_answer(choice), [step])
-    assert Folded(events).told == [["text", "The "]]
+    assert Folded(events).told == ([] if echo is None else [["text", "The "]])
     (finished,) = (event for event in events if isinstance(event, Finished))
     assert finished.usage.completion_tokens == 0

@@ -124,7 +124,7 @@ def test_echo_is_the_clients_text_or_its_tokens_as_text(byte_level_dir: Path) ->
     for prompt in (TextInput(texts=["Straße"]), TokensInput(prompts=[token_ids])):
         request = GenerationRequest(model="m", input=prompt, echo=True)
         echo = echo_of(0, request, prepare(request, text), text)
-        assert echo.text == "Straße" and not echo.logprobs and not echo.is_all
+        assert echo.text == "Straße" and not echo.logprobs
 
 
 def test_echo_with_logprobs_scores_the_prompt(byte_level_dir: Path) -> None:
@@ -138,7 +138,6 @@ def test_echo_with_logprobs_scores_the_prompt(byte_level_dir: Path) -> None:
     prepared = prepare(request, text)
     assert (prepared.params.prompt_logprobs, prepared.params.max_tokens) == (2, 1)
     echo = echo_of(0, request, prepared, text)
-    assert echo.is_all
     (first,) = echo.logprobs
     assert first.logprob is None and first.top == []
 
