@@ -35,8 +35,8 @@ class Choice:
         is_empty: bool = False,
         at_limit: Literal["length", "context"] = "length",
     ) -> None:
-        """``is_empty``: only the prompt is computed, and the one token that the engine has to sample
-        is not told. ``at_limit``: why the answer ends when it has reached its last allowed token."""
+        """``is_empty``: only the prompt is computed; the one token that the engine has to sample is
+        not told. ``at_limit``: why the answer ends when it has reached its last allowed token."""
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.has_finished = False
