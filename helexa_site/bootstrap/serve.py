@@ -1,39 +1,30 @@
 """``manage.py serve``: everything, on this machine, until a signal.
 
-    main thread     claim the data directory ─▶ wait for a signal or a failure ─▶ stop every child
-    start thread    Redis ─▶ neuron ─▶ database ─▶ control, gateway ─▶ the model answers
-
-A signal's handler only puts it into a queue. One that raised would do so wherever the main thread
-is, and what is raised in a finalizer or a weak reference's callback is lost, the signal with it.
+main thread     claim the data directory ─▶ wait for a signal or a failure ─▶ stop every child
+start thread    Redis ─▶ neuron ─▶ database ─▶ control, gateway ─▶ the model answers
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import signal
 import socket
 import threading
-from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 
 from helexa_site.bootstrap.arguments import ServeOptions
 from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.data_directory import claimed_data_directory
+from helexa_site.bootstrap.ending import Ending
 from helexa_site.bootstrap.errors import BootstrapError, PortInUseError
 from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.start import start
 from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config, ConfigError, read_config
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 START_GRACE_S = 2.0
 """For a start that is stopped. It ends with the children that it waits for; what it does itself,
 migrating, is not waited for any longer."""
-
-Endings = SimpleQueue[signal.Signals | BaseException]
-"""Why to end: a signal, or what the start failed with. Of several the first counts."""
 
 
 def serve(options: ServeOptions) -> int:
@@ -41,9 +32,7 @@ def serve(options: ServeOptions) -> int:
 
     Raises ``BootstrapError`` with one line when it cannot start.
     """
-    endings: Endings = SimpleQueue()
-    for number in STOP_SIGNALS:
-        signal.signal(number, lambda number, _: endings.put(signal.Signals(number)))
+    ending = Ending()
     config = _configure(options)
     with claimed_data_directory(config.data_dir) as data:
         _check_port(options.host, options.port)
@@ -52,27 +41,16 @@ def serve(options: ServeOptions) -> int:
             Guardian(inherit=[data.lock_fd]) as guardian,
             Supervisor(logs_dir=data.logs_dir, guardian=guardian) as supervisor,
         ):
-            starting = _run_in_thread(partial(start, options, config, data, supervisor), endings)
-            ending = endings.get()
-            if isinstance(ending, BaseException):
-                raise ending
-            say("stopping", f"{ending.name}: draining and stopping every process")
+            step = partial(start, options, config, data, supervisor)
+            starting = threading.Thread(
+                target=ending.unless_done, args=(step,), name="start", daemon=True
+            )
+            starting.start()
+            number = ending.wait()
+            say("stopping", f"{number.name}: draining and stopping every process")
         starting.join(START_GRACE_S)
     say("stopped", "nothing is left running")
     return 0
-
-
-def _run_in_thread(step: Callable[[], None], endings: Endings) -> threading.Thread:
-    def run() -> None:
-        try:
-            step()
-        # Whatever it is, the main thread raises it.
-        except BaseException as error:  # noqa: BLE001
-            endings.put(error)
-
-    thread = threading.Thread(target=run, name="start", daemon=True)
-    thread.start()
-    return thread
 
 
 def _configure(options: ServeOptions) -> Config:

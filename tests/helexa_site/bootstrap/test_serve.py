@@ -12,7 +12,7 @@ from tests.live.serving import free_port
 
 END_TIMEOUT_S = 60.0
 SERVE = """
-import os, signal, sys, weakref
+import os, signal, sys, threading, time, weakref
 from pathlib import Path
 from helexa_site.bootstrap import console, serve
 from helexa_site.bootstrap.arguments import ServeOptions
@@ -44,6 +44,11 @@ def twice():
     interrupt()
     interrupt()
 
+def in_another_thread():
+    time.sleep(0.5)  # the main thread waits by then
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(60)
+
 serve.start = lambda *_: globals()[sys.argv[3]]()
 options = ServeOptions(
     host="127.0.0.1", port=int(sys.argv[2]), data_dir=Path(sys.argv[1]), with_model=False
@@ -53,7 +58,8 @@ sys.exit(serve.serve(options))
 
 
 @pytest.mark.parametrize(
-    "moment", ["in_a_finalizer", "in_a_callback", "while_a_line_is_printed", "twice"]
+    "moment",
+    ["in_a_finalizer", "in_a_callback", "while_a_line_is_printed", "twice", "in_another_thread"],
 )
 def test_a_signal_at_a_bad_moment(tmp_path: Path, moment: str) -> None:
     finished = subprocess.run(
