@@ -28,6 +28,8 @@ from inference.wire.anthropic_blocks import Blocks, Closed, Grew, Kind, Opened, 
 from inference.wire.anthropic_errors import KEEP_ALIVE_FRAME
 from inference.wire.anthropic_fields import Display
 
+NO_MORE: dict[str, Any] = {"stop_details": None, "container": None}
+"""What a message says besides of its end, by the API's schema; there is never anything to say."""
 STOP_REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -100,6 +102,7 @@ class MessageStreamEncoder:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            **NO_MORE,
             "usage": usage,
         }
         return _frame("message_start", message=message)
@@ -179,7 +182,10 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        "cache_creation": None,
+        "server_tool_use": None,
         "service_tier": "standard",
+        "inference_geo": None,
     }
 
 
@@ -192,7 +198,7 @@ def _stop(finished: ChoiceFinished | None) -> dict[str, Any]:
     reason = STOP_REASONS[finished.reason]
     if finished.stop_sequence is not None:
         reason = "stop_sequence"
-    return {"stop_reason": reason, "stop_sequence": finished.stop_sequence}
+    return {"stop_reason": reason, "stop_sequence": finished.stop_sequence, **NO_MORE}
 
 
 def _no_edits() -> dict[str, Any]:

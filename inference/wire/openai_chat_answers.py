@@ -137,6 +137,7 @@ class Choice:
             "role": "assistant",
             "content": None if self.calls and not content else content,
             "refusal": None,
+            "annotations": [],
         }
         if reasoning is Reasoning.FIELD:
             message["reasoning_content"] = "".join(self.reasoning) or None
