@@ -33,7 +33,7 @@ class Ending:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
 
-    def unless_done(self, step: Callable[[], None]) -> None:
+    def report_failure_of(self, step: Callable[[], None]) -> None:
         """Runs ``step`` in the calling thread; what it raises is raised by ``wait``."""
         try:
             step()

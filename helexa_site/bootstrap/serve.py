@@ -1,7 +1,9 @@
 """``manage.py serve``: everything, on this machine, until a signal.
 
-main thread     claim the data directory ─▶ wait for a signal or a failure ─▶ stop every child
-start thread    Redis ─▶ neuron ─▶ database ─▶ control, gateway ─▶ the model answers
+    main thread     claim the data directory ─▶ wait for a signal or a failure ─▶ stop every child
+    start thread    Redis ─▶ neuron ─▶ database ─▶ control, gateway ─▶ the model answers
+
+Why two: ``ending`` says.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def serve(options: ServeOptions) -> int:
         ):
             step = partial(start, options, config, data, supervisor)
             starting = threading.Thread(
-                target=ending.unless_done, args=(step,), name="start", daemon=True
+                target=ending.report_failure_of, args=(step,), name="start", daemon=True
             )
             starting.start()
             number = ending.wait()
