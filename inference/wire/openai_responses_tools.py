@@ -11,14 +11,14 @@ Source: https://platform.openai.com/docs/guides/function-calling#defining-namesp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import msgspec
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
+from inference.wire.errors import UnsupportedParameterError
 from inference.wire.fields import (
     array,
     flag,
@@ -34,7 +34,7 @@ from inference.wire.fields import (
     table,
     text,
 )
-from inference.wire.openai_tools import FREELY, Choosing, tool_name
+from inference.wire.openai_tools import FREELY, Choosing, refuse_doubles, tool_name
 from inference.wire.strict_schemas import is_strict
 
 _string = text()
@@ -119,21 +119,14 @@ def tools(value: Any, path: str) -> GivenTools:
             name = shown_name(function.name, tool.name)
             functions.append(msgspec.structs.replace(function, name=name))
             members[name] = Member(tool.name, function.name, tool.description)
-    _refuse_doubles([tool for tool in read if isinstance(tool, Namespace)], "namespaces", path)
-    _refuse_doubles(functions, "functions", path)
+    namespaces = [tool for tool in read if isinstance(tool, Namespace)]
+    refuse_doubles(_places(namespaces), "namespaces", path)
+    refuse_doubles(_places(functions), "functions", path)
     return GivenTools(functions, members, [_tool_object(tool) for tool in read])
 
 
-def _refuse_doubles(
-    read: Sequence[ToolDefinition] | Sequence[Namespace], kind: str, path: str
-) -> None:
-    names: set[str] = set()
-    for tool in read:
-        if tool.name in names:
-            raise InvalidRequestError(
-                f"'{path}' has two {kind} named '{tool.name}'.", param=f"{tool.path}.name"
-            )
-        names.add(tool.name)
+def _places(tools: Iterable[ToolDefinition | Namespace]) -> Iterable[tuple[str, str]]:
+    return ((tool.name, f"{tool.path}.name") for tool in tools)
 
 
 def _tool(value: Any, path: str) -> ToolDefinition | Namespace:

@@ -86,18 +86,22 @@ _tools = array(_function_object(TOOL_FIELDS, required=("type", "function")))
 
 def tools(value: Any, path: str) -> list[ToolDefinition]:
     functions = [tool["function"] for tool in _tools(value, path)]
-    names: set[str] = set()
-    for index, function in enumerate(functions):
-        if function["name"] in names:
-            raise InvalidRequestError(
-                f"'{path}' has two functions named '{function['name']}'.",
-                param=f"{path}[{index}].function.name",
-            )
-        names.add(function["name"])
+    places = [f"{path}[{index}].function.name" for index in range(len(functions))]
+    names = [function["name"] for function in functions]
+    refuse_doubles(zip(names, places, strict=True), "functions", path)
     return [
         ToolDefinition(path=f"{path}[{index}].function.parameters", **function)
         for index, function in enumerate(functions)
     ]
+
+
+def refuse_doubles(named: Iterable[tuple[str, str]], kind: str, path: str) -> None:
+    """``named``: names, and where each stands. Raises ``InvalidRequestError``."""
+    seen: set[str] = set()
+    for name, place in named:
+        if name in seen:
+            raise InvalidRequestError(f"'{path}' has two {kind} named '{name}'.", param=place)
+        seen.add(name)
 
 
 NAMED_FIELDS = table(
