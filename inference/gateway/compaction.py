@@ -28,8 +28,8 @@ class CompactionConsumer(ApiConsumer):
 
     async def _compacted(self, body: bytes) -> bytes:
         asked = openai_responses_compact.parse(body, self.context())
-        self._logged.model, previous = asked.generation.model, asked.previous_response_id
-        history = [] if previous is None else await self._store.history(previous)
+        self._logged.model = asked.generation.model
+        history = await self._store.history(asked.previous_response_id)
         request = await self._store.continued(asked, history)
         summary, usage = await self._summary(openai_responses_compact.summary_request(request))
         return openai_responses_compact.body(

@@ -49,8 +49,7 @@ class ResponseStore:
         if request.previous_response_id is None and not request.references:
             return request
         if history is None:
-            previous = request.previous_response_id
-            history = [] if previous is None else await self.history(previous)
+            history = await self.history(request.previous_response_id)
         wanted = [reference.id for reference in request.references]
         found = await self._database.query(lambda: selectors.items_find(wanted)) if wanted else {}
         stored = {item_id: read_back([item])[0] for item_id, item in found.items()}
@@ -84,8 +83,10 @@ class ResponseStore:
         """Those that are still active."""
         return await self._database.query(lambda: services.leases_renew(response_ids=response_ids))
 
-    async def history(self, response_id: str) -> list[InputItem]:
-        """The conversation up to its end. Raises ``ApiError``."""
+    async def history(self, response_id: str | None) -> list[InputItem]:
+        """The conversation up to its end; without an id there is none. Raises ``ApiError``."""
+        if response_id is None:
+            return []
 
         def read() -> list[dict[str, Any]]:
             try:

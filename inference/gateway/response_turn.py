@@ -79,8 +79,6 @@ class ResponseTurn:
 
     async def _history(self, request: ResponsesRequest, kept: KeptTurn | None) -> list[InputItem]:
         previous = self.previous_response_id = request.previous_response_id
-        if previous is None:
-            return []
         if kept is not None and kept.response_id == previous:
             return kept.items
         return await self._store.history(previous)
