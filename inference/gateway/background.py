@@ -25,6 +25,7 @@ from inference.wire.errors import (
     InternalError,
     RequestFailedError,
     ServiceUnavailableError,
+    shutting_down,
 )
 from inference.wire.openai_responses import ResponsesRequest
 from inference.wire.openai_responses_events import ResponseStreamEncoder, response_id
@@ -92,9 +93,7 @@ class BackgroundRun:
         except asyncio.CancelledError:
             if self._is_cancelled:
                 return self._stop()
-            return await self._fail(
-                ServiceUnavailableError("shutting_down", "This server is shutting down.")
-            )
+            return await self._fail(shutting_down())
         except ApiError as error:
             return await self._fail(error)
         except Exception:

@@ -27,9 +27,9 @@ from inference.wire.errors import (
     InternalError,
     MethodNotAllowedError,
     RequestTooLargeError,
-    ServiceUnavailableError,
     UnknownUrlError,
     error_headers,
+    shutting_down,
 )
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,35 @@ REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
 """OpenAI's clients look for the first, Anthropic's for the second."""
 
 
-class ApiConsumer(AsyncConsumer):  # type: ignore[misc]
+class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]
+    """What goes on with one client, until it ends or is given up."""
+
+    def __init__(self) -> None:
+        self._exchange: asyncio.Task[None] | None = None
+        self._given_up = False
+
+    def stop_working(self) -> None:
+        """Called at the end, whatever that was."""
+        raise NotImplementedError
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self._exchange = asyncio.current_task()
+        try:
+            await super().__call__(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._given_up:
+                raise
+        finally:
+            self.stop_working()
+
+    def abort(self) -> None:
+        """Gives the client up; servers close a connection whose application has ended early."""
+        self._given_up = True
+        if self._exchange is not None:
+            self._exchange.cancel()
+
+
+class ApiConsumer(AbortableConsumer):
     """One request. Subclasses implement ``answer`` and raise ``ApiError`` for what they refuse."""
 
     method: ClassVar[str] = "GET"
@@ -53,37 +81,27 @@ class ApiConsumer(AsyncConsumer):  # type: ignore[misc]
 
     def __init__(self, *, gateway: Gateway, errors: ErrorDialect = openai_errors) -> None:
         """``errors``: how this request's client is told what went wrong."""
+        super().__init__()
         self.gateway = gateway
         self.errors = errors
         self.request_id = uuid.uuid4().hex
         self._body = bytearray()
-        self._exchange: asyncio.Task[None] | None = None
         self._handler: asyncio.Task[None] | None = None
         self._client_left = False
-        self._given_up = False
         self._response_started = False
         self._response_ended = False
 
     async def answer(self, body: bytes) -> None:
         raise NotImplementedError
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self._exchange = asyncio.current_task()
-        try:
-            await super().__call__(scope, receive, send)
-        except asyncio.CancelledError:
-            if not self._given_up:
-                raise
-        finally:
-            if self._handler is not None and not self._handler.done():
-                self._handler.cancel()
+    def stop_working(self) -> None:
+        if self._handler is not None and not self._handler.done():
+            self._handler.cancel()
 
     def abort(self) -> None:
-        """Gives the client up; servers close a connection whose response was left unfinished."""
         logger.warning("request %s: the client does not read its answer", self.request_id)
-        self._client_left = self._given_up = True
-        if self._exchange is not None:
-            self._exchange.cancel()
+        self._client_left = True
+        super().abort()
 
     async def dispatch(self, message: dict[str, Any]) -> None:
         """Without Channels' thread hop to close database connections: there are none here."""
@@ -162,7 +180,7 @@ class ApiConsumer(AsyncConsumer):  # type: ignore[misc]
         if self.scope["method"] not in allowed:
             raise MethodNotAllowedError(self.scope["method"], ", ".join(allowed))
         if self.gateway.draining:
-            raise ServiceUnavailableError("shutting_down", "This server is shutting down.")
+            raise shutting_down()
         declared = dict(self.scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self.gateway.config.max_body_bytes:
             raise RequestTooLargeError(self.gateway.config.max_body_bytes)
@@ -176,9 +194,7 @@ class ApiConsumer(AsyncConsumer):  # type: ignore[misc]
         except asyncio.CancelledError:
             if self._client_left:
                 raise
-            await self.refuse(
-                ServiceUnavailableError("shutting_down", "This server is shutting down.")
-            )
+            await self.refuse(shutting_down())
         except Exception:
             logger.exception("request %s failed", self.request_id)
             await self.refuse(InternalError())

@@ -14,10 +14,10 @@ import asyncio
 import logging
 from typing import Any
 
-from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 
 from inference.gateway.authorization import authorize
+from inference.gateway.consumers import AbortableConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.response_store import ResponseStore
 from inference.gateway.response_turn import KeptTurn, ResponseTurn
@@ -27,7 +27,7 @@ from inference.wire.errors import (
     InvalidApiKeyError,
     InvalidRequestError,
     RequestTooLargeError,
-    ServiceUnavailableError,
+    shutting_down,
 )
 from inference.wire.openai_responses_socket import error_message, messages_of
 
@@ -40,36 +40,22 @@ TOO_BIG = 1009
 GOING_AWAY = 1001
 
 
-class ResponseSocket(AsyncConsumer):  # type: ignore[misc]
+class ResponseSocket(AbortableConsumer):
     """The WebSocket at /v1/responses."""
 
     scope: dict[str, Any]
 
     def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
+        super().__init__()
         self.gateway = gateway
         self._store = store
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAITING)
         self._worker: asyncio.Task[None] | None = None
-        self._exchange: asyncio.Task[None] | None = None
-        self._given_up = False
         self._kept: KeptTurn | None = None
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self._exchange = asyncio.current_task()
-        try:
-            await super().__call__(scope, receive, send)
-        except asyncio.CancelledError:
-            if not self._given_up:
-                raise
-        finally:
-            self._stop_working()
-
     def abort(self) -> None:
-        """Gives the client up; servers close a socket whose application has ended."""
         logger.warning("a socket is given up: what it is sent is not taken")
-        self._given_up = True
-        if self._exchange is not None:
-            self._exchange.cancel()
+        super().abort()
 
     async def dispatch(self, message: dict[str, Any]) -> None:
         """Without Channels' thread hop to close database connections: there are none here."""
@@ -110,7 +96,7 @@ class ResponseSocket(AsyncConsumer):  # type: ignore[misc]
         while True:
             message = await self._waiting.get()
             if self.gateway.draining:
-                await self._close(_shutting_down(), GOING_AWAY)
+                await self._close(shutting_down(), GOING_AWAY)
                 return
             try:
                 await self.gateway.spawn(self._turn(message))
@@ -130,7 +116,7 @@ class ResponseSocket(AsyncConsumer):  # type: ignore[misc]
         except asyncio.CancelledError:
             if self._worker is None:  # the client has left
                 raise
-            await self._refuse(turn, _shutting_down())
+            await self._refuse(turn, shutting_down())
         except Exception:
             logger.exception("request %s failed", turn.request_id)
             await self._refuse(turn, InternalError())
@@ -152,11 +138,7 @@ class ResponseSocket(AsyncConsumer):  # type: ignore[misc]
         await self.send({"type": "websocket.send", "text": error_message(error)})
         await self.send({"type": "websocket.close", "code": code})
 
-    def _stop_working(self) -> None:
+    def stop_working(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.cancel()
-
-
-def _shutting_down() -> ApiError:
-    return ServiceUnavailableError("shutting_down", "This server is shutting down.")

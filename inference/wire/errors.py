@@ -168,6 +168,10 @@ class ServiceUnavailableError(ApiError):
         self.code = code
 
 
+def shutting_down() -> ServiceUnavailableError:
+    return ServiceUnavailableError("shutting_down", "This server is shutting down.")
+
+
 class RequestFailedError(ApiError):
     """A request that was refused or broke behind the gateway."""
 
