@@ -152,13 +152,19 @@ class TokensCounted(msgspec.Struct, frozen=True, kw_only=True, tag="tokens_count
     prompt_tokens: int
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+class Failed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
+    """``usage`` is what was computed until then; ``None``: nothing was."""
+
     request_id: str
     failure: Failure
+    usage: Usage | None = None
 
 
-class Cancelled(msgspec.Struct, frozen=True, kw_only=True, tag="cancelled"):
+class Cancelled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="cancelled"):
+    """``usage`` is what was computed until then; ``None``: nothing was."""
+
     request_id: str
+    usage: Usage | None = None
 
 
 Event = (

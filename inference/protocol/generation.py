@@ -137,7 +137,7 @@ class TokenCountRequest(msgspec.Struct, frozen=True, kw_only=True, tag="token_co
 Request = GenerationRequest | EmbeddingRequest | TokenCountRequest
 
 
-class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
     """Gateway to neuron: run this. ``model`` is the catalogue name that placement resolved."""
 
     request_id: str
@@ -146,6 +146,24 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     request: Request
     deadline_unix_s: float
     """After this the neuron refuses to start it: whoever asked has given up."""
+    account: str = "anonymous"
+    """Who asks and pays. Queues are fair between accounts, and cached prefixes are an account's
+    own."""
+    key: str = ""
+    """The public prefix of the API key; empty where there was none."""
+    weight: int = 1
+    """The account's part in fair sharing: one of weight 2 gets twice as much as one of weight 1
+    while both wait."""
+    is_anonymous: bool = True
+    """Served only while no known account waits."""
+    endpoint: str = ""
+    """The path that the client called, for the ledger."""
+    max_prompt_tokens: int | None = None
+    """What the gateway has reserved for the prompt, over all prompts of the request. One with more
+    is refused with ``insufficient_quota`` before anything is computed."""
+    cap_output_tokens: int | None = None
+    """What the account's budget still buys, for each choice, where the client named no
+    ``max_tokens``: the answer ends there with the reason ``length``."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):

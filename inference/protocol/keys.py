@@ -8,6 +8,7 @@
 | helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its own next life |
 | helexa:gateway:<id>:events | stream of EventBatch | neuron → gateway |
 | helexa:gateway:<id>:alive | string, expires | gateway → neuron |
+| helexa:accounts | stream of RequestAccount | neuron → control |
 """
 
 NEURONS = "helexa:neurons"
@@ -22,6 +23,11 @@ GATEWAY_ALIVE_EXPIRY_S = 5.0
 
 EVENT_STREAM_MAX_ENTRIES = 20_000
 """Approximate trim of a gateway's stream; it only ever grows this long when its reader is gone."""
+
+ACCOUNTS = "helexa:accounts"
+"""What became of the requests of gateways that died, for whoever settles them."""
+ACCOUNTS_MAX_ENTRIES = 100_000
+"""Approximate trim, for the case that nobody settles; readers delete what they have settled."""
 
 TASK_DRAIN_INBOX = "neuron.drain_inbox"
 TASK_LOAD_MODEL = "neuron.load_model"

@@ -19,6 +19,8 @@ from inference.wire.openai_errors import error_object
     [
         ("context_length_exceeded", 400, False),
         ("bad_token_id", 400, False),
+        ("insufficient_quota", 429, False),
+        ("rate_limit_exceeded", 429, True),
         ("template_render_failed", 422, False),
         ("queue_full", 503, True),
         ("queue_timeout", 503, True),
@@ -45,10 +47,11 @@ def test_failures(code: str, status: int, retries: bool) -> None:
     }
 
 
-def test_every_failure_is_an_error_and_only_503_invites_a_retry() -> None:
+def test_every_failure_is_an_error_and_busy_servers_and_limits_invite_a_retry() -> None:
     for code, kind in FAILURES.items():
         assert 400 <= kind.status < 600, code
-        assert (kind.retry_after_s is not None) == (kind.status == 503), code
+        invites = kind.status == 503 or code == "rate_limit_exceeded"
+        assert (kind.retry_after_s is not None) == invites, code
 
 
 def test_what_the_failure_says_of_a_retry_comes_first() -> None:

@@ -1,0 +1,97 @@
+"""Frames keep what they carry, and say nothing of what is as usual."""
+
+from __future__ import annotations
+
+from inference.protocol.accounts import (
+    RequestAccount,
+    decode_request_account,
+    encode_request_account,
+)
+from inference.protocol.events import (
+    Cancelled,
+    EventBatch,
+    Failed,
+    Failure,
+    Usage,
+    decode_event_batch,
+    encode_event_batch,
+)
+from inference.protocol.generation import (
+    GenerationRequest,
+    Submit,
+    TextInput,
+    decode_inbox_frame,
+    encode_inbox_frame,
+)
+
+REQUEST = GenerationRequest(model="m", input=TextInput(texts=["hello"]))
+PLAIN = Submit(
+    request_id="r", gateway_id="g", model="m", request=REQUEST, deadline_unix_s=1_900_000_000.0
+)
+USAGE = Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=2, reasoning_tokens=1)
+
+
+def test_a_submit_of_nobody_in_particular_is_anonymous_and_unbounded() -> None:
+    (submit,) = [decode_inbox_frame(encode_inbox_frame(PLAIN))]
+    assert isinstance(submit, Submit)
+    assert (submit.account, submit.key, submit.weight, submit.is_anonymous) == (
+        "anonymous",
+        "",
+        1,
+        True,
+    )
+    assert submit.max_prompt_tokens is None
+    assert submit.cap_output_tokens is None
+
+
+def test_a_submit_says_who_asks_and_what_their_budget_buys() -> None:
+    sent = Submit(
+        request_id="r",
+        gateway_id="g",
+        model="m",
+        request=REQUEST,
+        deadline_unix_s=1_900_000_000.0,
+        account="acme",
+        key="hx-12ab",
+        weight=3,
+        is_anonymous=False,
+        endpoint="/v1/completions",
+        max_prompt_tokens=100,
+        cap_output_tokens=0,
+    )
+    assert decode_inbox_frame(encode_inbox_frame(sent)) == sent
+
+
+def test_every_end_may_say_what_was_used() -> None:
+    failure = Failure(code="engine_crashed", message="it ended")
+    batch = EventBatch(
+        neuron="n",
+        epoch="e",
+        sequence_number=1,
+        events=[
+            Failed(request_id="a", failure=failure, usage=USAGE),
+            Failed(request_id="b", failure=failure),
+            Cancelled(request_id="c", usage=USAGE),
+            Cancelled(request_id="d"),
+        ],
+    )
+    assert decode_event_batch(encode_event_batch(batch)) == batch
+
+
+def test_an_account_of_a_request_comes_back_as_it_was() -> None:
+    account = RequestAccount(
+        request_id="r",
+        gateway_id="g",
+        account="acme",
+        key="hx-12ab",
+        model="m",
+        neuron="n",
+        endpoint="/v1/completions",
+        usage=USAGE,
+        outcome="failed",
+        started_unix_s=1.5,
+        ended_unix_s=2.5,
+        code="engine_crashed",
+        time_to_first_token_s=0.25,
+    )
+    assert decode_request_account(encode_request_account(account)) == account
