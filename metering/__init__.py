@@ -1,1 +1,1 @@
-"""Accounts, keys and budgets. Empty until its issue: the spine serves loopback without keys."""
+"""Who asks, how much it may cost, and what it did: accounts, keys, budgets and the ledger."""

@@ -1,0 +1,10 @@
+"""Django's handle on the metering app."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class MeteringConfig(AppConfig):
+    name = "metering"
+    default_auto_field = "django.db.models.BigAutoField"

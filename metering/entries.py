@@ -1,0 +1,80 @@
+"""What the ledger and its reservations are told, as plain data.
+
+    Reserve ─▶ Granted | QuotaExceededError      before a request is submitted
+    Narrow                                       when its prompt has been counted
+    Settle                                       when it has ended: exactly one ledger entry
+
+Amounts are integers: tokens and micro-USD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from metering.prices import FREE, Prices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Holds what a request may use at most on every budget of ``budgets``, or on none of them.
+
+    ``prompt_tokens`` is a safe upper bound. ``output_tokens`` is what all choices together may
+    become where the client said so (``None``: it did not), ``default_output_tokens`` what they may
+    become at most otherwise; the budget may grant less of the latter, in equal parts to
+    ``num_choices``.
+    """
+
+    request_id: str
+    gateway_id: str
+    account: str
+    key: str
+    budgets: tuple[int, ...]
+    prompt_tokens: int
+    output_tokens: int | None
+    default_output_tokens: int
+    num_choices: int = 1
+    prices: Prices = FREE
+    now_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """``output_tokens``: how many all choices together may become."""
+
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrow:
+    """Gives back what turned out not to be needed."""
+
+    request_id: str
+    budgets: tuple[int, ...]
+    prompt_tokens: int
+    output_tokens: int
+    prices: Prices = FREE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settle:
+    """The one ledger entry of a request. A second one of the same id changes nothing."""
+
+    request_id: str
+    account: str
+    key: str
+    budgets: tuple[int, ...]
+    model: str
+    neuron: str
+    endpoint: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    prices: Prices = FREE
+    ended_unix_s: float
+    duration_ms: int
+    time_to_first_token_ms: int | None
+    outcome: str
+    """``finished``, ``cancelled``, or the code of the failure."""
+    client: str
+    """Its family, by the User-Agent: one of a fixed set of words, never the header's text."""

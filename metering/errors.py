@@ -1,0 +1,59 @@
+"""Everything metering can refuse.
+
+    MeteringError
+    ├── QuotaExceededError          a hard cap leaves no room for the request
+    ├── LedgerUnavailableError      the database does not answer: nothing was reserved
+    ├── UnknownAccountError
+    ├── UnknownKeyError
+    └── MeteringValueError          a field cannot hold its value
+
+Messages are written for people. Imports nothing, so that pure code can raise these.
+"""
+
+from __future__ import annotations
+
+
+class MeteringError(Exception):
+    """``str`` of it may be shown to whoever asked."""
+
+
+class QuotaExceededError(MeteringError):
+    """``retry_after_s`` is when the window ends; ``None`` for a balance, which does not come back
+    by itself. ``needed`` and ``left`` are in ``unit`` (``tokens`` or ``micro_usd``)."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        budget: int,
+        unit: str,
+        needed: int,
+        left: int,
+        retry_after_s: float | None,
+    ) -> None:
+        super().__init__(message)
+        self.budget = budget
+        self.unit = unit
+        self.needed = needed
+        self.left = left
+        self.retry_after_s = retry_after_s
+
+
+class LedgerUnavailableError(MeteringError):
+    pass
+
+
+class UnknownAccountError(MeteringError):
+    pass
+
+
+class UnknownKeyError(MeteringError):
+    pass
+
+
+class MeteringValueError(MeteringError):
+    """``field`` names what cannot hold its value."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field

@@ -1,0 +1,108 @@
+"""Who pays: accounts, the people in them, and their API keys. Written by ``metering.services``."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.core.validators import MinValueValidator, RegexValidator
+from django.db import models
+
+ACCOUNT_NAME = RegexValidator(
+    r"^[a-z0-9]+([._-][a-z0-9]+)*$", "A lower-case slug, as in research-team."
+)
+
+
+class LimitedModel(models.Model):
+    """Limits per minute and at once; empty means none."""
+
+    requests_per_minute = models.PositiveIntegerField(
+        null=True, blank=True, validators=[MinValueValidator(1)]
+    )
+    tokens_per_minute = models.PositiveIntegerField(
+        null=True, blank=True, validators=[MinValueValidator(1)]
+    )
+    max_concurrent = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        verbose_name="requests at once",
+    )
+
+    class Meta:
+        abstract = True
+
+
+class Account(LimitedModel):
+    """``anonymous`` and ``shared`` are built in: they pay for callers without a key and for those
+    with ``HELEXA_API_KEY``."""
+
+    name = models.CharField(max_length=64, primary_key=True, validators=[ACCOUNT_NAME])
+    description = models.CharField(max_length=200, blank=True)
+    weight = models.PositiveSmallIntegerField(
+        default=1,
+        validators=[MinValueValidator(1)],
+        help_text="Its share where accounts wait for the same engine.",
+    )
+    enabled = models.BooleanField(default=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Membership(models.Model):
+    """A person in an account."""
+
+    class Role(models.TextChoices):
+        OWNER = "owner"
+        MEMBER = "member"
+        VIEWER = "viewer"
+
+    account = models.ForeignKey(Account, on_delete=models.CASCADE, related_name="memberships")
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="memberships"
+    )
+    role = models.CharField(max_length=8, choices=Role.choices, default=Role.MEMBER)
+
+    class Meta:
+        ordering = ["account", "user"]
+        constraints = [
+            models.UniqueConstraint(fields=["account", "user"], name="membership_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.user} in {self.account_id}"
+
+
+class ApiKey(LimitedModel):
+    """Shown once when it is made; kept as a keyed hash behind its public prefix."""
+
+    prefix = models.CharField(max_length=16, primary_key=True)
+    digest = models.CharField(max_length=64, editable=False)
+    account = models.ForeignKey(Account, on_delete=models.PROTECT, related_name="keys")
+    name = models.CharField(max_length=100, blank=True)
+    scopes = models.JSONField(default=list)
+    model_names = models.JSONField(
+        default=list, blank=True, help_text="Catalogue names it may use; empty: all."
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+    created_by = models.CharField(max_length=150, blank=True)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+    last_used_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-created_at"]
+        verbose_name = "API key"
+
+    def __str__(self) -> str:
+        return f"{self.prefix} ({self.name})" if self.name else self.prefix
+
+
+class Revision(models.Model):
+    """One row that counts changes of accounts, keys and budgets: gateways read it to know when
+    what they remember is out of date."""
+
+    number = models.PositiveBigIntegerField(default=0)

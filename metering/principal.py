@@ -1,0 +1,77 @@
+"""Who asks, as plain data. Pure: no ORM, no clock, no I/O.
+
+A key or a person identifies a principal; an account pays for it. Names are the identifiers:
+accounts by their slug, keys by their public prefix, so that both can be read wherever they turn
+up (logs, metrics, the ledger, what travels to a neuron).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Scope(StrEnum):
+    """What a key may be used for."""
+
+    INFERENCE = "inference"
+    USAGE_READ = "usage:read"
+    FLEET_READ = "fleet:read"
+    FLEET_WRITE = "fleet:write"
+
+
+ALL_SCOPES = frozenset(Scope)
+
+ANONYMOUS_ACCOUNT = "anonymous"
+"""Pays for callers without a key, where those are allowed. Budgets and limits can be set on it."""
+SHARED_ACCOUNT = "shared"
+"""Pays for callers that send ``HELEXA_API_KEY``."""
+BUILT_IN_ACCOUNTS = (ANONYMOUS_ACCOUNT, SHARED_ACCOUNT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimits:
+    """Per minute, but for ``max_concurrent``; ``None`` means no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """``key`` is the public prefix of the API key, ``""`` where none was used. ``models`` are the
+    catalogue names that it may use, ``None`` for all. ``budgets`` are the ids of the hard caps on
+    its key and its account."""
+
+    account: str
+    key: str = ""
+    scopes: frozenset[Scope] = ALL_SCOPES
+    models: frozenset[str] | None = None
+    weight: int = 1
+    """Its account's share where principals wait for the same engine."""
+    is_anonymous: bool = False
+    budgets: tuple[int, ...] = ()
+    key_limits: RateLimits = field(default_factory=RateLimits)
+    account_limits: RateLimits = field(default_factory=RateLimits)
+    expires_unix_s: float | None = None
+
+    def may_use(self, model: str) -> bool:
+        """``model`` is the catalogue's name, not an alias."""
+        return self.models is None or model in self.models
+
+    def has(self, scope: Scope) -> bool:
+        return scope in self.scopes
+
+
+def anonymous_principal(
+    *, budgets: tuple[int, ...] = (), limits: RateLimits | None = None, weight: int = 1
+) -> Principal:
+    return Principal(
+        account=ANONYMOUS_ACCOUNT,
+        scopes=frozenset({Scope.INFERENCE}),
+        weight=weight,
+        is_anonymous=True,
+        budgets=budgets,
+        account_limits=limits or RateLimits(),
+    )
