@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent
@@ -13,6 +14,7 @@ TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 """Scheme, host and port, as browsers send it: no path, no slash at the end."""
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class ConfigError(Exception):
@@ -44,18 +46,26 @@ def _integer(name: str, default: int, *, minimum: int) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     data_dir: Path
-    database_url: str
-    redis_url: str
-    secret_key: str
+    # What is secret is in nobody's log: no repr holds it.
+    database_url: str = field(repr=False)
+    redis_url: str = field(repr=False)
+    secret_key: str = field(repr=False)
     debug: bool
+    listen_host: str | None = None
+    """What the gateway listens on. ``None``: an ASGI server of the operator's own, which cannot be
+    asked and may be reachable from anywhere."""
     allowed_hosts: tuple[str, ...]
+    """Names for this server beside those that follow from ``listen_host``: see
+    ``helexa_site.hosts``."""
+    trusted_proxies: tuple[Network, ...] = ()
+    """Only these may say on whose behalf they ask."""
     csrf_trusted_origins: tuple[str, ...]
     allowed_origins: tuple[str, ...] = ()
     """Web pages of other machines that may use the API from a browser; ``*``: all."""
     max_body_bytes: int
     request_timeout_s: int
     """How long a request may wait for its first token, loads included."""
-    api_key: str | None
+    api_key: str | None = field(repr=False)
     """One shared bearer for clients that are not on loopback."""
     always_stream_usage: bool
     """Streams end with their usage whether or not the client asked for it."""
@@ -73,7 +83,9 @@ def read_config() -> Config:
         redis_url=os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",
         secret_key=_secret_key(data_dir),
         debug=_flag("HELEXA_DEBUG"),
-        allowed_hosts=_words("HELEXA_ALLOWED_HOSTS") or ("*",),
+        listen_host=os.environ.get("HELEXA_LISTEN_HOST") or None,
+        allowed_hosts=_words("HELEXA_ALLOWED_HOSTS"),
+        trusted_proxies=_networks("HELEXA_TRUSTED_PROXIES"),
         csrf_trusted_origins=_words("HELEXA_CSRF_TRUSTED_ORIGINS"),
         allowed_origins=_origins("HELEXA_ALLOWED_ORIGINS"),
         max_body_bytes=_integer("HELEXA_MAX_BODY_BYTES", 32 * 1024 * 1024, minimum=1024),
@@ -95,6 +107,17 @@ def _origins(name: str) -> tuple[str, ...]:
         if origin != "*" and not ORIGIN.fullmatch(origin):
             raise ConfigError(f"{name}: {origin!r} is not like https://chat.example.org")
     return origins
+
+
+def _networks(name: str) -> tuple[Network, ...]:
+    """Addresses and CIDR networks, as ``127.0.0.1, 10.1.0.0/16``."""
+    networks = []
+    for word in _words(name):
+        try:
+            networks.append(ipaddress.ip_network(word))
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}") from None
+    return tuple(networks)
 
 
 def _secret_key(data_dir: Path) -> str:

@@ -6,13 +6,14 @@ import dj_database_url
 from django.urls import reverse_lazy
 
 from helexa_site.config import REPOSITORY_DIR, read_config
+from helexa_site.hosts import allowed_hosts
 
 CONFIG = read_config()
 
 BASE_DIR = REPOSITORY_DIR
 SECRET_KEY = CONFIG.secret_key
 DEBUG = CONFIG.debug
-ALLOWED_HOSTS = list(CONFIG.allowed_hosts)
+ALLOWED_HOSTS = sorted(allowed_hosts(CONFIG))
 CSRF_TRUSTED_ORIGINS = list(CONFIG.csrf_trusted_origins)
 
 INSTALLED_APPS = [
@@ -32,6 +33,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "helexa_site.hosts.HostMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",

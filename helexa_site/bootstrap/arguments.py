@@ -60,6 +60,18 @@ def parse_neuron(arguments: list[str]) -> str:
     return found
 
 
+def gateway_host(arguments: list[str]) -> str:
+    """What ``manage.py gateway`` is told to listen on. Everything else is Django's to parse, and
+    to complain of."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--host", default=DEFAULT_HOST)
+    try:
+        host: str = parser.parse_known_args(arguments)[0].host
+    except argparse.ArgumentError:
+        return DEFAULT_HOST
+    return host
+
+
 def default_neuron_name() -> str:
     """The host's name as a slug."""
     words = re.findall(r"[a-z0-9]+", socket.gethostname().partition(".")[0].lower())

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from helexa_site.bootstrap.arguments import parse_neuron, parse_serve
+from helexa_site.bootstrap.arguments import gateway_host, parse_neuron, parse_serve
 from helexa_site.bootstrap.console import complain, say_line
 from helexa_site.bootstrap.environment import ensure_environment
 from helexa_site.bootstrap.errors import BootstrapError
@@ -86,6 +86,10 @@ def _django(arguments: list[str]) -> int:
         ensure_environment(REQUIREMENTS)
     if set(arguments) in HELP_WORDS:
         say_line(OVERVIEW)
+    if arguments[:1] == ["gateway"]:
+        # Which names it answers to follows from this, in settings that Django reads before it
+        # reads a command's flags.
+        os.environ["HELEXA_LISTEN_HOST"] = gateway_host(arguments[1:])
     from django.core.management import execute_from_command_line
 
     execute_from_command_line([sys.argv[0], *arguments])

@@ -38,3 +38,41 @@ def test_origins_are_as_browsers_send_them(monkeypatch: pytest.MonkeyPatch, tmp_
         monkeypatch.setenv("HELEXA_ALLOWED_ORIGINS", wrong)
         with pytest.raises(ConfigError, match="HELEXA_ALLOWED_ORIGINS"):
             read_config()
+
+
+def test_proxies_are_addresses_and_networks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path))
+    assert read_config().trusted_proxies == ()
+    monkeypatch.setenv("HELEXA_TRUSTED_PROXIES", "127.0.0.1, 10.1.0.0/16 2001:db8::/32")
+    assert [str(network) for network in read_config().trusted_proxies] == [
+        "127.0.0.1/32",
+        "10.1.0.0/16",
+        "2001:db8::/32",
+    ]
+    for wrong in ("proxy.example.org", "10.1.0.1/16"):
+        monkeypatch.setenv("HELEXA_TRUSTED_PROXIES", wrong)
+        with pytest.raises(ConfigError, match="HELEXA_TRUSTED_PROXIES"):
+            read_config()
+
+
+def test_the_hosts_that_answer_and_what_is_listened_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("HELEXA_LISTEN_HOST", raising=False)
+    assert read_config().listen_host is None
+    monkeypatch.setenv("HELEXA_LISTEN_HOST", "0.0.0.0")
+    monkeypatch.setenv("HELEXA_ALLOWED_HOSTS", "chat.example.org")
+    assert read_config().listen_host == "0.0.0.0"
+    assert read_config().allowed_hosts == ("chat.example.org",)
+
+
+def test_no_secret_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path))
+    for name in ("HELEXA_SECRET_KEY", "HELEXA_API_KEY"):
+        monkeypatch.setenv(name, "sesame")
+    monkeypatch.setenv("DATABASE_URL", "postgres://user:sesame@db/name")
+    monkeypatch.setenv("REDIS_URL", "redis://:sesame@redis/0")
+    assert "sesame" not in repr(read_config())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 31313
+from helexa_site.bootstrap.arguments import DEFAULT_HOST, DEFAULT_PORT
+from helexa_site.settings import CONFIG
 
 
 class Command(BaseCommand):
@@ -21,4 +21,6 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         from inference.gateway.server import run
 
+        if options["host"] != (CONFIG.listen_host or DEFAULT_HOST):
+            raise CommandError("the settings were made for another --host; run manage.py gateway")
         run(options["host"], options["port"])

@@ -57,6 +57,7 @@ def environment(redis_server_url: str, tmp_path_factory: pytest.TempPathFactory)
     env = os.environ | {
         "HELEXA_DATA_DIR": str(data_dir),
         "REDIS_URL": redis_server_url,
+        "HELEXA_LISTEN_HOST": "127.0.0.1",
         "HELEXA_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
         "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
     }
