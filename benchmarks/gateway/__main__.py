@@ -1,0 +1,141 @@
+"""scripts/bench-gateway: requests a second, latency, and the gateway's CPU time for a request.
+
+Clients in a closed loop ask for short answers of a neuron without a model: all that is measured is
+the gateway. Servers take turns in rounds; figures are medians of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.gateway import litellm_proxy
+from benchmarks.gateway.measure import Cell, Reading, measure, median_of
+from benchmarks.gateway.processes import RunningProcess
+from benchmarks.gateway.stage import MODEL, Stage, StageOptions, stage
+
+SERVERS = ("daphne", "uvicorn")
+CLIENTS = (1, 16, 64)
+KINDS = {"streamed": True, "whole": False}
+Results = dict[tuple[str, Cell], list[Reading]]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    console = Console(stderr=True)
+    wanted = StageOptions(
+        step_ms=options.step_ms,
+        with_key=options.key,
+        with_metrics=options.metrics,
+        database_url=options.database_url,
+    )
+    with stage(wanted) as there:
+        servers = [there.start_gateway(kind) for kind in options.servers]
+        if options.litellm is not None:
+            processes = there.processes
+            servers.append(
+                litellm_proxy.start(
+                    options.litellm, processes, model=MODEL, step_ms=options.step_ms
+                )
+            )
+        results = _run(there, servers, options, console)
+    if options.json:
+        print(json.dumps(_as_json(results), indent=2))
+    else:
+        _print(results, Console())
+
+
+def _run(
+    there: Stage, servers: list[RunningProcess], options: argparse.Namespace, console: Console
+) -> Results:
+    cells = [
+        Cell(streams=KINDS[kind], num_clients=num)
+        for kind in options.kinds
+        for num in options.clients
+    ]
+    results: Results = defaultdict(list)
+    for round_number in range(options.rounds):
+        for cell in cells:
+            for server in servers:
+                reading = measure(
+                    server,
+                    cell,
+                    model=MODEL,
+                    authorization=_authorization(there, server),
+                    num_tokens=options.tokens,
+                    warm_up_s=options.warm_up,
+                    seconds=options.seconds,
+                )
+                results[server.name, cell].append(reading)
+                console.print(
+                    f"round {round_number + 1}: {server.name}, {cell.name}: "
+                    f"{reading.cpu_ms_per_request:.2f} ms"
+                )
+    return results
+
+
+def _authorization(there: Stage, server: RunningProcess) -> str:
+    return litellm_proxy.AUTHORIZATION if server.name == litellm_proxy.NAME else there.authorization
+
+
+def _print(results: Results, console: Console) -> None:
+    table = Table("server", "", "requests/s", "p50 ms", "p99 ms", "CPU ms a request")
+    for (server, cell), readings in results.items():
+        middle = median_of(readings)
+        table.add_row(
+            server,
+            cell.name,
+            f"{middle.requests_per_s:,.0f}",
+            f"{middle.p50_ms:.1f}",
+            f"{middle.p99_ms:.1f}",
+            f"{middle.cpu_ms_per_request:.2f}",
+        )
+    console.print(table)
+
+
+def _as_json(results: Results) -> list[dict[str, Any]]:
+    return [
+        {
+            "server": server,
+            **asdict(cell),
+            "median": asdict(median_of(readings)),
+            "readings": [asdict(reading) for reading in readings],
+        }
+        for (server, cell), readings in results.items()
+    ]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/bench-gateway", description=__doc__)
+    parser.add_argument("--servers", nargs="*", choices=SERVERS, default=list(SERVERS))
+    parser.add_argument("--clients", nargs="+", type=int, default=list(CLIENTS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--tokens", type=int, default=16, help="of an answer")
+    parser.add_argument("--step-ms", type=float, default=2.0, help="between an answer's tokens")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a measurement")
+    parser.add_argument("--warm-up", type=float, default=1.0, help="seconds before it")
+    parser.add_argument(
+        "--litellm", type=Path, help="the Python of an environment that has litellm[proxy]"
+    )
+    parser.add_argument(
+        "--no-key",
+        dest="key",
+        action="store_false",
+        help="clients are anonymous: no keys, no budgets",
+    )
+    parser.add_argument("--no-metrics", dest="metrics", action="store_false")
+    parser.add_argument("--database-url", help="a PostgreSQL of yours; SQLite without it")
+    parser.add_argument("--json", action="store_true", help="all readings, to standard output")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""LiteLLM's proxy as a peer: without its database, before the smallest upstream there can be.
+
+It pins other versions of what we have ourselves, so it lives in an environment of its own:
+
+    python3 -m venv VENV && VENV/bin/pip install 'litellm[proxy]'
+    scripts/bench-gateway --litellm VENV/bin/python
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from benchmarks.gateway.processes import HOST, Processes, RunningProcess, free_port
+
+NAME = "litellm"
+MASTER_KEY = "sk-benchmark"
+AUTHORIZATION = f"Bearer {MASTER_KEY}"
+
+
+def start(python: Path, processes: Processes, *, model: str, step_ms: float) -> RunningProcess:
+    """Listening, with its upstream behind it. Raises ``ProcessFailedError``."""
+    upstream_port = free_port()
+    upstream = processes.start(
+        "upstream",
+        [
+            *(sys.executable, "-m", "benchmarks.gateway.upstream"),
+            *("--port", str(upstream_port), "--step-ms", str(step_ms)),
+        ],
+        os.environ,
+        port=upstream_port,
+    )
+    upstream.wait_until_listening()
+    port = free_port()
+    configuration = processes.folder / "litellm.yaml"
+    configuration.write_text(_configuration(model, upstream_port))
+    command = [str(python.parent / "litellm"), "--config", str(configuration)]
+    command += ["--host", HOST, "--port", str(port), "--num_workers", "1", "--telemetry", "False"]
+    # Its own prices instead of fetched ones, and no line in its log for each request.
+    env = {
+        "PATH": os.environ["PATH"],
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_LOG": "ERROR",
+        "LITELLM_MASTER_KEY": MASTER_KEY,
+    }
+    proxy = processes.start(NAME, command, env, port=port)
+    proxy.wait_until_listening()
+    return proxy
+
+
+def _configuration(model: str, upstream_port: int) -> str:
+    """YAML, as far as JSON is."""
+    entry = {
+        "model_name": model,
+        "litellm_params": {
+            "model": f"openai/{model}",
+            "api_base": f"http://{HOST}:{upstream_port}/v1",
+            "api_key": "none",
+        },
+    }
+    return json.dumps({"model_list": [entry]})

@@ -1,0 +1,222 @@
+"""A neuron without a model, as a process: what a gateway sees of a real one, at a known pace.
+
+    inbox ─▶ Accepted at once ─▶ one token per request and step ─▶ ChoiceFinished, Finished
+
+It speaks the real protocol over the real Redis: heartbeats with a ready replica, the inbox and its
+doorbell, and one event batch per gateway and step for all requests in flight, as an engine's
+messages become. A request gets as many tokens as it asked for.
+
+    REDIS_URL=... python -m benchmarks.gateway.neuron --model NAME --step-ms 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import uuid
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from benchmarks.gateway.heartbeats import heartbeat
+from inference.protocol import keys
+from inference.protocol.events import (
+    EVENT_BATCH_FIELD,
+    Accepted,
+    Cancelled,
+    ChoiceFinished,
+    Delta,
+    Event,
+    EventBatch,
+    Finished,
+    Usage,
+    encode_event_batch,
+)
+from inference.protocol.generation import (
+    Cancel,
+    GenerationRequest,
+    InboxFrame,
+    Submit,
+    decode_inbox_frame,
+)
+from inference.protocol.heartbeat import encode_heartbeat
+
+NEURON_NAME = "bench"
+PROMPT_TOKENS = 7
+DEFAULT_ANSWER_TOKENS = 16
+WORD = " word"
+"""Each token's text, where tokens are not stamped."""
+FRAMES_PER_POP = 512
+IDLE_WAIT_S = 0.5
+NUM_REMEMBERED = 100_000
+"""Of requests that have ended, how many are known when a frame comes again."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A request in flight."""
+
+    gateway_id: str
+    num_wanted: int
+    num_given: int = 0
+
+
+class SteppingNeuron:
+    """``stamped``: a token's text says which one it is and when it was given, for readers that
+    measure how long it was on its way; else all tokens are alike."""
+
+    def __init__(
+        self, client: redis.Redis, *, model: str, step_s: float, stamped: bool = False
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._step_s = step_s
+        self._stamped = stamped
+        self._epoch = uuid.uuid4().hex
+        self._started_unix_s = time.time()
+        self._answers: dict[str, Answer] = {}
+        self._ended: dict[str, None] = {}
+        self._numbers: defaultdict[str, int] = defaultdict(int)
+        self._next_beat_s = 0.0
+
+    def run(self) -> None:
+        """Until the process is ended."""
+        due_s = time.monotonic()
+        while True:
+            self._beat_if_due()
+            if self._answers:
+                time.sleep(max(0.0, due_s - time.monotonic()))
+                due_s = max(due_s + self._step_s, time.monotonic())
+                frames = self._publish(self._step())
+            else:
+                frames = self._wait()
+                due_s = time.monotonic() + self._step_s
+            while frames:
+                frames = self._publish(self._take(frames))
+
+    def _wait(self) -> list[bytes]:
+        """Frames, once there are some; none after a while without."""
+        queues = [keys.neuron_queue(NEURON_NAME), keys.inbox_key(NEURON_NAME)]
+        popped: Any = self._client.brpop(queues, timeout=IDLE_WAIT_S)
+        if popped is None:
+            return []
+        key, value = popped
+        return [value] if key.decode() == keys.inbox_key(NEURON_NAME) else self._publish([])
+
+    def _take(self, frames: list[bytes]) -> list[tuple[str, Event]]:
+        """Starts and ends requests; what is to be told of it at once."""
+        events: list[tuple[str, Event]] = []
+        for data in frames:
+            frame: InboxFrame = decode_inbox_frame(data)
+            if isinstance(frame, Submit):
+                events += self._accept(frame)
+            elif isinstance(frame, Cancel):
+                events += self._cancel(frame)
+        return events
+
+    def _accept(self, submit: Submit) -> list[tuple[str, Event]]:
+        request_id = submit.request_id
+        if request_id in self._answers or request_id in self._ended:
+            return []
+        wanted = None
+        if isinstance(submit.request, GenerationRequest):
+            wanted = submit.request.sampling.max_tokens
+        self._answers[request_id] = Answer(submit.gateway_id, wanted or DEFAULT_ANSWER_TOKENS)
+        return [(submit.gateway_id, Accepted(request_id=request_id, prompt_tokens=PROMPT_TOKENS))]
+
+    def _cancel(self, cancel: Cancel) -> list[tuple[str, Event]]:
+        answer = self._answers.get(cancel.request_id)
+        if answer is None:
+            return []
+        self._end(cancel.request_id)
+        return [(answer.gateway_id, Cancelled(request_id=cancel.request_id))]
+
+    def _step(self) -> list[tuple[str, Event]]:
+        events: list[tuple[str, Event]] = []
+        for request_id, answer in list(self._answers.items()):
+            text = self._text(answer)
+            answer.num_given += 1
+            events.append((answer.gateway_id, Delta(request_id=request_id, text=text)))
+            if answer.num_given < answer.num_wanted:
+                continue
+            self._end(request_id)
+            usage = Usage(prompt_tokens=PROMPT_TOKENS, completion_tokens=answer.num_given)
+            for event in (
+                ChoiceFinished(request_id=request_id, reason="length"),
+                Finished(request_id=request_id, usage=usage),
+            ):
+                events.append((answer.gateway_id, event))
+        return events
+
+    def _text(self, answer: Answer) -> str:
+        if self._stamped:
+            return f" {answer.num_given}@{time.monotonic():.6f}"
+        return WORD
+
+    def _end(self, request_id: str) -> None:
+        del self._answers[request_id]
+        self._ended[request_id] = None
+        if len(self._ended) > NUM_REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    def _publish(self, events: list[tuple[str, Event]]) -> list[bytes]:
+        """One batch per gateway, and the frames that have come in the meantime."""
+        by_gateway: defaultdict[str, list[Event]] = defaultdict(list)
+        for gateway_id, event in events:
+            by_gateway[gateway_id].append(event)
+        pipeline = self._client.pipeline(transaction=False)
+        for gateway_id, batch in by_gateway.items():
+            pipeline.xadd(
+                keys.gateway_events_key(gateway_id),
+                {EVENT_BATCH_FIELD: self._encode(gateway_id, batch)},
+                maxlen=keys.EVENT_STREAM_MAX_ENTRIES,
+                approximate=True,
+            )
+        pipeline.delete(keys.neuron_queue(NEURON_NAME))
+        pipeline.rpop(keys.inbox_key(NEURON_NAME), FRAMES_PER_POP)
+        frames: list[bytes] | None = pipeline.execute()[-1]
+        return frames or []
+
+    def _encode(self, gateway_id: str, events: list[Event]) -> bytes:
+        number = self._numbers[gateway_id]
+        self._numbers[gateway_id] = number + 1
+        return encode_event_batch(
+            EventBatch(neuron=NEURON_NAME, epoch=self._epoch, sequence_number=number, events=events)
+        )
+
+    def _beat_if_due(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_beat_s:
+            return
+        self._next_beat_s = now_s + keys.HEARTBEAT_INTERVAL_S
+        said = heartbeat(
+            name=NEURON_NAME,
+            epoch=self._epoch,
+            model=self._model,
+            started_unix_s=self._started_unix_s,
+            in_flight=len(self._answers),
+        )
+        pipeline = self._client.pipeline(transaction=False)
+        expiry_s = int(keys.HEARTBEAT_EXPIRY_S)
+        pipeline.set(keys.heartbeat_key(NEURON_NAME), encode_heartbeat(said), ex=expiry_s)
+        pipeline.zadd(keys.NEURONS, {NEURON_NAME: time.time()})
+        pipeline.execute()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True, help="the catalogue name it has ready")
+    parser.add_argument("--step-ms", type=float, default=2.0, help="between tokens of a request")
+    parser.add_argument("--stamped", action="store_true", help="tokens say their number and time")
+    options = parser.parse_args()
+    client = redis.Redis.from_url(os.environ["REDIS_URL"])
+    SteppingNeuron(
+        client, model=options.model, step_s=options.step_ms / 1000, stamped=options.stamped
+    ).run()
+
+
+if __name__ == "__main__":
+    main()

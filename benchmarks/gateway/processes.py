@@ -1,0 +1,133 @@
+"""Processes of a measurement: started with a log each, ended together, and gone when we are."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from helexa_site.bootstrap.guardian import Guardian
+from helexa_site.config import REPOSITORY_DIR
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 15.0
+LOG_TAIL_BYTES = 2000
+
+
+class ProcessFailedError(Exception):
+    """A process of the measurement ended or does not answer; its log's end is in the message."""
+
+
+class RunningProcess:
+    """``port`` is where it listens, 0 for one that does not."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, port: int) -> None:
+        self.name = name
+        self.port = port
+        self._process = process
+        self._log = log
+        self._psutil = psutil.Process(process.pid)
+
+    def wait_until_listening(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Raises ``ProcessFailedError``."""
+        give_up_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                socket.create_connection((HOST, self.port), timeout=1).close()
+                return
+            except OSError:
+                self.check()
+                if time.monotonic() > give_up_s:
+                    raise self._failed("does not listen") from None
+                time.sleep(0.05)
+
+    def check(self) -> None:
+        """Raises ``ProcessFailedError`` when it has ended."""
+        if (code := self._process.poll()) is not None:
+            raise self._failed(f"ended with exit code {code}")
+
+    def cpu_s(self) -> float:
+        """Of all its threads and those of its children, user and system."""
+        times = [process.cpu_times() for process in self._processes()]
+        return float(sum(one.user + one.system for one in times))
+
+    def resident_bytes(self) -> int:
+        return sum(int(process.memory_info().rss) for process in self._processes())
+
+    def _processes(self) -> list[psutil.Process]:
+        return [self._psutil, *self._psutil.children(recursive=True)]
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _failed(self, what: str) -> ProcessFailedError:
+        tail = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+        return ProcessFailedError(f"{self.name} {what}:\n{tail}")
+
+
+class Processes:
+    """Ends what it started, the last one first. ``folder`` gets a log of each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._running: list[RunningProcess] = []
+        self._guardian = Guardian()
+
+    def start(
+        self, name: str, command: Sequence[str], env: Mapping[str, str], *, port: int = 0
+    ) -> RunningProcess:
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=REPOSITORY_DIR,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._guardian.watch(process.pid)
+        running = RunningProcess(name, process, log, port)
+        self._running.append(running)
+        return running
+
+    def close(self) -> None:
+        for running in reversed(self._running):
+            running.stop()
+            self._guardian.release(running.pid)
+        self._guardian.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port

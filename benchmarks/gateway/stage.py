@@ -1,0 +1,135 @@
+"""What a gateway needs around it, real and private: Redis, a database, a key, and a neuron without
+a model. Everything is under one temporary folder and ends with the ``with``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gateway.processes import HOST, Processes, RunningProcess, free_port
+from helexa_site.bootstrap.redis_server import (
+    configure_private_redis,
+    discard_private_redis,
+    wait_for_redis,
+)
+from helexa_site.config import REPOSITORY_DIR
+
+MODEL = "smollm2-135m-instruct"
+ACCOUNT = "bench"
+CAP_TOKENS = 10**15
+"""More than any run uses: what is measured is the counting, not the refusing."""
+PREPARE = """
+import django; django.setup()
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
+call_command("ensure_default_model")
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOptions:
+    """What the gateways have to do beside answering."""
+
+    step_ms: float = 2.0
+    stamped: bool = False
+    with_key: bool = True
+    """Clients send a key, and its budgets are reserved and settled; else they are anonymous."""
+    with_metrics: bool = True
+    database_url: str | None = None
+    """``None``: SQLite in the stage's folder."""
+
+
+class Stage:
+    """``authorization`` is the bearer that clients send, empty without a key."""
+
+    def __init__(
+        self, processes: Processes, options: StageOptions, env: dict[str, str], authorization: str
+    ) -> None:
+        self.processes = processes
+        self.options = options
+        self.authorization = authorization
+        self._env = env
+
+    def start_gateway(self, kind: str) -> RunningProcess:
+        """``kind`` is daphne or uvicorn."""
+        port = free_port()
+        metrics = f"{HOST}:{free_port()}" if self.options.with_metrics else "off"
+        env = self._env | {"HELEXA_METRICS_LISTEN": metrics}
+        running = self.processes.start(kind, _command(kind, port), env, port=port)
+        running.wait_until_listening()
+        return running
+
+
+@contextmanager
+def stage(options: StageOptions) -> Iterator[Stage]:
+    with tempfile.TemporaryDirectory(prefix="helexa-bench-") as folder:
+        root = Path(folder)
+        server = configure_private_redis(root / "redis")
+        try:
+            with Processes(root) as processes:
+                redis_process = processes.start("redis", server.command, os.environ)
+                wait_for_redis(server.url)
+                redis_process.check()
+                env = _environment(root, server.url, options)
+                _run([sys.executable, "-c", PREPARE], env)
+                authorization = _make_key(env) if options.with_key else ""
+                neuron = [*("-m", "benchmarks.gateway.neuron", "--model", MODEL)]
+                neuron += ["--step-ms", str(options.step_ms)]
+                neuron += ["--stamped"] if options.stamped else []
+                processes.start("neuron", [sys.executable, *neuron], env)
+                yield Stage(processes, options, env, authorization)
+        finally:
+            discard_private_redis(server, root / "redis")
+
+
+def _environment(root: Path, redis_url: str, options: StageOptions) -> dict[str, str]:
+    env = os.environ | {
+        "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
+        "HELEXA_DATA_DIR": str(root),
+        "REDIS_URL": redis_url,
+        "PYTHONPATH": str(REPOSITORY_DIR),
+        "PYTHONUNBUFFERED": "1",
+    }
+    env.pop("DATABASE_URL", None)
+    if options.database_url is not None:
+        env["DATABASE_URL"] = options.database_url
+    return env
+
+
+def _command(kind: str, port: int) -> Sequence[str]:
+    if kind == "daphne":
+        manage = str(REPOSITORY_DIR / "manage.py")
+        return (sys.executable, manage, "gateway", "--host", HOST, "--port", str(port))
+    return (
+        *(sys.executable, "-m", "uvicorn", "helexa_site.asgi:application", "--host", HOST),
+        *("--port", str(port), "--log-level", "warning", "--no-access-log"),
+    )
+
+
+def _make_key(env: dict[str, str]) -> str:
+    """The key of a new account with caps on both, so that budgets are at work."""
+    _manage(env, "accounts", "create", ACCOUNT)
+    made: dict[str, Any] = json.loads(
+        _manage(env, "keys", "create", ACCOUNT, "--cap-tokens", str(CAP_TOKENS), "--json")
+    )
+    return f"Bearer {made['key']}"
+
+
+def _manage(env: dict[str, str], *arguments: str) -> str:
+    return _run([sys.executable, str(REPOSITORY_DIR / "manage.py"), *arguments], env)
+
+
+def _run(command: Sequence[str], env: dict[str, str]) -> str:
+    """What it says."""
+    done = subprocess.run(
+        command, cwd=REPOSITORY_DIR, env=env, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout

@@ -1,0 +1,114 @@
+"""The smallest OpenAI-compatible server, for a proxy to stand before: every chat gets as many
+tokens as it asks for, one for each step, as the neuron without a model gives them.
+
+    python -m benchmarks.gateway.upstream --port 8000 --step-ms 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from typing import Any
+
+from benchmarks.gateway.neuron import DEFAULT_ANSWER_TOKENS, PROMPT_TOKENS, WORD
+
+HEAD_END = b"\r\n\r\n"
+HOST = "127.0.0.1"
+
+
+class Upstream:
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, kept alive."""
+        try:
+            while True:
+                head = await reader.readuntil(HEAD_END)
+                body = json.loads(await reader.readexactly(_content_length(head)))
+                num_tokens = body.get("max_tokens") or DEFAULT_ANSWER_TOKENS
+                if body.get("stream"):
+                    await self._stream(writer, body["model"], num_tokens)
+                else:
+                    await self._whole(writer, body["model"], num_tokens)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def _whole(self, writer: asyncio.StreamWriter, model: str, num_tokens: int) -> None:
+        await asyncio.sleep(self._step_s * num_tokens)
+        message = {"role": "assistant", "content": WORD * num_tokens}
+        choice = {"index": 0, "message": message, "finish_reason": "length"}
+        body = json.dumps(
+            {**_base(model, "chat.completion"), "choices": [choice], "usage": _usage(num_tokens)}
+        ).encode()
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        await writer.drain()
+
+    async def _stream(self, writer: asyncio.StreamWriter, model: str, num_tokens: int) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
+        base = _base(model, "chat.completion.chunk")
+        for _ in range(num_tokens):
+            await asyncio.sleep(self._step_s)
+            delta = {"role": "assistant", "content": WORD}
+            _write_event(writer, {**base, "choices": [_choice(delta, None)]})
+            await writer.drain()
+        _write_event(writer, {**base, "choices": [_choice({}, "length")]})
+        _write_chunk(writer, b"data: [DONE]\n\n")
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+
+def _content_length(head: bytes) -> int:
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return int(line.partition(b":")[2])
+    return 0
+
+
+def _base(model: str, kind: str) -> dict[str, Any]:
+    return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": model}
+
+
+def _choice(delta: dict[str, str], reason: str | None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "finish_reason": reason}
+
+
+def _usage(num_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": PROMPT_TOKENS,
+        "completion_tokens": num_tokens,
+        "total_tokens": PROMPT_TOKENS + num_tokens,
+    }
+
+
+def _write_event(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
+    _write_chunk(writer, b"data: %s\n\n" % json.dumps(event).encode())
+
+
+def _write_chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+async def _run(port: int, step_s: float) -> None:
+    server = await asyncio.start_server(Upstream(step_s).serve, HOST, port)
+    async with server:
+        await server.serve_forever()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--step-ms", type=float, default=2.0)
+    options = parser.parse_args()
+    asyncio.run(_run(options.port, options.step_ms / 1000))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The gateway's benchmark, run small: real servers, and figures that can be true."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gateway.load import Client, Load, Tally, UnexpectedAnswerError, run
+from benchmarks.gateway.measure import Reading, median_of, percentile
+from benchmarks.gateway.processes import HOST, Processes, ProcessFailedError, free_port
+from helexa_site.config import REPOSITORY_DIR
+
+SMALL = ["--rounds", "1", "--seconds", "0.5", "--warm-up", "0.1", "--clients", "2", "--json"]
+
+
+def bench(*arguments: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [str(REPOSITORY_DIR / "scripts" / "bench-gateway"), *arguments, *SMALL],
+        cwd=REPOSITORY_DIR,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    results: list[dict[str, Any]] = json.loads(done.stdout)
+    return results
+
+
+def test_both_servers_are_measured_streaming_and_whole() -> None:
+    results = bench("--no-key")
+    cells = [(row["server"], row["streams"], row["num_clients"]) for row in results]
+    assert sorted(cells) == sorted(
+        (server, streams, 2) for server in ("daphne", "uvicorn") for streams in (True, False)
+    )
+    for row in results:
+        middle = row["median"]
+        assert middle["cpu_ms_per_request"] > 0
+        # 16 tokens, 2 ms apart.
+        assert 30 <= middle["p50_ms"] <= middle["p99_ms"]
+        # Two clients that are never answered sooner than that.
+        assert 0 < middle["requests_per_s"] <= 2 / 0.030
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Any:
+    with Processes(tmp_path) as processes:
+        port = free_port()
+        command = [sys.executable, "-m", "benchmarks.gateway.upstream", "--port", str(port)]
+        running = processes.start("upstream", command, {}, port=port)
+        running.wait_until_listening()
+        yield running
+
+
+def load_of(port: int, body: dict[str, Any], num_tokens: int) -> Load:
+    text = json.dumps({"model": "any", **body})
+    request = f"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: {len(text)}\r\n\r\n{text}"
+    return Load(
+        host=HOST,
+        port=port,
+        request=request.encode(),
+        num_clients=2,
+        num_tokens=num_tokens,
+        warm_up_s=0.0,
+        seconds=0.1,
+    )
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_clients_count_tokens(upstream: Any, streams: bool) -> None:
+    body = {"max_tokens": 5, "stream": streams}
+    tally = await run(load_of(upstream.port, body, 5))
+    assert len(tally.latencies_s) >= 6
+    with pytest.raises(UnexpectedAnswerError, match="5 tokens came where 6"):
+        await run(load_of(upstream.port, body, 6))
+
+
+async def test_a_server_that_refuses_ends_the_run() -> None:
+    failed = asyncio.get_running_loop().create_future()
+    client = Client(load_of(0, {}, 1), Tally(), failed)
+    client.data_received(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
+    with pytest.raises(UnexpectedAnswerError, match="503"):
+        failed.result()
+
+
+def test_a_process_that_ends_says_why(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        command = [sys.executable, "-c", "raise SystemExit('no luck')"]
+        running = processes.start("unlucky", command, {}, port=free_port())
+        with pytest.raises(ProcessFailedError, match=r"(?s)exit code 1.*no luck"):
+            running.wait_until_listening()
+
+
+def test_percentiles_and_medians() -> None:
+    assert percentile([float(value) for value in range(100)], 99) == 99.0
+    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
+    readings = [
+        Reading(requests_per_s=rate, p50_ms=1.0, p99_ms=2.0, cpu_ms_per_request=10 / rate)
+        for rate in (1.0, 2.0, 5.0)
+    ]
+    assert median_of(readings).requests_per_s == 2.0
+    assert median_of(readings).cpu_ms_per_request == 5.0
