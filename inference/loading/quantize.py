@@ -6,7 +6,7 @@
 Scales and minimums are float16. With 8 bits a weight is off by half its group's scale at most. With
 4 bits a group's squared error is never above that of its smallest and largest value alone, which
 put each weight within half a scale (and float16's rounding of the two); over random weights it is
-14 % below (``quantize_benchmark``).
+14 % below (``benchmarks.engine.quantize``).
 
 A matrix is taken in chunks of rows that fit a core's cache, one thread a chunk: numpy lets go of
 the interpreter lock while it computes.

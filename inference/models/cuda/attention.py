@@ -27,7 +27,7 @@ PROGRAMS_PER_PROCESSOR = 4
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What ``inference.models.cuda.attention_benchmark`` tries out."""
+    """What ``benchmarks.cuda.attention`` tries out."""
 
     decode_tile_tokens: int = 64
     decode_smallest_part: int = 64

@@ -1,11 +1,10 @@
-"""How long device work takes, and what a device can do at best: for benchmarks, and for choosing
-between kernels. Made for a CUDA card; on a CPU the same code can be tried out."""
+"""How long work takes on a device: for choosing between kernels, and for benchmarks. Made for a
+CUDA card; on a CPU the same code can be tried out."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 
@@ -14,38 +13,6 @@ from inference.models.cuda.capture import CudaCapture
 CARD = torch.device("cuda")
 NUM_WARMUPS = 5
 NUM_TIMED = 20
-COPIED_BYTES = 4 * 1024**3
-MATMUL_SIDE = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of a benchmark; ``result`` says ``unmeasured`` or ``failed`` and why, where there
-    is no figure."""
-
-    what: str
-    result: str
-
-    def __str__(self) -> str:
-        return f"{self.what:<52} {self.result}"
-
-
-def measured(what: str, measure: Callable[[], str]) -> Row:
-    """Where there is no card, or the card or this torch cannot do it, the row says so."""
-    if not torch.cuda.is_available():
-        return Row(what, "unmeasured: no CUDA device")
-    try:
-        return Row(what, measure())
-    except Exception as error:  # noqa: BLE001 - this is the loop's boundary: other rows go on
-        reason = str(error).partition("\n")[0]
-        return Row(what, f"failed: {type(error).__name__}: {reason}")
-
-
-@torch.inference_mode()
-def print_rows(rows: Iterable[Row]) -> None:
-    """Each as soon as it is measured."""
-    for row in rows:
-        print(row, flush=True)
 
 
 def device_ms(work: Callable[[], object], device: torch.device = CARD) -> float:
@@ -74,20 +41,6 @@ def captured_ms(work: Callable[[], object], device: torch.device) -> float:
     capture = CudaCapture(device)
     both, alone = capture(evict_and_work), capture(evict)
     return device_ms(both, device) - device_ms(alone, device)
-
-
-def copy_bytes_per_s(device: torch.device = CARD, num_bytes: int = COPIED_BYTES) -> float:
-    """Bytes read and written by a copy of ``num_bytes`` within the device's memory."""
-    source = torch.empty(num_bytes, dtype=torch.uint8, device=device).random_()
-    target = torch.empty_like(source)
-    return 2 * num_bytes / (device_ms(lambda: target.copy_(source), device) / 1e3)
-
-
-def matmul_flops_per_s(device: torch.device = CARD, side: int = MATMUL_SIDE) -> float:
-    """Of a square product in bfloat16, a multiplication and an addition counting as two."""
-    shape = side, side
-    left, right = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
-    return float(2 * side**3 / (device_ms(lambda: left @ right, device) / 1e3))
 
 
 def _card_ms(work: Callable[[], object]) -> float:

@@ -67,7 +67,7 @@ class NativeLlama:
         region_bytes = self.decoder.kv_region_bytes
         shape = (self.config.num_layers, num_blocks + 1, self.config.num_kv_heads, region_bytes)
         # Small pages keep memory down, and slow long contexts of the wider formats down as well:
-        # ``inference.engine.kv_pages_benchmark``.
+        # ``benchmarks.engine.kv_pages``.
         huge_pages = self.kv_format != "int8"
         keys, values = (
             untouched_zeros(shape, torch.uint8, self.device, huge_pages=huge_pages)

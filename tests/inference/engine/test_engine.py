@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inference.engine.bookkeeping_benchmark import bookkeeping_ms_per_step
+from benchmarks.engine.bookkeeping import bookkeeping_ms_per_step
 from inference.engine.engine import Engine, EngineLimits
 from inference.engine.fault_classes import recover
 from inference.engine.faults import StepFault

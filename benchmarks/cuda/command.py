@@ -1,0 +1,157 @@
+"""The command line of scripts/bench --cuda: the rows that need a card, on weights that are made on
+the spot at real models' shapes. With --device cpu --shapes tiny it tries all of that out where no
+card is; the figures then mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.cuda.plan import (
+    COLUMNS,
+    MEASURES,
+    WEIGHTS,
+    Place,
+    Row,
+    chosen_rows,
+    planned_subjects,
+    stages,
+)
+from benchmarks.cuda.random_model import ALL_SHAPES, NoRoomError, model_folder
+from benchmarks.cuda.report import as_json, print_table, report_lines
+from benchmarks.cuda.run import DEVICE, CardRun, OpenProcess, Process
+from benchmarks.cuda.shapes import SHAPES
+from benchmarks.subject import REPOSITORY_DIR, SubjectError, SubjectProcess
+
+DATA_DIR = REPOSITORY_DIR / "var" / "bench"
+
+
+def open_subject_process(kind: str, options: dict[str, Any]) -> SubjectProcess:
+    return SubjectProcess(kind, **options)
+
+
+def main(
+    words: Sequence[str] | None = None, open_process: OpenProcess = open_subject_process
+) -> int:
+    """The exit code: 0 where every row was measured."""
+    arguments = _parser().parse_args(words)
+    if problem := device_problem(arguments.device):
+        return _refuse(problem)
+    try:
+        folders = {
+            shape: model_folder(shape, arguments.data_dir, arguments.device)
+            for shape in arguments.shapes
+        }
+    except (NoRoomError, subprocess.CalledProcessError) as error:
+        return _refuse(str(error))
+    return measure(arguments, folders, open_process)
+
+
+def device_problem(device: str) -> str | None:
+    """Why nothing can be measured on it."""
+    import torch
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        return (
+            f"no CUDA device: torch {torch.__version__} sees none "
+            "(--device cpu --shapes tiny tries the bench out)"
+        )
+    return None
+
+
+def measure(
+    arguments: argparse.Namespace, folders: Mapping[str, Path], open_process: OpenProcess
+) -> int:
+    """``folders``: each shape's weights."""
+    console = Console(stderr=True)
+    rows = chosen_rows(arguments.shapes, arguments.weights, arguments.only)
+    try:
+        device = open_process("device_limits", {"device": arguments.device})
+    except SubjectError as error:
+        return _refuse(str(error))
+    run = CardRun(
+        device,
+        open_process,
+        rows=rows,
+        num_rounds=arguments.rounds,
+        say=lambda text: console.print(text, markup=False, highlight=False),
+    )
+    try:
+        _run_shapes(run, device, rows, arguments, folders)
+    except SubjectError as error:
+        # The device's own process: without it there are no shares, but what was read is told.
+        run.fail(DEVICE, error)
+    finally:
+        device.close()
+    _print(run, rows, as_json_text=arguments.json)
+    return 1 if run.failures else 0
+
+
+def _run_shapes(
+    run: CardRun,
+    device: Process,
+    rows: Sequence[Row],
+    arguments: argparse.Namespace,
+    folders: Mapping[str, Path],
+) -> None:
+    for shape, folder in folders.items():
+        place = Place(
+            device=arguments.device,
+            folder=folder,
+            num_threads=arguments.threads,
+            data_dir=arguments.data_dir,
+        )
+        planned = planned_subjects(shape, rows, arguments.subjects, place)
+        for stage in stages(planned, device.ask(measure="free_bytes")):
+            run.run_stage(stage)
+
+
+def _print(run: CardRun, rows: Sequence[Row], *, as_json_text: bool) -> None:
+    lines = report_lines(run.results, rows, run.limits)
+    if as_json_text:
+        print(json.dumps(as_json(run.results, lines, run.limits, run.failures), indent=2))
+        return
+    print_table(run.results, rows, lines, run.limits, run.failures)
+
+
+def _refuse(problem: str) -> int:
+    print(f"error: {problem}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/bench --cuda", description=__doc__)
+
+    def several(name: str, default: Iterable[str], choices: Iterable[str], help: str) -> None:
+        parser.add_argument(
+            name, nargs="+", default=list(default), choices=list(choices), help=help
+        )
+
+    several("--shapes", SHAPES, ALL_SHAPES, "whose weights are made, 3.4 and 16 GB")
+    several("--weights", WEIGHTS, WEIGHTS, "as they are, or quantised while they load")
+    several("--only", MEASURES, MEASURES, "rows of this kind")
+    several("--subjects", COLUMNS, COLUMNS, "the report's columns")
+    parser.add_argument("--rounds", type=int, default=2, help="kept rounds after the warm-up one")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--data-dir",
+        type=lambda word: Path(word).absolute(),
+        default=DATA_DIR,
+        help="where weights are kept",
+    )
+    parser.add_argument("--json", action="store_true", help="all readings, to standard output")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""What a run measures on a card: its rows, the subjects that answer them, and which of those are
+loaded at the same time. Pure: nothing is loaded or asked here.
+
+    shapes x weights x (decode, prefill)  ─▶ rows ─▶ subjects of a shape ─▶ stages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from benchmarks.cuda.random_model import ALL_SHAPES
+from benchmarks.cuda.shapes import projection_weights, table_weights
+from inference.loading.quantized_files import BYTES_PER_GROUP
+from inference.models.config import ModelConfig
+from inference.models.kv_format import kv_bytes_per_token
+from inference.models.stored import GROUP_FEATURES
+
+Weights = Literal["bf16", "q8", "q4"]
+Measure = Literal["decode", "prefill"]
+Column = Literal["helexa", "transformers"]
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+COLUMNS: tuple[Column, ...] = get_args(Column)
+
+BYTES_PER_WEIGHT: dict[Weights, float] = {
+    "bf16": 2,
+    "q8": BYTES_PER_GROUP["q8"] / GROUP_FEATURES,
+    "q4": BYTES_PER_GROUP["q4"] / GROUP_FEATURES,
+}
+BYTES_PER_TABLE_WEIGHT: dict[Weights, float] = BYTES_PER_WEIGHT | {"q4": BYTES_PER_WEIGHT["q8"]}
+"""Tables and heads take 8 bits where projections take 4."""
+
+CONCURRENCIES = (1, 32)
+WORKING_BYTES = 6 * 10**9
+"""Of a subject's process, beside weights and KV: the driver's own, captured steps, the largest
+step's activations."""
+
+
+DEVICE_BYTES = 10**10
+"""What measuring the device itself takes, beside the subjects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    prompt_tokens: int
+    """Of a sequence whose decoding is timed."""
+    output_tokens: int
+    """The decode steps that are timed."""
+    prefill_tokens: int
+    """Of the prompt that is timed to its first token."""
+
+    @property
+    def mean_context_tokens(self) -> int:
+        """Of a sequence, over its timed steps."""
+        return self.prompt_tokens + self.output_tokens // 2
+
+    @property
+    def sequence_tokens(self) -> int:
+        """At most: the first of many sequences decode while the last prompts run."""
+        return self.prompt_tokens + 2 * self.output_tokens
+
+    @property
+    def kv_tokens(self) -> int:
+        """What the engine keeps for all sequences and the long prompt, and a tenth more."""
+        tokens = max(CONCURRENCIES) * self.sequence_tokens + self.prefill_tokens
+        return tokens + tokens // 10
+
+
+REAL_WORKLOAD = Workload(prompt_tokens=512, output_tokens=128, prefill_tokens=4096)
+TINY_WORKLOAD = Workload(prompt_tokens=16, output_tokens=32, prefill_tokens=256)
+
+
+def workload_of(shape: str) -> Workload:
+    return TINY_WORKLOAD if shape == "tiny" else REAL_WORKLOAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    shape: str
+    weights: Weights
+    measure: Measure
+    size: int
+    """Sequences at once, or a prompt's tokens."""
+
+    @property
+    def name(self) -> str:
+        what = f"{self.size} at once" if self.measure == "decode" else f"{self.size} tokens"
+        return f"{self.shape} {self.weights}, {self.measure}, {what}"
+
+    @property
+    def question(self) -> dict[str, object]:
+        if self.measure == "prefill":
+            return {"measure": "prefill", "num_tokens": self.size}
+        workload = workload_of(self.shape)
+        return {
+            "measure": "decode",
+            "concurrency": self.size,
+            "prompt_tokens": workload.prompt_tokens,
+            "output_tokens": workload.output_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where subjects run and what they have there."""
+
+    device: str
+    folder: Path
+    """With the shape's weights."""
+    num_threads: int
+    data_dir: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSubject:
+    label: str
+    column: Column
+    kind: str
+    """The module in ``benchmarks.subjects``."""
+    options: dict[str, str]
+    rows: tuple[Row, ...]
+    need_bytes: int
+    """Of the device's memory, about."""
+
+
+def chosen_rows(
+    shapes: Collection[str], weights: Collection[Weights], measures: Collection[Measure]
+) -> list[Row]:
+    """In the report's order, whatever the order of the words."""
+    return [
+        Row(shape=shape, weights=kept, measure=measure, size=size)
+        for shape in ALL_SHAPES
+        if shape in shapes
+        for kept in WEIGHTS
+        if kept in weights
+        for measure in MEASURES
+        if measure in measures
+        for size in _sizes(shape, measure)
+    ]
+
+
+def _sizes(shape: str, measure: Measure) -> tuple[int, ...]:
+    return CONCURRENCIES if measure == "decode" else (workload_of(shape).prefill_tokens,)
+
+
+def planned_subjects(
+    shape: str, rows: Sequence[Row], columns: Collection[Column], place: Place
+) -> list[PlannedSubject]:
+    """Those of one shape: an engine for each kind of weights, and transformers on the dense ones.
+    Whoever would answer nothing is left out."""
+    here = [row for row in rows if row.shape == shape]
+    planned = [
+        _engine(shape, weights, [row for row in here if row.weights == weights], place)
+        for weights in WEIGHTS
+        if "helexa" in columns
+    ]
+    if "transformers" in columns:
+        decode_rows = [r for r in here if (r.weights, r.measure) == ("bf16", "decode")]
+        planned.append(_continuous(shape, decode_rows, place))
+    return [subject for subject in planned if subject.rows]
+
+
+def _engine(shape: str, weights: Weights, rows: Sequence[Row], place: Place) -> PlannedSubject:
+    config, workload = ALL_SHAPES[shape], workload_of(shape)
+    kv_bytes = workload.kv_tokens * kv_bytes_per_token(config, "bf16")
+    copies = 0 if weights == "bf16" else weight_bytes(config, "bf16")
+    return PlannedSubject(
+        label=f"helexa, {shape} {weights}",
+        column="helexa",
+        kind="helexa_folder",
+        options={
+            "folder": str(place.folder),
+            "device": place.device,
+            "quantization": "none" if weights == "bf16" else weights,
+            "kv_bytes": str(kv_bytes),
+            "num_threads": str(place.num_threads),
+            "data_dir": str(place.data_dir),
+        },
+        rows=tuple(rows),
+        need_bytes=int(weight_bytes(config, weights) + copies) + kv_bytes + WORKING_BYTES,
+    )
+
+
+def _continuous(shape: str, rows: Sequence[Row], place: Place) -> PlannedSubject:
+    config, workload = ALL_SHAPES[shape], workload_of(shape)
+    # It rounds each sequence up to pages, and masks every query against all of them.
+    kv_bytes = 2 * workload.kv_tokens * kv_bytes_per_token(config, "bf16")
+    return PlannedSubject(
+        label=f"transformers, {shape} bf16",
+        column="transformers",
+        kind="transformers_folder",
+        options={
+            "folder": str(place.folder),
+            "device": place.device,
+            "num_sequences": str(max(CONCURRENCIES)),
+            "sequence_tokens": str(workload.sequence_tokens),
+            "batch_tokens": str(workload.prefill_tokens),
+        },
+        rows=tuple(rows),
+        need_bytes=int(weight_bytes(config, "bf16")) + kv_bytes + WORKING_BYTES,
+    )
+
+
+def weight_bytes(config: ModelConfig, weights: Weights) -> float:
+    """Of projections and tables; norms are too little to count."""
+    num_tables = 1 if config.tie_embeddings else 2
+    tables = num_tables * table_weights(config) * BYTES_PER_TABLE_WEIGHT[weights]
+    return projection_weights(config) * BYTES_PER_WEIGHT[weights] + tables
+
+
+def stages(subjects: Sequence[PlannedSubject], free_bytes: int) -> list[list[PlannedSubject]]:
+    """All together, so that their rounds alternate, where the device has room for that; else each
+    by itself."""
+    if sum(subject.need_bytes for subject in subjects) + DEVICE_BYTES <= free_bytes:
+        return [list(subjects)] if subjects else []
+    return [[subject] for subject in subjects]

@@ -1,0 +1,177 @@
+"""Model folders with random weights at a real model's shape, as a hub would publish them: config,
+safetensors in shards with their index, a tokenizer. What reads them reads them as any other.
+
+    python -m benchmarks.cuda.random_model SHAPE FOLDER DEVICE
+
+makes one. Weights are drawn on DEVICE, where a card is a hundred times faster than a core. They are
+small enough for logits to stay finite, and their values have no bearing on speed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cuda.shapes import (
+    SHAPES,
+    TINY,
+    projection_weights,
+    table_weights,
+    weight_shape,
+)
+from benchmarks.subject import REPOSITORY_DIR
+from inference.loading.files import SAFETENSORS_INDEX
+from inference.loading.preflight import expected_tensors
+from inference.models.config import ModelConfig
+
+ALL_SHAPES = {**SHAPES, "tiny": TINY}
+CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+WEIGHT_STD = 0.02
+SHARD_BYTES = 4 * 10**9
+BYTES_PER_WEIGHT = 2
+SPARE_DISK_BYTES = 10**9
+
+
+class NoRoomError(Exception):
+    """The disk has no room for a folder; the message has both numbers."""
+
+
+def main() -> None:
+    shape, folder, device = sys.argv[1:]
+    make_folder(ALL_SHAPES[shape], Path(folder), device)
+
+
+def model_folder(shape: str, data_dir: Path, device: str) -> Path:
+    """The shape's folder under ``data_dir``; made once, in a process of its own, which leaves no
+    memory behind on the card. Raises ``NoRoomError``, ``subprocess.CalledProcessError``."""
+    config, folder = ALL_SHAPES[shape], data_dir / "random" / shape
+    if is_made(config, folder):
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    check_disk(shape, folder_bytes(config), folder.parent, shutil.disk_usage(folder.parent).free)
+    words = ["-m", "benchmarks.cuda.random_model", shape, str(folder), device]
+    subprocess.run([sys.executable, *words], cwd=REPOSITORY_DIR, check=True)
+    return folder
+
+
+def is_made(config: ModelConfig, folder: Path) -> bool:
+    """Whole, and of this shape. The config is written last."""
+    try:
+        found = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return bool(found == hub_config(config))
+
+
+def check_disk(shape: str, needed_bytes: int, place: Path, free_bytes: int) -> None:
+    """Raises ``NoRoomError``."""
+    if needed_bytes + SPARE_DISK_BYTES > free_bytes:
+        raise NoRoomError(
+            f"weights of the shape {shape} need {needed_bytes / 1e9:.1f} GB under {place}, and "
+            f"{free_bytes / 1e9:.1f} GB are free"
+        )
+
+
+def folder_bytes(config: ModelConfig) -> int:
+    """About what its files take."""
+    num_tables = 1 if config.tie_embeddings else 2
+    num_weights = projection_weights(config) + num_tables * table_weights(config)
+    return num_weights * BYTES_PER_WEIGHT
+
+
+def hub_config(config: ModelConfig) -> dict[str, Any]:
+    """What config.json says. No token ends a sequence."""
+    return {
+        "architectures": [CLASSES[config.architecture]],
+        "model_type": config.architecture,
+        "dtype": "bfloat16",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.tie_embeddings,
+        "hidden_act": "silu",
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
+    """Names in their order, cut before the one that would pass ``shard_bytes``."""
+    parts: list[list[str]] = []
+    held_bytes = 0
+    for name, num_bytes in sizes.items():
+        if not parts or held_bytes + num_bytes > shard_bytes:
+            parts.append([])
+            held_bytes = 0
+        parts[-1].append(name)
+        held_bytes += num_bytes
+    return parts
+
+
+def make_folder(config: ModelConfig, folder: Path, device: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_weights(config, folder, device)
+    _write_tokenizer(folder)
+    (folder / "config.json").write_text(json.dumps(hub_config(config), indent=2))
+
+
+def _write_weights(config: ModelConfig, folder: Path, device: str) -> None:
+    from safetensors.torch import save_file
+
+    file_of: dict[str, str] = {}
+    for file_name, names in _named_shards(config):
+        tensors = {name: _random_weight(weight_shape(config, name), device) for name in names}
+        save_file(tensors, folder / file_name, metadata={"format": "pt"})
+        file_of |= dict.fromkeys(names, file_name)
+    index = {"metadata": {"total_size": folder_bytes(config)}, "weight_map": file_of}
+    (folder / SAFETENSORS_INDEX).write_text(json.dumps(index))
+
+
+def _named_shards(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
+    sizes = {}
+    for name in expected_tensors(config):
+        out_features, *rest = weight_shape(config, name)
+        sizes[name] = out_features * (rest[0] if rest else 1) * BYTES_PER_WEIGHT
+    parts = shards(sizes, SHARD_BYTES)
+    for number, names in enumerate(parts, start=1):
+        yield f"model-{number:05d}-of-{len(parts):05d}.safetensors", names
+
+
+def _random_weight(shape: tuple[int, ...], device: str) -> Any:
+    """bfloat16 in the host's memory; norms are ones."""
+    import torch
+
+    if len(shape) == 1:
+        return torch.ones(shape, dtype=torch.bfloat16)
+    weight = torch.empty(shape, dtype=torch.bfloat16, device=device)
+    return weight.normal_(std=WEIGHT_STD).cpu()
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """A token for each byte: prompts are token ids already, and a load wants some tokenizer."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The lines that a benchmark on a card prints: a figure each, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a benchmark; ``result`` says ``unmeasured`` or ``failed`` and why, where there
+    is no figure."""
+
+    what: str
+    result: str
+
+    def __str__(self) -> str:
+        return f"{self.what:<52} {self.result}"
+
+
+def measured(what: str, measure: Callable[[], str]) -> Row:
+    """Where there is no card, or the card or this torch cannot do it, the row says so."""
+    if not torch.cuda.is_available():
+        return Row(what, "unmeasured: no CUDA device")
+    try:
+        return Row(what, measure())
+    except Exception as error:  # noqa: BLE001 - this is the loop's boundary: other rows go on
+        reason = str(error).partition("\n")[0]
+        return Row(what, f"failed: {type(error).__name__}: {reason}")
+
+
+@torch.inference_mode()
+def print_rows(rows: Iterable[Row]) -> None:
+    """Each as soon as it is measured."""
+    for row in rows:
+        print(row, flush=True)

@@ -1,0 +1,168 @@
+"""Decode steps and prompts of models at real shapes with random weights, beside the card's best:
+copying for decode steps, which read every weight once, and a large product for prompts.
+
+    python -m benchmarks.cuda.step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Literal
+
+import torch
+
+from benchmarks.cuda.limits import copy_bytes_per_s, matmul_flops_per_s
+from benchmarks.cuda.rows import Row, measured, print_rows
+from benchmarks.cuda.shapes import (
+    SHAPES,
+    decode_floor_bytes,
+    prefill_floor_flops,
+    weight_shape,
+)
+from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.config import ModelConfig
+from inference.models.cuda.setup import accelerate
+from inference.models.cuda.timing import device_ms
+from inference.models.graphed import GraphedLlama
+from inference.models.linear import LinearFactory
+from inference.models.llama import LlamaModel
+from inference.models.paged_kv import FORMAT_OF
+from inference.models.stored import DenseWeight, GroupedWeight
+from inference.models.weights import Embedding, Linear
+
+BLOCK_TOKENS = 32
+CONTEXT_TOKENS = 1024
+PROMPT_TOKENS = 4096
+NUM_ROWS = (1, 8, 32)
+WeightFormat = Literal["bf16", "int8", "int4"]
+BYTES_PER_WEIGHT: dict[WeightFormat, float] = {"bf16": 2, "int8": 1 + 2 / 32, "int4": 0.5 + 4 / 32}
+"""With a half for each scale, and for each minimum, of 32 weights."""
+
+
+class RandomWeights:
+    """A ``WeightSource`` of projections made on the device, in ``weight_format``; embedding, head
+    and norms are dense."""
+
+    def __init__(
+        self, config: ModelConfig, weight_format: WeightFormat, device: torch.device
+    ) -> None:
+        self.activation_dtype = torch.bfloat16
+        self.device = device
+        self._config = config
+        self._format = weight_format
+        self._factory = LinearFactory(device, torch.bfloat16, prefill_copies=False)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        shape = weight_shape(self._config, name)
+        return torch.ones(shape, dtype=torch.bfloat16, device=self.device)
+
+    def has(self, name: str) -> bool:
+        return not name.endswith(".bias")
+
+    def linear(self, *names: str) -> Linear:
+        (stored,) = self.stored_parts(*names)
+        return self._factory.linear(stored)[0]
+
+    def embedding(self, name: str) -> Embedding:
+        out_features, in_features = weight_shape(self._config, name)
+        return self._factory.embedding(self._dense(out_features, in_features))
+
+    def stored(self, name: str) -> DenseWeight | GroupedWeight:
+        return self.stored_parts(name)[0]
+
+    def stored_parts(self, *names: str) -> list[DenseWeight | GroupedWeight]:
+        shapes = [weight_shape(self._config, name) for name in names]
+        out_features, in_features = sum(shape[0] for shape in shapes), shapes[0][1]
+        if self._format == "bf16" or names == ("lm_head",):
+            return [self._dense(out_features, in_features)]
+        return [self._grouped(out_features, in_features)]
+
+    def report(self) -> str:
+        return f"random {self._format}"
+
+    def _dense(self, out_features: int, in_features: int) -> DenseWeight:
+        weight = torch.empty(out_features, in_features, dtype=torch.bfloat16, device=self.device)
+        return DenseWeight(weight=weight.normal_(std=in_features**-0.5))
+
+    def _grouped(self, out_features: int, in_features: int) -> GroupedWeight:
+        shape = out_features, in_features
+        groups = out_features, in_features // 32
+        scales = torch.full(groups, in_features**-0.5 / 8, dtype=torch.float16, device=self.device)
+        if self._format == "int8":
+            codes = torch.randint(-127, 128, shape, dtype=torch.int8, device=self.device)
+            return GroupedWeight(bits=8, codes=codes, scales=scales / 16)
+        codes = torch.randint(0, 16, shape, dtype=torch.uint8, device=self.device)
+        return GroupedWeight(bits=4, codes=codes, scales=scales, minimums=-7.5 * scales)
+
+
+def rows() -> Iterator[Row]:
+    yield measured("copy within memory", lambda: f"{copy_bytes_per_s() / 1e9:7.0f} GB/s")
+    yield measured("bfloat16 product", lambda: f"{matmul_flops_per_s() / 1e12:7.0f} TFLOP/s")
+    for name, config in SHAPES.items():
+        for weight_format in BYTES_PER_WEIGHT:
+            for num_rows in NUM_ROWS:
+                what = f"{name} {weight_format}, {num_rows} rows of {CONTEXT_TOKENS} tokens"
+                yield measured(what, partial(decode_result, config, weight_format, num_rows))
+            what = f"{name} {weight_format}, prompt of {PROMPT_TOKENS} tokens"
+            yield measured(what, partial(prefill_result, config, weight_format))
+
+
+def decode_result(config: ModelConfig, weight_format: WeightFormat, num_rows: int) -> str:
+    model, execution = built(config, weight_format, torch.device("cuda"))
+    columns = CONTEXT_TOKENS // BLOCK_TOKENS
+    kv = model.new_kv(num_rows * columns, BLOCK_TOKENS)
+    if isinstance(model, GraphedLlama):
+        model.capture_decode(kv, max_rows=num_rows, context_tokens=CONTEXT_TOKENS)
+        execution = f"{execution}, {model.in_words}"
+    batch = decode_batch(num_rows, columns, model.device)
+    ms = device_ms(lambda: model.decode(batch, kv))
+    floor_bytes = decode_floor_bytes(
+        config,
+        bytes_per_weight=BYTES_PER_WEIGHT[weight_format],
+        bytes_per_head_weight=BYTES_PER_WEIGHT["bf16"],
+        num_rows=num_rows,
+        context_tokens=CONTEXT_TOKENS,
+    )
+    floor_ms = floor_bytes / copy_bytes_per_s() * 1e3
+    share = f"{floor_ms / ms:.0%} of the floor, {floor_ms:.3f} ms"
+    return f"{ms:7.3f} ms, {num_rows / ms * 1e3:6.0f} tok/s; {share}; {execution}"
+
+
+def prefill_result(config: ModelConfig, weight_format: WeightFormat) -> str:
+    model, execution = built(config, weight_format, torch.device("cuda"))
+    kv = model.new_kv(PROMPT_TOKENS // BLOCK_TOKENS, BLOCK_TOKENS)
+    batch = prefill_batch(PROMPT_TOKENS, model.device)
+    ms = device_ms(lambda: model.prefill(batch, kv))
+    floor_ms = prefill_floor_flops(config, PROMPT_TOKENS) / matmul_flops_per_s() * 1e3
+    return f"{ms:7.1f} ms, {floor_ms / ms:.0%} of the product's rate; {execution}"
+
+
+def built(
+    config: ModelConfig, weight_format: WeightFormat, device: torch.device
+) -> tuple[LlamaModel | GraphedLlama, str]:
+    torch.cuda.empty_cache()
+    weights = RandomWeights(config, weight_format, device)
+    kv_format = FORMAT_OF[weights.activation_dtype]
+    return accelerate(LlamaModel(config, weights, config.max_positions, kv_format))
+
+
+def decode_batch(num_rows: int, columns: int, device: torch.device) -> DecodeBatch:
+    """Each row the last token of a context that fills its ``columns`` blocks."""
+    block_ids = torch.randperm(num_rows * columns, device=device).view(num_rows, columns)
+    last = torch.full((num_rows,), columns * BLOCK_TOKENS - 1, device=device)
+    slots = block_ids[:, -1] * BLOCK_TOKENS + BLOCK_TOKENS - 1
+    return DecodeBatch(torch.zeros_like(last), last, slots, block_ids)
+
+
+def prefill_batch(num_tokens: int, device: torch.device) -> PrefillBatch:
+    token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+    return PrefillBatch.of_sequence(token_ids, BLOCK_TOKENS)
+
+
+def main() -> None:
+    print_rows(rows())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Runs every measurement on every subject in alternation, and keeps all the readings.
+
+Alternating rounds (a, b, c, a, b, c, …) spread the machine's moods over all subjects; the report
+then quotes medians and ratios.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.subject import INTERPRETER_MEMORY, MEMORY, SubjectProcess
+from benchmarks.workload import DECODE_CONCURRENCIES, PREFILL_LENGTHS, PREFIX_TOKENS
+
+MEMORY_ROW = "memory, resident"
+INTERPRETER_ROW = "memory, interpreter"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """``name`` is what the report calls it; ``question`` what a subject is asked."""
+
+    name: str
+    unit: str
+    question: dict[str, object]
+
+
+def measurements() -> Iterator[Measurement]:
+    for concurrency in DECODE_CONCURRENCIES:
+        question = {"measure": "decode", "concurrency": concurrency}
+        yield Measurement(f"decode, {concurrency} at once", "tok/s", question)
+    for length in PREFILL_LENGTHS:
+        yield Measurement(
+            f"prefill, {length} tokens", "tok/s", {"measure": "prefill", "num_tokens": length}
+        )
+    question = {"measure": "time_to_first_token", "num_tokens": PREFIX_TOKENS}
+    yield Measurement(f"TTFT, {PREFIX_TOKENS} tokens, cold", "s", question)
+    yield Measurement(MEMORY_ROW, "MiB", {"measure": MEMORY})
+    yield Measurement(INTERPRETER_ROW, "MiB", {"measure": INTERPRETER_MEMORY})
+
+
+def warm_name(cold_name: str) -> str:
+    return cold_name.replace("cold", "prefix-warm")
+
+
+@dataclass(slots=True)
+class Results:
+    """``readings[measurement][subject]``, in the order they were taken."""
+
+    subjects: dict[str, str]
+    units: dict[str, str] = field(default_factory=dict)
+    readings: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def add(self, name: str, unit: str, subject: str, value: float) -> None:
+        self.units[name] = unit
+        self.readings.setdefault(name, {}).setdefault(subject, []).append(value)
+
+    def median(self, name: str, subject: str) -> float | None:
+        values = self.readings.get(name, {}).get(subject)
+        return statistics.median(values) if values else None
+
+
+def run(
+    subjects: Sequence[SubjectProcess],
+    *,
+    chosen: Sequence[Measurement],
+    num_rounds: int,
+    on_reading: Callable[[str, str, float], None],
+) -> Results:
+    """Round 0 warms up and is not kept. Each (measurement, round) has its own prompts, the same
+    for all subjects."""
+    results = Results({subject.kind: subject.description for subject in subjects})
+    for round_number in range(num_rounds + 1):
+        for index, measurement in enumerate(chosen):
+            for subject in subjects:
+                seed = 1000 * round_number + index
+                answer = subject.ask(**measurement.question, seed=seed)
+                for name, value in _named(measurement, answer):
+                    on_reading(name, subject.kind, value)
+                    if round_number > 0:
+                        results.add(name, measurement.unit, subject.kind, value)
+    return results
+
+
+def _named(measurement: Measurement, answer: object) -> Iterator[tuple[str, float]]:
+    if isinstance(answer, list):
+        cold_s, warm_s = answer
+        yield measurement.name, cold_s
+        yield warm_name(measurement.name), warm_s
+    elif isinstance(answer, int | float):
+        yield measurement.name, float(answer)

@@ -1,0 +1,112 @@
+"""What a subject can be asked, and the process that keeps it apart from the others.
+
+A subject runs in a child process and answers one JSON line per question, so that two subjects
+never share threads, allocators or an interpreter lock, and one that waits costs nothing:
+
+    bench ── {"measure": "decode", "concurrency": 8, "seed": 3} ──▶ child
+          ◀── {"tokens_per_s": 229.1} ──
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+REPOSITORY_DIR = Path(__file__).parents[1]
+"""Not from the site's configuration: an interpreter without its packages imports this too."""
+
+READY_LINE = "subject-ready"
+CLOSE_TIMEOUT_S = 60
+MEMORY = "memory"
+INTERPRETER_MEMORY = "interpreter_memory"
+"""Two questions that the child answers itself: what its process holds now, and what it held when
+it had imported the subject's libraries and no model."""
+
+
+class Subject(Protocol):
+    """Rates are tokens per second of wall time, times are seconds, ``None`` is not measured.
+
+    Beside ``open_subject`` its module has ``LIBRARIES``, the modules that it imports only once it
+    is opened; ``None`` where the process is a client, whose memory says nothing.
+    """
+
+    def describe(self) -> str:
+        """Name, version and the settings that matter, for the report."""
+        ...
+
+    def decode(self, concurrency: int, seed: int) -> float:
+        """Aggregate output tok/s of ``concurrency`` sequences decoding together, prompts done."""
+        ...
+
+    def prefill(self, num_tokens: int, seed: int) -> float | None:
+        """Prompt tok/s of one sequence with a prompt nobody has seen."""
+        ...
+
+    def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float] | None:
+        """(cold, warm) seconds to the first token of a new prompt, then of the same prompt again;
+        ``None`` where the subject keeps no prefix between requests."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SubjectError(Exception):
+    """A subject's process ended or answered with an error."""
+
+
+class SubjectProcess:
+    """Parent's side. ``kind`` names a module in ``benchmarks.subjects``, ``options`` are for
+    its ``open_subject``."""
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        python: str = sys.executable,
+        environment: dict[str, str] | None = None,
+        **options: str,
+    ) -> None:
+        self.kind = kind
+        self._process = subprocess.Popen(
+            [python, "-m", "benchmarks.subject_main", kind, json.dumps(options)],
+            env=environment,
+            cwd=REPOSITORY_DIR,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.description = str(self._read()["description"])
+
+    def ask(self, **question: Any) -> Any:
+        """Raises ``SubjectError``."""
+        assert self._process.stdin is not None
+        # One that has ended says so when it is read from.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        return self._read()["answer"]
+
+    def close(self) -> None:
+        """Also of a process that has ended. One that does not end by itself is killed."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            # Libraries print to stdout as they like; ours is the line with the marker.
+            if line.startswith(READY_LINE):
+                answer: dict[str, Any] = json.loads(line.removeprefix(READY_LINE))
+                return answer
+        raise SubjectError(f"{self.kind} ended with exit code {self._process.wait()}")

@@ -1,0 +1,92 @@
+"""helexa's engine in this process: no HTTP, no Redis, no text."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from benchmarks.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PromptMaker
+from inference.engine.engine import Engine
+from inference.engine.load import configure_threads, load_engine
+from inference.protocol.engine import SequenceStep, SubmitSequence
+from inference.protocol.load import LoadSpec
+from inference.protocol.sampling import SamplingParams
+
+LIBRARIES = ()
+"""All of them are imported above."""
+
+
+class HelexaEngine:
+    def __init__(self, spec: LoadSpec, num_threads: int, data_dir: Path) -> None:
+        os.environ["HELEXA_ENGINE_THREADS"] = str(num_threads)
+        configure_threads()
+        self._loaded = load_engine(spec, data_dir, lambda progress: None)
+        assert isinstance(self._loaded.engine, Engine), "the workload is for a model of text"
+        self._engine = self._loaded.engine
+        self._num_submitted = 0
+
+    def describe(self) -> str:
+        report = self._loaded.report
+        return f"helexa engine, {report.compiled}; {report.quantization}"
+
+    def decode(
+        self,
+        concurrency: int,
+        seed: int,
+        prompt_tokens: int = DECODE_PROMPT_TOKENS,
+        output_tokens: int = DECODE_OUTPUT_TOKENS,
+    ) -> float:
+        """Clock starts when every sequence has its first token."""
+        prompts = PromptMaker(seed)
+        for _ in range(concurrency):
+            self._submit(prompts.prompt(prompt_tokens), 2 * output_tokens)
+        waiting = concurrency
+        while waiting:
+            waiting -= sum(output.num_cached_tokens is not None for output in self._step())
+        started = time.perf_counter()
+        num_tokens = 0
+        for _ in range(output_tokens):
+            num_tokens += sum(len(output.token_ids) for output in self._step())
+        elapsed_s = time.perf_counter() - started
+        self._engine.cancel_all()
+        return num_tokens / elapsed_s
+
+    def prefill(self, num_tokens: int, seed: int) -> float:
+        return num_tokens / self._first_token_s(PromptMaker(seed).prompt(num_tokens))
+
+    def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float]:
+        prompt = PromptMaker(seed).prompt(num_tokens)
+        return self._first_token_s(prompt), self._first_token_s(prompt)
+
+    def close(self) -> None:
+        self._engine.cancel_all()
+
+    def _first_token_s(self, prompt: list[int]) -> float:
+        started = time.perf_counter()
+        self._submit(prompt, 1)
+        while self._engine.has_work:
+            self._step()
+        return time.perf_counter() - started
+
+    def _submit(self, prompt: list[int], max_tokens: int) -> None:
+        self._num_submitted += 1
+        self._engine.submit(
+            SubmitSequence(
+                sequence_id=str(self._num_submitted),
+                token_ids=prompt,
+                params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
+            )
+        )
+
+    def _step(self) -> list[SequenceStep]:
+        outputs = self._engine.step().outputs
+        steps = [output for output in outputs if isinstance(output, SequenceStep)]
+        if len(steps) != len(outputs):
+            raise RuntimeError(f"the engine refused: {outputs}")
+        return steps
+
+
+def open_subject(gguf: str, num_threads: str, data_dir: str) -> HelexaEngine:
+    spec = LoadSpec(job_id="bench", model="bench", source=f"path:{gguf}")
+    return HelexaEngine(spec, int(num_threads), Path(data_dir))

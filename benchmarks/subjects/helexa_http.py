@@ -1,0 +1,106 @@
+"""helexa as clients see it: concurrent streams through the HTTP API of a running server, each read
+by a thread of its own. They share the machine with what they measure, so they do as little as they
+can: a client library's objects for each event cost as much as the event cost the server."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks.streams import tokens_per_s_together
+from benchmarks.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PromptMaker
+
+LIBRARIES = None
+REQUEST_TIMEOUT_S = 600
+EVENT = b"data: {"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTimes:
+    """Clock readings in seconds."""
+
+    sent: float
+    tokens: list[float]
+    """Of each token, in order; a token without text comes with the next that has some."""
+
+
+class HelexaHttp:
+    """``/v1/completions`` with token-id prompts, greedy, end-of-sequence ignored, streaming."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self._address = urlsplit(url).netloc
+        self._model = model
+
+    def describe(self) -> str:
+        return f"helexa over HTTP ({self._model})"
+
+    def decode(self, concurrency: int, seed: int) -> float:
+        prompts = PromptMaker(seed)
+        batch = [prompts.prompt(DECODE_PROMPT_TOKENS) for _ in range(concurrency)]
+        with ThreadPoolExecutor(concurrency) as pool:
+            streams = list(pool.map(lambda p: self._stream(p, 1 + DECODE_OUTPUT_TOKENS), batch))
+        return tokens_per_s_together(stream.tokens for stream in streams)
+
+    def prefill(self, num_tokens: int, seed: int) -> float:
+        times = self._stream(PromptMaker(seed).prompt(num_tokens), 1)
+        return num_tokens / (times.tokens[0] - times.sent)
+
+    def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float]:
+        cold_s = num_tokens / self.prefill(num_tokens, seed)
+        return cold_s, num_tokens / self.prefill(num_tokens, seed)
+
+    def close(self) -> None:
+        pass
+
+    def _stream(self, prompt: list[int], max_tokens: int) -> StreamTimes:
+        body = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        with closing(
+            http.client.HTTPConnection(self._address, timeout=REQUEST_TIMEOUT_S)
+        ) as connection:
+            sent = time.perf_counter()
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            events = list(_events(connection.getresponse()))
+        tokens: list[float] = []
+        for arrived, event in events:
+            num_tokens = _num_tokens(event)
+            tokens += [arrived] * (num_tokens - len(tokens))
+        if len(tokens) != max_tokens:
+            raise RuntimeError(f"asked for {max_tokens} tokens and got {len(tokens)}")
+        return StreamTimes(sent, tokens)
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[tuple[float, bytes]]:
+    """Clock readings and events, unread: there is time for that afterwards."""
+    if response.status != http.client.OK:
+        raise RuntimeError(f"HTTP {response.status}: {response.read(1000)!r}")
+    while line := response.readline():
+        if line.startswith(EVENT):
+            yield time.perf_counter(), line
+
+
+def _num_tokens(event: bytes) -> int:
+    """How many the answer had when this came."""
+    chunk: dict[str, Any] = json.loads(event.removeprefix(b"data: "))
+    if "error" in chunk:
+        raise RuntimeError(chunk["error"]["message"])
+    return int(chunk["usage"]["completion_tokens"])
+
+
+def open_subject(url: str, model: str) -> HelexaHttp:
+    return HelexaHttp(url, model)

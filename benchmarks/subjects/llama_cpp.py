@@ -1,0 +1,132 @@
+"""llama.cpp through llama-cpp-python's C API: the same GGUF, batched as its server batches it."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+from benchmarks.workload import (
+    DECODE_OUTPUT_TOKENS,
+    DECODE_PROMPT_TOKENS,
+    PREFIX_TOKENS,
+    PromptMaker,
+)
+
+LIBRARIES = ("llama_cpp", "numpy")
+MAX_SEQUENCES = 32
+UBATCH_TOKENS = 512
+"""llama.cpp's own default for how many prompt tokens one forward pass takes."""
+
+
+class LlamaCpp:
+    """One model and two contexts: 32 short sequences for decoding, one long one for prompts."""
+
+    def __init__(self, gguf: str, num_threads: int) -> None:
+        import llama_cpp
+
+        self._lib: Any = llama_cpp
+        self._num_threads = num_threads
+        llama_cpp.llama_backend_init()
+        llama_cpp.llama_log_set(_SILENT(llama_cpp), ctypes.c_void_p(0))
+        self._model = llama_cpp.llama_model_load_from_file(
+            gguf.encode(), llama_cpp.llama_model_default_params()
+        )
+        if not self._model:
+            raise RuntimeError(f"llama.cpp could not load {gguf}")
+        vocabulary = llama_cpp.llama_model_get_vocab(self._model)
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(vocabulary)
+        per_sequence = 2 * (DECODE_PROMPT_TOKENS + DECODE_OUTPUT_TOKENS)
+        self._short = self._context(MAX_SEQUENCES * per_sequence, MAX_SEQUENCES)
+        self._long = self._context(2 * PREFIX_TOKENS, 1)
+        self._batch = llama_cpp.llama_batch_init(2 * PREFIX_TOKENS, 0, 1)
+
+    def describe(self) -> str:
+        return f"llama.cpp (llama-cpp-python {self._lib.__version__}, {self._num_threads} threads)"
+
+    def decode(self, concurrency: int, seed: int) -> float:
+        prompts = PromptMaker(seed)
+        self._clear(self._short)
+        for sequence in range(concurrency):
+            tokens = prompts.prompt(DECODE_PROMPT_TOKENS)
+            self._run(self._short, [(token, i, sequence) for i, token in enumerate(tokens)], 1)
+        next_tokens = [0] * concurrency
+        started = time.perf_counter()
+        for step in range(DECODE_OUTPUT_TOKENS):
+            position = DECODE_PROMPT_TOKENS + step
+            rows = [(token, position, i) for i, token in enumerate(next_tokens)]
+            self._run(self._short, rows, concurrency)
+            next_tokens = [self._greedy(self._short, i) for i in range(concurrency)]
+        return concurrency * DECODE_OUTPUT_TOKENS / (time.perf_counter() - started)
+
+    def prefill(self, num_tokens: int, seed: int) -> float:
+        tokens = PromptMaker(seed).prompt(num_tokens)
+        self._clear(self._long)
+        started = time.perf_counter()
+        self._run(self._long, [(token, i, 0) for i, token in enumerate(tokens)], 1)
+        self._greedy(self._long, num_tokens - 1)
+        return num_tokens / (time.perf_counter() - started)
+
+    def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float]:
+        """Warm as its server's slot does it: all but the last token's cells are kept."""
+        cold_s = num_tokens / self.prefill(num_tokens, seed)
+        last_token = PromptMaker(seed).prompt(num_tokens)[-1]
+        started = time.perf_counter()
+        memory = self._lib.llama_get_memory(self._long)
+        self._lib.llama_memory_seq_rm(memory, 0, num_tokens - 1, -1)
+        self._run(self._long, [(last_token, num_tokens - 1, 0)], 1)
+        self._greedy(self._long, 0)
+        return cold_s, time.perf_counter() - started
+
+    def close(self) -> None:
+        self._lib.llama_batch_free(self._batch)
+        self._lib.llama_free(self._short)
+        self._lib.llama_free(self._long)
+        self._lib.llama_model_free(self._model)
+
+    def _context(self, num_tokens: int, num_sequences: int) -> Any:
+        params = self._lib.llama_context_default_params()
+        params.n_ctx = num_tokens
+        params.n_batch = 2 * PREFIX_TOKENS
+        params.n_ubatch = UBATCH_TOKENS
+        params.n_seq_max = num_sequences
+        params.n_threads = self._num_threads
+        params.n_threads_batch = self._num_threads
+        params.no_perf = True
+        return self._lib.llama_init_from_model(self._model, params)
+
+    def _clear(self, context: Any) -> None:
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(context), True)
+
+    def _run(self, context: Any, rows: list[tuple[int, int, int]], num_logits: int) -> None:
+        """Decode (token, position, sequence) rows; logits for the last ``num_logits`` of them."""
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for i, (token, position, sequence) in enumerate(rows):
+            batch.token[i] = token
+            batch.pos[i] = position
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = sequence
+            batch.logits[i] = i >= len(rows) - num_logits
+        if status := self._lib.llama_decode(context, batch):
+            raise RuntimeError(f"llama_decode returned {status}")
+
+    def _greedy(self, context: Any, row: int) -> int:
+        import numpy
+
+        logits = self._lib.llama_get_logits_ith(context, row)
+        return int(numpy.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
+
+
+def _SILENT(lib: Any) -> Any:  # noqa: N802
+    """A log callback that says nothing; kept alive because ctypes does not."""
+    global _silent_callback
+    _silent_callback = lib.llama_log_callback(lambda level, text, user_data: None)
+    return _silent_callback
+
+
+_silent_callback: Any = None
+
+
+def open_subject(gguf: str, num_threads: str) -> LlamaCpp:
+    return LlamaCpp(gguf, int(num_threads))

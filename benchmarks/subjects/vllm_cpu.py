@@ -1,0 +1,82 @@
+"""vLLM's CPU build on the same weights, dequantised. Runs in vLLM's own interpreter.
+
+That interpreter has vLLM's packages and not ours, so this module imports only what needs none.
+See ``benchmarks.vllm_interpreter``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from benchmarks.streams import tokens_per_s_together
+from benchmarks.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PromptMaker
+
+LIBRARIES = ("vllm",)
+
+
+class VllmCpu:
+    """vLLM's own defaults: compiled by inductor, prefix cache on, 4,096 prompt tokens a step."""
+
+    def __init__(self, folder: str, num_threads: int) -> None:
+        import vllm
+
+        self._vllm: Any = vllm
+        self._num_threads = num_threads
+        arguments = vllm.EngineArgs(
+            model=folder, skip_tokenizer_init=True, dtype="auto", disable_log_stats=True
+        )
+        self._engine: Any = vllm.LLMEngine.from_engine_args(arguments)
+        self._num_submitted = 0
+
+    def describe(self) -> str:
+        dtype = str(self._engine.model_config.dtype).removeprefix("torch.")
+        return f"vLLM {self._vllm.__version__} CPU, {dtype}, {self._num_threads} threads"
+
+    def decode(self, concurrency: int, seed: int) -> float:
+        prompts = PromptMaker(seed)
+        for _ in range(concurrency):
+            self._submit(prompts.prompt(DECODE_PROMPT_TOKENS), 1 + DECODE_OUTPUT_TOKENS)
+        return tokens_per_s_together(self._arrivals().values())
+
+    def prefill(self, num_tokens: int, seed: int) -> float:
+        return num_tokens / self._first_token_s(PromptMaker(seed).prompt(num_tokens))
+
+    def time_to_first_token(self, num_tokens: int, seed: int) -> tuple[float, float]:
+        prompt = PromptMaker(seed).prompt(num_tokens)
+        return self._first_token_s(prompt), self._first_token_s(prompt)
+
+    def close(self) -> None:
+        del self._engine
+
+    def _first_token_s(self, prompt: list[int]) -> float:
+        started = time.perf_counter()
+        self._submit(prompt, 1)
+        ((first_token,),) = self._arrivals().values()
+        return first_token - started
+
+    def _submit(self, prompt: list[int], num_tokens: int) -> None:
+        self._num_submitted += 1
+        params = self._vllm.SamplingParams(
+            max_tokens=num_tokens,
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
+        )
+        self._engine.add_request(str(self._num_submitted), {"prompt_token_ids": prompt}, params)
+
+    def _arrivals(self) -> dict[str, list[float]]:
+        """Steps until all is done; for each request the clock at each of its tokens."""
+        arrivals: dict[str, list[float]] = {}
+        while self._engine.has_unfinished_requests():
+            outputs = self._engine.step()
+            now = time.perf_counter()
+            for output in outputs:
+                num_tokens = len(output.outputs[0].token_ids)
+                arrivals.setdefault(output.request_id, []).extend([now] * num_tokens)
+        return arrivals
+
+
+def open_subject(folder: str, num_threads: str) -> VllmCpu:
+    return VllmCpu(folder, int(num_threads))

@@ -1,0 +1,12 @@
+"""The kernels that benchmarks compare run through Triton's interpreter on a CPU, as in
+``tests/inference/models/cuda``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,79 @@
+"""A folder made on the spot is one that a load takes for a model of that shape."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cuda import random_model
+from benchmarks.cuda.random_model import (
+    NoRoomError,
+    check_disk,
+    folder_bytes,
+    hub_config,
+    is_made,
+    make_folder,
+    shards,
+)
+from benchmarks.cuda.shapes import SHAPES, TINY
+from inference.loading.config import read_directory_config
+from inference.loading.preflight import check_tensors
+from inference.loading.safetensors_tensors import SafetensorsFiles
+from inference.loading.sources import directory_files
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In several shards."""
+    monkeypatch.setattr(random_model, "SHARD_BYTES", 100_000)
+    make_folder(TINY, tmp_path / "tiny", "cpu")
+    return tmp_path / "tiny"
+
+
+def test_a_load_finds_the_whole_model_in_its_shards(folder: Path) -> None:
+    paths = directory_files(folder, None, free_bytes=0).weights
+    assert len(paths) > 1
+    files = SafetensorsFiles(paths)
+    check_tensors(read_directory_config(folder), files.names)
+    held_bytes = sum(files.bytes_of(name) for name in files.names)
+    norm_bytes = sum(files.bytes_of(name) for name in files.names if "norm" in name)
+    assert held_bytes - norm_bytes == folder_bytes(TINY)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(files.names)
+    assert set(index["weight_map"].values()) == {path.name for path in paths}
+
+
+@pytest.mark.parametrize("config", [TINY, *SHAPES.values()])
+def test_its_config_is_read_as_the_shape(config: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(hub_config(config)))  # type: ignore[arg-type]
+    assert read_directory_config(tmp_path) == config
+
+
+def test_it_is_made_again_only_where_it_is_not_whole_or_of_another_shape(folder: Path) -> None:
+    assert is_made(TINY, folder)
+    assert not is_made(replace(TINY, num_layers=3), folder)
+    (folder / "config.json").unlink()
+    assert not is_made(TINY, folder)
+
+
+def test_shards_keep_the_order_and_the_limit() -> None:
+    sizes = {"a": 5, "b": 4, "c": 20, "d": 1, "e": 9}
+    assert shards(sizes, 10) == [["a", "b"], ["c"], ["d", "e"]]
+
+
+def test_a_full_disk_is_told_before_anything_is_written() -> None:
+    check_disk("8B", 16 * 10**9, Path("var"), free_bytes=17 * 10**9)
+    with pytest.raises(NoRoomError, match=r"8B need 16\.0 GB under var, and 16\.5 GB are free"):
+        check_disk("8B", 16 * 10**9, Path("var"), free_bytes=16_500_000_000)
+
+
+def test_the_real_shapes_have_the_sizes_in_their_names() -> None:
+    billions = {name: folder_bytes(config) / 2 / 1e9 for name, config in SHAPES.items()}
+    assert {name: math.floor(size * 10) / 10 for name, size in billions.items()} == {
+        "1.7B": 1.7,
+        "8B": 8.0,
+    }

@@ -1,0 +1,86 @@
+"""Shares of a device's best from readings that were made up, and the report that has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.cuda.plan import MEASURES, WEIGHTS, Row, chosen_rows
+from benchmarks.cuda.report import print_table, report_lines
+from benchmarks.cuda.run import DEVICE
+from benchmarks.cuda.shares import Limits, ratio_goal, share_goal, share_of_limit
+from benchmarks.run import Results
+
+LIMITS = Limits(copy_bytes_per_s=4e12, matmul_flops_per_s=800e12)
+ROWS = {row.name: row for row in chosen_rows(["1.7B", "8B"], WEIGHTS, MEASURES)}
+
+PROJECTIONS_8B = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+HEAD_8B = 128256 * 4096
+KV_BYTES_8B = 2 * 32 * 8 * 128 * 2
+MEAN_CONTEXT = 512 + 64
+
+
+def at_the_limit(row: Row, step_bytes: float) -> float:
+    """The rate at which the device would copy a step's bytes in a step."""
+    return row.size * LIMITS.copy_bytes_per_s / step_bytes
+
+
+@pytest.mark.parametrize(
+    ("weights", "per_weight", "per_head_weight"),
+    [("bf16", 2, 2), ("q8", 34 / 32, 34 / 32), ("q4", 20 / 32, 34 / 32)],
+)
+@pytest.mark.parametrize("size", [1, 32])
+def test_a_decode_step_reads_projections_head_and_contexts(
+    weights: str, per_weight: float, per_head_weight: float, size: int
+) -> None:
+    row = ROWS[f"8B {weights}, decode, {size} at once"]
+    step_bytes = PROJECTIONS_8B * per_weight + HEAD_8B * per_head_weight
+    step_bytes += size * MEAN_CONTEXT * KV_BYTES_8B
+    best = at_the_limit(row, step_bytes)
+    assert share_of_limit(row, best, LIMITS) == pytest.approx(1)
+    assert share_of_limit(row, best / 4, LIMITS) == pytest.approx(0.25)
+
+
+def test_a_prompt_multiplies_its_tokens_by_every_projection() -> None:
+    row = ROWS["8B q4, prefill, 4096 tokens"]
+    best = LIMITS.matmul_flops_per_s / (2 * PROJECTIONS_8B)
+    assert share_of_limit(row, best / 2, LIMITS) == pytest.approx(0.5)
+
+
+def test_goals_stand_beside_the_rows_that_have_them() -> None:
+    goals = {
+        name: (share_goal(row), ratio_goal(row))
+        for name, row in ROWS.items()
+        if name.startswith("8B")
+    }
+    assert goals == {
+        "8B bf16, decode, 1 at once": (0.8, None),
+        "8B bf16, decode, 32 at once": (None, 1.5),
+        "8B bf16, prefill, 4096 tokens": (0.5, None),
+        "8B q8, decode, 1 at once": (0.6, None),
+        "8B q8, decode, 32 at once": (None, None),
+        "8B q8, prefill, 4096 tokens": (0.5, None),
+        "8B q4, decode, 1 at once": (0.6, None),
+        "8B q4, decode, 32 at once": (None, None),
+        "8B q4, prefill, 4096 tokens": (0.5, None),
+    }
+
+
+def test_the_report_has_every_row_and_says_what_is_not_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dense, other = ROWS["8B bf16, decode, 32 at once"], ROWS["8B q4, decode, 1 at once"]
+    results = Results({DEVICE: "a card", "helexa, 8B bf16": "engine in words"})
+    for rate in (900.0, 1000.0, 1200.0):
+        results.add(dense.name, "tok/s", "helexa", rate)
+    results.add(dense.name, "tok/s", "transformers", 400.0)
+    lines = report_lines(results, [dense, other], LIMITS)
+    assert (lines[0].helexa_tokens_per_s, lines[0].ratio) == (1000, 2.5)
+    assert lines[0].share == share_of_limit(dense, 1000, LIMITS)
+    assert (lines[1].helexa_tokens_per_s, lines[1].share, lines[1].ratio) == (None, None, None)
+    print_table(results, [dense, other], lines, LIMITS, {"helexa, 8B q4": "it ended"})
+    printed = capsys.readouterr().out
+    assert "2.50x" in printed
+    assert "1.50x" in printed
+    assert "60%" in printed
+    assert "engine in words" in printed
+    assert "helexa, 8B q4 is not measured: it ended" in printed

@@ -1,0 +1,93 @@
+"""The bench's own logic, on subjects that answer at once."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.report import as_json, memory_over_llama_cpp, print_table
+from benchmarks.run import (
+    INTERPRETER_ROW,
+    MEMORY_ROW,
+    Results,
+    measurements,
+    run,
+    warm_name,
+)
+from benchmarks.workload import FIRST_ORDINARY_TOKEN_ID, LAST_ORDINARY_TOKEN_ID, PromptMaker
+
+
+class FakeSubject:
+    """Stands where ``SubjectProcess`` is; rates grow with the round, so that medians show."""
+
+    def __init__(self, kind: str, factor: float, asked: list[tuple[str, int]]) -> None:
+        self.kind = kind
+        self.description = f"{kind} of this test"
+        self._factor = factor
+        self._asked = asked
+
+    def ask(self, **question: Any) -> Any:
+        self._asked.append((self.kind, question["seed"]))
+        if question["measure"] == "time_to_first_token":
+            return None if self.kind == "forgetful" else [2.0 / self._factor, 1.0 / self._factor]
+        round_number = question["seed"] // 1000
+        return self._factor * round_number
+
+
+def results_of(num_rounds: int) -> tuple[Results, list[tuple[str, int]]]:
+    asked: list[tuple[str, int]] = []
+    subjects: Any = [FakeSubject("ours", 30.0, asked), FakeSubject("forgetful", 10.0, asked)]
+    chosen = list(measurements())
+    return run(subjects, chosen=chosen, num_rounds=num_rounds, on_reading=lambda *_: None), asked
+
+
+def test_subjects_alternate_on_the_same_prompts() -> None:
+    _, asked = results_of(1)
+    pairs = list(zip(asked[::2], asked[1::2], strict=True))
+    assert all(ours == ("ours", seed) for ours, (_, seed) in pairs)
+    assert len({seed for _, seed in asked}) == 2 * len(list(measurements()))
+
+
+def test_the_first_round_is_not_kept_and_medians_are_of_the_rest() -> None:
+    results, _ = results_of(3)
+    name = next(measurements()).name
+    assert results.readings[name]["ours"] == [30.0, 60.0, 90.0]
+    assert results.median(name, "ours") == 60.0
+
+
+def test_a_subject_without_an_answer_has_a_gap() -> None:
+    results, _ = results_of(1)
+    cold = next(row.name for row in measurements() if row.name.startswith("TTFT"))
+    assert results.median(cold, "forgetful") is None
+    assert results.median(warm_name(cold), "ours") is not None
+
+
+def test_the_table_and_the_json_say_the_same() -> None:
+    results, _ = results_of(1)
+    text = io.StringIO()
+    print_table(results, Console(file=text, width=200))
+    assert "3.00x" in text.getvalue()
+    rows = as_json(results)["measurements"]
+    assert set(rows) == set(results.readings)
+    assert all(row["median"]["ours"] for row in rows.values())
+
+
+def test_memory_is_compared_without_our_interpreter() -> None:
+    results = Results({"helexa_engine": "ours", "llama_cpp": "theirs"})
+    results.add(MEMORY_ROW, "MiB", "helexa_engine", 900.0)
+    assert memory_over_llama_cpp(results) is None
+    results.add(MEMORY_ROW, "MiB", "llama_cpp", 500.0)
+    results.add(INTERPRETER_ROW, "MiB", "helexa_engine", 300.0)
+    assert memory_over_llama_cpp(results) == 1.2
+    text = io.StringIO()
+    print_table(results, Console(file=text, width=200))
+    assert "multiples of llama.cpp's: 1.20 (bound: 1.5)" in text.getvalue()
+
+
+def test_prompts_are_repeatable_and_ordinary() -> None:
+    first, again = PromptMaker(5).prompt(100), PromptMaker(5).prompt(100)
+    assert first == again
+    assert first != PromptMaker(6).prompt(100)
+    assert all(FIRST_ORDINARY_TOKEN_ID <= token <= LAST_ORDINARY_TOKEN_ID for token in first)
