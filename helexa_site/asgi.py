@@ -1,8 +1,9 @@
 """The ASGI application: importing it starts nothing. Serve it with ``manage.py gateway`` or any
-ASGI server."""
+ASGI server, whose logs become ours."""
 
 from __future__ import annotations
 
+import logging
 import os
 
 from django.core.asgi import get_asgi_application
@@ -15,6 +16,10 @@ from helexa_site.routing import build_application  # noqa: E402
 from helexa_site.settings import CONFIG  # noqa: E402
 from inference.gateway.catalogue import DatabaseCatalogue  # noqa: E402
 from inference.gateway.gateway import Gateway  # noqa: E402
+from inference.logs.setup import configure_logging  # noqa: E402
+
+if not logging.getLogger().handlers:
+    configure_logging("gateway")
 
 gateway = Gateway(CONFIG, DatabaseCatalogue())
 application = build_application(gateway, django_app=django_application)

@@ -14,8 +14,10 @@ from typing import Any
 
 from celery import Celery, bootsteps
 from celery.beat import EmbeddedService, Scheduler, SchedulingError
+from celery.signals import setup_logging
 
 from helexa_site.config import read_config
+from inference.logs.setup import configure_logging
 from inference.protocol.keys import CONTROL_QUEUE
 from inference.protocol.redis_url import celery_broker_url
 
@@ -56,6 +58,14 @@ class BeatThread(bootsteps.StartStopStep):  # type: ignore[misc]
     def stop(self, worker: Any) -> None:
         if self.service is not None:
             self.service.stop()
+
+
+def log_as_control(**_: Any) -> None:
+    configure_logging("control")
+
+
+# Celery leaves its own way of logging where somebody answers this.
+setup_logging.connect(log_as_control, weak=False)
 
 
 def _tick(task: str, every_s: float) -> dict[str, Any]:

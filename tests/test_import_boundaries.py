@@ -33,6 +33,8 @@ class Boundary:
 
 
 DJANGO = ("django", "channels", "daphne", "rest_framework", "fleet", "helexa_site", "metering")
+OUTSIDE = (*DJANGO, "torch", "transformers", "celery", "redis", "msgspec", "psutil")
+"""What is not there before anything is installed."""
 BOUNDARIES = (
     Boundary("inference/engine", (*DJANGO, "celery", "redis", "transformers")),
     Boundary(
@@ -45,6 +47,8 @@ BOUNDARIES = (
     Boundary("inference/wire", (*DJANGO, "torch", "transformers", "celery", "redis", "asyncio")),
     Boundary("inference/text", (*DJANGO, "torch", "celery", "redis")),
     Boundary("inference/protocol", (*DJANGO, "torch", "transformers", "celery", "redis")),
+    Boundary("inference/logs", OUTSIDE),
+    Boundary("inference/environment.py", OUTSIDE),
     Boundary("inference/neuron", (*DJANGO, "torch", "inference.models", "inference.gateway")),
     Boundary(
         "inference/gateway", ("torch", "transformers", "inference.neuron", "inference.models")
@@ -83,7 +87,7 @@ BARE_IMPORTS = {
     ),
     "bootstrap": (
         "helexa_site.bootstrap.commands",
-        ("django", "redis", "msgspec", "celery", "torch", "psutil", "inference"),
+        ("django", "redis", "msgspec", "celery", "torch", "psutil", "inference.protocol"),
     ),
 }
 BARE_IMPORT = """

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from signal import SIGTERM, Signals
 from typing import IO
 
-from helexa_site.bootstrap.console import say
+from helexa_site.bootstrap.console import relay, say
 from helexa_site.bootstrap.guardian import Guardian, kill_group
 from helexa_site.bootstrap.log_file import LogFile
 
@@ -146,4 +146,4 @@ class Child:
                 if self.spec.shown is not None:
                     text = line.decode(errors="replace").rstrip()
                     if self.spec.shown.search(text):
-                        say(self.spec.name, text)
+                        relay(self.spec.name, text)

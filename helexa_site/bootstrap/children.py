@@ -18,7 +18,11 @@ from helexa_site.bootstrap.child import ChildSpec
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.redis_server import PrivateRedis
 
-WARNINGS = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
+WARNINGS = re.compile(
+    r"^\d{4}-\d\d-\d\d \S+ (WARNING|ERROR|CRITICAL) |"
+    r'^\{"ts": "[^"]*", "level": "(WARNING|ERROR|CRITICAL)"'
+)
+"""Records of that level, as ``inference.logs`` writes them; not lines in which the word stands."""
 FRONT_TIER, NEURON_TIER, REDIS_TIER = 2, 1, 0
 FRONT_GRACE_S = 5.4
 NEURON_GRACE_S = 3.8

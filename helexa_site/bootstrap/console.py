@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import re
 import sys
 import threading
 
+from inference.logs.formatters import one_line
+from inference.logs.setup import formatter_for, is_json
+
 STEP_WIDTH = 11
+JSON_RECORD = re.compile(r'\{"ts": ".*\}')
 _lock = threading.Lock()
 
 
@@ -17,11 +24,28 @@ def say(step: str, text: str) -> None:
 
 def say_line(line: str) -> None:
     """One whole line, whoever else is printing."""
-    with _lock, contextlib.suppress(OSError, ValueError):
-        print(line, flush=True)
+    _print(_json(line) if is_json(os.environ) else one_line(line))
+
+
+def relay(step: str, line: str) -> None:
+    """A line of another process's log. Its JSON stays what it is."""
+    if is_json(os.environ) and JSON_RECORD.fullmatch(line):
+        _print(line)
+    else:
+        say(step, line)
 
 
 def complain(text: str) -> None:
     """The one line that a failed command leaves on standard error."""
     with _lock, contextlib.suppress(OSError, ValueError):
         print(f"helexa: {text}", file=sys.stderr, flush=True)
+
+
+def _print(line: str) -> None:
+    with _lock, contextlib.suppress(OSError, ValueError):
+        print(line, flush=True)
+
+
+def _json(line: str) -> str:
+    record = logging.LogRecord("helexa_site.bootstrap", logging.INFO, "", 0, line, None, None)
+    return formatter_for("serve", os.environ).format(record)

@@ -9,6 +9,7 @@ Why two: ``ending`` says.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import threading
@@ -23,6 +24,7 @@ from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.start import start
 from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config, ConfigError, read_config
+from inference.logs.setup import configure_logging
 
 START_GRACE_S = 2.0
 """For a start that is stopped. It ends with the children that it waits for; what it does itself,
@@ -60,8 +62,9 @@ def _configure(options: ServeOptions) -> Config:
     if options.data_dir is not None:
         os.environ["HELEXA_DATA_DIR"] = str(options.data_dir.absolute())
     try:
+        configure_logging("serve", level=logging.WARNING)
         return read_config()
-    except (ConfigError, OSError) as error:
+    except (ConfigError, OSError, ValueError) as error:
         raise BootstrapError(str(error)) from error
 
 

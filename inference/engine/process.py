@@ -36,6 +36,7 @@ from inference.engine.messenger import Messenger
 from inference.engine.telling import STATS_INTERVAL_S, Telling
 from inference.engine.watchdog import StepWatchdog, step_timeout_s
 from inference.loading.errors import LoadError
+from inference.logs.setup import configure_logging
 from inference.models.errors import MissingWeightsError, UnknownArchitectureError
 from inference.protocol.engine import (
     CancelSequence,
@@ -64,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m inference.engine", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the neuron")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s")
+    configure_logging("engine")
     # Ctrl-C reaches the whole process group; stopping us in order is the supervisor's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=options.fd))

@@ -6,25 +6,22 @@ SIGTERM, SIGINT ─▶ stop listening ─▶ drain ≤ 4.5 s ─▶ cut the rest
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 
 from inference.gateway.daphne_server import DaphneServer
 from inference.gateway.gateway import Gateway
-
-logger = logging.getLogger(__name__)
+from inference.logs.setup import configure_logging
 
 DRAIN_GRACE_S = 4.5
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def run(host: str, port: int) -> None:
     """Serves until a signal asks it to stop. Raises ``SystemExit`` with one line when it cannot
     listen. Call in the main thread."""
+    configure_logging("gateway")
     from helexa_site.asgi import application, gateway
     from helexa_site.routing import errors_of
 
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     server = DaphneServer(
         application,
         host=host,

@@ -15,8 +15,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from celery.signals import worker_shutting_down
+from celery.signals import setup_logging, worker_shutting_down
 
+from inference.logs.setup import configure_logging
 from inference.neuron.celery_app import create_app, create_worker
 from inference.neuron.discovery import Discovery
 from inference.neuron.engine_process import engine_command
@@ -36,11 +37,13 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    try:
+        configure_logging("neuron")
+    except ValueError as error:
+        print(f"neuron: {error}", file=sys.stderr)
+        return EXIT_MISCONFIGURED
+    # Celery leaves its own way of logging where somebody answers this.
+    setup_logging.connect(lambda **_: None, weak=False)
     data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or "var").resolve()
     os.environ["HELEXA_DATA_DIR"] = str(data_dir)  # engines inherit it
     # One prompt at a time is tokenized: a pool of threads for batches would only take cores.

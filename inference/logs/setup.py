@@ -1,0 +1,87 @@
+"""The one set-up of logging, for every process: HELEXA_LOG_FORMAT is ``text`` or ``json``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TextIO
+
+from inference.logs.formatters import JsonFormatter, RecordFormatter, TextFormatter
+from inference.logs.redaction import Redactor, secrets_of
+
+FORMAT_VARIABLE = "HELEXA_LOG_FORMAT"
+FORMATTERS: dict[str, type[RecordFormatter]] = {"text": TextFormatter, "json": JsonFormatter}
+TALKATIVE = ("celery", "kombu", "asyncio", "httpx", "httpcore", "urllib3", "filelock", "fsspec")
+"""Libraries that would write of each request and each task; they warn and no more."""
+
+logger = logging.getLogger(__name__)
+
+
+def is_json(environment: Mapping[str, str]) -> bool:
+    return environment.get(FORMAT_VARIABLE, "").strip().lower() == "json"
+
+
+def formatter_for(role: str, environment: Mapping[str, str]) -> RecordFormatter:
+    """Raises ``ValueError``, for the operator."""
+    word = environment.get(FORMAT_VARIABLE, "").strip().lower() or "text"
+    if word not in FORMATTERS:
+        raise ValueError(f"{FORMAT_VARIABLE}={word!r} is neither text nor json")
+    return FORMATTERS[word](role, Redactor(secrets_of(environment)))
+
+
+def configure_logging(
+    role: str,
+    *,
+    level: int = logging.INFO,
+    stream: TextIO | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """From here on this process logs to ``stream`` (standard error) as ``role``, whoever logs, what
+    nobody caught and Python's own warnings included. Raises ``ValueError``, for the operator."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(formatter_for(role, environment))
+    if logging.lastResort is not None:  # for loggers that are cut off from the root
+        logging.lastResort.setFormatter(handler.formatter)
+    _silence_other_handlers()
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
+
+
+def _silence_other_handlers() -> None:
+    """Servers and libraries bring handlers and formats of their own: theirs go through ours. A
+    logger that was cut off without a handler stays so."""
+    for found in list(logging.root.manager.loggerDict.values()):
+        if isinstance(found, logging.Logger) and found.handlers:
+            found.handlers.clear()
+            found.propagate = True
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
+        return
+    logger.critical("nobody caught an error", exc_info=(kind, error, traceback))
+
+
+def _log_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
+    error = arguments.exc_value
+    if error is None or isinstance(error, SystemExit):
+        return
+    name = arguments.thread.name if arguments.thread else "?"
+    logger.critical(
+        "nobody caught an error in thread %s",
+        name,
+        exc_info=(arguments.exc_type, error, arguments.exc_traceback),
+    )

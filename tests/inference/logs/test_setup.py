@@ -1,0 +1,73 @@
+"""One set-up for every process, which takes over what libraries and servers had."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from helexa_site.config import REPOSITORY_DIR
+from inference.logs.setup import configure_logging
+
+PROGRAM = """
+import logging, sys, threading, warnings
+other = logging.getLogger("uvicorn")
+other.addHandler(logging.StreamHandler(sys.stdout))
+other.propagate = False
+off = logging.getLogger("off")
+off.propagate = False
+from inference.logs.setup import configure_logging
+configure_logging("neuron")
+other.warning("from %s", "uvicorn\\nforged")
+off.info("never shown")
+off.warning("of a logger that is cut off")
+logging.getLogger("celery.worker").info("too much")
+warnings.warn("an old way")
+def fail(word):
+    raise ValueError(word)
+thread = threading.Thread(target=fail, args=("in a thread",), name="worker")
+thread.start()
+thread.join()
+fail("at the end")
+"""
+
+
+def run(log_format: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=REPOSITORY_DIR,
+        env={"HELEXA_LOG_FORMAT": log_format},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_everything_is_a_record_of_one_line() -> None:
+    outcome = run("json")
+    assert outcome.stdout == ""
+    records = [json.loads(line) for line in outcome.stderr.splitlines()]
+    assert {entry["role"] for entry in records} == {"neuron"}
+    assert [entry["level"] for entry in records] == [*3 * ["WARNING"], *2 * ["CRITICAL"]]
+    library, cut_off, warned, in_thread, uncaught = records
+    assert cut_off["message"] == "of a logger that is cut off"
+    assert library["message"] == "from uvicorn\nforged"
+    assert "an old way" in warned["message"]
+    assert "worker" in in_thread["message"]
+    assert "in a thread" in in_thread["exc"]
+    assert "at the end" in uncaught["exc"]
+
+
+def test_text_is_the_default() -> None:
+    outcome = run("")
+    records = [line for line in outcome.stderr.splitlines() if not line.startswith("    ")]
+    assert len(records) == 5
+    assert " WARNING neuron uvicorn: from uvicorn\\nforged" in records[0]
+    assert " CRITICAL neuron inference.logs.setup: " in records[4]
+    assert outcome.returncode == 1
+
+
+def test_another_word_is_refused() -> None:
+    with pytest.raises(ValueError, match="HELEXA_LOG_FORMAT='xml' is neither text nor json"):
+        configure_logging("gateway", environment={"HELEXA_LOG_FORMAT": "xml"})
