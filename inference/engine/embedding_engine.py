@@ -25,6 +25,7 @@ from inference.protocol.engine import (
     EngineStats,
     SequenceCancelled,
     SequencesEmbedded,
+    SequenceUsage,
     StepOutputs,
 )
 
@@ -109,7 +110,7 @@ class EmbeddingEngine:
     def cancel(self, command: CancelSequence) -> None:
         """An unknown id has already ended: nothing to do."""
         if (job := self._jobs.get(command.sequence_id)) is not None:
-            self._end(job, SequenceCancelled(sequence_id=job.sequence_id))
+            self._end(job, SequenceCancelled(sequence_id=job.sequence_id, used=_usage(job)))
 
     def cancel_all(self) -> StepOutputs:
         for sequence_id in list(self._jobs):
@@ -184,7 +185,7 @@ class EmbeddingEngine:
 
     def _fail(self, job: EmbeddingJob, code: str, message: str) -> None:
         self._forget(job)
-        self._outputs.fail(job.sequence_id, code, message)
+        self._outputs.fail(job.sequence_id, code, message, _usage(job))
 
     def _end(self, job: EmbeddingJob, output: Output) -> None:
         self._forget(job)
@@ -204,6 +205,10 @@ class EmbeddingEngine:
             num_decode_tokens=0,
             num_prefill_tokens=sum(lengths),
         )
+
+
+def _usage(job: EmbeddingJob) -> SequenceUsage:
+    return SequenceUsage(num_prompt_tokens=job.num_computed_tokens)
 
 
 def divide_rows(rows: list[Row], fault: StepFault) -> list[list[Row]]:

@@ -60,6 +60,10 @@ class EmbeddingJob:
     def num_tokens(self) -> int:
         return sum(map(len, self.prompts))
 
+    @property
+    def num_computed_tokens(self) -> int:
+        return sum(len(self.prompts[index]) for index in self.vectors)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

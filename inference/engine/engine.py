@@ -148,7 +148,8 @@ class Engine:
             return
         self._scheduler.end(sequence)
         self._forget(sequence)
-        self._outputs.add(SequenceCancelled(sequence_id=command.sequence_id))
+        cancelled = SequenceCancelled(sequence_id=command.sequence_id, used=sequence.usage())
+        self._outputs.add(cancelled)
 
     def cancel_all(self) -> StepOutputs:
         for sequence_id in list(self._sequences):
@@ -230,7 +231,7 @@ class Engine:
                 if row in sampled.failed:
                     self._scheduler.kv_cache.distrust(sequence)
                 ended.append(sequence)
-                self._fail(sequence, *failure)
+                self._fail(sequence, *failure, num_unusable_tokens=1)
                 continue
             token_id = sequence.token_ids[-1]
             is_stop = token_id in sequence.stop_ids or row in sampled.ended
@@ -267,9 +268,12 @@ class Engine:
             wait_s = self._scheduler.limits.max_queue_wait_s
             self._fail(sequence, "queue_timeout", f"waited {wait_s:g} s without starting")
 
-    def _fail(self, sequence: Sequence, code: str, message: str) -> None:
+    def _fail(
+        self, sequence: Sequence, code: str, message: str, *, num_unusable_tokens: int = 0
+    ) -> None:
         self._forget(sequence)
-        self._outputs.fail(sequence.sequence_id, code, message)
+        used = sequence.usage(num_unusable_tokens=num_unusable_tokens)
+        self._outputs.fail(sequence.sequence_id, code, message, used)
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.sequence_id]

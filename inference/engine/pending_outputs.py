@@ -9,10 +9,12 @@ from inference.protocol.engine import (
     SequenceFailed,
     SequencesEmbedded,
     SequenceStep,
+    SequenceUsage,
     StepOutputs,
 )
 
 Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
+NOTHING_USED = SequenceUsage()
 
 
 class PendingOutputs:
@@ -27,8 +29,10 @@ class PendingOutputs:
     def add(self, output: Output) -> None:
         self._outputs.append(output)
 
-    def fail(self, sequence_id: str, code: str, message: str) -> None:
-        self.add(SequenceFailed(sequence_id=sequence_id, code=code, message=message))
+    def fail(
+        self, sequence_id: str, code: str, message: str, used: SequenceUsage = NOTHING_USED
+    ) -> None:
+        self.add(SequenceFailed(sequence_id=sequence_id, code=code, message=message, used=used))
 
     def take(self, stats: EngineStats) -> StepOutputs:
         """All of them: they count as told from now on."""

@@ -251,6 +251,9 @@ class Scheduler:
         sampled = iter(token_ids[num_decodes:])
         for chunk in schedule.prefills:
             chunk.sequence.num_computed_tokens = chunk.end
+            prefilled = min(chunk.end, chunk.sequence.num_prompt_tokens)
+            if prefilled > chunk.sequence.num_prefilled_tokens:
+                chunk.sequence.num_prefilled_tokens = prefilled
             if chunk.scored:
                 chunk.sequence.num_scored_tokens = chunk.scored.stop
             self.kv_cache.register_computed(chunk.sequence)

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from inference.engine.errors import IntegrityError
+from inference.protocol.engine import SequenceUsage
 from inference.protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Sequence:
         "max_length",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_prefilled_tokens",
         "num_prompt_tokens",
         "num_registered_blocks",
         "num_scored_tokens",
@@ -92,6 +94,8 @@ class Sequence:
         """``None`` until it is compiled, where ``params`` have one."""
         self.state = SequenceState.WAITING
         self.num_computed_tokens = 0
+        self.num_prefilled_tokens = 0
+        """Prompt tokens that were in blocks at some time: losing the blocks does not undo that."""
         self.num_scored_tokens = 0
         """Prompt tokens whose successor's logprob has been told, where ``params`` ask for them."""
         self.num_cached_tokens: int | None = None
@@ -127,6 +131,14 @@ class Sequence:
         if first is None or first.state is SequenceState.ENDED:
             return False
         return not first.has_prompt_in_blocks
+
+    def usage(self, *, num_unusable_tokens: int = 0) -> SequenceUsage:
+        """What has been computed for it. ``num_unusable_tokens``: outputs that nobody is told."""
+        return SequenceUsage(
+            num_prompt_tokens=self.num_prefilled_tokens,
+            num_cached_tokens=min(self.num_cached_tokens or 0, self.num_prefilled_tokens),
+            num_output_tokens=self.num_output_tokens - num_unusable_tokens,
+        )
 
     def move_to(self, state: SequenceState) -> None:
         """Raises ``IntegrityError`` on a move that the table does not have."""

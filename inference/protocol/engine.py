@@ -67,13 +67,25 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Output tokens so far, the stop token included; set when ``finish_reason`` is."""
 
 
+class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was computed for a sequence, or for the inputs of an ``EmbedSequences``, that did not
+    get to its end."""
+
+    num_prompt_tokens: int = 0
+    """Computed or taken from the prefix cache."""
+    num_cached_tokens: int = 0
+    """Of those, from the prefix cache."""
+    num_output_tokens: int = 0
+
+
 class SequenceFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
-    """Terminal. ``code``: queue_full, queue_timeout, context_length_exceeded, bad_token_id,
-    invalid_grammar, numerical_error, out_of_memory, engine_error."""
+    """Terminal. ``code``: queue_full, rate_limit_exceeded, queue_timeout, context_length_exceeded,
+    bad_token_id, invalid_grammar, numerical_error, out_of_memory, engine_error."""
 
     sequence_id: str
     code: str
     message: str
+    used: SequenceUsage = SequenceUsage()
 
 
 class SequencesEmbedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
@@ -83,8 +95,13 @@ class SequencesEmbedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded
     vectors: list[bytes]
 
 
-class SequenceCancelled(msgspec.Struct, frozen=True, kw_only=True, tag="cancelled"):
+class SequenceCancelled(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="cancelled"
+):
+    """Terminal."""
+
     sequence_id: str
+    used: SequenceUsage = SequenceUsage()
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
     SequencesEmbedded,
+    SequenceUsage,
 )
 
 NOT_A_NUMBER = 13
@@ -99,7 +100,11 @@ def test_steps_become_as_long_as_a_cancel_may_take(executor: FakeExecutor) -> No
     assert executor.now_s - before_s <= 1.1 * STEP_S
     assert engine.stats().prefill_tokens_per_s == pytest.approx(1000)
     engine.cancel(CancelSequence(sequence_id="a"))
-    assert engine.step().outputs == [SequenceCancelled(sequence_id="a")]
+    (cancelled,) = engine.step().outputs
+    assert isinstance(cancelled, SequenceCancelled)
+    num_rows = sum(map(len, executor.batches))
+    assert 0 < num_rows < 400
+    assert cancelled.used == SequenceUsage(num_prompt_tokens=20 * num_rows)
     assert not engine.has_work
     assert (engine.stats().in_flight, engine.stats().queue_depth) == (0, 0)
 

@@ -19,6 +19,7 @@ from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
     SequenceStep,
+    SequenceUsage,
     SubmitSequence,
 )
 from inference.protocol.sampling import SamplingParams
@@ -199,16 +200,40 @@ def test_cancel_frees_blocks_in_the_next_step(phase: str) -> None:
         harness.submit("third")
     target = "third" if phase == "queued" else "victim"
     num_steps = {"queued": 2, "prefilling": 2, "decoding": 4, "preempted": 0}[phase]
-    for _ in range(num_steps):
-        harness.step()
+    told = [output for _ in range(num_steps) for output in harness.step()]
     while phase == "preempted" and harness.engine.stats().num_preemptions == 0:
-        harness.step()
+        told += harness.step()
+    chunks = [chunk for _, prefills in harness.executor.steps for chunk in prefills]
+    used = SequenceUsage(
+        num_prompt_tokens=min(
+            8, max((end for name, _, end in chunks if name == target), default=0)
+        ),
+        num_output_tokens=sum(output.sequence_id == target for output in told),
+    )
+    assert (used.num_prompt_tokens, used.num_output_tokens > 0) == {
+        "queued": (0, False),
+        "prefilling": (4, False),
+        "decoding": (8, True),
+        "preempted": (8, True),
+    }[phase]
     harness.cancel(target)
     outputs = harness.step()
-    assert SequenceCancelled(sequence_id=target) in outputs
+    assert SequenceCancelled(sequence_id=target, used=used) in outputs
     harness.engine.check_integrity()
     assert all(o.sequence_id != target for o in harness.drain())
     assert harness.engine.stats().kv_blocks_used == 0
+
+
+def test_what_a_cancelled_prompt_took_from_the_cache_is_said_apart() -> None:
+    harness = Harness()
+    harness.submit("a", num_tokens=9, max_tokens=1)
+    harness.drain()
+    harness.submit("a", num_tokens=12, max_tokens=9)
+    harness.step()
+    harness.cancel("a")
+    (cancelled,) = harness.step()
+    used = SequenceUsage(num_prompt_tokens=12, num_cached_tokens=8, num_output_tokens=1)
+    assert cancelled == SequenceCancelled(sequence_id="a", used=used)
 
 
 def test_cancel_of_an_unknown_id_is_nothing() -> None:
@@ -225,6 +250,7 @@ def test_row_that_is_not_a_number_fails_alone() -> None:
     outputs = harness.drain()
     failed = [o for o in outputs if isinstance(o, SequenceFailed)]
     assert [(f.sequence_id, f.code) for f in failed] == [("bad", "numerical_error")]
+    assert failed[0].used == SequenceUsage(num_prompt_tokens=4), "its token is of no use"
     assert [o.finish_reason for o in outputs if isinstance(o, SequenceStep)] == [None, "length"]
 
 

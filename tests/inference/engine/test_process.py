@@ -129,13 +129,13 @@ def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Pa
 
         engine.submit("cancelled", 200)
         engine.send(CancelSequence(sequence_id="cancelled"))
-        assert engine.terminal("cancelled") == SequenceCancelled(sequence_id="cancelled")
+        assert isinstance(engine.terminal("cancelled"), SequenceCancelled)
         idle = next(m for m in engine.messages() if isinstance(m, Idle))
         assert idle.stats.kv_blocks_used == 0
 
         engine.submit("unfinished", 200)
         engine.send(Shutdown())
-        assert engine.terminal("unfinished") == SequenceCancelled(sequence_id="unfinished")
+        assert isinstance(engine.terminal("unfinished"), SequenceCancelled)
         assert engine.process.wait(EXIT_TIMEOUT_S) == 0
 
 
