@@ -2,6 +2,7 @@
 
     SequenceStep ─▶ Choice: ChoiceText ─▶ Delta | ReasoningDelta | ToolCall… ─▶ ChoiceFinished
     every choice finished ─▶ Answer: Finished, with the sum of what they used
+    a choice that the engine cut off ─▶ counted, and the request cannot finish any more
 
 Owned by whoever applies engine outputs, one step at a time. Knows no Redis and no process.
 """
@@ -14,7 +15,7 @@ from typing import Literal
 from inference.neuron.choice_events import ChoiceEvents
 from inference.neuron.echo import Echo
 from inference.neuron.text_logprobs import text_logprob
-from inference.protocol.engine import SequencesEmbedded, SequenceStep
+from inference.protocol.engine import SequencesEmbedded, SequenceStep, SequenceUsage
 from inference.protocol.events import Event, Finished, FinishReason, TextLogprob, Usage
 from inference.protocol.sampling import TokenLogprob
 from inference.text.choice_text import ChoiceText, Piece
@@ -40,6 +41,11 @@ class Choice:
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.has_finished = False
+        """Nothing more comes of it."""
+        self.has_begun = False
+        """Its first token has come, so all of its prompt is computed."""
+        self._num_prompt_tokens = 0
+        """What the engine said of a choice that it cut off before that."""
         self._text = text
         self._events = ChoiceEvents(request_id, index)
         self._at_limit: FinishReason = at_limit
@@ -58,6 +64,7 @@ class Choice:
         if step.prompt_logprobs is not None:
             self._keep(step.prompt_logprobs)
             return []
+        self.has_begun = True
         if self._is_empty:
             return self._end_at_once()
         pieces, logprobs = self._take(step)
@@ -71,6 +78,19 @@ class Choice:
             self.has_finished = True
             events.append(self._events.finished(reason, self._text.stop, self.num_output_tokens))
         return events
+
+    def cut(self, used: SequenceUsage) -> None:
+        """The engine ended it before its end."""
+        self.has_finished = True
+        self._num_prompt_tokens = used.num_prompt_tokens
+        if not self.has_begun:
+            self.num_cached_tokens = used.num_cached_tokens
+        if not self._is_empty:
+            self.num_output_tokens = max(used.num_output_tokens, self.num_output_tokens)
+
+    def num_computed_tokens(self, num_prompt_tokens: int) -> int:
+        """Of a prompt that long, as far as is known."""
+        return num_prompt_tokens if self.has_begun else self._num_prompt_tokens
 
     def _take(self, step: SequenceStep) -> tuple[list[Piece], list[TextLogprob]]:
         """Token by token, up to a stop string. Thinking has no logprobs."""
@@ -114,21 +134,30 @@ class Choice:
 
 
 class Answer:
-    """All choices of one request. ``num_prompt_tokens`` is over all its prompts, each counted
-    once, of which each has ``n`` choices in a row."""
+    """All choices of one request: ``n`` in a row for each of its prompts, whose lengths in tokens
+    are ``prompt_lengths``."""
 
     def __init__(
-        self, request_id: str, choices: Sequence[Choice], *, num_prompt_tokens: int, n: int = 1
+        self,
+        request_id: str,
+        choices: Sequence[Choice],
+        *,
+        prompt_lengths: Sequence[int],
+        n: int = 1,
     ) -> None:
         self._request_id = request_id
         self._choices = choices
-        self._num_prompt_tokens = num_prompt_tokens
+        self._prompt_lengths = prompt_lengths
         self._n = n
         self._num_open = len(choices)
 
     @property
     def num_sequences(self) -> int:
         return len(self._choices)
+
+    @property
+    def has_begun(self) -> bool:
+        return any(choice.has_begun for choice in self._choices)
 
     def feed(self, index: int, result: SequenceStep | SequencesEmbedded) -> list[Event]:
         """The events of choice ``index``; ends with ``Finished`` when it was the last to end."""
@@ -138,17 +167,34 @@ class Answer:
         if choice.has_finished:
             self._num_open -= 1
             if self._num_open == 0:
-                events.append(Finished(request_id=self._request_id, usage=self._usage()))
+                usage = self.usage() or Usage(prompt_tokens=0, completion_tokens=0)
+                events.append(Finished(request_id=self._request_id, usage=usage))
         return events
+
+    def cut(self, index: int, used: SequenceUsage) -> None:
+        """The engine ended choice ``index`` before its end: the request will not finish."""
+        self._choices[index].cut(used)
 
     def has_finished(self, index: int) -> bool:
         return self._choices[index].has_finished
 
-    def _usage(self) -> Usage:
-        first_choices = self._choices[:: self._n]
+    def usage(self) -> Usage | None:
+        """What has been computed as far as is known, each prompt once. ``None``: nothing."""
+        prompt_tokens = cached_tokens = 0
+        for prompt_index, length in enumerate(self._prompt_lengths):
+            first = prompt_index * self._n
+            choices = self._choices[first : first + self._n]
+            computed = [choice.num_computed_tokens(length) for choice in choices]
+            prompt_tokens += max(computed)
+            if max(computed) > 0:
+                # The first to compute it: the others share its blocks.
+                by_whom = next(c for c, num in zip(choices, computed, strict=True) if num > 0)
+                cached_tokens += by_whom.num_cached_tokens
+        if prompt_tokens == 0:
+            return None
         return Usage(
-            prompt_tokens=self._num_prompt_tokens,
+            prompt_tokens=prompt_tokens,
             completion_tokens=sum(choice.num_output_tokens for choice in self._choices),
-            cached_tokens=sum(choice.num_cached_tokens for choice in first_choices),
+            cached_tokens=cached_tokens,
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )

@@ -31,7 +31,8 @@ def build_answer(
         )
         for index in range(len(prepared.prompts) * request.n)
     ]
-    return Answer(request_id, choices, num_prompt_tokens=prepared.num_prompt_tokens, n=request.n)
+    prompt_lengths = [len(prompt) for prompt in prepared.prompts]
+    return Answer(request_id, choices, prompt_lengths=prompt_lengths, n=request.n)
 
 
 def _choice_text(request: GenerationRequest, prepared: Prepared, text: ModelText) -> ChoiceText:

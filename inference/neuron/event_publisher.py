@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import redis
 
-from inference.neuron.request_table import AddressedEvent
+from inference.neuron.live_request import AddressedEvent
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     Event,

@@ -26,9 +26,10 @@ from inference.neuron.errors import (
     model_recovering,
     wrong_kind,
 )
+from inference.neuron.live_request import AddressedEvent, Answer, sequence_id
 from inference.neuron.model_text import ModelText
 from inference.neuron.prompts import Prepared, count_tokens, prepare, used_sampling
-from inference.neuron.request_table import AddressedEvent, Answer, RequestTable, sequence_id
+from inference.neuron.request_table import RequestTable
 from inference.protocol.engine import EmbedSequences, SubmitSequence
 from inference.protocol.events import Accepted, Failure, TokensCounted
 from inference.protocol.generation import (

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from inference.neuron.engine_process import EngineProcess
-from inference.neuron.request_table import AddressedEvent, RequestTable
+from inference.neuron.live_request import AddressedEvent
+from inference.neuron.request_table import RequestTable
 from inference.neuron.restart_policy import RestartPolicy
 from inference.protocol.load import LoadSpec
 

@@ -1,86 +1,41 @@
 """Every request this neuron has not ended yet, and the rule that each ends exactly once.
 
-    admit ─▶ WAITING ─begin─▶ STARTING ─started─▶ RUNNING ─▶ (gone, one terminal event)
-                │                 │
-                └── cancel: ends here   └── cancel: remembered, sent once the engine has it
+    admit ─▶ WAITING ─begin─▶ STARTING ─started─▶ RUNNING ─▶ ENDING ─▶ (gone, one terminal event)
+                │                 │                  │   a sequence was cut off: the others too,
+                └── cancel:       └── cancel:        │   and what they used is counted
+                    ends here         remembered,    └──────────────▶ (gone)
+                                      sent once the engine has it
 
 A request runs as one sequence for each choice, ``sequence_id(request_id, index)`` to the engine.
-Whoever removes a request from the table emits its terminal event, so nobody can do it twice. Knows
-no Redis: events are returned with the gateway they are for. Any thread may call; nothing blocks.
+Whoever removes a request from the table emits its terminal event and records its account, so nobody
+can do it twice. Knows no Redis: events are returned with the gateway they are for. Any thread may
+call; nothing blocks.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
 
+from inference.neuron.accounts import AccountBook
+from inference.neuron.live_request import (
+    AddressedEvent,
+    Answer,
+    Engine,
+    LiveRequest,
+    Result,
+    SequenceOutput,
+)
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
     SequencesEmbedded,
     SequenceStep,
 )
-from inference.protocol.events import TERMINAL_EVENTS, Cancelled, Event, Failed, Failure
+from inference.protocol.events import TERMINAL_EVENTS, Event, Failure
 from inference.protocol.generation import Submit
-
-Result = SequenceStep | SequencesEmbedded
-SequenceOutput = Result | SequenceFailed | SequenceCancelled
-
-
-def sequence_id(request_id: str, index: int) -> str:
-    return f"{request_id}/{index}"
-
-
-class Answer(Protocol):
-    """Turns what the engine says of a request's sequences into its events."""
-
-    @property
-    def num_sequences(self) -> int: ...
-    def has_finished(self, index: int) -> bool:
-        """Nothing more is wanted of sequence ``index``."""
-        ...
-
-    def feed(self, index: int, result: Result) -> list[Event]:
-        """Ends with a terminal event once all sequences have finished."""
-        ...
-
-
-class Engine(Protocol):
-    def cancel(self, sequence_id: str) -> None:
-        """Frees what the sequence holds; unknown ids and dead engines are ignored."""
-        ...
-
-
-class AddressedEvent(NamedTuple):
-    gateway_id: str
-    event: Event
-
-
-@dataclass(slots=True)
-class _LiveRequest:
-    submit: Submit
-    answer: Answer | None = None
-    engine: Engine | None = None
-    has_started: bool = False
-    cancel_asked: bool = False
-
-    def addressed(self, event: Event) -> AddressedEvent:
-        return AddressedEvent(self.submit.gateway_id, event)
-
-    def open_sequence_ids(self) -> list[str]:
-        """Those that the engine may still be working on."""
-        if self.answer is None:
-            return []
-        request_id, answer = self.submit.request_id, self.answer
-        indices = range(answer.num_sequences)
-        return [sequence_id(request_id, i) for i in indices if not answer.has_finished(i)]
-
-    def cancel_in_engine(self) -> None:
-        if self.engine is not None:
-            for open_id in self.open_sequence_ids():
-                self.engine.cancel(open_id)
 
 
 @dataclass(slots=True)
@@ -94,16 +49,19 @@ class Applied:
 
 
 class RequestTable:
-    def __init__(self) -> None:
+    def __init__(self, book: AccountBook, *, clock: Callable[[], float] = time.time) -> None:
+        """``clock`` gives unix seconds."""
+        self._book = book
+        self._clock = clock
         self._lock = threading.Lock()
-        self._live: dict[str, _LiveRequest] = {}
+        self._live: dict[str, LiveRequest] = {}
 
     def admit(self, submit: Submit) -> bool:
         """False when the id is already here: a frame that was delivered twice."""
         with self._lock:
             if submit.request_id in self._live:
                 return False
-            self._live[submit.request_id] = _LiveRequest(submit)
+            self._live[submit.request_id] = LiveRequest(submit, self._clock())
             return True
 
     def begin(self, request_id: str, answer: Answer, engine: Engine) -> bool:
@@ -131,26 +89,24 @@ class RequestTable:
             if live is None:
                 return []
             if live.engine is None:
-                del self._live[request_id]
-                return [live.addressed(Cancelled(request_id=request_id))]
-            live.cancel_asked = True
-            has_started = live.has_started
-        if has_started:
-            live.cancel_in_engine()
+                return self._end(live, live.cancelled())
+        self._ask_to_cancel(live)
         return []
 
     def fail(self, request_id: str, failure: Failure) -> list[AddressedEvent]:
         """Empty when it has ended already."""
-        return self.end(request_id, Failed(request_id=request_id, failure=failure))
+        with self._lock:
+            live = self._live.get(request_id)
+            return [] if live is None else self._end(live, live.failed(failure))
 
     def end(self, request_id: str, event: Event) -> list[AddressedEvent]:
         """``event`` is terminal and needs no engine. Empty when the request has ended already."""
         with self._lock:
-            live = self._live.pop(request_id, None)
-        return [] if live is None else [live.addressed(event)]
+            live = self._live.get(request_id)
+            return [] if live is None else self._end(live, event)
 
     def fail_engine(self, engine: Engine, failure: Failure) -> list[AddressedEvent]:
-        """Everything that ``engine`` was working on."""
+        """Everything that ``engine`` was working on: it has ended."""
         return self._fail_where(lambda live: live.engine is engine, failure)
 
     def fail_all(self, failure: Failure) -> list[AddressedEvent]:
@@ -168,17 +124,18 @@ class RequestTable:
         return applied
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Drops requests whose gateway cannot be told anything, and frees what they hold."""
+        """Gives up requests whose gateway cannot be told everything, and frees what they hold."""
         wanted = frozenset(request_ids)
-        self._drop(lambda live: live.submit.request_id in wanted)
+        self._orphan(lambda live: live.request_id in wanted)
 
     def forget_gateway(self, gateway_id: str) -> int:
         """How many requests the dead gateway had."""
-        return self._drop(lambda live: live.submit.gateway_id == gateway_id)
+        return self._orphan(lambda live: live.submit.gateway_id == gateway_id)
 
     def gateway_ids(self) -> set[str]:
+        """Those that are waiting for something."""
         with self._lock:
-            return {live.submit.gateway_id for live in self._live.values()}
+            return {live.submit.gateway_id for live in self._live.values() if not live.is_orphan}
 
     def count(self, engine: Engine) -> int:
         """Requests that ``engine`` is working on."""
@@ -186,56 +143,78 @@ class RequestTable:
             return sum(live.engine is engine for live in self._live.values())
 
     def _apply_one(
-        self, live: _LiveRequest, index: int, output: SequenceOutput, applied: Applied
+        self, live: LiveRequest, index: int, output: SequenceOutput, applied: Applied
     ) -> None:
-        request_id, answer = live.submit.request_id, live.answer
+        answer = live.answer
         assert answer is not None, "an engine spoke of a request it was not given"
         if answer.has_finished(index):
             return  # it was ended early, and the engine had not heard of it yet
-        events: list[Event]
         match output:
             case SequenceStep() | SequencesEmbedded():
-                events = answer.feed(index, output)
-                if answer.has_finished(index) and not _is_engines_word(output):
-                    applied.ended_early.append(output.sequence_id)
-            case SequenceFailed(code=code, message=message):
-                failure = Failure(code=code, message=message)
-                events = [Failed(request_id=request_id, failure=failure)]
-                applied.ended_early.extend(
-                    open_id for open_id in live.open_sequence_ids() if open_id != output.sequence_id
-                )
-            case SequenceCancelled():
-                events = [Cancelled(request_id=request_id)]
-        applied.events.extend(map(live.addressed, events))
-        if events and _is_terminal(events[-1]):
-            del self._live[request_id]
+                self._feed(live, answer, index, output, applied)
+            case SequenceFailed(code=code, message=message, used=used):
+                answer.cut(index, used)
+                if not live.is_ending:
+                    live.failure = Failure(code=code, message=message)
+            case SequenceCancelled(used=used):
+                answer.cut(index, used)
+        if isinstance(output, SequenceFailed | SequenceCancelled) and not live.is_ending:
+            live.is_ending = True
+            applied.ended_early += live.open_sequence_ids()
+        if live.is_ending and not live.open_sequence_ids():
+            applied.events += self._end(live, live.cut_off())
+
+    def _feed(
+        self, live: LiveRequest, answer: Answer, index: int, result: Result, applied: Applied
+    ) -> None:
+        events = answer.feed(index, result)
+        if live.first_token_unix_s is None and answer.has_begun:
+            live.first_token_unix_s = self._clock()
+        if answer.has_finished(index) and not _is_engines_word(result):
+            applied.ended_early.append(result.sequence_id)
+        if live.is_ending:
+            return  # it counts, and nobody is told
+        is_end = bool(events) and isinstance(events[-1], TERMINAL_EVENTS)
+        told = events[:-1] if is_end else events
+        if not live.is_orphan:
+            applied.events += map(live.addressed, told)
+        if is_end:
+            applied.events += self._end(live, events[-1])
+
+    def _end(self, live: LiveRequest, event: Event) -> list[AddressedEvent]:
+        """Holds the lock already. ``event`` is terminal."""
+        del self._live[live.request_id]
+        self._book.record(live, event, now_unix_s=self._clock())
+        return [] if live.is_orphan else [live.addressed(event)]
 
     def _fail_where(
-        self, is_hit: Callable[[_LiveRequest], bool], failure: Failure
+        self, is_hit: Callable[[LiveRequest], bool], failure: Failure
     ) -> list[AddressedEvent]:
-        return [
-            live.addressed(Failed(request_id=live.submit.request_id, failure=failure))
-            for live in self._pop_where(is_hit)
-        ]
-
-    def _drop(self, is_hit: Callable[[_LiveRequest], bool]) -> int:
-        dropped = self._pop_where(is_hit)
-        for live in dropped:
-            live.cancel_in_engine()
-        return len(dropped)
-
-    def _pop_where(self, is_hit: Callable[[_LiveRequest], bool]) -> list[_LiveRequest]:
         with self._lock:
             hits = [live for live in self._live.values() if is_hit(live)]
+            return [event for live in hits for event in self._end(live, live.failed(failure))]
+
+    def _orphan(self, is_hit: Callable[[LiveRequest], bool]) -> int:
+        """Nobody is told of them any more: they are cancelled, and their accounts are due."""
+        with self._lock:
+            hits = [live for live in self._live.values() if is_hit(live) and not live.is_orphan]
             for live in hits:
-                del self._live[live.submit.request_id]
-        return hits
+                live.is_orphan = True
+                if live.engine is None:
+                    self._end(live, live.cancelled())
+        for live in hits:
+            self._ask_to_cancel(live)
+        return len(hits)
+
+    def _ask_to_cancel(self, live: LiveRequest) -> None:
+        """Its engine, once that has it: a cancel must not overtake its submit."""
+        with self._lock:
+            live.cancel_asked = True
+            has_started = live.has_started
+        if has_started:
+            live.cancel_in_engine()
 
 
 def _is_engines_word(result: Result) -> bool:
     """Whether the engine itself ended the sequence with this."""
     return isinstance(result, SequencesEmbedded) or result.finish_reason is not None
-
-
-def _is_terminal(event: Event) -> bool:
-    return isinstance(event, TERMINAL_EVENTS)

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import redis
 
+from inference.neuron.accounts import AccountBook, send_due
 from inference.neuron.discovery import Discovery
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
@@ -63,7 +64,9 @@ class NeuronService:
         self._is_restored = False
         self._is_stopping = False
         self._stopped = threading.Event()
-        self._table = RequestTable()
+        self._client = client
+        self._accounts = AccountBook(name)
+        self._table = RequestTable(self._accounts)
         self._publisher = EventPublisher(
             client, neuron=name, epoch=self.epoch, on_lost=self._table.forget
         )
@@ -167,6 +170,7 @@ class NeuronService:
                 replica.kill()
                 replica.wait_gone(1.0)
         try:
+            send_due(self._accounts, self._client)
             self._heartbeats.remove()
         except redis.RedisError as error:
             log.warning("the heartbeat could not be removed: %s", error)
@@ -207,6 +211,7 @@ class NeuronService:
         self._specs.write(self._surviving_specs())
         self._heartbeats.write(heartbeat)
         self._drop_dead_gateways()
+        send_due(self._accounts, self._client)
         self.drain_inbox()
 
     def _restore(self) -> None:
@@ -238,9 +243,18 @@ class NeuronService:
             return [replica.spec for replica in self._replicas.values() if replica.should_survive]
 
     def _drop_dead_gateways(self) -> None:
-        for gateway_id in self._gateways.dead(self._table.gateway_ids()):
+        """Their open requests are cancelled. What those used, and what others used that ended not
+        long ago, is told to whoever settles it."""
+        watched = self._table.gateway_ids() | self._accounts.gateway_ids()
+        for gateway_id in self._gateways.dead(watched):
             num_dropped = self._table.forget_gateway(gateway_id)
-            log.warning("gateway %s is dead: dropped its %d requests", gateway_id, num_dropped)
+            num_ended = self._accounts.gateway_died(gateway_id, now_unix_s=time.time())
+            log.warning(
+                "gateway %s is dead: cancelled its %d requests; %d more had ended not long ago",
+                gateway_id,
+                num_dropped,
+                num_ended,
+            )
             self._publisher.retire(gateway_id)
 
     def _forget_replica(self, replica: Replica) -> None:

@@ -77,7 +77,7 @@ def _tell(answer: Answer, steps: list[SequenceStep], index: int = 0) -> list[Eve
 
 
 def _answer(*choices: Choice, n: int = 1) -> Answer:
-    return Answer("r", choices, num_prompt_tokens=5, n=n)
+    return Answer("r", choices, prompt_lengths=[5] * (len(choices) // n), n=n)
 
 
 class Folded:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from inference.neuron.accounts import AccountBook
 from inference.neuron.embedding_prompts import prepare_embedding
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.intake import Intake
+from inference.neuron.live_request import AddressedEvent, sequence_id
 from inference.neuron.model_text import ModelText
-from inference.neuron.request_table import AddressedEvent, RequestTable, sequence_id
+from inference.neuron.request_table import RequestTable
 from inference.protocol.engine import EmbedSequences, SequenceFailed, SequencesEmbedded
 from inference.protocol.events import Accepted, Embedded, Event, Failed, Usage
 from inference.protocol.generation import (
@@ -152,7 +154,7 @@ class Neuron:
 
     def __init__(self, text: ModelText) -> None:
         self.engine = FakeEngine()
-        self.table = RequestTable()
+        self.table = RequestTable(AccountBook("n1"))
         self.events: list[Event] = []
         self._intake = Intake(
             table=self.table,

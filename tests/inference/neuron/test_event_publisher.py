@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis
 
 from inference.neuron.event_publisher import EventPublisher
-from inference.neuron.request_table import AddressedEvent
+from inference.neuron.live_request import AddressedEvent
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     Delta,
