@@ -3,8 +3,17 @@
     MeteringError
     ├── QuotaExceededError          a hard cap leaves no room for the request
     ├── LedgerUnavailableError      the database does not answer: nothing was reserved
+    ├── DirectoryUnavailableError   nobody can say now whether a key is good: never a 401
+    ├── KeyRefusedError             the key that was sent is no good
+    │   ├── InvalidKeyError         it is nobody's
+    │   ├── RevokedKeyError
+    │   ├── ExpiredKeyError
+    │   └── DisabledAccountError    its account is switched off
+    ├── NoAccountError              a person who belongs to no account
     ├── UnknownAccountError
-    ├── UnknownKeyError
+    ├── UnknownKeyError             an operator named a key that is not there
+    ├── UnknownUserError
+    ├── UnknownBudgetError
     └── MeteringValueError          a field cannot hold its value
 
 Messages are written for people. Imports nothing, so that pure code can raise these.
@@ -43,11 +52,47 @@ class LedgerUnavailableError(MeteringError):
     pass
 
 
+class DirectoryUnavailableError(MeteringError):
+    pass
+
+
+class KeyRefusedError(MeteringError):
+    pass
+
+
+class InvalidKeyError(KeyRefusedError):
+    pass
+
+
+class RevokedKeyError(KeyRefusedError):
+    pass
+
+
+class ExpiredKeyError(KeyRefusedError):
+    pass
+
+
+class DisabledAccountError(KeyRefusedError):
+    pass
+
+
+class NoAccountError(MeteringError):
+    pass
+
+
 class UnknownAccountError(MeteringError):
     pass
 
 
 class UnknownKeyError(MeteringError):
+    pass
+
+
+class UnknownUserError(MeteringError):
+    pass
+
+
+class UnknownBudgetError(MeteringError):
     pass
 
 
