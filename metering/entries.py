@@ -3,6 +3,9 @@
     Reserve ─▶ Granted | QuotaExceededError      before a request is submitted
     Narrow                                       when its prompt has been counted
     Settle                                       when it has ended: exactly one ledger entry
+    Release                                      when it was never submitted: no entry
+
+The operations of one request are applied in the order in which they were told.
 
 Amounts are integers: tokens and micro-USD.
 """
@@ -57,7 +60,11 @@ class Narrow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settle:
-    """The one ledger entry of a request. A second one of the same id changes nothing."""
+    """The one ledger entry of a request. A second one of the same id charges nothing.
+
+    ``budgets`` are those that it reserved on. What it used is charged where its reservation still
+    stands, at most as much as is reserved there.
+    """
 
     request_id: str
     account: str
@@ -78,3 +85,22 @@ class Settle:
     """``finished``, ``cancelled``, or the code of the failure."""
     client: str
     """Its family, by the User-Agent: one of a fixed set of words, never the header's text."""
+
+    @property
+    def cost_micro_usd(self) -> int:
+        return self.prices.cost_micro_usd(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=min(self.cached_tokens, self.prompt_tokens),
+            completion_tokens=self.completion_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Gives a reservation back whole."""
+
+    request_id: str
+    budgets: tuple[int, ...]
+
+
+Operation = Reserve | Narrow | Settle | Release

@@ -27,8 +27,9 @@ class MeteringError(Exception):
 
 
 class QuotaExceededError(MeteringError):
-    """``retry_after_s`` is when the window ends; ``None`` for a balance, which does not come back
-    by itself. ``needed`` and ``left`` are in ``unit`` (``tokens`` or ``micro_usd``)."""
+    """``retry_after_s`` is when the window ends; ``None`` where waiting does not help: a balance
+    does not come back by itself, and what passes the whole cap never fits. ``needed`` and ``left``
+    are in ``unit`` (``tokens`` or ``micro_usd``)."""
 
     def __init__(
         self,

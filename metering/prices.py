@@ -32,5 +32,15 @@ class Prices:
         total = prompt_tokens * dearest + completion_tokens * self.output_micro_usd
         return -(-total // TOKENS_PER_PRICE)
 
+    def affordable_output_tokens(self, *, micro_usd: int, prompt_tokens: int) -> int | None:
+        """How many output tokens ``micro_usd`` buys beside the prompt at its dearest: the largest
+        number for which ``most_micro_usd`` is no more. Negative where the prompt alone is dearer;
+        ``None``: any number, because they are free."""
+        dearest = max(self.input_micro_usd, self.cached_input_micro_usd)
+        left = micro_usd * TOKENS_PER_PRICE - prompt_tokens * dearest
+        if left < 0:
+            return -1
+        return left // self.output_micro_usd if self.output_micro_usd else None
+
 
 FREE = Prices()

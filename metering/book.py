@@ -1,0 +1,224 @@
+"""The arithmetic of hard caps: what operations do to budgets and to what is reserved on them.
+
+    Reserve   reserved += worst case      on every budget of the request, or on none
+    Narrow    reserved -= what is not needed
+    Settle    reserved -= held,  spent += used
+    Release   reserved -= held
+
+    spent + reserved <= cap, always       (until an operator lowers the cap)
+
+Pure: states in, states out; no clock, no database. ``metering.store`` reads the states, applies a
+batch of operations and writes what has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from metering import windows
+from metering.entries import Granted, Narrow, Reserve, Settle
+from metering.errors import QuotaExceededError
+from metering.prices import Prices
+from metering.windows import Window
+
+RETRY_AFTER_OTHERS_S = 1.0
+"""Where no window is open, only requests under way are in the way."""
+
+
+class Unit(StrEnum):
+    TOKENS = "tokens"
+    MICRO_USD = "micro_usd"
+
+
+@dataclass(slots=True, kw_only=True)
+class BudgetState:
+    """One budget as it stands. ``window_ends_s`` is ``None`` for a balance, for a calendar window
+    that nothing has touched yet, and while a window of seconds is closed."""
+
+    id: int
+    owner: str
+    """``key`` or ``account``: for the message of a refusal."""
+    unit: Unit
+    cap: int
+    window: Window = Window.BALANCE
+    window_s: int | None = None
+    spent: int = 0
+    reserved: int = 0
+    window_ends_s: int | None = None
+
+    @property
+    def left(self) -> int:
+        return max(0, self.cap - self.spent - self.reserved)
+
+    def worst_case(self, prices: Prices, prompt_tokens: int, output_tokens: int) -> int:
+        if self.unit is Unit.TOKENS:
+            return prompt_tokens + output_tokens
+        return prices.most_micro_usd(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
+
+    def affordable_output_tokens(self, prices: Prices, prompt_tokens: int) -> int | None:
+        """What is left buys so many beside the prompt; ``None``: any number."""
+        if self.unit is Unit.TOKENS:
+            return self.left - prompt_tokens
+        return prices.affordable_output_tokens(micro_usd=self.left, prompt_tokens=prompt_tokens)
+
+    def used(self, settle: Settle) -> int:
+        if self.unit is Unit.TOKENS:
+            return settle.prompt_tokens + settle.completion_tokens
+        return settle.cost_micro_usd
+
+    def roll(self, now_s: int) -> bool:
+        """Begins the window that holds ``now_s`` if the last one is over; whether it has. What is
+        reserved stays so: those requests are under way. Never goes back: gateways' clocks
+        differ."""
+        if self.window is Window.BALANCE:
+            return False
+        if self.window_ends_s is not None:
+            if now_s < self.window_ends_s:
+                return False
+            self.spent = 0
+        elif self.window is Window.SECONDS:
+            return False
+        is_calendar = self.window is not Window.SECONDS
+        self.window_ends_s = windows.calendar_end_s(self.window, now_s) if is_calendar else None
+        return True
+
+    def holds(self, unix_s: int) -> bool:
+        """Whether that moment, which is not after the window, is in it."""
+        if self.window is Window.BALANCE:
+            return True
+        if self.window_ends_s is None:
+            return False
+        return unix_s >= windows.start_s(self.window, self.window_s, self.window_ends_s)
+
+
+@dataclass(slots=True)
+class Book:
+    """Budgets by id and, by request, what it holds on which budget. Mutates both. A budget that is
+    not here was deleted, and binds nobody."""
+
+    budgets: dict[int, BudgetState]
+    held: dict[str, dict[int, int]]
+    changed: set[int] = field(default_factory=set)
+    """Ids of the budgets whose state is no longer what it was."""
+
+    def reserve(self, reserve: Reserve) -> Granted:
+        """Raises ``QuotaExceededError``. One that comes again, because its writer could not tell
+        whether it was committed, replaces what the first one holds."""
+        self.release(reserve.request_id)
+        now_s = int(reserve.now_unix_s)
+        budgets = [self.budgets[id] for id in reserve.budgets if id in self.budgets]
+        for budget in budgets:
+            if budget.roll(now_s):
+                self.changed.add(budget.id)
+        granted = output_tokens_granted(reserve, budgets)
+        amounts = [
+            budget.worst_case(reserve.prices, reserve.prompt_tokens, granted) for budget in budgets
+        ]
+        short = [
+            (budget, amount)
+            for budget, amount in zip(budgets, amounts, strict=True)
+            if amount > budget.left
+        ]
+        if short:
+            raise _refusal(reserve, granted, short)
+        for budget, amount in zip(budgets, amounts, strict=True):
+            if budget.window is Window.SECONDS and budget.window_ends_s is None:
+                budget.window_ends_s = now_s + (budget.window_s or 0)
+            budget.reserved += amount
+            self.changed.add(budget.id)
+        if budgets:
+            held = zip((budget.id for budget in budgets), amounts, strict=True)
+            self.held[reserve.request_id] = dict(held)
+        return Granted(output_tokens=granted)
+
+    def narrow(self, narrow: Narrow) -> None:
+        held = self.held.get(narrow.request_id, {})
+        for budget_id, amount in held.items():
+            budget = self.budgets[budget_id]
+            needed = budget.worst_case(narrow.prices, narrow.prompt_tokens, narrow.output_tokens)
+            if needed < amount:
+                held[budget_id] = needed
+                self._give_back(budget, amount - needed)
+
+    def settle(self, settle: Settle) -> bool:
+        """Charges what was used to the budgets on which the request holds a reservation, and gives
+        the reservation back. A budget is charged no more than was reserved on it, whatever a
+        neuron reports, so that its cap holds; returns whether that has cut anything off."""
+        ended_s = int(settle.ended_unix_s)
+        is_cut = False
+        for budget_id, amount in self.held.pop(settle.request_id, {}).items():
+            budget = self.budgets[budget_id]
+            self._give_back(budget, amount)
+            budget.roll(ended_s)
+            used = budget.used(settle)
+            is_cut = is_cut or used > amount
+            if budget.holds(ended_s):
+                budget.spent += min(used, amount)
+        return is_cut
+
+    def release(self, request_id: str) -> None:
+        for budget_id, amount in self.held.pop(request_id, {}).items():
+            self._give_back(self.budgets[budget_id], amount)
+
+    def _give_back(self, budget: BudgetState, amount: int) -> None:
+        budget.reserved -= amount
+        self.changed.add(budget.id)
+
+
+def output_tokens_granted(reserve: Reserve, budgets: Sequence[BudgetState] = ()) -> int:
+    """What the client named, else what the budgets still buy: the same for each choice, and one
+    token at least."""
+    if reserve.output_tokens is not None:
+        return reserve.output_tokens
+    most = reserve.default_output_tokens
+    for budget in budgets:
+        affordable = budget.affordable_output_tokens(reserve.prices, reserve.prompt_tokens)
+        if affordable is not None:
+            most = min(most, affordable)
+    return max(1, most // reserve.num_choices) * reserve.num_choices
+
+
+def _refusal(
+    reserve: Reserve, output_tokens: int, short: list[tuple[BudgetState, int]]
+) -> QuotaExceededError:
+    """Of several budgets the one that stays short for longest speaks."""
+
+    def longest(candidate: tuple[BudgetState, int]) -> float:
+        retry_after_s = _retry_after_s(*candidate, reserve.now_unix_s)
+        return float("inf") if retry_after_s is None else retry_after_s
+
+    budget, needed = max(short, key=longest)
+    shown = _amount(budget.unit, needed)
+    at_least = "needs at least" if reserve.output_tokens is None else "may need up to"
+    return QuotaExceededError(
+        f"This request {at_least} {shown} ({reserve.prompt_tokens:,} tokens of prompt and "
+        f"{output_tokens:,} of output), and {_amount(budget.unit, budget.left)} are left of the "
+        f"{budget.owner}'s budget of {_amount(budget.unit, budget.cap)}{_per_window(budget)}.",
+        budget=budget.id,
+        unit=budget.unit,
+        needed=needed,
+        left=budget.left,
+        retry_after_s=_retry_after_s(budget, needed, reserve.now_unix_s),
+    )
+
+
+def _retry_after_s(budget: BudgetState, needed: int, now_unix_s: float) -> float | None:
+    if budget.window is Window.BALANCE or needed > budget.cap:
+        return None
+    if budget.window_ends_s is None:
+        return RETRY_AFTER_OTHERS_S
+    return max(1.0, budget.window_ends_s - now_unix_s)
+
+
+def _amount(unit: Unit, amount: int) -> str:
+    if unit is Unit.TOKENS:
+        return f"{amount:,} tokens"
+    return f"{amount // 1_000_000:,}.{amount % 1_000_000:06d} USD"
+
+
+def _per_window(budget: BudgetState) -> str:
+    if budget.window is Window.SECONDS:
+        return f" per {budget.window_s:,} seconds"
+    return "" if budget.window is Window.BALANCE else f" per {budget.window}"
