@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet
 
 from fleet.catalogue import CatalogueEntry
-from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES
+from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob
 
 CATALOGUE_CACHE_S = 1.0
@@ -52,6 +52,12 @@ def load_jobs_active() -> QuerySet[LoadJob]:
     return LoadJob.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).select_related(
         "model", "neuron"
     )
+
+
+def load_jobs_by_status() -> dict[str, int]:
+    """How many load jobs have each status; 0 where none has."""
+    counted = LoadJob.objects.values_list("status").annotate(Count("pk")).order_by()
+    return dict.fromkeys(LoadJobStatus.values, 0) | dict(counted)
 
 
 def _catalogue() -> _Catalogue:

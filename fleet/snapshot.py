@@ -36,6 +36,11 @@ class ReplicaView:
     queue_depth: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    max_in_flight: int | None = None
+    max_queue_depth: int | None = None
+    num_preemptions: int = 0
+    prefix_hit_tokens: int = 0
+    """Prompt tokens served from the prefix cache since its engine started."""
     decode_tokens_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
     last_forward_age_s: float | None = None
@@ -144,6 +149,8 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         report=state.report,
         capabilities=tuple(state.capabilities),
         max_output_tokens=state.max_output_tokens,
+        max_in_flight=state.max_in_flight,
+        max_queue_depth=state.max_queue_depth,
         failure=state.failure,
     )
     if state.stats is None:
@@ -156,6 +163,8 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         queue_depth=stats.queue_depth,
         kv_blocks_used=stats.kv_blocks_used,
         kv_blocks_total=stats.kv_blocks_total,
+        num_preemptions=stats.num_preemptions,
+        prefix_hit_tokens=stats.prefix_hit_tokens,
         decode_tokens_per_s=stats.decode_tokens_per_s,
         prefill_tokens_per_s=stats.prefill_tokens_per_s,
         last_forward_age_s=None if forward is None else max(0.0, heartbeat.time_unix_s - forward),

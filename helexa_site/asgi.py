@@ -16,10 +16,14 @@ from helexa_site.routing import build_application  # noqa: E402
 from helexa_site.settings import CONFIG  # noqa: E402
 from inference.gateway.catalogue import DatabaseCatalogue  # noqa: E402
 from inference.gateway.gateway import Gateway  # noqa: E402
+from inference.gateway.metrics_endpoint import MetricsEndpoint  # noqa: E402
 from inference.logs.setup import configure_logging  # noqa: E402
 
 if not logging.getLogger().handlers:
     configure_logging("gateway")
 
 gateway = Gateway(CONFIG, DatabaseCatalogue())
-application = build_application(gateway, django_app=django_application)
+metrics_endpoint = MetricsEndpoint(gateway)
+application = build_application(
+    gateway, django_app=django_application, metrics_endpoint=metrics_endpoint
+)

@@ -9,6 +9,13 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from helexa_site.metrics_listen import (
+    METRICS_OFF,
+    MetricsListenError,
+    MetricsSetting,
+    parse_metrics_listen,
+)
+
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
@@ -71,6 +78,8 @@ class Config:
     """Streams end with their usage whether or not the client asked for it."""
     allow_anonymous: bool
     """Serve anybody who can reach the port, whatever address it is bound to."""
+    metrics: MetricsSetting = METRICS_OFF
+    """Where Prometheus finds what is counted."""
     response_retention_days: int = 30
     """Stored responses are forgotten after so long; 0 keeps them for ever."""
 
@@ -93,8 +102,16 @@ def read_config() -> Config:
         api_key=os.environ.get("HELEXA_API_KEY") or None,
         always_stream_usage=_flag("HELEXA_ALWAYS_STREAM_USAGE"),
         allow_anonymous=_flag("HELEXA_ALLOW_ANONYMOUS"),
+        metrics=_metrics("HELEXA_METRICS_LISTEN"),
         response_retention_days=_integer("HELEXA_RESPONSE_RETENTION_DAYS", 30, minimum=0),
     )
+
+
+def _metrics(name: str) -> MetricsSetting:
+    try:
+        return parse_metrics_listen(os.environ.get(name))
+    except MetricsListenError as error:
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def _words(name: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.generation import GenerationConsumer
 from inference.gateway.health import HealthConsumer
 from inference.gateway.lifespan import LifespanConsumer
+from inference.gateway.metrics_endpoint import MetricsEndpoint
 from inference.gateway.models import ModelConsumer, ModelListConsumer
 from inference.gateway.origins import with_cors
 from inference.gateway.response_socket import ResponseSocket
@@ -48,8 +49,11 @@ def errors_of(path: bytes) -> ErrorDialect:
     return anthropic_errors if path.startswith(b"/v1/messages") else openai_errors
 
 
-def build_application(gateway: Gateway, *, django_app: Any) -> ProtocolTypeRouter:
-    """An ASGI application that serves ``gateway`` under any ASGI server."""
+def build_application(
+    gateway: Gateway, *, django_app: Any, metrics_endpoint: MetricsEndpoint | None = None
+) -> ProtocolTypeRouter:
+    """An ASGI application that serves ``gateway`` under any ASGI server. ``metrics_endpoint`` is
+    started and stopped with a server that speaks ASGI's lifespan."""
     chat = GenerationConsumer.as_asgi(gateway=gateway, parse=openai_chat.parse)
     completions = GenerationConsumer.as_asgi(gateway=gateway, parse=openai_completions.parse)
     messages = GenerationConsumer.as_asgi(
@@ -85,7 +89,11 @@ def build_application(gateway: Gateway, *, django_app: Any) -> ProtocolTypeRoute
         await application(scope, receive, send)
 
     return ProtocolTypeRouter(
-        {"http": http, "websocket": websocket, "lifespan": LifespanConsumer(gateway)}
+        {
+            "http": http,
+            "websocket": websocket,
+            "lifespan": LifespanConsumer(gateway, metrics_endpoint),
+        }
     )
 
 

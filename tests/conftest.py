@@ -28,6 +28,8 @@ mark_this_run()
 # Before torch is imported, here and in engines: its threads wait asleep. Where cores are shared, as
 # they are among tests, threads that spin while they wait take most of an engine's start.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Servers of tests share the machine, which has one port for metrics.
+os.environ.setdefault("HELEXA_METRICS_LISTEN", "off")
 if not has_cuda():
     # Before Triton is imported, which parts of torch do: kernels then run interpreted.
     os.environ["TRITON_INTERPRET"] = "1"

@@ -18,7 +18,7 @@ from helexa_site.config import REPOSITORY_DIR
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
-LOG_TAIL_BYTES = 2000
+LOG_TAIL_CHARACTERS = 2000
 
 
 class ProcessFailedError(Exception):
@@ -76,9 +76,11 @@ class RunningProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
     def _failed(self, what: str) -> ProcessFailedError:
-        tail = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
-        return ProcessFailedError(f"{self.name} {what}:\n{tail}")
+        return ProcessFailedError(f"{self.name} {what}:\n{self.log()[-LOG_TAIL_CHARACTERS:]}")
 
 
 class Processes:
@@ -93,7 +95,7 @@ class Processes:
         self, name: str, command: Sequence[str], env: Mapping[str, str], *, port: int = 0
     ) -> RunningProcess:
         log = self.folder / f"{name}.log"
-        with log.open("wb") as output:
+        with log.open("ab") as output:
             process = subprocess.Popen(
                 command,
                 cwd=REPOSITORY_DIR,

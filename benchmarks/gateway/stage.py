@@ -58,10 +58,10 @@ class Stage:
         self.authorization = authorization
         self._env = env
 
-    def start_gateway(self, kind: str) -> RunningProcess:
-        """``kind`` is daphne or uvicorn."""
+    def start_gateway(self, kind: str, *, metrics_port: int | None = None) -> RunningProcess:
+        """``kind`` is daphne or uvicorn. ``metrics_port``: ``None``: any that is free."""
         port = free_port()
-        metrics = f"{HOST}:{free_port()}" if self.options.with_metrics else "off"
+        metrics = f"{HOST}:{metrics_port or free_port()}" if self.options.with_metrics else "off"
         env = self._env | {"HELEXA_METRICS_LISTEN": metrics}
         running = self.processes.start(kind, _command(kind, port), env, port=port)
         running.wait_until_listening()

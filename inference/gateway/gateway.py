@@ -26,6 +26,7 @@ from inference.gateway.catalogue import Catalogue
 from inference.gateway.dispatch import Dispatcher
 from inference.gateway.event_reader import EventReader
 from inference.gateway.liveness import Liveness
+from inference.gateway.metrics import Metrics
 from inference.gateway.placing import Place, Placer
 from inference.gateway.streams import RequestStream, RequestStreams
 
@@ -44,6 +45,7 @@ class Gateway:
         self.config = config
         self.catalogue = catalogue
         self.gateway_id = uuid.uuid4().hex
+        self.metrics = Metrics()
         self.draining = False
         self._handlers: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []

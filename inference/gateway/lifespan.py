@@ -5,23 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from inference.gateway.gateway import Gateway
+from inference.gateway.metrics_endpoint import MetricsEndpoint
 
 DRAIN_GRACE_S = 8.0
+METRICS_HOST = "127.0.0.1"
+"""Where nothing else is said: an application does not know where its server listens."""
 
 
 class LifespanConsumer:
     """Starts the gateway with the server and drains it at the end."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, metrics: MetricsEndpoint | None = None) -> None:
         self._gateway = gateway
+        self._metrics = metrics
 
     async def __call__(self, _scope: Any, receive: Any, send: Any) -> None:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 self._gateway.ensure_started()
+                if self._metrics is not None:
+                    self._metrics.start(self._gateway.config.metrics.at(METRICS_HOST))
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
                 await self._gateway.drain(DRAIN_GRACE_S)
+                if self._metrics is not None:
+                    await self._metrics.stop()
                 await send({"type": "lifespan.shutdown.complete"})
                 return

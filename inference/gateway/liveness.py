@@ -90,6 +90,11 @@ class Liveness:
             return self._snapshot
         return await self._refreshing.join()
 
+    @property
+    def latest(self) -> FleetSnapshot | None:
+        """The newest, from any thread; ``None`` while Redis does not answer."""
+        return self._snapshot
+
     async def run_alive(self) -> None:
         await _repeat(self.announce, keys.GATEWAY_ALIVE_INTERVAL_S)
 

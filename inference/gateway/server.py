@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import signal
 
+from helexa_site.metrics_listen import MetricsListen
 from inference.gateway.daphne_server import DaphneServer
 from inference.gateway.gateway import Gateway
+from inference.gateway.metrics_endpoint import MetricsEndpoint
 from inference.logs.setup import configure_logging
 
 DRAIN_GRACE_S = 4.5
@@ -19,7 +21,7 @@ def run(host: str, port: int) -> None:
     """Serves until a signal asks it to stop. Raises ``SystemExit`` with one line when it cannot
     listen. Call in the main thread."""
     configure_logging("gateway")
-    from helexa_site.asgi import application, gateway
+    from helexa_site.asgi import application, gateway, metrics_endpoint
     from helexa_site.routing import errors_of
 
     server = DaphneServer(
@@ -29,14 +31,18 @@ def run(host: str, port: int) -> None:
         max_body_bytes=gateway.config.max_body_bytes,
         errors_of=errors_of,
     )
-    server.event_loop.call_soon(_begin, server, gateway)
+    listen = gateway.config.metrics.at(host)
+    server.event_loop.call_soon(_begin, server, gateway, metrics_endpoint, listen)
     if failure := server.serve():
         raise SystemExit(f"gateway: cannot listen on {host}:{port}: {failure}")
 
 
-def _begin(server: DaphneServer, gateway: Gateway) -> None:
+def _begin(
+    server: DaphneServer, gateway: Gateway, metrics: MetricsEndpoint, listen: MetricsListen | None
+) -> None:
     gateway.ensure_started()
-    stopper = _Stopper(server, gateway)
+    metrics.start(listen)
+    stopper = _Stopper(server, gateway, metrics)
     for number in (signal.SIGTERM, signal.SIGINT):
         server.event_loop.add_signal_handler(number, stopper.stop)
 
@@ -44,9 +50,10 @@ def _begin(server: DaphneServer, gateway: Gateway) -> None:
 class _Stopper:
     """A second signal changes nothing: the drain has its own limit."""
 
-    def __init__(self, server: DaphneServer, gateway: Gateway) -> None:
+    def __init__(self, server: DaphneServer, gateway: Gateway, metrics: MetricsEndpoint) -> None:
         self._server = server
         self._gateway = gateway
+        self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
@@ -57,5 +64,6 @@ class _Stopper:
         self._server.stop_listening()
         try:
             await self._gateway.drain(DRAIN_GRACE_S)
+            await self._metrics.stop()
         finally:
             self._server.close()

@@ -10,7 +10,7 @@ import logging
 import os
 import platform
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,10 @@ class Discovery:
         return [self._with_free_memory(device, index) for index, device in enumerate(self._cuda)]
 
     def _with_free_memory(self, device: _CudaDevice, index: int) -> DeviceInfo:
-        info = device.info
+        info, handle, nvml = device.info, device.handle, self._nvml
         try:
-            free = int(self._nvml.nvmlDeviceGetMemoryInfo(device.handle).free)
-        except self._nvml.NVMLError as error:
+            free = int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
+        except nvml.NVMLError as error:
             free = 0  # nothing may be placed on a device that does not answer
             problem = f"{info.name} (device {index}) no longer answers: {error}"
             if problem not in self.problems:
@@ -106,7 +106,19 @@ class Discovery:
             free_memory_bytes=free,
             compute_capability=info.compute_capability,
             driver=info.driver,
+            utilization_percent=_told(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            temperature_c=_told(
+                nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+            ),
         )
+
+
+def _told(nvml: Any, read: Callable[[], int]) -> int | None:
+    """Some devices do not tell, among them parts of one (MIG)."""
+    try:
+        return int(read())
+    except nvml.NVMLError:
+        return None
 
 
 def _cuda_devices(nvml: Any) -> list[_CudaDevice]:

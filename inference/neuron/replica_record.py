@@ -67,6 +67,8 @@ class ReplicaRecord:
                 report=self._text.report if self._text is not None else None,
                 capabilities=self._text.capabilities if self._text is not None else [],
                 max_output_tokens=spec.max_output_tokens,
+                max_in_flight=spec.max_concurrent_sequences,
+                max_queue_depth=spec.max_queue_depth,
                 failure=self._failure,
                 stats=self._stats,
                 num_restarts=self._num_restarts,

@@ -48,6 +48,9 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     free_memory_bytes: int
     compute_capability: str | None = None
     driver: str | None = None
+    utilization_percent: int | None = None
+    """Of the last moments, in how many it computed; ``None`` where nobody can tell."""
+    temperature_c: int | None = None
 
 
 class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +79,10 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     """What the loaded model can do, as its files say; empty before it is loaded."""
     max_output_tokens: int | None = None
     """The operator's bound on an answer, as it was when the load was asked for."""
+    max_in_flight: int | None = None
+    """Sequences that may be computed at once, as it was when the load was asked for."""
+    max_queue_depth: int | None = None
+    """Sequences that may wait."""
     failure: LoadFailure | None = None
     stats: EngineStats | None = None
     num_restarts: int = 0

@@ -53,6 +53,19 @@ class FakeNvml:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         return SimpleNamespace(total=24 * GIB, free=(20 + handle) * GIB)
 
+    NVML_TEMPERATURE_GPU = pynvml.NVML_TEMPERATURE_GPU
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
+        if handle == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(gpu=80, memory=20)
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:  # noqa: N802
+        if handle == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        assert sensor == pynvml.NVML_TEMPERATURE_GPU
+        return 61
+
 
 def _run(nvml: FakeNvml, *, has_gpu: bool = True, **environment: str) -> Discovery:
     return Discovery.run(nvml, has_nvidia_hardware=has_gpu, environment=environment)
@@ -63,6 +76,8 @@ def test_cuda_devices() -> None:
     assert (first.kind, first.name, first.index) == ("cuda", "Card 0", 0)
     assert (first.compute_capability, first.driver) == ("8.6", "580.10")
     assert (second.total_memory_bytes, second.free_memory_bytes) == (24 * GIB, 21 * GIB)
+    assert (first.utilization_percent, first.temperature_c) == (80, 61)
+    assert (second.utilization_percent, second.temperature_c) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""Scraping gateways that run as processes, under either server."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from benchmarks.gateway.measure import PATH
+from benchmarks.gateway.processes import HOST, free_port
+from benchmarks.gateway.stage import MODEL, Stage, StageOptions, stage
+
+GIVE_UP_S = 60.0
+QUESTION = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def there() -> Iterator[Stage]:
+    with stage(StageOptions(with_key=False)) as made:
+        yield made
+
+
+def scrape(port: int) -> list[str]:
+    response = httpx.get(f"http://{HOST}:{port}/metrics", timeout=30)
+    response.raise_for_status()
+    return response.text.splitlines()
+
+
+def wait_for(port: int, line: str) -> None:
+    give_up_s = time.monotonic() + GIVE_UP_S
+    while line not in (lines := scrape(port)):
+        assert time.monotonic() < give_up_s, "\n".join(lines)
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("kind", ["daphne", "uvicorn"])
+def test_a_running_gateway_is_scraped(there: Stage, kind: str) -> None:
+    port = free_port()
+    gateway = there.start_gateway(kind, metrics_port=port)
+    answer = httpx.post(f"http://{HOST}:{gateway.port}{PATH}", json=QUESTION, timeout=30)
+    assert answer.status_code == 200, answer.text
+    wait_for(port, f'helexa_replica_status{{model="{MODEL}",node="bench",status="ready"}} 1.0')
+    wait_for(port, 'helexa_load_jobs{state="pending"} 0.0')
+    gateway.stop()
+    with pytest.raises(httpx.TransportError):
+        scrape(port)
+
+
+def test_a_second_gateway_serves_without_the_port_and_says_so(there: Stage) -> None:
+    port = free_port()
+    first = there.start_gateway("daphne", metrics_port=port)
+    second = there.start_gateway("uvicorn", metrics_port=port)
+    answer = httpx.post(f"http://{HOST}:{second.port}{PATH}", json=QUESTION, timeout=30)
+    assert json.loads(answer.text)["usage"]["completion_tokens"] == 3
+    assert f"no metrics: cannot listen on {HOST}:{port}" in second.log()
+    assert scrape(port)
+    first.stop()
+    second.stop()
