@@ -64,7 +64,8 @@ def control_spec() -> ChildSpec:
     return _python_spec(
         "control",
         (
-            *("-m", "celery", "-A", "helexa_site.celery", "worker", "-Q", "control"),
+            *("-m", "celery", "-A", "helexa_site.celery", "--quiet"),
+            *("worker", "-Q", "control"),
             *("--pool", "solo", "--hostname", "control@%h", "--loglevel", "WARNING"),
             *("--without-gossip", "--without-mingle", "--without-heartbeat"),
         ),
