@@ -137,6 +137,10 @@ class Engine:
             deadline_s=self._clock() + self._scheduler.limits.max_queue_wait_s,
             # One that has ended already cannot be waited for, nor need it be.
             same_prompt_as=self._sequences.get(command.same_prompt_as or ""),
+            account=command.account,
+            weight=command.weight,
+            is_anonymous=command.is_anonymous,
+            cache_salt=command.cache_salt,
         )
         self._sequences[command.sequence_id] = sequence
         self._pending_grammars.add(sequence)
@@ -191,8 +195,15 @@ class Engine:
         )
         if problem is not None:
             return problem
+        waiting, queue = self._scheduler.waiting, self._scheduler.limits
         if self._scheduler.is_full:
-            return "queue_full", f"{len(self._scheduler.waiting)} sequences are waiting"
+            return "queue_full", f"{len(waiting)} sequences are waiting, as many as may"
+        if self._scheduler.is_full_for(command.account):
+            return "rate_limit_exceeded", (
+                f"{waiting.num_of(command.account)} sequences of this account are waiting; one "
+                f"account may have {queue.max_queue_depth_per_account} of the "
+                f"{queue.max_queue_depth} places"
+            )
         if command.sequence_id in self._sequences:
             return "engine_error", "a sequence with this sequence id is running"
         return None

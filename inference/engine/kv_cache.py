@@ -16,6 +16,8 @@ once and not by how many prompts have passed.
 The prefix cache is keyed by (content id of the parent block, the block's tokens). A dict hashes
 that key and then compares it, so two prompts can share a block only when every token from the
 start is equal: a hash collision costs time, never correctness. Content ids are never used twice.
+The first block's parent is the sequence's salt, which is its account's: blocks of two accounts are
+never shared, and how fast a prompt is answered tells nobody what others have asked.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from inference.engine.errors import IntegrityError
 from inference.engine.sequence import Sequence
 
 DEFAULT_BLOCK_TOKENS = 32
-NO_PARENT = 0
 
-ContentKey = tuple[int, tuple[int, ...]]
+Parent = int | str
+"""Content id of the block before; a salt where there is none."""
+ContentKey = tuple[Parent, tuple[int, ...]]
 
 
 class BlockAllocator:
@@ -97,11 +100,11 @@ class BlockAllocator:
     def is_reusable(self, block_id: int) -> bool:
         return block_id in self._reusable
 
-    def find(self, parent: int, tokens: tuple[int, ...]) -> tuple[int, int] | None:
+    def find(self, parent: Parent, tokens: tuple[int, ...]) -> tuple[int, int] | None:
         """(block id, content id) of the block that holds ``tokens`` after ``parent``."""
         return self._content.get((parent, tokens))
 
-    def register(self, block_id: int, parent: int, tokens: tuple[int, ...]) -> int:
+    def register(self, block_id: int, parent: Parent, tokens: tuple[int, ...]) -> int:
         """Make a full block's content known; returns its content id. Where another block already
         holds the same content that one stays the known one."""
         key = (parent, tokens)
@@ -173,7 +176,7 @@ class KVCache:
         fresh = [self.allocator.allocate() for _ in range(num_blocks - len(shared))]
         sequence.block_ids = shared + fresh
         sequence.num_registered_blocks = len(shared)
-        sequence.parent_content = contents[-1] if contents else NO_PARENT
+        sequence.parent_content = contents[-1] if contents else sequence.cache_salt
         sequence.num_computed_tokens = len(shared) * self.block_tokens
         return True
 
@@ -185,7 +188,7 @@ class KVCache:
         tokens, size = sequence.token_ids, self.block_tokens
         block_ids: list[int] = []
         contents: list[int] = []
-        parent = NO_PARENT
+        parent: Parent = sequence.cache_salt
         for start in range(0, len(tokens) - size, size):
             known = self.allocator.find(parent, tuple(tokens[start : start + size]))
             if known is None:
@@ -224,7 +227,7 @@ class KVCache:
         self.allocator.release(sequence.block_ids)
         sequence.block_ids = []
         sequence.num_registered_blocks = 0
-        sequence.parent_content = NO_PARENT
+        sequence.parent_content = sequence.cache_salt
         sequence.num_computed_tokens = 0
 
     def check_integrity(self, live: Ordered[Sequence]) -> None:

@@ -2,16 +2,16 @@
 (times are arguments), no knowledge of models.
 
 One step's rows: every decoding sequence (one token each), and prompt chunks up to a token
-budget, oldest sequence first. New sequences are admitted in order of arrival while there are seats
-(how many is the pace's business) and blocks. When a decoding sequence needs a block and none is
-free, the newest running sequence gives its blocks up and goes back to its place in the queue, to be
-recomputed.
+budget, oldest sequence first. New sequences are admitted while there are seats (how many is the
+pace's business) and blocks, in turns by account (``waiting_queue``). When a decoding sequence needs
+a block and none is free, the newest running sequence gives its blocks up and is the first to run
+again, recomputed.
 
-A sequence that is held (``Sequence.is_held``) keeps its place in the queue and lets later ones
-pass; once it may start it is the first of those that wait, and takes its place among those that
-run. So both lists are in order of arrival, and the oldest running sequence always gets to its end.
+    running (oldest … newest)      waiting (preempted, oldest first; then the others in turns)
 
-    running (oldest … newest)      waiting (oldest … newest; preempted, held, never started)
+Age is the order of first admission. Nobody is admitted for the first time while a preempted one
+waits, so whoever runs or was preempted is older than everybody else, and the oldest running
+sequence always gets to its end.
 """
 
 from __future__ import annotations
@@ -20,26 +20,31 @@ from bisect import insort
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from inference.engine.chunks import end_of_chunk
 from inference.engine.errors import IntegrityError
 from inference.engine.kv_cache import KVCache
 from inference.engine.sequence import Sequence, SequenceState
+from inference.engine.waiting_queue import WaitingQueue
 
 SCORED_TOKENS_PER_STEP = 128
 """Each needs a row of logits as wide as the vocabulary, which a prompt token otherwise does not."""
-CHUNK_MULTIPLE = 16
-"""Rows that products take at once: two tiles on CPU (``native/activations.h``), an operand of a
-matrix instruction on CUDA. A chunk that ends elsewhere pays for the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
     max_running: int = 256
     max_queue_depth: int = 256
+    """Beyond the free seats."""
     max_queue_wait_s: float = 60.0
     prefill_tokens_per_step: int = 512
     """Most prompt rows of one step, beside its decode rows."""
     target_step_s: float | None = None
     """How long a step should take: see ``inference.engine.step_pacing``."""
+
+    @property
+    def max_queue_depth_per_account(self) -> int:
+        """Half of the queue, so that one account alone cannot fill it."""
+        return (self.max_queue_depth + 1) // 2
 
 
 class Pace(Protocol):
@@ -115,7 +120,8 @@ class Scheduler:
         self.kv_cache = kv_cache
         self.limits = limits
         self.running: list[Sequence] = []
-        self.waiting: list[Sequence] = []
+        self.waiting = WaitingQueue()
+        self._num_admitted = 0
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
         self._short_of_blocks = False
@@ -125,6 +131,11 @@ class Scheduler:
     def is_full(self) -> bool:
         """Whether one more sequence would wait deeper than ``max_queue_depth``."""
         return len(self.waiting) - self._num_free_seats >= self.limits.max_queue_depth
+
+    def is_full_for(self, account: str) -> bool:
+        """Whether one more of the account's would be more than its part of the queue."""
+        num_waiting = self.waiting.num_of(account) - self._num_free_seats
+        return num_waiting >= self.limits.max_queue_depth_per_account
 
     @property
     def _num_free_seats(self) -> int:
@@ -140,7 +151,7 @@ class Scheduler:
         return bool(self.waiting) or any(s.state is prefilling for s in self.running)
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def schedule(self, pace: Pace) -> Schedule:
         """Choose the next step's rows. Moves sequences between queues; the KV blocks that the rows
@@ -154,14 +165,15 @@ class Scheduler:
             if sequence.state is SequenceState.PREFILLING:
                 budget -= self._schedule_chunk(schedule, sequence, budget)
         self._short_of_blocks = False
+        self.waiting.release_held()
         num_seats = min(pace.num_seats, self.limits.max_running)
         while budget > 0 and len(self.running) < num_seats:
-            if (oldest := next((s for s in self.waiting if not s.is_held), None)) is None:
+            if (first := self.waiting.next()) is None:
                 break
-            if not self._admit(oldest):
+            if not self._admit(first):
                 self._short_of_blocks = True
                 break
-            budget -= self._schedule_chunk(schedule, oldest, budget)
+            budget -= self._schedule_chunk(schedule, first, budget)
         return schedule
 
     def _schedule_decodes(self, schedule: Schedule) -> None:
@@ -191,7 +203,7 @@ class Scheduler:
     @property
     def _may_admit(self) -> bool:
         """Whether somebody who waits may start in the next step."""
-        return self._num_free_seats > 0 and not all(s.is_held for s in self.waiting)
+        return self._num_free_seats > 0 and self.waiting.has_next
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Preempt newer sequences until ``sequence`` can grow. ``False`` when it was itself the
@@ -206,21 +218,25 @@ class Scheduler:
         sequence = self.running.pop()
         self.kv_cache.release(sequence)
         sequence.move_to(SequenceState.WAITING)
-        insort(self.waiting, sequence, key=_arrival)
+        self.waiting.put_back(sequence)
         self.num_preemptions += 1
         return sequence
 
     def _admit(self, sequence: Sequence) -> bool:
+        """Whose turn it is."""
         if not self.kv_cache.admit(sequence):
             return False
-        self.waiting.remove(sequence)
+        self.waiting.take()
+        if not sequence.admission:
+            self._num_admitted += 1
+            sequence.admission = self._num_admitted
         sequence.move_to(SequenceState.PREFILLING)
         sequence.deadline_s = None
         sequence.same_prompt_as = None
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.prefix_hit_tokens += sequence.num_computed_tokens
-        insort(self.running, sequence, key=_arrival)
+        insort(self.running, sequence, key=_admission)
         return True
 
     def _schedule_chunk(self, schedule: Schedule, sequence: Sequence, budget: int) -> int:
@@ -281,43 +297,18 @@ class Scheduler:
 
     def overdue(self, now_s: float) -> list[Sequence]:
         """Sequences that have waited in the queue for longer than allowed, oldest first."""
-        late: list[Sequence] = []
-        for sequence in self.waiting[self._num_free_seats :]:
-            if sequence.deadline_s is None:
-                continue
-            if sequence.deadline_s > now_s:
-                break
-            late.append(sequence)
-        return late
+        return self.waiting.overdue(now_s, self._num_free_seats)
 
     def check_integrity(self) -> None:
         """Raises ``IntegrityError``."""
-        for queue in (self.running, self.waiting):
-            arrivals = [sequence.arrival for sequence in queue]
-            if arrivals != sorted(set(arrivals)):
-                raise IntegrityError("a queue is not in order of arrival")
-        if any(sequence.block_ids for sequence in self.waiting):
-            raise IntegrityError("a waiting sequence holds blocks")
+        admissions = [sequence.admission for sequence in self.running]
+        if admissions != sorted(set(admissions)) or 0 in admissions:
+            raise IntegrityError("running sequences are not in order of admission")
+        self.waiting.check_integrity()
         if any(sequence.is_held for sequence in self.running):
             raise IntegrityError("a sequence runs that was to be held")
         self.kv_cache.check_integrity(self.running)
 
 
-def end_of_chunk(start: int, length: int, budget: int) -> int:
-    """Where a chunk of at most ``budget`` tokens ends that begins at ``start`` of ``length``. What
-    is left is shared out evenly over as many steps as it takes: a short one at the end, which
-    serves few rows with all the weights, would take more time than they save."""
-    left = length - start
-    num_steps = -(-left // budget)
-    end = start + -(-left // num_steps)
-    if num_steps == 1:
-        return end
-    rounded_up = -(-end // CHUNK_MULTIPLE) * CHUNK_MULTIPLE
-    if rounded_up - start <= budget:
-        return min(rounded_up, length)
-    rounded_down = end // CHUNK_MULTIPLE * CHUNK_MULTIPLE
-    return rounded_down if rounded_down > start else end
-
-
-def _arrival(sequence: Sequence) -> int:
-    return sequence.arrival
+def _admission(sequence: Sequence) -> int:
+    return sequence.admission

@@ -46,10 +46,14 @@ class Sequence:
     """
 
     __slots__ = (
+        "account",
+        "admission",
         "arrival",
         "block_ids",
+        "cache_salt",
         "deadline_s",
         "grammar",
+        "is_anonymous",
         "max_length",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -64,6 +68,7 @@ class Sequence:
         "state",
         "stop_ids",
         "token_ids",
+        "weight",
     )
 
     def __init__(
@@ -76,6 +81,10 @@ class Sequence:
         arrival: int,
         deadline_s: float,
         same_prompt_as: Sequence | None = None,
+        account: str = "",
+        weight: int = 1,
+        is_anonymous: bool = False,
+        cache_salt: str = "",
     ) -> None:
         self.sequence_id = sequence_id
         self.params = params
@@ -86,6 +95,13 @@ class Sequence:
         self.stop_ids = frozenset(params.stop_token_ids)
         self.arrival = arrival
         """Counts submissions: the higher, the newer."""
+        self.admission = 0
+        """Counts first admissions: the higher, the newer. 0 before it."""
+        self.account = account
+        self.weight = weight
+        self.is_anonymous = is_anonymous
+        self.cache_salt = cache_salt
+        """Blocks are shared between sequences of one salt only."""
         self.deadline_s: float | None = deadline_s
         """On the engine's clock: must have started by then. ``None`` once it has."""
         self.same_prompt_as = same_prompt_as
@@ -103,8 +119,8 @@ class Sequence:
         self.block_ids: list[int] = []
         self.num_registered_blocks = 0
         """Leading blocks whose content the prefix cache knows."""
-        self.parent_content = 0
-        """Prefix cache's content id of the last registered block; 0 before the first."""
+        self.parent_content: int | str = cache_salt
+        """Prefix cache's content id of the last registered block; the salt before the first."""
 
     @property
     def num_output_tokens(self) -> int:

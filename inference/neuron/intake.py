@@ -107,7 +107,7 @@ class Intake:
         request_id = submit.request_id
         prepared = prepare(request, text)
         answer = build_answer(request_id, request, prepared, text)
-        commands = _commands(request_id, request.n, prepared)
+        commands = _commands(submit, request.n, prepared)
         accepted = Accepted(
             request_id=request_id,
             prompt_tokens=prepared.num_prompt_tokens,
@@ -151,8 +151,9 @@ class Intake:
                 engine.cancel(sequence_id(request_id, index))
 
 
-def _commands(request_id: str, n: int, prepared: Prepared) -> Iterator[SubmitSequence]:
+def _commands(submit: Submit, n: int, prepared: Prepared) -> Iterator[SubmitSequence]:
     """One sequence for each choice; with a seed, each choice has its own."""
+    request_id = submit.request_id
     seed = prepared.params.seed
     for prompt_index, token_ids in enumerate(prepared.prompts):
         first = prompt_index * n
@@ -165,4 +166,9 @@ def _commands(request_id: str, n: int, prepared: Prepared) -> Iterator[SubmitSeq
                 token_ids=token_ids,
                 params=params,
                 same_prompt_as=sequence_id(request_id, first) if i > 0 else None,
+                account=submit.account,
+                weight=submit.weight,
+                is_anonymous=submit.is_anonymous,
+                # Nobody's account is called that: it is what the anonymous share.
+                cache_salt="" if submit.is_anonymous else submit.account,
             )

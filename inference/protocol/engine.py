@@ -25,6 +25,14 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     same_prompt_as: str | None = None
     """A sequence submitted just before with the same prompt (a further choice of one request): this
     one starts once that one's prompt is in blocks, and shares them."""
+    account: str = ""
+    """Accounts take turns."""
+    weight: int = 1
+    """How many turns the account gets for each of one with weight 1."""
+    is_anonymous: bool = False
+    """Starts only while no sequence of a known account waits."""
+    cache_salt: str = ""
+    """The prefix cache is shared by sequences of one salt only."""
 
 
 class EmbedSequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):

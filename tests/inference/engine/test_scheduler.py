@@ -10,15 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from inference.engine.chunks import CHUNK_MULTIPLE, end_of_chunk
 from inference.engine.grammars import GrammarState
 from inference.engine.kv_cache import KVCache
-from inference.engine.scheduler import (
-    CHUNK_MULTIPLE,
-    Schedule,
-    Scheduler,
-    SchedulerLimits,
-    end_of_chunk,
-)
+from inference.engine.scheduler import Schedule, Scheduler, SchedulerLimits
 from inference.engine.sequence import Sequence, SequenceState
 from inference.protocol.sampling import Grammar, SamplingParams
 
@@ -48,7 +43,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.num_submitted = 0
 
     def submit(
-        self, prompt: list[int], max_tokens: int, first: Sequence | None, grammar: Grammar | None
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        first: Sequence | None,
+        grammar: Grammar | None,
+        account: str,
     ) -> None:
         if self.scheduler.is_full:
             return
@@ -61,6 +61,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             arrival=self.num_submitted,
             deadline_s=0.0,
             same_prompt_as=first,
+            account=account,
+            weight=2 if account == "heavy" else 1,
+            is_anonymous=account == "anonymous",
         )
         self.live.append(sequence)
         self.scheduler.add(sequence)
@@ -70,13 +73,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 20),
         num_choices=st.integers(1, 4),
         grammar=st.sampled_from([None, None, Grammar(text="")]),
+        account=st.sampled_from(["a", "heavy", "anonymous"]),
     )
     def submit_request(
-        self, prompt: list[int], max_tokens: int, num_choices: int, grammar: Grammar | None
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        num_choices: int,
+        grammar: Grammar | None,
+        account: str,
     ) -> None:
         first = None
         for _ in range(num_choices):
-            self.submit(prompt, max_tokens, first, grammar)
+            self.submit(prompt, max_tokens, first, grammar, account)
             first = first or (self.live[-1] if self.live else None)
 
     @precondition(lambda self: any(s.grammar is None and s.params.grammar for s in self.live))
@@ -95,10 +104,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(budget=st.integers(1, 16), num_seats=st.integers(1, 6), data=st.data())
     def step(self, budget: int, num_seats: int, data: st.DataObject) -> None:
         num_running = len(self.scheduler.running)
+        newest = max((s.admission for s in self.live), default=0)
         schedule = self.scheduler.schedule(FixedPace(budget, num_seats))
+        self.check_turns([s for s in self.scheduler.running if s.admission > newest])
         assert len(self.scheduler.running) <= max(num_running, num_seats)
         self.check_rows(schedule, budget)
         self.run(schedule, [data.draw(st.integers(0, 1)) for _ in schedule.sampled])
+
+    def check_turns(self, started: list[Sequence]) -> None:
+        """``started`` in this step for the first time."""
+        waiting = list(self.scheduler.waiting)
+        if started:
+            assert not any(s.admission for s in waiting), "preempted ones come first"
+        if any(s.is_anonymous for s in started):
+            assert all(s.is_anonymous or s.is_held for s in waiting), "known ones come first"
 
     def check_rows(self, schedule: Schedule, budget: int) -> None:
         assert schedule.num_prefill_tokens <= budget
@@ -125,7 +144,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def nothing_is_held_for_ever(self) -> None:
         """The oldest of those that wait waits for its own grammar only."""
         if self.scheduler.waiting and not self.scheduler.running:
-            oldest = self.scheduler.waiting[0]
+            oldest = next(iter(self.scheduler.waiting))
             assert not oldest.is_held or oldest.params.grammar is not None
 
     def teardown(self) -> None:
@@ -146,7 +165,14 @@ TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
-def sequence_of(arrival: int, prompt: list[int], first: Sequence | None = None) -> Sequence:
+def sequence_of(
+    arrival: int,
+    prompt: list[int],
+    first: Sequence | None = None,
+    *,
+    account: str = "a",
+    salt: str = "",
+) -> Sequence:
     return Sequence(
         f"r{arrival}",
         prompt,
@@ -155,15 +181,17 @@ def sequence_of(arrival: int, prompt: list[int], first: Sequence | None = None) 
         arrival=arrival,
         deadline_s=0.0,
         same_prompt_as=first,
+        account=account,
+        cache_salt=salt,
     )
 
 
-def test_a_held_sequence_lets_later_ones_pass_and_keeps_its_place() -> None:
+def test_a_held_sequence_lets_later_ones_pass_and_is_next_once_it_can_start() -> None:
     scheduler = Scheduler(KVCache(16, BLOCK_TOKENS), SchedulerLimits(max_running=3))
     first = sequence_of(1, [1] * 12)
     choice = sequence_of(2, [1] * 12, first)
-    other = sequence_of(3, [2] * 4)
-    for sequence in (first, choice, other):
+    other, last = sequence_of(3, [2] * 4), sequence_of(4, [2] * 4)
+    for sequence in (first, choice, other, last):
         scheduler.add(sequence)
     schedule = scheduler.schedule(FixedPace())
     assert [chunk.sequence for chunk in schedule.prefills] == [first]
@@ -172,7 +200,8 @@ def test_a_held_sequence_lets_later_ones_pass_and_keeps_its_place() -> None:
     assert [chunk.sequence for chunk in schedule.prefills] == [first, other]
     scheduler.commit(schedule, [5, 6])
     schedule = scheduler.schedule(FixedPace())
-    assert scheduler.running == [first, choice, other]
+    assert scheduler.running == [first, other, choice]
+    assert list(scheduler.waiting) == [last]
     assert choice.num_cached_tokens == 8
     assert choice.block_ids[:2] == first.block_ids[:2]
 
@@ -187,6 +216,58 @@ def test_is_full_counts_every_choice() -> None:
         assert not scheduler.is_full
         scheduler.add(sequence_of(arrival, [1] * 4, first))
     assert scheduler.is_full
+
+
+def test_one_account_may_have_half_of_the_queue() -> None:
+    limits = SchedulerLimits(max_running=1, max_queue_depth=4)
+    scheduler = Scheduler(KVCache(16, BLOCK_TOKENS), limits)
+    for arrival in range(3):
+        assert not scheduler.is_full_for("burst")
+        scheduler.add(sequence_of(arrival, [1] * 4, account="burst"))
+    assert scheduler.is_full_for("burst")
+    assert not scheduler.is_full_for("other") and not scheduler.is_full
+
+
+def test_a_burst_delays_another_account_by_one_request() -> None:
+    scheduler = Scheduler(KVCache(200, BLOCK_TOKENS), SchedulerLimits(max_running=2))
+    for arrival in range(200):
+        scheduler.add(sequence_of(arrival, [arrival] * 4, account="burst"))
+    scheduler.commit(scheduler.schedule(FixedPace(100)), [5, 5])
+    single = sequence_of(200, [1] * 4, account="single")
+    scheduler.add(single)
+    for _ in range(2):
+        scheduler.end_many(scheduler.running[:1])
+        schedule = scheduler.schedule(FixedPace(100))
+        scheduler.commit(schedule, [5] * len(schedule.sampled))
+    assert single in scheduler.running
+
+
+def test_who_runs_is_not_preempted_for_one_that_came_before_and_started_later() -> None:
+    scheduler = Scheduler(KVCache(NUM_BLOCKS, BLOCK_TOKENS), SchedulerLimits(max_running=3))
+    burst = [sequence_of(arrival, [arrival] * 8, account="burst") for arrival in range(3)]
+    single = sequence_of(3, [9] * 8, account="single")
+    for sequence in (*burst, single):
+        scheduler.add(sequence)
+    while scheduler.num_preemptions == 0:
+        schedule = scheduler.schedule(FixedPace(100))
+        scheduler.commit(schedule, [5] * len(schedule.sampled))
+        scheduler.check_integrity()
+    assert single in scheduler.running
+    assert next(iter(scheduler.waiting)) is burst[1], "it had started last"
+
+
+def test_an_account_s_blocks_are_not_another_s() -> None:
+    cache = KVCache(16, BLOCK_TOKENS)
+    known: dict[str, int] = {}
+    for salt in ("acme", "acme", "bert", ""):
+        sequence = sequence_of(1, [7] * 13, salt=salt)
+        assert cache.admit(sequence)
+        known[salt] = sequence.num_computed_tokens
+        sequence.num_computed_tokens = 13
+        cache.register_computed(sequence)
+        cache.release(sequence)
+        cache.check_integrity([])
+    assert known == {"acme": 12, "bert": 0, "": 0}
 
 
 def test_a_choice_may_start_as_soon_as_the_first_decodes() -> None:
