@@ -14,7 +14,7 @@ from django.urls import reverse
 from unfold.widgets import UnfoldAdminSelectWidget
 
 from fleet import services
-from fleet.admin.loading import load_on, load_placed, tell, unload_everywhere
+from fleet.admin.loading import actor_of, load_on, load_placed, tell, unload_everywhere
 from fleet.admin.unfold_types import UnfoldAdmin, action, display
 from fleet.errors import CatalogueValueError
 from fleet.lifecycles import NeuronStatus
@@ -116,18 +116,20 @@ class CatalogueModelAdmin(UnfoldAdmin):
 
     def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
         if change:
-            services.catalogue_model_update(model=obj, changed_fields=form.changed_data)
+            services.catalogue_model_update(
+                actor=actor_of(request), model=obj, changed_fields=form.changed_data
+            )
             return
-        created = services.catalogue_model_create(**form.cleaned_data)
+        created = services.catalogue_model_create(actor=actor_of(request), **form.cleaned_data)
         obj.pk = created.pk
         obj.created_at = created.created_at
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        services.catalogue_model_delete(model=obj)
+        services.catalogue_model_delete(actor=actor_of(request), model=obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         for model in queryset:
-            services.catalogue_model_delete(model=model)
+            services.catalogue_model_delete(actor=actor_of(request), model=model)
 
     @display(description="Loaded on")
     def loaded_on(self, model: CatalogueModel) -> str:
@@ -148,7 +150,7 @@ class CatalogueModelAdmin(UnfoldAdmin):
         self, request: HttpRequest, queryset: QuerySet[CatalogueModel]
     ) -> HttpResponse:
         for model in queryset:
-            tell(request, load_placed(model=model, requested_by=request.user.get_username()))
+            tell(request, load_placed(model=model, actor=actor_of(request)))
         return HttpResponseRedirect(reverse("admin:fleet_loadjob_changelist"))
 
     @action(description="Load on a neuron of your choice", permissions=["operate"])
@@ -160,16 +162,16 @@ class CatalogueModelAdmin(UnfoldAdmin):
         if not form.is_valid():
             return self._ask_for_neuron(request, queryset, form)
         neuron_name = form.cleaned_data["neuron"].name
-        requested_by = request.user.get_username()
+        actor = actor_of(request)
         for model in queryset:
-            outcome = load_on(model=model, neuron_name=neuron_name, requested_by=requested_by)
+            outcome = load_on(model=model, neuron_name=neuron_name, actor=actor)
             tell(request, outcome)
         return HttpResponseRedirect(reverse("admin:fleet_loadjob_changelist"))
 
     @action(description="Unload", permissions=["operate"])
     def unload_selected(self, request: HttpRequest, queryset: QuerySet[CatalogueModel]) -> None:
         for model in queryset:
-            for outcome in unload_everywhere(model=model):
+            for outcome in unload_everywhere(actor=actor_of(request), model=model):
                 tell(request, outcome)
 
     def _ask_for_neuron(
@@ -194,13 +196,15 @@ class AliasAdmin(UnfoldAdmin):
 
     def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
         if change:
-            services.alias_update(alias=obj, changed_fields=form.changed_data)
+            services.alias_update(
+                actor=actor_of(request), alias=obj, changed_fields=form.changed_data
+            )
             return
-        obj.pk = services.alias_create(**form.cleaned_data).pk
+        obj.pk = services.alias_create(actor=actor_of(request), **form.cleaned_data).pk
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        services.alias_delete(alias=obj)
+        services.alias_delete(actor=actor_of(request), alias=obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         for alias in queryset:
-            services.alias_delete(alias=alias)
+            services.alias_delete(actor=actor_of(request), alias=alias)

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.template.loader import render_to_string
 
-from fleet.admin.loading import tell, unload
+from fleet.admin.loading import actor_of, tell, unload
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
 from fleet.lifecycles import LoadJobStatus
@@ -76,7 +76,12 @@ class LoadJobAdmin(ReportedAdmin):
     @action(description="Cancel", permissions=["operate"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[LoadJob]) -> None:
         for job in queryset.select_related("model", "neuron"):
-            tell(request, unload(model_name=job.model.name, neuron_name=job.neuron.name))
+            tell(
+                request,
+                unload(
+                    actor=actor_of(request), model_name=job.model.name, neuron_name=job.neuron.name
+                ),
+            )
 
 
 def _amount(job: LoadJob) -> str:

@@ -11,6 +11,7 @@ from fleet import live, services
 from fleet.errors import FleetError
 from fleet.models import CatalogueModel, Replica
 from fleet.placement import Load, Reject, Route, Wait, place
+from metering.actor import Actor, user_actor
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,11 @@ def tell(request: HttpRequest, outcome: Outcome) -> None:
     messages.add_message(request, outcome.level, outcome.message)
 
 
-def load_placed(*, model: CatalogueModel, requested_by: str) -> Outcome:
+def actor_of(request: HttpRequest) -> Actor:
+    return user_actor(request.user.get_username())
+
+
+def load_placed(*, actor: Actor, model: CatalogueModel) -> Outcome:
     """Loads the model where placement would, unless it is loaded or on its way."""
     try:
         decision = place(model.entry(), live.read_snapshot_sync(live.redis_client()))
@@ -38,14 +43,12 @@ def load_placed(*, model: CatalogueModel, requested_by: str) -> Outcome:
         case Reject():
             return Outcome(messages.ERROR, decision.message)
         case Load():
-            return load_on(model=model, neuron_name=decision.neuron, requested_by=requested_by)
+            return load_on(actor=actor, model=model, neuron_name=decision.neuron)
 
 
-def load_on(*, model: CatalogueModel, neuron_name: str, requested_by: str) -> Outcome:
+def load_on(*, actor: Actor, model: CatalogueModel, neuron_name: str) -> Outcome:
     try:
-        job = services.load_job_start(
-            model_name=model.name, neuron_name=neuron_name, requested_by=requested_by
-        )
+        job = services.load_job_start(actor=actor, model_name=model.name, neuron_name=neuron_name)
     except FleetError as error:
         return Outcome(messages.ERROR, f"{model.name}: {error}")
     if job.is_active:
@@ -53,16 +56,16 @@ def load_on(*, model: CatalogueModel, neuron_name: str, requested_by: str) -> Ou
     return Outcome(messages.ERROR, f"{model.name} on {neuron_name}: {job.failure_message}")
 
 
-def unload(*, model_name: str, neuron_name: str) -> Outcome:
+def unload(*, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
     try:
-        services.replica_unload(model_name=model_name, neuron_name=neuron_name)
+        services.replica_unload(actor=actor, model_name=model_name, neuron_name=neuron_name)
     except FleetError as error:
         return Outcome(messages.ERROR, str(error))
     return Outcome(messages.SUCCESS, f"Unloading {model_name} from {neuron_name}")
 
 
-def unload_everywhere(*, model: CatalogueModel) -> list[Outcome]:
+def unload_everywhere(*, actor: Actor, model: CatalogueModel) -> list[Outcome]:
     neurons = Replica.objects.filter(model_name=model.name).values_list("neuron__name", flat=True)
     if not neurons:
         return [Outcome(messages.INFO, f"{model.name} is not loaded anywhere")]
-    return [unload(model_name=model.name, neuron_name=neuron) for neuron in neurons]
+    return [unload(actor=actor, model_name=model.name, neuron_name=neuron) for neuron in neurons]

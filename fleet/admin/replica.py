@@ -12,7 +12,7 @@ from django.template.defaultfilters import filesizeformat
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from fleet.admin.loading import tell, unload
+from fleet.admin.loading import actor_of, tell, unload
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
 from fleet.lifecycles import RecordedReplicaStatus
@@ -101,7 +101,11 @@ class ReplicaAdmin(ReportedAdmin):
     @action(description="Unload", permissions=["operate"])
     def unload_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
         for replica in queryset.select_related("neuron"):
-            outcome = unload(model_name=replica.model_name, neuron_name=replica.neuron.name)
+            outcome = unload(
+                actor=actor_of(request),
+                model_name=replica.model_name,
+                neuron_name=replica.neuron.name,
+            )
             tell(request, outcome)
 
 

@@ -13,6 +13,26 @@ from fleet.errors import CatalogueValueError
 from fleet.models import Alias, CatalogueModel
 from fleet.services.load_measurements import load_measurements_forget
 from inference.protocol.load import KVDtype, Quantization
+from metering.actor import Actor
+from metering.services.audit import audit_entry_create, changes_of, values_of
+
+MODEL_FIELDS = (
+    "source",
+    "file",
+    "revision",
+    "sha256",
+    "dtype",
+    "quantization",
+    "kv_dtype",
+    "max_context_tokens",
+    "max_output_tokens",
+    "max_prefill_s",
+    "kv_memory_bytes",
+    "pinned",
+    "enabled",
+    "description",
+)
+"""What an audit entry says of a new model."""
 
 DECIDE_WHAT_IS_LOADED = frozenset(
     {"source", "file", "revision", "dtype", "quantization", "kv_dtype"}
@@ -26,6 +46,7 @@ DEFAULT_MODEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0
 
 def catalogue_model_create(
     *,
+    actor: Actor,
     name: str,
     source: str,
     file: str = "",
@@ -63,11 +84,19 @@ def catalogue_model_create(
     with transaction.atomic():
         catalogue_model_check(model=model)
         model.save(force_insert=True)
+        audit_entry_create(
+            actor=actor,
+            action="model.create",
+            object_id=name,
+            detail=values_of(model, MODEL_FIELDS),
+        )
         _catalogue_changed()
     return model
 
 
-def catalogue_model_update(*, model: CatalogueModel, changed_fields: list[str]) -> None:
+def catalogue_model_update(
+    *, actor: Actor, model: CatalogueModel, changed_fields: list[str]
+) -> None:
     """Writes the named fields of an edited row. Other files, another dtype, quantization or
     kv_dtype make the measured size a guess, so it is forgotten. Raises ``CatalogueValueError``."""
     update_fields = [*changed_fields, "updated_at"]
@@ -77,16 +106,22 @@ def catalogue_model_update(*, model: CatalogueModel, changed_fields: list[str]) 
         update_fields.append("weight_bytes")
     with transaction.atomic():
         catalogue_model_check(model=model)
+        before = CatalogueModel.objects.get(pk=model.pk)
         if is_another:
             load_measurements_forget(model=model)
         model.save(update_fields=update_fields)
+        if changes := changes_of(before, model, changed_fields):
+            audit_entry_create(
+                actor=actor, action="model.update", object_id=model.name, detail=changes
+            )
         _catalogue_changed()
 
 
-def catalogue_model_delete(*, model: CatalogueModel) -> None:
+def catalogue_model_delete(*, actor: Actor, model: CatalogueModel) -> None:
     """Its aliases and load jobs go with it; a replica stays until it is unloaded."""
     with transaction.atomic():
         model.delete()
+        audit_entry_create(actor=actor, action="model.delete", object_id=model.name)
         _catalogue_changed()
 
 
@@ -105,27 +140,36 @@ def catalogue_model_check(*, model: CatalogueModel) -> None:
         raise CatalogueValueError("name", f"{model.name!r} is an alias already")
 
 
-def alias_create(*, name: str, model: CatalogueModel) -> Alias:
+def alias_create(*, actor: Actor, name: str, model: CatalogueModel) -> Alias:
     """Raises ``CatalogueValueError``."""
     alias = Alias(name=name, model=model)
     with transaction.atomic():
         alias_check(alias=alias)
         alias.save(force_insert=True)
+        audit_entry_create(
+            actor=actor, action="alias.create", object_id=name, detail={"model": model.name}
+        )
         _catalogue_changed()
     return alias
 
 
-def alias_update(*, alias: Alias, changed_fields: list[str]) -> None:
+def alias_update(*, actor: Actor, alias: Alias, changed_fields: list[str]) -> None:
     """Raises ``CatalogueValueError``."""
     with transaction.atomic():
         alias_check(alias=alias)
+        before = Alias.objects.select_related("model").get(pk=alias.pk)
         alias.save(update_fields=changed_fields)
+        if changes := changes_of(before, alias, changed_fields):
+            audit_entry_create(
+                actor=actor, action="alias.update", object_id=alias.name, detail=changes
+            )
         _catalogue_changed()
 
 
-def alias_delete(*, alias: Alias) -> None:
+def alias_delete(*, actor: Actor, alias: Alias) -> None:
     with transaction.atomic():
         alias.delete()
+        audit_entry_create(actor=actor, action="alias.delete", object_id=alias.name)
         _catalogue_changed()
 
 
@@ -138,13 +182,14 @@ def alias_check(*, alias: Alias) -> None:
         raise CatalogueValueError("name", f"{alias.name!r} is an alias already")
 
 
-def default_model_ensure() -> CatalogueModel:
+def default_model_ensure(*, actor: Actor) -> CatalogueModel:
     """The small model that a fresh installation serves. A row that is there is left as the
     operator made it."""
     existing = CatalogueModel.objects.filter(name=DEFAULT_MODEL_NAME).first()
     if existing is not None:
         return existing
     return catalogue_model_create(
+        actor=actor,
         name=DEFAULT_MODEL_NAME,
         source=DEFAULT_MODEL_SOURCE,
         revision=DEFAULT_MODEL_REVISION,

@@ -33,6 +33,8 @@ from fleet.services.load_measurements import load_measurement_record
 from fleet.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
+from metering.actor import CONTROL, Actor
+from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +45,9 @@ REPORTED_AT_EVERY = timedelta(seconds=5)
 
 PINNED_BACKOFF_FIRST = timedelta(seconds=10)
 PINNED_BACKOFF_MAX = timedelta(minutes=10)
-PINNED_REQUESTED_BY = "pinned"
 
 
-def load_job_start(*, model_name: str, neuron_name: str, requested_by: str = "") -> LoadJob:
+def load_job_start(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJob:
     """The active job for this model on this neuron: a new one, or the one that is there.
 
     The neuron is told once the transaction commits. Raises ``UnknownModelError``,
@@ -60,12 +61,12 @@ def load_job_start(*, model_name: str, neuron_name: str, requested_by: str = "")
         if active := selectors.load_jobs_active().filter(model=model, neuron=neuron).first():
             return active
         try:
-            return _load_job_create(model, neuron, requested_by)
+            return _load_job_create(actor, model, neuron)
         except IntegrityError:
             logger.info("another load job for %s on %s came first", model_name, neuron_name)
 
 
-def replica_unload(*, model_name: str, neuron_name: str) -> None:
+def replica_unload(*, actor: Actor, model_name: str, neuron_name: str) -> None:
     """Tells the neuron to drain and unload once the transaction commits, and cancels a load that
     is under way. Raises ``ReplicaNotFoundError``, ``ModelPinnedError``."""
     model = CatalogueModel.objects.filter(name=model_name).first()
@@ -77,6 +78,12 @@ def replica_unload(*, model_name: str, neuron_name: str) -> None:
         cancelled = [load_job_end(job=job, status=LoadJobStatus.CANCELLED) for job in jobs]
         if not any(cancelled) and not replicas.exists():
             raise ReplicaNotFoundError(f"{model_name} is not loaded on {neuron_name}")
+        audit_entry_create(
+            actor=actor,
+            action="model.unload",
+            object_id=model_name,
+            detail={"neuron": neuron_name, "cancelled_loads": sum(cancelled)},
+        )
         transaction.on_commit(
             partial(neuron_client.send_unload, neuron_name=neuron_name, model_name=model_name)
         )
@@ -148,9 +155,7 @@ def pinned_models_reconcile(*, snapshot: FleetSnapshot) -> list[LoadJob]:
         try:
             started.append(
                 load_job_start(
-                    model_name=decision.model,
-                    neuron_name=decision.neuron,
-                    requested_by=PINNED_REQUESTED_BY,
+                    actor=CONTROL, model_name=decision.model, neuron_name=decision.neuron
                 )
             )
         except FleetError as error:  # a neuron seen before it was recorded: the next tick has it
@@ -167,10 +172,16 @@ def _enabled_model(name: str) -> CatalogueModel:
     return model
 
 
-def _load_job_create(model: CatalogueModel, neuron: Neuron, requested_by: str) -> LoadJob:
+def _load_job_create(actor: Actor, model: CatalogueModel, neuron: Neuron) -> LoadJob:
     """Raises ``IntegrityError`` when another active job is there."""
     with transaction.atomic():
-        job = LoadJob.objects.create(model=model, neuron=neuron, requested_by=requested_by)
+        job = LoadJob.objects.create(model=model, neuron=neuron, requested_by=str(actor)[:150])
+        audit_entry_create(
+            actor=actor,
+            action="model.load",
+            object_id=model.name,
+            detail={"neuron": neuron.name, "load_job": str(job.pk)},
+        )
         transaction.on_commit(partial(_load_job_send, job))
     return job
 

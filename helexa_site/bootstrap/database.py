@@ -68,5 +68,6 @@ def _ensure_admin() -> str | None:
 
 def _ensure_default_model() -> None:
     from fleet import services
+    from metering.actor import COMMAND
 
-    services.default_model_ensure()
+    services.default_model_ensure(actor=COMMAND)

@@ -7,10 +7,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import orjson
+from django.db import transaction
 from django.utils import timezone
 
 from inference.conversations.models import StoredResponse
 from inference.conversations.records import ACTIVE, ResponseRecord, is_response_id
+from metering.actor import Actor
+from metering.services.audit import audit_entry_create
 
 LEASE_S = 30.0
 """Many times the period in which gateways renew it."""
@@ -71,7 +74,7 @@ def leases_renew(*, response_ids: Collection[str]) -> set[str]:
     return set(active.values_list("pk", flat=True))
 
 
-def responses_forget(*, older_than: timedelta) -> int:
+def responses_forget(*, actor: Actor, older_than: timedelta) -> int:
     """Deletes what was created before that, but for what is being worked on; returns how many. In
     batches, so that no transaction holds the database for long."""
     old = StoredResponse.objects.filter(created_at__lt=timezone.now() - older_than).exclude(
@@ -79,7 +82,14 @@ def responses_forget(*, older_than: timedelta) -> int:
     )
     num_deleted = 0
     while batch := list(old.order_by("created_at").values_list("pk", flat=True)[:FORGET_BATCH]):
-        StoredResponse.objects.filter(pk__in=batch).delete()
+        with transaction.atomic():
+            StoredResponse.objects.filter(pk__in=batch).delete()
+            audit_entry_create(
+                actor=actor,
+                action="responses.forget",
+                object_id="responses",
+                detail={"deleted": len(batch), "older_than_days": older_than.days},
+            )
         num_deleted += len(batch)
     return num_deleted
 

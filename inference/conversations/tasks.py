@@ -14,6 +14,7 @@ from django.db import DatabaseError
 
 from helexa_site.celery import TASK_FORGET_RESPONSES, app
 from inference.conversations import services
+from metering.actor import CONTROL
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ def forget_responses() -> None:
     if days == 0:
         return
     try:
-        num_forgotten = services.responses_forget(older_than=timedelta(days=days))
+        num_forgotten = services.responses_forget(actor=CONTROL, older_than=timedelta(days=days))
     except DatabaseError as error:
         logger.warning("old responses not forgotten: %s", error)
         return

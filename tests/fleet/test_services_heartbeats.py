@@ -17,6 +17,7 @@ from fleet.models import Device, Neuron, Replica
 from fleet.snapshot import FleetSnapshot, build_snapshot
 from inference.protocol.heartbeat import HostInfo, ReplicaStatus
 from inference.protocol.load import LoadFailure
+from metering.actor import COMMAND
 
 pytestmark = pytest.mark.django_db
 
@@ -97,7 +98,7 @@ def test_a_device_that_is_gone_is_gone(build) -> None:
 
 
 def test_replicas_come_change_and_go(build) -> None:
-    services.catalogue_model_create(name="tiny", source="pypi:tiny")
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
     record(build.heartbeat(replicas=[build.replica(status=ReplicaStatus.LOADING)]))
     row = Replica.objects.get()
     assert (row.status, row.report) == (RecordedReplicaStatus.LOADING, None)

@@ -24,6 +24,7 @@ from fleet.services import load_jobs
 from fleet.snapshot import FleetSnapshot, build_snapshot
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage
+from metering.actor import COMMAND
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def model() -> CatalogueModel:
     return services.catalogue_model_create(
-        name="tiny", source="pypi:tiny", revision="1.0", max_context_tokens=512
+        actor=COMMAND, name="tiny", source="pypi:tiny", revision="1.0", max_context_tokens=512
     )
 
 
@@ -47,7 +48,7 @@ def job(model, neuron, sent) -> LoadJob:
 
 
 def start() -> LoadJob:
-    return services.load_job_start(model_name="tiny", neuron_name="beast", requested_by="somebody")
+    return services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
 
 
 def fresh(job: LoadJob) -> LoadJob:
@@ -63,7 +64,7 @@ def hear(build, job: LoadJob, status: ReplicaStatus, **values) -> LoadJob:
 
 def test_start_sends_the_spec_to_the_neurons_queue(model, neuron, sent) -> None:
     job = start()
-    assert (job.status, job.requested_by) == (LoadJobStatus.PENDING, "somebody")
+    assert (job.status, job.requested_by) == (LoadJobStatus.PENDING, "command")
     ((name, (spec,), options),) = sent.tasks
     assert name == "neuron.load_model"
     assert msgspec.convert(spec, LoadSpec) == LoadSpec(
@@ -113,9 +114,9 @@ def test_a_broker_that_is_away_fails_the_job_with_its_reason(model, neuron, sent
 
 def test_start_refuses_what_is_not_there(model, neuron, sent) -> None:
     with pytest.raises(UnknownModelError):
-        services.load_job_start(model_name="other", neuron_name="beast")
+        services.load_job_start(actor=COMMAND, model_name="other", neuron_name="beast")
     with pytest.raises(UnknownNeuronError):
-        services.load_job_start(model_name="tiny", neuron_name="other")
+        services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="other")
     CatalogueModel.objects.update(enabled=False)
     with pytest.raises(ModelDisabledError):
         start()
@@ -205,7 +206,7 @@ def test_who_changes_no_row_has_lost_the_claim(job) -> None:
 
 def test_unload_is_sent(model, neuron, sent, build) -> None:
     services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
-    services.replica_unload(model_name="tiny", neuron_name="beast")
+    services.replica_unload(actor=COMMAND, model_name="tiny", neuron_name="beast")
     ((name, arguments, options),) = sent.tasks
     assert (name, arguments, options["queue"]) == (
         "neuron.unload_model",
@@ -215,20 +216,20 @@ def test_unload_is_sent(model, neuron, sent, build) -> None:
 
 
 def test_unload_cancels_a_load_under_way(job, sent) -> None:
-    services.replica_unload(model_name="tiny", neuron_name="beast")
+    services.replica_unload(actor=COMMAND, model_name="tiny", neuron_name="beast")
     assert fresh(job).status == LoadJobStatus.CANCELLED
     assert [name for name, *_ in sent.tasks] == ["neuron.load_model", "neuron.unload_model"]
 
 
 def test_unload_refuses_what_is_not_loaded_and_what_is_pinned(model, neuron, sent) -> None:
     with pytest.raises(ReplicaNotFoundError):
-        services.replica_unload(model_name="tiny", neuron_name="beast")
+        services.replica_unload(actor=COMMAND, model_name="tiny", neuron_name="beast")
     Replica.objects.create(
         neuron=neuron, model_name="tiny", status="ready", status_since=timezone.now()
     )
     CatalogueModel.objects.update(pinned=True)
     with pytest.raises(ModelPinnedError, match="unpin"):
-        services.replica_unload(model_name="tiny", neuron_name="beast")
+        services.replica_unload(actor=COMMAND, model_name="tiny", neuron_name="beast")
     assert sent.tasks == []
 
 
@@ -271,9 +272,9 @@ def test_pinned_models_are_loaded_once(model, neuron, sent, build) -> None:
     snapshot = build_snapshot([build.heartbeat()])
     assert services.pinned_models_reconcile(snapshot=snapshot) == []
     model.pinned = True
-    services.catalogue_model_update(model=model, changed_fields=["pinned"])
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
     (job,) = services.pinned_models_reconcile(snapshot=snapshot)
-    assert (job.neuron.name, job.requested_by) == ("beast", "pinned")
+    assert (job.neuron.name, job.requested_by) == ("beast", "control")
     assert services.pinned_models_reconcile(snapshot=snapshot) == []
     assert len(sent.tasks) == 1
 

@@ -11,6 +11,7 @@ from fleet.models import CatalogueModel, LoadMeasurement, Neuron
 from inference.protocol.heartbeat import ReplicaState
 from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.prefill_speed import PrefillSpeed
+from metering.actor import COMMAND
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,7 +31,7 @@ TOOK = {
 
 @pytest.fixture
 def model() -> CatalogueModel:
-    return services.catalogue_model_create(name="tiny", source="pypi:tiny")
+    return services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def loaded(model, build, sent):
 
     def loaded(neuron: str = "beast", **changes) -> ReplicaState:
         services.heartbeat_record(heartbeat=build.heartbeat(neuron))
-        job = services.load_job_start(model_name="tiny", neuron_name=neuron)
+        job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name=neuron)
         report = build.report(**TOOK | changes)
         state = build.replica(job_id=str(job.pk), report=report)
         services.heartbeat_record(heartbeat=build.heartbeat(neuron, replicas=[state]))
@@ -71,7 +72,7 @@ def test_a_load_leaves_what_it_took(loaded) -> None:
 
 def test_the_next_load_is_told(loaded, sent) -> None:
     loaded()
-    services.load_job_start(model_name="tiny", neuron_name="beast")
+    services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
     _, (spec,), _ = sent.tasks[-1]
     assert msgspec.convert(spec, LoadSpec).earlier_loads == EarlierLoads(
         device_kind="cpu", memory_correction_bytes=-GIB
@@ -95,7 +96,7 @@ def test_an_engine_that_does_not_measure_leaves_nothing(loaded) -> None:
 
 def test_a_replica_of_another_job_may_have_had_other_files(model, build, sent) -> None:
     services.heartbeat_record(heartbeat=build.heartbeat())
-    services.load_job_start(model_name="tiny", neuron_name="beast")
+    services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
     stranger = build.replica(job_id="before", report=build.report(**TOOK))
     services.heartbeat_record(heartbeat=build.heartbeat(replicas=[stranger]))
     assert measured_loads() == ()
@@ -105,9 +106,9 @@ def test_a_replica_of_another_job_may_have_had_other_files(model, build, sent) -
 def test_other_files_or_another_form_are_another_load(loaded, field: str) -> None:
     loaded()
     model = CatalogueModel.objects.get()
-    services.catalogue_model_update(model=model, changed_fields=["description"])
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["description"])
     assert len(measured_loads()) == 1
-    services.catalogue_model_update(model=model, changed_fields=[field])
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=[field])
     assert measured_loads() == ()
 
 
@@ -148,5 +149,5 @@ def test_measurements_go_with_their_model_and_neuron(loaded) -> None:
     Neuron.objects.get(name="a").delete()
     selectors.catalogue_cache_clear()
     assert [load.neuron for load in measured_loads()] == ["b"]
-    services.catalogue_model_delete(model=CatalogueModel.objects.get())
+    services.catalogue_model_delete(actor=COMMAND, model=CatalogueModel.objects.get())
     assert not LoadMeasurement.objects.exists()

@@ -11,12 +11,13 @@ from fleet.models import LoadJob, Neuron
 from helexa_site.celery import app
 from inference.protocol import keys
 from inference.protocol.heartbeat import ReplicaStatus
+from metering.actor import COMMAND
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_pinned_model_from_first_heartbeat_to_loaded(publish, build, sent) -> None:
-    services.catalogue_model_create(name="tiny", source="pypi:tiny", pinned=True)
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True)
     publish()
     tasks.record_heartbeats()
     tasks.reconcile()

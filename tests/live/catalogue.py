@@ -25,7 +25,8 @@ def add_model(helexa: Serve, gguf: Path) -> str:
 def create_model(helexa: Serve, *, name: str, **fields: object) -> None:
     """As an operator's command does it; returns when the gateway knows it."""
     given = ", ".join(f"{key}={value!r}" for key, value in {"name": name, **fields}.items())
-    code = f"from fleet import services; services.catalogue_model_create({given})"
+    imports = "from fleet import services; from metering.actor import COMMAND"
+    code = f"{imports}; services.catalogue_model_create(actor=COMMAND, {given})"
     subprocess.run(
         [sys.executable, str(REPOSITORY_DIR / "manage.py"), "shell", "-v", "0", "-c", code],
         env=helexa.find("gateway").environ(),

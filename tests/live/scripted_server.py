@@ -38,12 +38,17 @@ class ScriptedServe(Serve):
     def _add_models(self) -> None:
         """As the admin's form does it."""
         lines = [
-            f"services.catalogue_model_create(name={model.name!r}, source='path:{model.folder}')"
+            "services.catalogue_model_create("
+            f"actor=COMMAND, name={model.name!r}, source='path:{model.folder}')"
             for model in self.models.values()
         ]
         lines.append(f"model = CatalogueModel.objects.get(name={ALIASED!r})")
-        lines.append(f"services.alias_create(name={ALIAS!r}, model=model)")
-        imports = ["from fleet import services", "from fleet.models import CatalogueModel"]
+        lines.append(f"services.alias_create(actor=COMMAND, name={ALIAS!r}, model=model)")
+        imports = [
+            "from fleet import services",
+            "from fleet.models import CatalogueModel",
+            "from metering.actor import COMMAND",
+        ]
         code = "\n".join([*imports, *lines])
         subprocess.run(
             [sys.executable, str(REPOSITORY_DIR / "manage.py"), "shell", "-v", "0", "-c", code],

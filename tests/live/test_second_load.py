@@ -59,8 +59,8 @@ def twice(shared_server: Serve, default_gguf: Path) -> TwiceLoaded:
     neuron = helexa.health()["neurons"][0]["name"]
     shell(
         helexa,
-        "from fleet import services; "
-        f"services.replica_unload(model_name={name!r}, neuron_name={neuron!r})",
+        "from fleet import services; from metering.actor import COMMAND; "
+        f"services.replica_unload(actor=COMMAND, model_name={name!r}, neuron_name={neuron!r})",
     )
     wait_until(lambda: helexa.replica(name) is None, "it is unloaded")
     assert "Paris" in helexa.answer(model=name)

@@ -1,12 +1,17 @@
-"""Budgets and operations with few words, and databases to write them to."""
+"""Databases to write budgets and operations to, and what tests of accounts and keys share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pytest_django.plugin import DjangoDbBlocker
 
+from metering.actor import COMMAND
+from metering.models import Account, Revision
+from metering.principal import BUILT_IN_ACCOUNTS
+from metering.services import account_create
 from tests.metering.databases import clear, metering_database
 from tests.private_postgres import running_postgres
 
@@ -38,3 +43,18 @@ def using(ledger_database: str) -> str:
     """The same, empty."""
     clear(ledger_database)
     return ledger_database
+
+
+@pytest.fixture(autouse=True)
+def _quick_passwords(settings: Any) -> None:
+    """Hashing a password as for the world takes longer than most of these tests."""
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
+@pytest.fixture
+def account(db: None) -> Account:
+    """Beside the rows of the migrations, which a test with transactions may have flushed."""
+    for name in BUILT_IN_ACCOUNTS:
+        Account.objects.get_or_create(name=name)
+    Revision.objects.get_or_create(pk=1)
+    return account_create(actor=COMMAND, name="research", description="the research team")

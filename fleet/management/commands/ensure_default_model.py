@@ -7,11 +7,12 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from fleet import services
+from metering.actor import COMMAND
 
 
 class Command(BaseCommand):
     help = "Put the small default model into the catalogue, unless it is there."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        model = services.default_model_ensure()
+        model = services.default_model_ensure(actor=COMMAND)
         self.stdout.write(f"{model.name}: {model.source}")

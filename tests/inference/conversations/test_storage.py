@@ -15,6 +15,7 @@ from inference.conversations.errors import (
 )
 from inference.conversations.models import StoredResponse
 from inference.conversations.records import ResponseRecord
+from metering.actor import CONTROL
 
 pytestmark = pytest.mark.django_db
 
@@ -168,7 +169,7 @@ def test_old_responses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     services.response_save(record=record(7, status="in_progress"))
     expire_lease(7)
     StoredResponse.objects.filter(pk=response_id(1)).update(created_at=timezone.now())
-    assert services.responses_forget(older_than=timedelta(days=1)) == 5
+    assert services.responses_forget(actor=CONTROL, older_than=timedelta(days=1)) == 5
     assert set(StoredResponse.objects.values_list("pk", flat=True)) == {
         response_id(1),
         response_id(6),

@@ -13,13 +13,15 @@ from django.db import OperationalError
 from helexa_site.celery import TASK_FORGET_RESPONSES, app
 from helexa_site.config import ConfigError, read_config
 from inference.conversations import services, tasks
+from metering.actor import CONTROL, Actor
 
 
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[timedelta]:
     ages: list[timedelta] = []
 
-    def forget(*, older_than: timedelta) -> int:
+    def forget(*, actor: Actor, older_than: timedelta) -> int:
+        assert actor is CONTROL
         ages.append(older_than)
         return 1
 

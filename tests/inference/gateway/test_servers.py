@@ -66,7 +66,8 @@ def environment(redis_server_url: str, tmp_path_factory: pytest.TempPathFactory)
         "import django; django.setup();"
         "from django.core.management import call_command;"
         "call_command('migrate', verbosity=0);"
-        "from fleet.services import default_model_ensure; default_model_ensure()"
+        "from fleet.services import default_model_ensure;"
+        "from metering.actor import COMMAND; default_model_ensure(actor=COMMAND)"
     )
     subprocess.run([sys.executable, "-c", prepare], cwd=REPOSITORY_DIR, env=env, check=True)
     return env

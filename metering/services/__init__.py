@@ -1,0 +1,43 @@
+"""Every write to accounts, keys and budgets by somebody: each takes an actor and leaves an audit
+entry. Keyword-only functions named <entity>_<action>."""
+
+from metering.services.accounts import (
+    account_check,
+    account_create,
+    account_delete,
+    account_update,
+    limits_check,
+    membership_remove,
+    membership_set,
+)
+from metering.services.audit import audit_entry_create, revision_bump
+from metering.services.budgets import (
+    Cap,
+    budget_check,
+    budget_create,
+    budget_remove,
+    budget_update,
+)
+from metering.services.keys import CreatedKey, key_check, key_create, key_revoke, key_update
+
+__all__ = [
+    "Cap",
+    "CreatedKey",
+    "account_check",
+    "account_create",
+    "account_delete",
+    "account_update",
+    "audit_entry_create",
+    "budget_check",
+    "budget_create",
+    "budget_remove",
+    "budget_update",
+    "key_check",
+    "key_create",
+    "key_revoke",
+    "key_update",
+    "limits_check",
+    "membership_remove",
+    "membership_set",
+    "revision_bump",
+]

@@ -1,0 +1,140 @@
+"""Writes to accounts and to who belongs to them."""
+
+from __future__ import annotations
+
+from django.contrib.auth.models import AbstractBaseUser
+from django.core.exceptions import ValidationError
+from django.db import transaction
+
+from metering.actor import Actor
+from metering.errors import MeteringValueError
+from metering.models import Account, ApiKey, Membership
+from metering.models.account import ACCOUNT_NAME, LimitedModel
+from metering.principal import BUILT_IN_ACCOUNTS
+from metering.services.audit import audit_entry_create, changes_of, revision_bump, values_of
+
+LIMIT_FIELDS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
+ACCOUNT_FIELDS = ("description", "weight", "enabled", *LIMIT_FIELDS)
+MAX_WEIGHT = 1000
+
+
+def account_create(
+    *,
+    actor: Actor,
+    name: str,
+    description: str = "",
+    weight: int = 1,
+    enabled: bool = True,
+    requests_per_minute: int | None = None,
+    tokens_per_minute: int | None = None,
+    max_concurrent: int | None = None,
+) -> Account:
+    """Raises ``MeteringValueError``."""
+    account = Account(
+        name=name,
+        description=description,
+        weight=weight,
+        enabled=enabled,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        max_concurrent=max_concurrent,
+    )
+    with transaction.atomic():
+        account_check(account=account)
+        if Account.objects.filter(name=name).exists():
+            raise MeteringValueError("name", f"There is an account named {name!r} already")
+        account.save(force_insert=True)
+        detail = values_of(account, ACCOUNT_FIELDS)
+        audit_entry_create(actor=actor, action="account.create", object_id=name, detail=detail)
+        revision_bump()
+    return account
+
+
+def account_update(*, actor: Actor, account: Account, changed_fields: list[str]) -> None:
+    """Writes the named fields of an edited row; a disabled account's keys are refused from then
+    on. Raises ``MeteringValueError``."""
+    _ensure_editable(changed_fields, ACCOUNT_FIELDS)
+    with transaction.atomic():
+        account_check(account=account)
+        before = Account.objects.select_for_update().get(pk=account.pk)
+        if changes := changes_of(before, account, changed_fields):
+            account.save(update_fields=list(changes))
+            audit_entry_create(
+                actor=actor, action="account.update", object_id=account.name, detail=changes
+            )
+            revision_bump()
+
+
+def account_delete(*, actor: Actor, account: Account) -> None:
+    """Only one that never had a key: what the ledger tells of must stay explained. Raises
+    ``MeteringValueError``."""
+    with transaction.atomic():
+        if account.name in BUILT_IN_ACCOUNTS:
+            raise MeteringValueError("name", f"{account.name} is built in: disable it instead")
+        if ApiKey.objects.filter(account=account).exists():
+            raise MeteringValueError("name", f"{account.name} has API keys: disable it instead")
+        name = account.name
+        account.delete()
+        audit_entry_create(actor=actor, action="account.delete", object_id=name)
+        revision_bump()
+
+
+def account_check(*, account: Account) -> None:
+    """Raises ``MeteringValueError`` for a field that cannot hold its value."""
+    try:
+        ACCOUNT_NAME(account.name)
+    except ValidationError as error:
+        raise MeteringValueError("name", f"{account.name!r}: {error.messages[0]}") from None
+    if len(account.name) > 64:
+        raise MeteringValueError("name", "A name has at most 64 characters")
+    if not 1 <= account.weight <= MAX_WEIGHT:
+        raise MeteringValueError("weight", f"A weight is between 1 and {MAX_WEIGHT}")
+    limits_check(row=account)
+
+
+def limits_check(*, row: LimitedModel) -> None:
+    """Raises ``MeteringValueError``."""
+    for name in LIMIT_FIELDS:
+        value = getattr(row, name)
+        if value is not None and not 1 <= value < 2**31:
+            raise MeteringValueError(name, "A limit is a positive number; none is no limit")
+
+
+def membership_set(
+    *, actor: Actor, account: Account, user: AbstractBaseUser, role: str
+) -> Membership:
+    """Adds the person or changes their role. Raises ``MeteringValueError``."""
+    if role not in Membership.Role.values:
+        raise MeteringValueError("role", f"{role!r} is none of {', '.join(Membership.Role.values)}")
+    with transaction.atomic():
+        before = (
+            Membership.objects.select_for_update().filter(account=account, user=user.pk).first()
+        )
+        if before is not None and before.role == role:
+            return before
+        membership, _ = Membership.objects.update_or_create(
+            account=account, user_id=user.pk, defaults={"role": role}
+        )
+        audit_entry_create(
+            actor=actor,
+            action="membership.set",
+            object_id=f"{account.name}/{user.get_username()}",
+            detail={"role": [before.role if before else None, role]},
+        )
+        revision_bump()
+    return membership
+
+
+def membership_remove(*, actor: Actor, membership: Membership) -> None:
+    with transaction.atomic():
+        name = f"{membership.account_id}/{membership.user.get_username()}"
+        detail = {"role": membership.role}
+        membership.delete()
+        audit_entry_create(actor=actor, action="membership.remove", object_id=name, detail=detail)
+        revision_bump()
+
+
+def _ensure_editable(changed_fields: list[str], editable: tuple[str, ...]) -> None:
+    for name in changed_fields:
+        if name not in editable:
+            raise MeteringValueError(name, f"{name} cannot be changed")

@@ -1,0 +1,51 @@
+"""What every write by somebody leaves behind: one audit entry, and where gateways must hear of it
+a new revision. Both belong into the transaction of the change itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from django.db import models, transaction
+from django.db.models import F
+
+from metering.actor import Actor
+from metering.models import AuditEntry, Revision
+
+
+def audit_entry_create(
+    *, actor: Actor, action: str, object_id: str, detail: dict[str, Any] | None = None
+) -> AuditEntry:
+    """``action`` as in ``key.create``. Call it in the transaction of the change."""
+    assert transaction.get_connection().in_atomic_block, "an audit entry without its change"
+    return AuditEntry.objects.create(
+        actor=str(actor)[:200], action=action, object_id=object_id[:200], detail=detail or {}
+    )
+
+
+def revision_bump() -> None:
+    """Gateways read their keys, accounts and budgets again. Whoever changes these at the same
+    time waits for this transaction's end."""
+    if not Revision.objects.filter(pk=1).update(number=F("number") + 1):
+        Revision.objects.create(pk=1, number=1)
+
+
+def changes_of(
+    before: models.Model, after: models.Model, fields: Iterable[str]
+) -> dict[str, list[Any]]:
+    """The fields that differ: their old and their new value, as JSON holds them."""
+    pairs = {name: [_plain(getattr(row, name)) for row in (before, after)] for name in fields}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def values_of(row: models.Model, fields: Iterable[str]) -> dict[str, Any]:
+    """The fields that hold something, as JSON holds them."""
+    plain = {name: _plain(getattr(row, name)) for name in fields}
+    return {name: value for name, value in plain.items() if value not in (None, "", [])}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value if isinstance(value, bool | int | float | list | dict | None) else str(value)

@@ -1,0 +1,141 @@
+"""Writes to API keys. A key is never deleted: the ledger names it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from fleet.models import Alias, CatalogueModel
+from metering.actor import Actor
+from metering.errors import MeteringValueError
+from metering.keys import digest_of, digest_secret, make_key
+from metering.models import Account, ApiKey
+from metering.principal import RateLimits, Scope
+from metering.services.accounts import LIMIT_FIELDS, limits_check
+from metering.services.audit import audit_entry_create, changes_of, revision_bump, values_of
+from metering.services.budgets import Cap, budget_create
+
+DEFAULT_SCOPES = (Scope.INFERENCE, Scope.USAGE_READ)
+KEY_FIELDS = ("name", "scopes", "model_names", "expires_at", *LIMIT_FIELDS)
+MAX_NAME_CHARS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreatedKey:
+    """``key`` is to be shown once: nobody can read it again."""
+
+    row: ApiKey
+    key: str = field(repr=False)
+
+
+def key_create(
+    *,
+    actor: Actor,
+    account: Account,
+    name: str = "",
+    scopes: Iterable[str] = DEFAULT_SCOPES,
+    model_names: Iterable[str] = (),
+    expires_at: datetime | None = None,
+    limits: RateLimits | None = None,
+    caps: Iterable[Cap] = (),
+) -> CreatedKey:
+    """``model_names`` may be aliases; none means all models. ``caps`` become budgets of the key.
+    Raises ``MeteringValueError``."""
+    made = make_key()
+    limits = limits or RateLimits()
+    row = ApiKey(
+        prefix=made.prefix,
+        digest=digest_of(made.key, digest_secret(settings.SECRET_KEY)),
+        account=account,
+        name=name,
+        scopes=list(scopes),
+        model_names=list(model_names),
+        expires_at=expires_at,
+        created_by=str(actor)[:150],
+        requests_per_minute=limits.requests_per_minute,
+        tokens_per_minute=limits.tokens_per_minute,
+        max_concurrent=limits.max_concurrent,
+    )
+    with transaction.atomic():
+        key_check(key=row)
+        if expires_at is not None and expires_at <= timezone.now():
+            raise MeteringValueError("expires_at", "The key would have expired already")
+        row.save(force_insert=True)
+        audit_entry_create(
+            actor=actor,
+            action="key.create",
+            object_id=row.prefix,
+            detail={"account": account.name} | values_of(row, KEY_FIELDS),
+        )
+        for cap in caps:
+            budget_create(actor=actor, cap=cap, key=row)
+        revision_bump()
+    return CreatedKey(row=row, key=made.key)
+
+
+def key_update(*, actor: Actor, key: ApiKey, changed_fields: list[str]) -> None:
+    """Writes the named fields of an edited row. Raises ``MeteringValueError``."""
+    for name in changed_fields:
+        if name not in KEY_FIELDS:
+            raise MeteringValueError(name, f"{name} cannot be changed: make another key")
+    with transaction.atomic():
+        key_check(key=key)
+        before = ApiKey.objects.select_for_update().get(pk=key.pk)
+        if changes := changes_of(before, key, changed_fields):
+            key.save(update_fields=list(changes))
+            audit_entry_create(
+                actor=actor, action="key.update", object_id=key.prefix, detail=changes
+            )
+            revision_bump()
+
+
+def key_revoke(*, actor: Actor, key: ApiKey) -> bool:
+    """For good, and on every gateway within a second. ``False``: it was revoked before."""
+    with transaction.atomic():
+        now = timezone.now()
+        revoked = ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=now)
+        if not revoked:
+            return False
+        key.revoked_at = now
+        audit_entry_create(actor=actor, action="key.revoke", object_id=key.prefix)
+        revision_bump()
+    return True
+
+
+def key_check(*, key: ApiKey) -> None:
+    """Puts scopes and models into their usual form, aliases becoming what they stand for. Raises
+    ``MeteringValueError``."""
+    if len(key.name) > MAX_NAME_CHARS or not key.name.isprintable():
+        raise MeteringValueError("name", f"A name has at most {MAX_NAME_CHARS} printable letters")
+    key.scopes = _scopes(key.scopes)
+    stored = ApiKey.objects.filter(pk=key.pk).values_list("model_names", flat=True).first()
+    key.model_names = _model_names(key.model_names, stored or ())
+    limits_check(row=key)
+
+
+def _scopes(words: Iterable[str]) -> list[str]:
+    """In the order in which ``Scope`` names them."""
+    given = set(words)
+    known = [scope.value for scope in Scope]
+    if unknown := sorted(given - set(known)):
+        raise MeteringValueError("scopes", f"{unknown[0]!r} is none of {', '.join(known)}")
+    if not given:
+        raise MeteringValueError("scopes", "A key without a scope is good for nothing")
+    return [word for word in known if word in given]
+
+
+def _model_names(words: Iterable[str], stored: Collection[str]) -> list[str]:
+    """``stored`` may have left the catalogue since."""
+    names: set[str] = set()
+    for word in words:
+        alias = Alias.objects.filter(name=word).select_related("model").first()
+        name = word if alias is None else alias.model.name
+        if name not in stored and not CatalogueModel.objects.filter(name=name).exists():
+            raise MeteringValueError("model_names", f"There is no model named {word!r}")
+        names.add(name)
+    return sorted(names)

@@ -1,0 +1,88 @@
+"""Whoever changes something is named: every public service takes an actor, or is listed here with
+the reason why not."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from metering.actor import Actor
+
+PACKAGES = ("fleet.services", "metering.services", "inference.conversations.services")
+WITHOUT_AN_ACTOR = {
+    # They read.
+    "fleet.services.catalogue.alias_check": "checks, writes nothing",
+    "fleet.services.catalogue.catalogue_model_check": "checks, writes nothing",
+    "metering.services.accounts.account_check": "checks, writes nothing",
+    "metering.services.accounts.limits_check": "checks, writes nothing",
+    "metering.services.budgets.budget_check": "checks, writes nothing",
+    "metering.services.keys.key_check": "checks, writes nothing",
+    "metering.services.audit.changes_of": "compares, writes nothing",
+    "metering.services.audit.values_of": "reads, writes nothing",
+    # Parts of other services' transactions.
+    "metering.services.audit.revision_bump": "the service that calls it is audited",
+    "fleet.services.load_measurements.load_measurements_forget": "its caller is audited",
+    # What machines report, each second.
+    "fleet.services.heartbeats.heartbeat_record": "a neuron's report",
+    "fleet.services.heartbeats.neuron_mark_away": "follows from a neuron's silence",
+    "fleet.services.heartbeats.silent_neurons_mark_away": "follows from neurons' silence",
+    "fleet.services.load_jobs.load_job_advance": "a neuron's report",
+    "fleet.services.load_jobs.load_job_end": "a neuron's report, or part of an audited unload",
+    "fleet.services.load_jobs.load_jobs_expire": "follows from neurons' silence",
+    "fleet.services.load_measurements.load_measurement_record": "a neuron's report",
+    "fleet.services.load_measurements.prefill_averages_record": "a neuron's report",
+    # Control acts by itself: each load that it starts is audited under its name.
+    "fleet.services.load_jobs.pinned_models_reconcile": "its loads name control",
+    # Requests, which the ledger tells of.
+    "inference.conversations.services.response_save": "a client's request",
+    "inference.conversations.services.response_progress": "a client's request goes on",
+    "inference.conversations.services.response_cancel": "a client's request",
+    "inference.conversations.services.response_delete": "a client's request",
+    "inference.conversations.services.leases_renew": "a gateway's lease",
+}
+
+
+def modules(name: str) -> Iterator[Any]:
+    module = importlib.import_module(name)
+    yield module
+    for found in pkgutil.iter_modules(getattr(module, "__path__", [])):
+        yield importlib.import_module(f"{name}.{found.name}")
+
+
+def public_functions(name: str) -> dict[str, Callable[..., Any]]:
+    return {
+        f"{module.__name__}.{function.__name__}": function
+        for module in modules(name)
+        for _, function in inspect.getmembers(module, inspect.isfunction)
+        if function.__module__ == module.__name__ and not function.__name__.startswith("_")
+    }
+
+
+SERVICES = {path: service for name in PACKAGES for path, service in public_functions(name).items()}
+
+
+@pytest.mark.parametrize("path", SERVICES)
+def test_takes_an_actor(path: str) -> None:
+    parameter = inspect.signature(SERVICES[path], eval_str=False).parameters.get("actor")
+    if path in WITHOUT_AN_ACTOR:
+        assert parameter is None, f"{path} takes an actor: it needs no reason any more"
+        return
+    assert parameter is not None, f"{path} changes something: by whom?"
+    assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameter.annotation == Actor.__name__
+    assert parameter.default is inspect.Parameter.empty, "nobody is an actor by default"
+
+
+def test_every_exception_is_a_service() -> None:
+    assert set(WITHOUT_AN_ACTOR) <= SERVICES.keys()
+
+
+def test_the_check_sees_services() -> None:
+    assert {"fleet.services.load_jobs.load_job_start", "metering.services.keys.key_create"} <= set(
+        SERVICES
+    )
