@@ -12,6 +12,7 @@ import pytest
 from tests.live.asking import Ask, Converse, Respond
 from tests.live.scripted_model import ScriptedModel
 from tests.live.scripted_server import ScriptedServe
+from tests.live.second_gateway import second_gateway
 from tests.live.serving import Serve, wait_until
 
 
@@ -73,6 +74,13 @@ def scripted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script
         yield serve
     finally:
         serve.end()
+
+
+@pytest.fixture(scope="session")
+def uvicorn_url(scripted_server: ScriptedServe) -> Iterator[str]:
+    """A gateway under uvicorn, beside the scripted server's own."""
+    with second_gateway(scripted_server) as url:
+        yield url
 
 
 @pytest.fixture

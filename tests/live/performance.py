@@ -47,9 +47,23 @@ class Performance:
         self._tokens = _planned(token_ids, rule, end_token_id, submit.params)
         self._num_scripted = len(token_ids)
         self._num_cached_tokens: int | None = num_cached_tokens
-        self._num_output = 0
+        self.num_output = 0
+        """Tokens so far."""
+        self._due_s = 0.0
         grammar = submit.params.grammar
         self._check = GrammarCheck(grammar, grammars, tokenizer) if grammar else None
+
+    @property
+    def is_queued(self) -> bool:
+        """It holds no block yet."""
+        return self._rule.holds == "queue"
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether it may ``step`` now."""
+        if self._rule.holds is not None or now_s < self._due_s:
+            return False
+        self._due_s = now_s + self._rule.token_s
+        return True
 
     def step(self) -> SequenceStep:
         """Raises ``GrammarBrokenError``."""
@@ -57,7 +71,7 @@ class Performance:
         reason: Literal["stop", "length"] | None = None
         while reason is None and len(token_ids) < self._rule.tokens_per_step:
             token_id = next(self._tokens)
-            self._num_output += 1
+            self.num_output += 1
             if token_id in self._submit.params.stop_token_ids:
                 reason = "stop"
                 if self._check is not None:
@@ -74,12 +88,12 @@ class Performance:
             logprobs=self._logprobs(token_ids),
             num_cached_tokens=num_cached,
             finish_reason=reason,
-            num_output_tokens=self._num_output if reason else 0,
+            num_output_tokens=self.num_output if reason else 0,
         )
 
     def _length_reason(self) -> Literal["length"] | None:
-        scripted_end = self._rule.finish == "length" and self._num_output == self._num_scripted
-        is_last = scripted_end or self._num_output == self._submit.params.max_tokens
+        scripted_end = self._rule.finish == "length" and self.num_output == self._num_scripted
+        is_last = scripted_end or self.num_output == self._submit.params.max_tokens
         return "length" if is_last else None
 
     def _logprobs(self, token_ids: list[int]) -> list[TokenLogprob] | None:

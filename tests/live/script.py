@@ -2,6 +2,7 @@
 
     folder/script.json      the rules, read again for every sequence
     folder/received.jsonl   what the engine was asked to run, one ``Received`` a line
+    folder/moments.jsonl    what became of it and when, one ``Moment`` a line
 
 The contract between ``scripted_engine`` (one process) and ``scripted_model`` (the tests).
 """
@@ -29,6 +30,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The answer starts over instead of ending."""
     crashes: bool = False
     """The engine process dies instead of answering."""
+    holds: Literal["queue", "prefill"] | None = None
+    """The phase in which a sequence stays until it is cancelled."""
+    token_s: float = 0.0
+    """From one step of a sequence to its next."""
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +42,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     end_token: str
     context_tokens: int
     rules: list[Rule] = []
+    holds_load: bool = False
+    """The engine is loading for as long as this says so."""
 
     def rule_for(self, prompt: str) -> Rule | None:
         return next((rule for rule in reversed(self.rules) if rule.when in prompt), None)
@@ -48,6 +55,14 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens as text, special ones included."""
     num_prompt_tokens: int
     params: SamplingParams
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    sequence_id: str
+    what: Literal["first token", "cancelled"]
+    """A sequence that is cancelled holds nothing from then on."""
+    monotonic_s: float
+    """Of the clock that all processes of a machine share."""
 
 
 def read_script(folder: Path) -> Script:
@@ -62,11 +77,26 @@ def write_script(folder: Path, script: Script) -> None:
 
 
 def append_received(folder: Path, received: Received) -> None:
-    with (folder / "received.jsonl").open("ab") as file:
-        file.write(msgspec.json.encode(received) + b"\n")
+    _append(folder / "received.jsonl", received)
 
 
 def read_received(folder: Path) -> list[Received]:
-    path = folder / "received.jsonl"
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [msgspec.json.decode(line, type=Received) for line in lines]
+    return [msgspec.json.decode(line, type=Received) for line in _lines(folder / "received.jsonl")]
+
+
+def append_moment(folder: Path, moment: Moment) -> None:
+    _append(folder / "moments.jsonl", moment)
+
+
+def read_moments(folder: Path) -> list[Moment]:
+    return [msgspec.json.decode(line, type=Moment) for line in _lines(folder / "moments.jsonl")]
+
+
+def _append(path: Path, record: msgspec.Struct) -> None:
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(record) + b"\n")
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Whole ones: the engine may be writing the next."""
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []

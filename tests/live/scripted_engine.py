@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import tokenizers
@@ -42,10 +43,17 @@ from inference.protocol.engine import (
 )
 from inference.protocol.load import LoadReport, LoadSpec
 from tests.live.performance import GrammarBrokenError, Performance
-from tests.live.script import Received, append_received, read_script
+from tests.live.script import (
+    Moment,
+    Received,
+    append_moment,
+    append_received,
+    read_script,
+)
 
 STEP_S = 0.001
 IDLE_S = 0.5
+HELD_LOAD_S = 0.02
 BLOCK_TOKENS = 16
 NUM_BLOCKS = 1000
 NUM_REMEMBERED_PROMPTS = 64
@@ -74,6 +82,8 @@ class ScriptedEngine:
 
     def run(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
+        while read_script(self._folder).holds_load:
+            time.sleep(HELD_LOAD_S)
         self._send(Loaded(report=self._report()))
         while True:
             outputs: list[Output] = [*self._take_commands(), *self._steps()]
@@ -104,6 +114,7 @@ class ScriptedEngine:
                     outputs += self._start(command)
                 case CancelSequence(sequence_id=sequence_id):
                     if self._performances.pop(sequence_id, None) is not None:
+                        self._note(sequence_id, "cancelled")
                         outputs.append(SequenceCancelled(sequence_id=sequence_id))
                 case Shutdown():
                     os._exit(0)
@@ -146,7 +157,12 @@ class ScriptedEngine:
 
     def _steps(self) -> list[SequenceStep | SequenceFailed]:
         outputs: list[SequenceStep | SequenceFailed] = []
+        now_s = time.monotonic()
         for sequence_id, performance in list(self._performances.items()):
+            if not performance.is_due(now_s):
+                continue
+            if performance.num_output == 0:
+                self._note(sequence_id, "first token")
             try:
                 step = performance.step()
             except GrammarBrokenError as error:
@@ -159,11 +175,17 @@ class ScriptedEngine:
         self._num_steps += bool(outputs)
         return outputs
 
+    def _note(self, sequence_id: str, what: Literal["first token", "cancelled"]) -> None:
+        now_s = time.monotonic()
+        append_moment(self._folder, Moment(sequence_id=sequence_id, what=what, monotonic_s=now_s))
+
     def _stats(self) -> EngineStats:
+        num_queued = sum(one.is_queued for one in self._performances.values())
+        num_running = len(self._performances) - num_queued
         return EngineStats(
-            in_flight=len(self._performances),
-            queue_depth=0,
-            kv_blocks_used=len(self._performances),
+            in_flight=num_running,
+            queue_depth=num_queued,
+            kv_blocks_used=num_running,
             kv_blocks_total=NUM_BLOCKS,
             decode_tokens_per_s=0.0,
             prefill_tokens_per_s=0.0,

@@ -7,12 +7,21 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-from tests.live.script import Received, Rule, Script, read_received, read_script, write_script
+from tests.live.script import (
+    Received,
+    Rule,
+    Script,
+    read_moments,
+    read_received,
+    read_script,
+    write_script,
+)
 
 TEMPLATES_DIR = Path(__file__).parent / "templates"
 CORPUS = [
@@ -99,6 +108,8 @@ class ScriptedModel:
         tokens_per_step: int = 1,
         repeats: bool = False,
         crashes: bool = False,
+        holds: Literal["queue", "prefill"] | None = None,
+        token_s: float = 0.0,
     ) -> None:
         """From now on, to prompts that hold ``when``. Special tokens are written out in it."""
         script = read_script(self.folder)
@@ -109,13 +120,30 @@ class ScriptedModel:
             tokens_per_step=tokens_per_step,
             repeats=repeats,
             crashes=crashes,
+            holds=holds,
+            token_s=token_s,
         )
         changed = msgspec.structs.replace(script, rules=[*script.rules, rule])
+        write_script(self.folder, changed)
+
+    def hold_load(self, holds: bool) -> None:
+        """Whether an engine that loads goes on loading."""
+        changed = msgspec.structs.replace(read_script(self.folder), holds_load=holds)
         write_script(self.folder, changed)
 
     def received(self, when: str) -> list[Received]:
         """What the engine was asked to run with ``when`` in the prompt, in order."""
         return [one for one in read_received(self.folder) if when in one.prompt]
+
+    def moments_s(self, what: Literal["first token", "cancelled"], when: str) -> list[float]:
+        """When each sequence with ``when`` in its prompt came to ``what``, on the monotonic clock;
+        those that have not yet are missing."""
+        sequence_ids = {one.sequence_id for one in self.received(when)}
+        return [
+            moment.monotonic_s
+            for moment in read_moments(self.folder)
+            if moment.what == what and moment.sequence_id in sequence_ids
+        ]
 
 
 def make_model(name: str, family: Family, folder: Path) -> ScriptedModel:

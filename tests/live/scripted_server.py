@@ -24,6 +24,7 @@ class ScriptedServe(Serve):
 
     def __init__(self, data_dir: Path, scripts_dir: Path) -> None:
         scripts_dir.mkdir()
+        self.scripts_dir = scripts_dir
         self.models: Mapping[str, ScriptedModel] = {
             name: make_model(name, family, scripts_dir / name) for name, family in FAMILIES.items()
         }

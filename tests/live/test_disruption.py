@@ -1,4 +1,5 @@
-"""What goes away comes back: clients, engines, neurons, Redis; nothing is left behind meanwhile.
+"""What goes away comes back: engines, neurons, Redis; nothing is left behind meanwhile. Clients
+that hang up are in ``test_hang_ups``.
 
 Each test leaves the shared server able to recover; the fixture waits until it has.
 """
@@ -7,21 +8,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import psutil
-import pytest
 
 from tests.live.serving import WAIT_TIMEOUT_S, Abandoned, Serve, is_busy, is_idle, wait_until
 
 LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True, "min_tokens": 1500}
 """An answer that takes seconds, so that something can happen meanwhile."""
-LONG_PROMPT: dict[str, Any] = {
-    "messages": [{"role": "user", "content": "tell me of the sea " * 1200}]
-}
-"""A prompt whose prefill takes several steps."""
+ENDLESS: dict[str, Any] = {"n": 8, "max_tokens": 7500, "ignore_eos": True, "min_tokens": 7500}
+"""Eight answers that take minutes."""
+FREE_WITHIN_S = 30.0
 
 
 def answers(helexa: Serve) -> bool:
@@ -29,59 +27,20 @@ def answers(helexa: Serve) -> bool:
     return response.status_code == 200 and "Paris" in response.text
 
 
-@pytest.fixture
-def idle(helexa: Serve) -> Iterator[Serve]:
-    """Idle before; idle again after, or the test has failed to give something back."""
+def test_others_are_undisturbed_by_a_disconnect(helexa: Serve) -> None:
     wait_until(lambda: is_idle(helexa), "idle before the test")
-    yield helexa
-    wait_until(lambda: is_idle(helexa), "every block is free again")
-
-
-def test_disconnect_while_decoding_a_stream(idle: Serve) -> None:
-    with idle.stream(**LONG) as stream:
-        stream.next_text()
-        wait_until(lambda: is_busy(idle), "decoding")
-
-
-def test_disconnect_while_decoding_without_a_stream(idle: Serve) -> None:
-    request = Abandoned(idle, **LONG)
-    wait_until(lambda: is_busy(idle), "decoding")
-    request.leave()
-    assert request.status is None
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_disconnect_while_prefilling(idle: Serve, stream: bool) -> None:
-    request = Abandoned(idle, **LONG_PROMPT, stream=stream, seed=int(stream))
-    wait_until(lambda: is_busy(idle), "prefilling")
-    request.leave()
-
-
-def test_disconnect_before_anything(idle: Serve) -> None:
-    for _ in range(10):
-        with idle.stream(**LONG):
-            pass
-
-
-def test_disconnect_of_many(idle: Serve) -> None:
-    requests = [Abandoned(idle, **LONG, seed=number) for number in range(12)]
-    wait_until(lambda: is_busy(idle), "decoding")
-    for request in requests:
-        request.leave()
-
-
-def test_others_are_undisturbed_by_a_disconnect(idle: Serve) -> None:
-    alone = idle.answer(max_tokens=200, ignore_eos=True)
-    request = Abandoned(idle, **LONG)
-    wait_until(lambda: is_busy(idle), "decoding")
+    alone = helexa.answer(max_tokens=200, ignore_eos=True)
+    request = Abandoned(helexa, **ENDLESS)
+    wait_until(lambda: is_busy(helexa), "decoding")
     answer: list[str] = []
     other = threading.Thread(
-        target=lambda: answer.append(idle.answer(max_tokens=200, ignore_eos=True))
+        target=lambda: answer.append(helexa.answer(max_tokens=200, ignore_eos=True))
     )
     other.start()
     request.leave()
     other.join(WAIT_TIMEOUT_S)
     assert answer == [alone]
+    wait_until(lambda: is_idle(helexa), "every block is free again", FREE_WITHIN_S)
 
 
 def test_killed_engine_fails_the_request_once_and_comes_back(helexa: Serve) -> None:

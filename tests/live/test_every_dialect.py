@@ -1,4 +1,4 @@
-"""Every dialect with the real default model: grammars, several choices, and clients that leave."""
+"""Every dialect with the real default model: grammars, and several choices."""
 
 from __future__ import annotations
 
@@ -13,44 +13,7 @@ import pydantic
 import pydantic_core
 import pytest
 
-from tests.live.serving import (
-    MODEL,
-    QUESTION,
-    WAIT_TIMEOUT_S,
-    Abandoned,
-    Serve,
-    is_busy,
-    is_idle,
-    wait_until,
-)
-
-STORY = "Write a long story about a fox who travels around the world."
-# None of these ends by itself before a heartbeat has shown that it is under way.
-STORIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "messages": (
-        "/v1/messages",
-        {
-            "max_tokens": 2000,
-            "temperature": 0,
-            "messages": [{"role": "user", "content": STORY}],
-        },
-    ),
-    "responses": ("/v1/responses", {"input": STORY, "max_output_tokens": 2000, "temperature": 0}),
-    "completions": (
-        "/v1/completions",
-        {"prompt": [STORY, STORY + " "], "max_tokens": 2000, "ignore_eos": True},
-    ),
-    "choices": (
-        "/v1/chat/completions",
-        {
-            "n": 3,
-            "max_tokens": 2000,
-            "ignore_eos": True,
-            "messages": [{"role": "user", "content": STORY}],
-        },
-    ),
-}
-
+from tests.live.serving import MODEL, QUESTION, WAIT_TIMEOUT_S, Serve
 
 Word = Annotated[str, pydantic.Field(max_length=20)]
 
@@ -73,13 +36,6 @@ def client(shared_server: Serve) -> Iterator[openai.OpenAI]:
 def anthropic_of_helexa(shared_server: Serve) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=shared_server.url, api_key="none", max_retries=0) as client:
         yield client
-
-
-@pytest.fixture
-def idle(helexa: Serve) -> Iterator[Serve]:
-    wait_until(lambda: is_idle(helexa), "idle before the test")
-    yield helexa
-    wait_until(lambda: is_idle(helexa), "every block is free again")
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -174,18 +130,6 @@ def test_the_same_answer_in_every_dialect(
     used = message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
     assert chat.usage.prompt_tokens == response.usage.input_tokens == counted.input_tokens == used
     assert chat.usage.completion_tokens == message.usage.output_tokens
-
-
-@pytest.mark.parametrize("dialect", STORIES)
-@pytest.mark.parametrize("streams", [True, False])
-def test_what_a_client_leaves_is_freed(idle: Serve, dialect: str, streams: bool) -> None:
-    path, fields = STORIES[dialect]
-    body = fields | {"model": MODEL, "stream": streams}
-    if path == "/v1/responses":
-        body["store"] = False
-    request = Abandoned(idle, path=path, body=body)
-    wait_until(lambda: is_busy(idle), "decoding")
-    request.leave()
 
 
 @pytest.mark.parametrize(

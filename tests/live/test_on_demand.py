@@ -11,6 +11,8 @@ import pytest
 from tests.live.catalogue import add_model
 from tests.live.serving import WAIT_TIMEOUT_S, Abandoned, Serve, chat_body, wait_until
 
+FREE_WITHIN_S = 30.0
+
 
 @pytest.fixture(scope="module")
 def loaded(shared_server: Serve, default_gguf: Path) -> str:
@@ -65,8 +67,8 @@ def test_disconnect_while_queued(helexa: Serve, loaded: str) -> None:
             helexa,
             model=loaded,
             messages=[{"role": "user", "content": f"{number} " + "tell me of the sea " * 150}],
-            max_tokens=400,
-            min_tokens=400,
+            max_tokens=2000,
+            min_tokens=2000,
             ignore_eos=True,
         )
         for number in range(12)
@@ -75,7 +77,9 @@ def test_disconnect_while_queued(helexa: Serve, loaded: str) -> None:
     for request in reversed(requests):
         request.leave()
     wait_until(
-        lambda: (replica()["queue_depth"], replica()["kv_blocks_used"]) == (0, 0), "all are free"
+        lambda: (replica()["queue_depth"], replica()["kv_blocks_used"]) == (0, 0),
+        "all are free long before they could end",
+        FREE_WITHIN_S,
     )
     assert "Paris" in helexa.answer(model=loaded)
 
