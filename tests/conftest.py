@@ -16,6 +16,12 @@ from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
 from tests.embedding_model import fetch_embedding_model
 from tests.leftovers import leftovers, mark_this_run
 from tests.private_redis import running_redis
+from tests.time_limit import (  # noqa: F401 - hooks
+    pytest_configure,
+    pytest_runtest_call,
+    pytest_runtest_setup,
+    pytest_runtest_teardown,
+)
 
 
 def has_cuda() -> bool:

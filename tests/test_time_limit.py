@@ -1,0 +1,98 @@
+"""A test that hangs fails by itself, says where it hung, and those after it run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY_DIR = Path(__file__).resolve().parent.parent
+CONFTEST = """
+from tests.time_limit import (
+    pytest_configure, pytest_runtest_call, pytest_runtest_setup, pytest_runtest_teardown
+)
+"""
+HANGING = """
+import asyncio, threading, time
+import pytest
+
+@pytest.fixture
+def never_there():
+    time.sleep(1000)
+
+@pytest.fixture
+def never_gone():
+    yield
+    threading.Event().wait()
+
+@pytest.mark.limit_s(0.2)
+def test_sleeps():
+    time.sleep(1000)
+
+@pytest.mark.limit_s(0.2)
+def test_waits_for_a_thread():
+    waiting = threading.Thread(target=threading.Event().wait, name="the-other", daemon=True)
+    waiting.start()
+    waiting.join()
+
+@pytest.mark.limit_s(0.2)
+def test_waits_on_the_event_loop():
+    async def wait():
+        await asyncio.Event().wait()
+    asyncio.run(wait())
+
+@pytest.mark.limit_s(0.2)
+def test_setup(never_there):
+    pass
+
+@pytest.mark.limit_s(0.2)
+def test_teardown(never_gone):
+    pass
+
+def test_passes():
+    pass
+"""
+NATIVE = """
+import ctypes, signal
+import pytest
+
+@pytest.mark.limit_s(0.2)
+def test_no_signal_comes_through():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    ctypes.PyDLL(None).sleep(1000)
+"""
+
+
+def run(directory: Path, tests: str) -> subprocess.CompletedProcess[str]:
+    (directory / "conftest.py").write_text(CONFTEST)
+    (directory / "test_hanging.py").write_text(tests)
+    (directory / "pytest.ini").write_text(f"[pytest]\npythonpath = {REPOSITORY_DIR}\n")
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-rA"),
+            *("-p", "no:cacheprovider", "-p", "no:django", "-p", "no:xdist"),
+        ],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+
+
+def test_each_that_hangs_fails_and_says_where(tmp_path: Path) -> None:
+    done = run(tmp_path, HANGING)
+    assert "3 failed, 2 passed" in done.stdout, done.stdout
+    for name in ("test_sleeps", "test_waits_for_a_thread", "test_waits_on_the_event_loop"):
+        assert f"FAILED test_hanging.py::{name}" in done.stdout
+    for name in ("test_setup", "test_teardown"):
+        assert f"ERROR test_hanging.py::{name}" in done.stdout
+    assert "PASSED test_hanging.py::test_passes" in done.stdout
+    assert "not done within 0.2 s" in done.stdout
+    assert "--- the-other" in done.stdout
+
+
+def test_native_code_that_never_comes_back_ends_the_process(tmp_path: Path) -> None:
+    done = run(tmp_path, NATIVE)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
+    assert "test_no_signal_comes_through" in done.stderr

@@ -1,0 +1,104 @@
+"""A limit for every test: one that hangs fails, says where all threads are, and the run goes on.
+
+    setup, call or teardown ─▶ limit ─▶ SIGALRM: TimeLimitExceeded is raised where the test waits
+                                └─▶ three limits: stacks to stderr, the process ends
+
+The second is for what no signal reaches: native code that never comes back. pytest-xdist then names
+the test, and starts another process for the rest. Where processes share cores the limit is longer:
+it is there for what never ends, and says nothing of how long a test may take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Generator, Iterator
+from types import FrameType
+from typing import TextIO
+
+import pytest
+
+LIMIT_S = 180.0
+"""For a test's setup, its call and its teardown, each; ``@pytest.mark.limit_s(...)`` says other."""
+SETUP_LIMIT_S = 600.0
+"""Of the first test that uses a server: it is started there."""
+AGAIN_S = 60.0
+"""After this it is raised again: something may have swallowed it."""
+
+_stderr = pytest.StashKey[TextIO]()
+
+
+class TimeLimitExceeded(Exception):  # noqa: N818 - it is no error of the code that it is raised in
+    pass
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps the stderr that no test's capture has taken the place of."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        config.stash[_stderr] = os.fdopen(os.dup(2), "w")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    with _limited(item, SETUP_LIMIT_S):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    with _limited(item, LIMIT_S):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    with _limited(item, LIMIT_S):
+        return (yield)
+
+
+@contextlib.contextmanager
+def _limited(item: pytest.Item, default_s: float) -> Iterator[None]:
+    mark = item.get_closest_marker("limit_s")
+    limit_s = float(mark.args[0]) if mark else default_s
+    if item.config.getoption("usepdb") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    began_s = time.monotonic()
+
+    def on_alarm(signal_number: int, frame: FrameType | None) -> None:
+        left_s = began_s + limit_s * processes_per_core() - time.monotonic()
+        if left_s > 0:
+            signal.setitimer(signal.ITIMER_REAL, left_s, AGAIN_S)
+            return
+        raise TimeLimitExceeded(f"not done within {limit_s:g} s\n{stacks()}")
+
+    previous = signal.signal(signal.SIGALRM, on_alarm)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, AGAIN_S)
+    end_s = 3 * limit_s * max(1.0, processes_per_core())
+    faulthandler.dump_traceback_later(end_s, exit=True, file=item.config.stash[_stderr])
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def processes_per_core() -> float:
+    """How many share a core, lately; at least one."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def stacks() -> str:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"--- {names.get(thread_id, thread_id)}\n{''.join(traceback.format_stack(frame))}"
+        for thread_id, frame in sys._current_frames().items()
+    )
