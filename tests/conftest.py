@@ -11,11 +11,13 @@ from pathlib import Path
 import hypothesis
 import pytest
 import redis
+from xdist.remote import Producer
 
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
 from tests.embedding_model import fetch_embedding_model
 from tests.leftovers import leftovers, mark_this_run
 from tests.private_redis import running_redis
+from tests.spreading import SpreadByServer, turn
 from tests.time_limit import (  # noqa: F401 - hooks
     pytest_configure,
     pytest_runtest_call,
@@ -52,10 +54,12 @@ def is_one_of_several(config: pytest.Config) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Modules are handed out in this order. Live ones take long and wait much; short ones then fill
-    the processes evenly at the end."""
     if is_one_of_several(config):
-        items.sort(key=lambda item: not item.nodeid.startswith("tests/live/"))
+        items.sort(key=turn)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SpreadByServer | None:
+    return SpreadByServer(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)
