@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from fleet.errors import CatalogueValueError
 from fleet.measurements import DeviceKind, MeasuredLoad, measured_for
 from inference.protocol.load import KVDtype, LoadSpec, Quantization
+from metering.prices import Prices
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = ("auto", "float32", "bfloat16", "float16")
@@ -22,6 +23,8 @@ DEFAULT_MAX_PREFILL_S = 300
 """Half of the 600 s after which the OpenAI and Anthropic SDKs give up on an answer: a prompt that
 fills the context gets its first token in time even behind another one. Two slow cores read the
 default model's whole context in about a tenth of it."""
+
+MAX_PRICE_MICRO_USD = 10**15 - 1
 
 NAME_PATTERN = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 ALIAS_PATTERN = re.compile(r"[A-Za-z0-9]+(?:[._:/@-][A-Za-z0-9]+)*")
@@ -59,6 +62,8 @@ class CatalogueEntry:
     max_output_tokens: int | None = None
     max_prefill_s: int | None = None
     kv_memory_bytes: int | None = None
+    prices: Prices | None = None
+    """``None``: not priced, which costs nothing and is advertised as nothing."""
     pinned: bool = False
     description: str = ""
     aliases: tuple[str, ...] = ()
@@ -131,6 +136,28 @@ def check_source(source: str) -> None:
 def check_sha256(digest: str) -> None:
     if not SHA256_PATTERN.fullmatch(digest):
         raise CatalogueValueError("sha256", "A SHA-256 is 64 lower-case hexadecimal digits")
+
+
+def check_prices(
+    *, input_micro_usd: int | None, cached_input_micro_usd: int | None, output_micro_usd: int | None
+) -> None:
+    """Per million tokens. A model is priced or it is not: raises ``CatalogueValueError``."""
+    prices = {
+        "input_price_micro_usd": input_micro_usd,
+        "cached_input_price_micro_usd": cached_input_micro_usd,
+        "output_price_micro_usd": output_micro_usd,
+    }
+    for field, price in prices.items():
+        if price is not None and not 0 <= price <= MAX_PRICE_MICRO_USD:
+            raise CatalogueValueError(field, "A price is from 0 up to 999,999,999.999999 USD")
+    if input_micro_usd is None and (output_micro_usd, cached_input_micro_usd) != (None, None):
+        raise CatalogueValueError(
+            "input_price_micro_usd", "A model that is priced has an input price; 0 is free"
+        )
+    if input_micro_usd is not None and output_micro_usd is None:
+        raise CatalogueValueError(
+            "output_price_micro_usd", "A model that is priced has an output price; 0 is free"
+        )
 
 
 def to_dtype(word: str) -> Dtype:

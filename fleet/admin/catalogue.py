@@ -16,6 +16,7 @@ from unfold.widgets import UnfoldAdminSelectWidget
 from fleet import services
 from fleet.admin.loading import actor_of, load_on, load_placed, tell, unload_everywhere
 from fleet.admin.unfold_types import UnfoldAdmin, action, display
+from fleet.admin.usd_field import UsdField
 from fleet.errors import CatalogueValueError
 from fleet.lifecycles import NeuronStatus
 from fleet.models import Alias, CatalogueModel, Neuron
@@ -45,6 +46,20 @@ class CheckedForm(AnyForm):
 
 
 class CatalogueModelForm(CheckedForm):
+    input_price_micro_usd = UsdField(
+        label="Input price",
+        help_text="USD per million prompt tokens. 0: free. Empty: the model is not priced.",
+    )
+    cached_input_price_micro_usd = UsdField(
+        label="Cached input price",
+        help_text="USD per million prompt tokens that the prefix cache held. Empty: the input "
+        "price.",
+    )
+    output_price_micro_usd = UsdField(
+        label="Output price",
+        help_text="USD per million completion tokens. 0: free. Empty: the model is not priced.",
+    )
+
     class Meta:
         model = CatalogueModel
         fields = "__all__"
@@ -99,6 +114,16 @@ class CatalogueModelAdmin(UnfoldAdmin):
                     "max_prefill_s",
                     "kv_dtype",
                     "kv_memory_bytes",
+                )
+            },
+        ),
+        (
+            "Prices",
+            {
+                "fields": (
+                    "input_price_micro_usd",
+                    "cached_input_price_micro_usd",
+                    "output_price_micro_usd",
                 )
             },
         ),

@@ -15,6 +15,7 @@ from fleet.catalogue import (
     to_kv_dtype,
     to_quantization,
 )
+from metering.prices import Prices
 
 
 class CatalogueModel(models.Model):
@@ -98,6 +99,21 @@ class CatalogueModel(models.Model):
         verbose_name="KV memory (bytes)",
         help_text="Memory for the KV cache. Empty: measured when the model is loaded.",
     )
+    input_price_micro_usd = models.PositiveBigIntegerField(
+        null=True,
+        blank=True,
+        help_text="Per million prompt tokens; 0: free. Empty: the model is not priced.",
+    )
+    cached_input_price_micro_usd = models.PositiveBigIntegerField(
+        null=True,
+        blank=True,
+        help_text="Of prompt tokens that the prefix cache held. Empty: the input price.",
+    )
+    output_price_micro_usd = models.PositiveBigIntegerField(
+        null=True,
+        blank=True,
+        help_text="Per million completion tokens; 0: free.",
+    )
     pinned = models.BooleanField(
         default=False, help_text="Keep it loaded: it is loaded again whenever it is not."
     )
@@ -147,6 +163,15 @@ class CatalogueModel(models.Model):
                 condition=models.Q(kv_memory_bytes__isnull=True) | models.Q(kv_memory_bytes__gt=0),
                 name="catalogue_kv_memory_positive",
             ),
+            models.CheckConstraint(
+                condition=~(
+                    models.Q(input_price_micro_usd__isnull=True)
+                    ^ models.Q(output_price_micro_usd__isnull=True)
+                ),
+                name="catalogue_priced_or_not",
+                violation_error_message="A model that is priced has an input price and an output "
+                "price; 0 is free.",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -168,12 +193,23 @@ class CatalogueModel(models.Model):
             max_output_tokens=self.max_output_tokens,
             max_prefill_s=self.max_prefill_s,
             kv_memory_bytes=self.kv_memory_bytes,
+            prices=self.prices(),
             pinned=self.pinned,
             description=self.description,
             aliases=tuple(alias.name for alias in self.aliases.all()),
             weight_bytes=self.weight_bytes,
             measured_loads=tuple(row.measured_load() for row in self.load_measurements.all()),
             created_unix_s=int(self.created_at.timestamp()),
+        )
+
+    def prices(self) -> Prices | None:
+        if self.input_price_micro_usd is None or self.output_price_micro_usd is None:
+            return None
+        cached = self.cached_input_price_micro_usd
+        return Prices(
+            input_micro_usd=self.input_price_micro_usd,
+            cached_input_micro_usd=self.input_price_micro_usd if cached is None else cached,
+            output_micro_usd=self.output_price_micro_usd,
         )
 
 

@@ -28,6 +28,9 @@ MODEL_FIELDS = (
     "max_output_tokens",
     "max_prefill_s",
     "kv_memory_bytes",
+    "input_price_micro_usd",
+    "cached_input_price_micro_usd",
+    "output_price_micro_usd",
     "pinned",
     "enabled",
     "description",
@@ -59,6 +62,9 @@ def catalogue_model_create(
     max_output_tokens: int | None = None,
     max_prefill_s: int | None = catalogue.DEFAULT_MAX_PREFILL_S,
     kv_memory_bytes: int | None = None,
+    input_price_micro_usd: int | None = None,
+    cached_input_price_micro_usd: int | None = None,
+    output_price_micro_usd: int | None = None,
     pinned: bool = False,
     enabled: bool = True,
     description: str = "",
@@ -77,6 +83,9 @@ def catalogue_model_create(
         max_output_tokens=max_output_tokens,
         max_prefill_s=max_prefill_s,
         kv_memory_bytes=kv_memory_bytes,
+        input_price_micro_usd=input_price_micro_usd,
+        cached_input_price_micro_usd=cached_input_price_micro_usd,
+        output_price_micro_usd=output_price_micro_usd,
         pinned=pinned,
         enabled=enabled,
         description=description,
@@ -134,6 +143,11 @@ def catalogue_model_check(*, model: CatalogueModel) -> None:
     catalogue.to_kv_dtype(model.kv_dtype)
     if model.sha256:
         catalogue.check_sha256(model.sha256)
+    catalogue.check_prices(
+        input_micro_usd=model.input_price_micro_usd,
+        cached_input_micro_usd=model.cached_input_price_micro_usd,
+        output_micro_usd=model.output_price_micro_usd,
+    )
     if CatalogueModel.objects.filter(name=model.name).exclude(pk=model.pk).exists():
         raise CatalogueValueError("name", f"There is a model named {model.name!r} already")
     if Alias.objects.filter(name=model.name).exists():

@@ -14,7 +14,7 @@ from fleet.snapshot import FleetSnapshot, ReplicaView
 from inference.gateway.consumers import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire import anthropic_errors, anthropic_models, openai_models
-from inference.wire.model_card import ModelCard
+from inference.wire.model_card import ModelCard, ModelPrices
 
 BEST_FIRST = (
     ReplicaStatus.READY,
@@ -80,6 +80,17 @@ def model_card(entry: CatalogueEntry, snapshot: FleetSnapshot) -> ModelCard:
         context_tokens=min(limits, default=None),
         max_output_tokens=min(bounds, default=None),
         capabilities=_shared_capabilities(ready),
+        prices=_model_prices(entry),
+    )
+
+
+def _model_prices(entry: CatalogueEntry) -> ModelPrices | None:
+    if entry.prices is None:
+        return None
+    return ModelPrices(
+        input_micro_usd=entry.prices.input_micro_usd,
+        cached_input_micro_usd=entry.prices.cached_input_micro_usd,
+        output_micro_usd=entry.prices.output_micro_usd,
     )
 
 

@@ -9,6 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPrices:
+    """Micro-USD per million tokens; 0 is free."""
+
+    input_micro_usd: int
+    cached_input_micro_usd: int
+    output_micro_usd: int
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
@@ -27,6 +38,8 @@ class ModelCard:
     max_output_tokens: int | None = None
     """The operator's bound on an answer."""
     capabilities: tuple[str, ...] | None = None
+    prices: ModelPrices | None = None
+    """``None``: not priced."""
 
     def can(self, capability: str) -> bool | None:
         return None if self.capabilities is None else capability in self.capabilities
@@ -48,13 +61,13 @@ class ModelCard:
 
 
 def own_fields(card: ModelCard) -> dict[str, Any]:
-    """What every dialect's model object has beyond its API's own fields. ``cost`` is ``null``:
-    nothing is charged for."""
+    """What every dialect's model object has beyond its API's own fields. There is no ``cost``
+    where the model is not priced."""
     return {
         "description": card.description,
         "aliases": card.aliases,
         "limit": _limit(card),
-        "cost": None,
+        **_cost(card.prices),
         "tool_call": card.can("tool_call"),
         "reasoning": card.can("reasoning"),
         "loaded": bool(card.locations),
@@ -72,3 +85,22 @@ def _limit(card: ModelCard) -> dict[str, int | None] | None:
         "input": card.max_input_tokens,
         "output": card.longest_output_tokens,
     }
+
+
+def _cost(prices: ModelPrices | None) -> dict[str, Any]:
+    """USD per million tokens."""
+    if prices is None:
+        return {}
+    return {
+        "cost": {
+            "input": _usd(prices.input_micro_usd),
+            "output": _usd(prices.output_micro_usd),
+            "cache_read": _usd(prices.cached_input_micro_usd),
+        }
+    }
+
+
+def _usd(micro_usd: int) -> orjson.Fragment:
+    """An exact decimal as a JSON number; a float would be off in its last digits."""
+    whole, fraction = divmod(micro_usd, 1_000_000)
+    return orjson.Fragment(f"{whole}.{fraction:06d}".rstrip("0").rstrip("."))

@@ -123,6 +123,11 @@ def test_adding_a_model(admin_client) -> None:
         ({"sha256": "12"}, "64 lower-case hexadecimal digits"),
         ({"max_context_tokens": "0"}, "greater than"),
         ({"max_output_tokens": "0"}, "greater than"),
+        ({"input_price_micro_usd": "1"}, "has an input price and an output price"),
+        ({"input_price_micro_usd": "0.1234567", "output_price_micro_usd": "1"}, "6 decimal places"),
+        ({"input_price_micro_usd": "-1", "output_price_micro_usd": "1"}, "greater than or equal"),
+        ({"input_price_micro_usd": "NaN", "output_price_micro_usd": "1"}, "Enter a number"),
+        ({"input_price_micro_usd": "1e9", "output_price_micro_usd": "1"}, "Ensure that there are"),
         ({"name": "taken"}, "already"),
         ({"name": "nick"}, "is an alias already"),
     ],
@@ -144,6 +149,23 @@ def test_changing_a_model_leaves_its_name(admin_client, model) -> None:
     entry = selectors.catalogue_find("tiny")
     assert entry is not None
     assert (entry.source, entry.pinned, entry.max_output_tokens) == ("pypi:other", True, 128)
+
+
+def test_prices_are_written_and_shown_in_usd(admin_client, model) -> None:
+    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+    prices = {"input_price_micro_usd": "0.15", "output_price_micro_usd": "30"}
+    assert admin_client.post(url, FORM | prices).status_code == 302
+    model.refresh_from_db()
+    assert (model.input_price_micro_usd, model.output_price_micro_usd) == (150_000, 30_000_000)
+    assert model.cached_input_price_micro_usd is None
+    html = admin_client.get(url).content.decode()
+    assert 'value="0.15"' in html and 'value="30"' in html
+    assert admin_client.post(url, FORM | prices).status_code == 302
+    model.refresh_from_db()
+    assert model.input_price_micro_usd == 150_000
+    assert admin_client.post(url, FORM).status_code == 302
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None and entry.prices is None
 
 
 def test_deleting_models(admin_client, model) -> None:

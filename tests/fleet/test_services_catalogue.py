@@ -10,6 +10,7 @@ from fleet import selectors, services
 from fleet.errors import CatalogueValueError
 from fleet.models import Alias, CatalogueModel
 from metering.actor import COMMAND
+from metering.prices import Prices
 
 pytestmark = pytest.mark.django_db
 
@@ -34,6 +35,27 @@ def test_a_created_model_is_found_at_once() -> None:
     assert (entry.max_output_tokens, entry.quantization) == (128, "q8")
     assert entry.kv_dtype == "fp16"
     assert entry.created_unix_s > 1_600_000_000
+
+
+def test_prices() -> None:
+    create("unpriced")
+    create("free", input_price_micro_usd=0, output_price_micro_usd=0)
+    create("priced", input_price_micro_usd=150_000, output_price_micro_usd=600_000)
+    create(
+        "cached",
+        input_price_micro_usd=2,
+        cached_input_price_micro_usd=1,
+        output_price_micro_usd=3,
+    )
+    prices = {entry.name: entry.prices for entry in selectors.catalogue_list()}
+    assert prices["unpriced"] is None
+    assert prices["free"] == Prices()
+    assert prices["priced"] == Prices(
+        input_micro_usd=150_000, cached_input_micro_usd=150_000, output_micro_usd=600_000
+    )
+    assert prices["cached"] == Prices(
+        input_micro_usd=2, cached_input_micro_usd=1, output_micro_usd=3
+    )
 
 
 def test_an_alias_resolves_to_its_model() -> None:
@@ -75,6 +97,11 @@ def test_the_catalogue_is_read_once_a_second(django_assert_num_queries) -> None:
         ("dtype", {"dtype": "int3"}),
         ("quantization", {"quantization": "q3"}),
         ("kv_dtype", {"kv_dtype": "int4"}),
+        ("output_price_micro_usd", {"input_price_micro_usd": 1}),
+        ("input_price_micro_usd", {"output_price_micro_usd": 1}),
+        ("input_price_micro_usd", {"cached_input_price_micro_usd": 1}),
+        ("input_price_micro_usd", {"input_price_micro_usd": -1, "output_price_micro_usd": 0}),
+        ("output_price_micro_usd", {"input_price_micro_usd": 0, "output_price_micro_usd": 10**15}),
     ],
 )
 def test_a_value_that_cannot_be_is_named(field: str, values: dict[str, str]) -> None:

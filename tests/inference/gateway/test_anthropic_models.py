@@ -60,7 +60,7 @@ async def test_what_is_said_of_a_model(client: AsgiClient, neuron: FakeNeuron) -
     await neuron.beat()
     (model,) = (await client.get("/v1/models")).json["data"]
     assert model["capabilities"] == ["chat", "tool_call"]
-    assert (model["tool_call"], model["reasoning"], model["cost"]) == (True, False, None)
+    assert (model["tool_call"], model["reasoning"]) == (True, False)
     neuron.status = None
     await neuron.beat()
     await asyncio.sleep(0.3)

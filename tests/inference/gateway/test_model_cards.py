@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fleet.catalogue import CatalogueEntry
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.models import model_card
 from inference.protocol.heartbeat import Capability, ReplicaStatus
+from inference.wire.model_card import ModelPrices
+from metering.prices import Prices
 
 ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny")
 
@@ -35,6 +39,15 @@ def test_what_every_ready_replica_can_do() -> None:
     card = model_card(ENTRY, snapshot)
     assert card.capabilities == ("chat", "reasoning")
     assert card.locations == ("a", "b")
+
+
+def test_prices_are_the_catalogues() -> None:
+    assert model_card(ENTRY, FleetSnapshot(neurons=())).prices is None
+    prices = Prices(input_micro_usd=3, cached_input_micro_usd=1, output_micro_usd=5)
+    card = model_card(replace(ENTRY, prices=prices), FleetSnapshot(neurons=()))
+    assert card.prices == ModelPrices(
+        input_micro_usd=3, cached_input_micro_usd=1, output_micro_usd=5
+    )
 
 
 def test_nothing_is_known_before_one_is_ready() -> None:

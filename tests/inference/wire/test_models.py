@@ -12,7 +12,7 @@ from anthropic.types import ModelInfo
 from inference.wire import anthropic_models, openai_models
 from inference.wire.anthropic_models import PageRequest
 from inference.wire.errors import InvalidRequestError
-from inference.wire.model_card import ModelCard
+from inference.wire.model_card import ModelCard, ModelPrices
 
 CARD = ModelCard(
     id="tiny",
@@ -55,7 +55,32 @@ def anthropic_shape(card: ModelCard) -> Any:
 def test_the_limit_that_is_enforced(shape: Any, card: ModelCard, limit: Any) -> None:
     model = shape(card)
     assert model["limit"] == limit
-    assert model["cost"] is None and model["aliases"] == list(card.aliases)
+    assert model["aliases"] == list(card.aliases)
+
+
+@pytest.mark.parametrize("dialect", [openai_shape, anthropic_shape])
+def test_a_model_that_is_not_priced_has_no_cost(dialect: Any) -> None:
+    assert "cost" not in dialect(CARD)
+
+
+@pytest.mark.parametrize(
+    ("micro_usd", "shown"),
+    [
+        (0, "0"),
+        (1, "0.000001"),
+        (150_000, "0.15"),
+        (3_000_000, "3"),
+        (10**15 - 1, "999999999.999999"),
+    ],
+)
+def test_prices_are_exact_decimals(micro_usd: int, shown: str) -> None:
+    prices = ModelPrices(
+        input_micro_usd=micro_usd, cached_input_micro_usd=0, output_micro_usd=20_000_000
+    )
+    card = replace(CARD, prices=prices)
+    told = f'"cost":{{"input":{shown},"output":20,"cache_read":0}}'
+    assert told in openai_models.model_body(card).decode()
+    assert told in anthropic_models.model_body(card).decode()
 
 
 def test_what_it_can_do() -> None:

@@ -1,0 +1,43 @@
+"""A form's field for an amount of money: people write decimal USD, the row holds micro-USD."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+from django import forms
+from django.core.exceptions import ValidationError
+from unfold.widgets import UnfoldAdminDecimalFieldWidget
+
+DECIMAL_PLACES = 6
+MAX_DIGITS = 15
+
+
+class UsdField(forms.DecimalField):
+    """Exact to the micro-USD; a seventh decimal is refused. Cleans to ``int`` or ``None``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            required=False,
+            min_value=0,
+            max_digits=MAX_DIGITS,
+            decimal_places=DECIMAL_PLACES,
+            widget=UnfoldAdminDecimalFieldWidget,
+            **options,
+        )
+
+    def clean(self, value: Any) -> Any:
+        usd = super().clean(value)
+        return None if usd is None else int(usd.scaleb(DECIMAL_PLACES))
+
+    def prepare_value(self, value: Any) -> Any:
+        """Micro-USD of the row, or what somebody has just written."""
+        if not isinstance(value, int):
+            return value
+        return f"{Decimal(value).scaleb(-DECIMAL_PLACES).normalize():f}"
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        try:
+            return bool(self.clean(data) != initial)
+        except ValidationError:
+            return True
