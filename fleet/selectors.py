@@ -14,6 +14,7 @@ from django.db.models import Count, QuerySet
 from fleet.catalogue import CatalogueEntry
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob
+from metering.prices import Prices
 
 CATALOGUE_CACHE_S = 1.0
 
@@ -36,6 +37,13 @@ def catalogue_find(name: str) -> CatalogueEntry | None:
 def catalogue_list() -> tuple[CatalogueEntry, ...]:
     """Enabled models, sorted by name."""
     return _catalogue().entries
+
+
+def catalogue_prices(name: str) -> Prices | None:
+    """Of the model of that name, offered or not, as they are now; ``None`` where it is not priced
+    or not there. Not kept."""
+    model = CatalogueModel.objects.filter(name=name).first()
+    return None if model is None else model.prices()
 
 
 def catalogue_cache_clear() -> None:

@@ -30,9 +30,13 @@ logger = logging.getLogger(__name__)
 TASK_RECORD_HEARTBEATS = "control.record_heartbeats"
 TASK_RECONCILE = "control.reconcile"
 TASK_FORGET_RESPONSES = "control.forget_responses"
+TASK_SETTLE_ORPHANS = "control.settle_orphans"
+TASK_FORGET_LEDGER_ENTRIES = "control.forget_ledger_entries"
 RECORD_HEARTBEATS_EVERY_S = 1.0
 RECONCILE_EVERY_S = 1.0
 FORGET_RESPONSES_EVERY_S = 600.0
+SETTLE_ORPHANS_EVERY_S = 5.0
+FORGET_LEDGER_ENTRIES_EVERY_S = 600.0
 
 
 class TickScheduler(Scheduler):  # type: ignore[misc]
@@ -99,7 +103,9 @@ app.conf.update(
         "record heartbeats": _tick(TASK_RECORD_HEARTBEATS, RECORD_HEARTBEATS_EVERY_S),
         "reconcile": _tick(TASK_RECONCILE, RECONCILE_EVERY_S),
         "forget responses": _tick(TASK_FORGET_RESPONSES, FORGET_RESPONSES_EVERY_S),
+        "settle orphans": _tick(TASK_SETTLE_ORPHANS, SETTLE_ORPHANS_EVERY_S),
+        "forget ledger entries": _tick(TASK_FORGET_LEDGER_ENTRIES, FORGET_LEDGER_ENTRIES_EVERY_S),
     },
 )
 app.steps["worker"].add(BeatThread)
-app.autodiscover_tasks(["fleet", "inference.conversations"])
+app.autodiscover_tasks(["fleet", "inference.conversations", "metering"])

@@ -82,6 +82,8 @@ class Config:
     """Where Prometheus finds what is counted."""
     response_retention_days: int = 30
     """Stored responses are forgotten after so long; 0 keeps them for ever."""
+    ledger_retention_days: int = 400
+    """Ledger entries are forgotten after so long; 0 keeps them for ever."""
 
 
 def read_config() -> Config:
@@ -104,6 +106,7 @@ def read_config() -> Config:
         allow_anonymous=_flag("HELEXA_ALLOW_ANONYMOUS"),
         metrics=_metrics("HELEXA_METRICS_LISTEN"),
         response_retention_days=_integer("HELEXA_RESPONSE_RETENTION_DAYS", 30, minimum=0),
+        ledger_retention_days=_integer("HELEXA_LEDGER_RETENTION_DAYS", 400, minimum=0),
     )
 
 

@@ -65,24 +65,22 @@ class BudgetState:
 
     def used(self, settle: Settle) -> int:
         if self.unit is Unit.TOKENS:
-            return settle.prompt_tokens + settle.completion_tokens
-        return settle.cost_micro_usd
+            return max(0, settle.prompt_tokens + settle.completion_tokens)
+        return max(0, settle.cost_micro_usd)
 
     def roll(self, now_s: int) -> bool:
-        """Begins the window that holds ``now_s`` if the last one is over; whether it has. What is
+        """Begins anew if the window is over, or not begun; whether that changed anything. What is
         reserved stays so: those requests are under way. Never goes back: gateways' clocks
         differ."""
         if self.window is Window.BALANCE:
             return False
-        if self.window_ends_s is not None:
-            if now_s < self.window_ends_s:
-                return False
-            self.spent = 0
-        elif self.window is Window.SECONDS:
+        if self.window_ends_s is not None and now_s < self.window_ends_s:
             return False
+        before = (self.spent, self.window_ends_s)
+        self.spent = 0
         is_calendar = self.window is not Window.SECONDS
         self.window_ends_s = windows.calendar_end_s(self.window, now_s) if is_calendar else None
-        return True
+        return before != (self.spent, self.window_ends_s)
 
     def holds(self, unix_s: int) -> bool:
         """Whether that moment, which is not after the window, is in it."""

@@ -61,6 +61,10 @@ BOUNDARIES = (
     Boundary("fleet", ("torch", "transformers", "inference.neuron", "inference.engine")),
     Boundary("helexa_site", ("torch", "transformers", "inference.neuron", "inference.engine")),
     Boundary("metering", ("torch", "transformers", "inference.neuron", "inference.engine")),
+    *(
+        Boundary(f"metering/{name}.py", ("django", "redis", "celery", "fleet", "helexa_site"))
+        for name in ("book", "entries", "errors", "prices", "principal", "windows")
+    ),
     Boundary("inference/engine/scheduler.py", ("torch", "numpy")),
     Boundary("inference/engine/kv_cache.py", ("torch", "numpy")),
     *(Boundary(package, ("benchmarks", "tests")) for package in PACKAGES),
@@ -73,6 +77,7 @@ CELERY_FILES = {
     "inference/neuron/tasks.py",
     "inference/neuron/celery_app.py",
     "inference/neuron/__main__.py",
+    "metering/tasks.py",
 }
 """The only files that know Celery."""
 
@@ -82,6 +87,7 @@ BARE_IMPORTS = {
     "gateway server": ("inference.gateway.server", ("torch", "transformers", "inference.engine")),
     "control": ("helexa_site.celery", ("torch", "transformers", "inference.engine")),
     "control tasks": ("fleet.tasks", ("torch", "transformers", "inference.engine")),
+    "ledger tasks": ("metering.tasks", ("torch", "transformers", "inference.engine")),
     "engine": (
         "inference.engine.process",
         ("django", "channels", "celery", "redis", "fleet", "transformers", "huggingface_hub"),
@@ -95,7 +101,7 @@ BARE_IMPORT = """
 import importlib, sys
 part, *forbidden = sys.argv[1:]
 sys.modules.update(dict.fromkeys(forbidden))
-if part in {"helexa_site.celery", "fleet.tasks", "inference.gateway.server"}:
+if part in {"helexa_site.celery", "fleet.tasks", "metering.tasks", "inference.gateway.server"}:
     import django
     django.setup()
 importlib.import_module(part)
