@@ -2,6 +2,8 @@
 
     MeteringError
     ├── QuotaExceededError          a hard cap leaves no room for the request
+    ├── RateLimitedError            too much for a minute, or too many at once
+    ├── LimitsUnavailableError      Redis does not answer: nobody can tell how much was used
     ├── LedgerUnavailableError      the database does not answer: nothing was reserved
     ├── DirectoryUnavailableError   nobody can say now whether a key is good: never a 401
     ├── KeyRefusedError             the key that was sent is no good
@@ -20,6 +22,11 @@ Messages are written for people. Imports nothing, so that pure code can raise th
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from metering.limits import LimitKind, LimitState
 
 
 class MeteringError(Exception):
@@ -47,6 +54,33 @@ class QuotaExceededError(MeteringError):
         self.needed = needed
         self.left = left
         self.retry_after_s = retry_after_s
+
+
+class RateLimitedError(MeteringError):
+    """``subject`` is the key's prefix or the account whose ``limit`` it was. ``retry_after_s`` is
+    ``None`` where waiting does not help. ``state`` is what the caller has left; ``None`` where
+    nobody needed to look."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: LimitKind,
+        subject: str,
+        limit: int,
+        retry_after_s: float | None,
+        state: LimitState | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.subject = subject
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+        self.state = state
+
+
+class LimitsUnavailableError(MeteringError):
+    pass
 
 
 class LedgerUnavailableError(MeteringError):

@@ -9,6 +9,8 @@
 | helexa:gateway:<id>:events | stream of EventBatch | neuron → gateway |
 | helexa:gateway:<id>:alive | string, expires | gateway → neuron |
 | helexa:accounts | stream of RequestAccount | neuron → control |
+| helexa:limit:<key or account>:<name> | hash of what its limits count, expires | gateways |
+| helexa:limit:<key or account>:<name>:open | zset request id → lease, expires | gateways |
 """
 
 NEURONS = "helexa:neurons"
@@ -61,3 +63,11 @@ def gateway_events_key(gateway_id: str) -> str:
 
 def gateway_alive_key(gateway_id: str) -> str:
     return f"helexa:gateway:{gateway_id}:alive"
+
+
+def limit_counts_key(kind: str, name: str) -> str:
+    return f"helexa:limit:{kind}:{name}"
+
+
+def limit_open_key(kind: str, name: str) -> str:
+    return f"helexa:limit:{kind}:{name}:open"

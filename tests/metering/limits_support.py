@@ -1,0 +1,37 @@
+"""The limiter's script by a clock that a test sets, and what it leaves in Redis."""
+
+from __future__ import annotations
+
+import redis
+import redis.asyncio
+
+from metering.rate_limiter import SCRIPT
+
+CLOCK_KEY = "test:clock"
+START_MS = 1_795_345_071_058
+
+assert SCRIPT.count("redis.call('TIME')") == 1
+CLOCKED_SCRIPT = SCRIPT.replace("redis.call('TIME')", f"redis.call('LRANGE', '{CLOCK_KEY}', 0, 1)")
+"""Redis' own TIME has a list's place: seconds and microseconds."""
+
+
+def connect(url: str) -> redis.asyncio.Redis:
+    """As a gateway connects."""
+    return redis.asyncio.Redis.from_url(url, protocol=2, socket_timeout=60)
+
+
+async def set_clock(client: redis.asyncio.Redis, now_ms: int) -> None:
+    seconds, milliseconds = divmod(now_ms, 1000)
+    async with client.pipeline() as pipeline:
+        pipeline.delete(CLOCK_KEY)
+        pipeline.rpush(CLOCK_KEY, seconds, milliseconds * 1000 + 999)
+        await pipeline.execute()
+
+
+async def limit_keys(client: redis.asyncio.Redis) -> list[bytes]:
+    return sorted([key async for key in client.scan_iter("helexa:limit:*")])
+
+
+async def contents(client: redis.asyncio.Redis) -> dict[bytes, bytes]:
+    """Every count and seat, byte for byte."""
+    return {key: await client.dump(key) for key in await limit_keys(client)}
