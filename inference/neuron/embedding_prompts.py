@@ -6,29 +6,39 @@ tokenizer's files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from inference.neuron.errors import RequestRefusedError, context_length_exceeded
 from inference.neuron.model_text import ModelText
 from inference.protocol.events import Failure
 from inference.protocol.generation import EmbeddingRequest, TextInput, TokensInput
 from inference.protocol.load import LoadReport
+from inference.text.errors import TooManyTokensError
 
 
 def prepare_embedding(request: EmbeddingRequest, text: ModelText) -> list[list[int]]:
     """Token ids of each input. Text gets the special tokens that the model puts around it; token
     ids are taken as they are. Raises ``RequestRefusedError``."""
     _check_dimensions(request.dimensions, text.report)
-    inputs = list(_token_ids(request.input, text))
+    inputs = _token_ids(request.input, text)
     for index, token_ids in enumerate(inputs):
         _check(token_ids, index, text.report)
     return inputs
 
 
-def _token_ids(given: TextInput | TokensInput, text: ModelText) -> Iterable[list[int]]:
+def _token_ids(given: TextInput | TokensInput, text: ModelText) -> list[list[int]]:
     if isinstance(given, TokensInput):
         return given.prompts
-    return [text.tokenizer.encode(one, add_special_tokens=True) for one in given.texts]
+    return [_encoded(one, index, text) for index, one in enumerate(given.texts)]
+
+
+def _encoded(one: str, index: int, text: ModelText) -> list[int]:
+    """Refused by its size alone where that tells that it is too long."""
+    limit = text.report.context_tokens
+    if (least_tokens := text.tokenizer.least_tokens(one)) > limit:
+        raise _too_long(index, f"at least {least_tokens}", limit)
+    try:
+        return text.tokenizer.encode(one, add_special_tokens=True, max_tokens=limit)
+    except TooManyTokensError as error:
+        raise _too_long(index, str(error.num_tokens), limit) from None
 
 
 def _check(token_ids: list[int], index: int, report: LoadReport) -> None:
@@ -36,11 +46,7 @@ def _check(token_ids: list[int], index: int, report: LoadReport) -> None:
     if not token_ids:
         raise _refusal("empty_prompt", f"input {index} holds no tokens", "input")
     if len(token_ids) > limit:
-        message = (
-            f"this model's maximum input length is {limit} tokens and input {index} has "
-            f"{len(token_ids)}"
-        )
-        raise RequestRefusedError(context_length_exceeded(message, "input"))
+        raise _too_long(index, str(len(token_ids)), limit)
     for token_id in (min(token_ids), max(token_ids)):
         if not 0 <= token_id < vocab_size:
             message = (
@@ -48,6 +54,13 @@ def _check(token_ids: list[int], index: int, report: LoadReport) -> None:
                 f"vocabulary of {vocab_size}"
             )
             raise _refusal("bad_token_id", message, "input")
+
+
+def _too_long(index: int, num_tokens: str, limit: int) -> RequestRefusedError:
+    message = (
+        f"this model's maximum input length is {limit} tokens and input {index} has {num_tokens}"
+    )
+    return RequestRefusedError(context_length_exceeded(message, "input"))
 
 
 def _check_dimensions(asked: int | None, report: LoadReport) -> None:

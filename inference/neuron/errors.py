@@ -103,6 +103,39 @@ def context_length_exceeded(message: str, param: str) -> Failure:
     return Failure(code="context_length_exceeded", message=message, param=param)
 
 
+def prompt_too_long(num_tokens: int, context_tokens: int, param: str) -> Failure:
+    message = (
+        f"this model's maximum context length is {context_tokens} tokens and the prompt has "
+        f"{num_tokens}, which leaves no room for an answer"
+    )
+    return context_length_exceeded(message, param)
+
+
+def text_too_long(
+    least_tokens: int, num_bytes: int, bytes_per_token: int, context_tokens: int, param: str
+) -> Failure:
+    """Known from the text's size."""
+    message = (
+        f"this model's maximum context length is {context_tokens} tokens and the prompt has at "
+        f"least {least_tokens}: it is {num_bytes} bytes long, and no token stands for more than "
+        f"{bytes_per_token}"
+    )
+    return context_length_exceeded(message, param)
+
+
+def over_budget(num_prompt_tokens: int, max_prompt_tokens: int) -> Failure:
+    message = (
+        f"the prompt has {num_prompt_tokens} tokens, and what is left of the budget buys "
+        f"{max_prompt_tokens}"
+    )
+    return Failure(code="insufficient_quota", message=message)
+
+
+def no_budget_for_answer() -> Failure:
+    message = "what is left of the budget buys the prompt and not one token of an answer"
+    return Failure(code="insufficient_quota", message=message)
+
+
 def max_output_exceeded(asked: int, limit: int) -> Failure:
     message = f"this model answers with at most {limit} tokens and you asked for {asked}"
     return Failure(code="invalid_value", message=message, param="max_tokens")

@@ -14,9 +14,15 @@ from inference.neuron.errors import (
     RequestRefusedError,
     context_length_exceeded,
     max_output_exceeded,
+    no_budget_for_answer,
+    prompt_too_long,
 )
-from inference.protocol.events import Failure
-from inference.protocol.generation import ChatInput, GenerationRequest
+from inference.protocol.generation import (
+    ChatInput,
+    GenerationRequest,
+    TextInput,
+    TokensInput,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +38,20 @@ def answer_limit(
     num_prompt_tokens: int,
     context_tokens: int,
     max_output_tokens: int | None,
+    cap_output_tokens: int | None = None,
 ) -> AnswerLimit:
-    """``max_output_tokens`` is the operator's. Raises ``RequestRefusedError``."""
+    """``max_output_tokens`` is the operator's bound. ``cap_output_tokens`` is what the budget of
+    who asks still buys; it counts where they named no number, and the gateway has reserved what
+    they named otherwise. Raises ``RequestRefusedError``."""
     left = context_tokens - num_prompt_tokens
     if left < 1:
-        raise RequestRefusedError(_prompt_too_long(request, num_prompt_tokens, context_tokens))
+        failure = prompt_too_long(num_prompt_tokens, context_tokens, prompt_param(request.input))
+        raise RequestRefusedError(failure)
     asked = request.sampling.max_tokens
+    if asked is None and cap_output_tokens is not None:
+        if cap_output_tokens < 1:
+            raise RequestRefusedError(no_budget_for_answer())
+        max_output_tokens = min(cap_output_tokens, max_output_tokens or cap_output_tokens)
     wanted = max_output_tokens if asked is None else asked
     if asked is not None and max_output_tokens is not None and asked > max_output_tokens:
         if not request.ends_at_context:
@@ -56,12 +70,6 @@ def answer_limit(
     raise RequestRefusedError(context_length_exceeded(message, "max_tokens"))
 
 
-def _prompt_too_long(
-    request: GenerationRequest, num_prompt_tokens: int, context_tokens: int
-) -> Failure:
-    message = (
-        f"this model's maximum context length is {context_tokens} tokens and the prompt has "
-        f"{num_prompt_tokens}, which leaves no room for an answer"
-    )
-    param = "messages" if isinstance(request.input, ChatInput) else "prompt"
-    return context_length_exceeded(message, param)
+def prompt_param(given: ChatInput | TextInput | TokensInput) -> str:
+    """What clients call it."""
+    return "messages" if isinstance(given, ChatInput) else "prompt"

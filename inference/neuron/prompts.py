@@ -1,6 +1,6 @@
 """From a parsed request to what the engine runs: text rendered, tokenized, checked, decided.
 
-    GenerationRequest ─▶ render ─▶ tokenize ─▶ check limits ─▶ resolve sampling ─▶ Prompt
+    GenerationRequest ─▶ render ─▶ size ─▶ tokenize ─▶ check limits ─▶ resolve sampling ─▶ Prompt
 
 Pure but for the tokenizer's files. Knows no Redis, no process, no other request.
 """
@@ -13,8 +13,14 @@ from typing import Any
 
 import msgspec
 
-from inference.neuron.errors import RequestRefusedError, bad_token_id
-from inference.neuron.limits import AnswerLimit, answer_limit
+from inference.neuron.allowance import UNBOUNDED, Allowance
+from inference.neuron.errors import (
+    RequestRefusedError,
+    bad_token_id,
+    prompt_too_long,
+    text_too_long,
+)
+from inference.neuron.limits import AnswerLimit, answer_limit, prompt_param
 from inference.neuron.model_text import ModelText
 from inference.neuron.output_rules import request_grammar
 from inference.protocol.events import Failure, UsedSampling
@@ -29,8 +35,9 @@ from inference.protocol.generation import (
 from inference.protocol.load import LoadReport
 from inference.protocol.sampling import SamplingOptions, SamplingParams, ThinkingLimit
 from inference.text.chat_template import rendered_tools
-from inference.text.errors import TemplateRenderError
+from inference.text.errors import TemplateRenderError, TooManyTokensError
 from inference.text.reasoning import ReasoningMarkers, opens_block
+from inference.text.token_bounds import num_bytes
 
 MODEL_DEFAULT_FIELDS = (
     "temperature",
@@ -65,14 +72,18 @@ class Prepared:
         return sum(map(len, self.prompts))
 
 
-def prepare(request: GenerationRequest, text: ModelText) -> Prepared:
+def prepare(
+    request: GenerationRequest, text: ModelText, allowance: Allowance = UNBOUNDED
+) -> Prepared:
     """Raises ``RequestRefusedError`` with the failure to tell the client."""
-    prompts = _prompts(request.input, text)
+    prompts = _prompts(request.input, text, text.report.context_tokens - 1)
+    allowance.check_prompt(sum(map(len, prompts)))
     limit = answer_limit(
         request,
         num_prompt_tokens=max(map(len, prompts)),
         context_tokens=text.report.context_tokens,
         max_output_tokens=text.max_output_tokens,
+        cap_output_tokens=allowance.output_tokens,
     )
     # The engine samples one token at least; where none was asked for, nobody is told.
     params = resolve_sampling(request.sampling, max(1, limit.max_tokens), text.report)
@@ -114,32 +125,61 @@ def _thinking_limit(
 
 def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
     """Raises ``RequestRefusedError``."""
-    (prompt,) = _prompts(request.input, text)
+    (prompt,) = _prompts(request.input, text, None)
     return len(prompt)
 
 
-def _prompts(given: ChatInput | TextInput | TokensInput, text: ModelText) -> list[list[int]]:
+def _prompts(
+    given: ChatInput | TextInput | TokensInput, text: ModelText, max_tokens: int | None
+) -> list[list[int]]:
+    """``max_tokens`` of each; ``None``: any number."""
     match given:
         case ChatInput():
-            token_ids = text.tokenizer.encode(_chat_prompt(given, text), add_special_tokens=False)
-            return [_not_empty(token_ids, "messages")]
+            prompt = _chat_prompt(given, text, max_tokens)
+            return [_not_empty(_encoded(prompt, given, text, max_tokens), "messages")]
         case TextInput(texts=texts):
-            encoded = [text.tokenizer.encode(one, add_special_tokens=True) for one in texts]
-            return [_not_empty(token_ids) for token_ids in encoded]
+            return [_not_empty(_encoded(one, given, text, max_tokens)) for one in texts]
         case TokensInput(prompts=prompts):
-            vocab_size = text.report.vocab_size
-            return [_not_empty(_checked_ids(token_ids, vocab_size)) for token_ids in prompts]
+            return [
+                _not_empty(_checked_ids(token_ids, given, text, max_tokens))
+                for token_ids in prompts
+            ]
 
 
-def _chat_prompt(chat: ChatInput, text: ModelText) -> str:
+def _chat_prompt(chat: ChatInput, text: ModelText, max_tokens: int | None) -> str:
     """A thinking block that the template opens is closed before the answer's own first words."""
     prompt = _render(chat, text)
     if not chat.answer_start:
         return prompt
-    token_ids = text.tokenizer.encode(prompt, add_special_tokens=False)
+    token_ids = _encoded(prompt, chat, text, max_tokens)
     if text.markers is not None and opens_block(token_ids, text.markers, text.tokenizer):
         prompt += f"\n{text.markers.closes}\n\n"
     return prompt + chat.answer_start
+
+
+def _encoded(
+    one: str, given: ChatInput | TextInput, text: ModelText, max_tokens: int | None
+) -> list[int]:
+    """Refused by its size alone where that tells that it cannot fit."""
+    tokenizer, context_tokens = text.tokenizer, text.report.context_tokens
+    least_tokens = tokenizer.least_tokens(one)
+    if max_tokens is not None and least_tokens > max_tokens:
+        assert tokenizer.most_bytes_per_token is not None, "a bound that rests on nothing"
+        failure = text_too_long(
+            least_tokens,
+            num_bytes(one),
+            tokenizer.most_bytes_per_token,
+            context_tokens,
+            prompt_param(given),
+        )
+        raise RequestRefusedError(failure)
+    # Templates write special tokens themselves.
+    adds_special_tokens = not isinstance(given, ChatInput)
+    try:
+        return tokenizer.encode(one, add_special_tokens=adds_special_tokens, max_tokens=max_tokens)
+    except TooManyTokensError as error:
+        failure = prompt_too_long(error.num_tokens, context_tokens, prompt_param(given))
+        raise RequestRefusedError(failure) from None
 
 
 def _render(chat: ChatInput, text: ModelText) -> str:
@@ -151,7 +191,14 @@ def _render(chat: ChatInput, text: ModelText) -> str:
         ) from error
 
 
-def _checked_ids(token_ids: list[int], vocab_size: int) -> list[int]:
+def _checked_ids(
+    token_ids: list[int], given: TokensInput, text: ModelText, max_tokens: int | None
+) -> list[int]:
+    if max_tokens is not None and len(token_ids) > max_tokens:
+        context_tokens = text.report.context_tokens
+        failure = prompt_too_long(len(token_ids), context_tokens, prompt_param(given))
+        raise RequestRefusedError(failure)
+    vocab_size = text.report.vocab_size
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise RequestRefusedError(bad_token_id(token_id, vocab_size))

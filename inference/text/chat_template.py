@@ -158,8 +158,14 @@ def _tool(tool: ToolDefinition) -> dict[str, Any]:
 
 
 def _keeps_system_texts(rendered: str, messages: list[ChatMessage]) -> bool:
-    return all(
-        (message.content or "").strip() in rendered
-        for message in messages
-        if message.role == "system"
-    )
+    """Each is looked for after the one before it, so that all are found in one pass."""
+    position = 0
+    for message in messages:
+        if message.role != "system":
+            continue
+        text = (message.content or "").strip()
+        found = rendered.find(text, position)
+        if found < 0:
+            return False
+        position = found + len(text)
+    return True

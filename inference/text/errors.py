@@ -2,6 +2,7 @@
 
 TextError
 ├── TokenizerFilesError      the model's tokenizer files are missing or not understood
+├── TooManyTokensError       a text has more tokens than the caller has use for
 ├── TemplateRenderError      the chat template refused the conversation
 └── SchemaError              a JSON schema is invalid or cannot be enforced
 """
@@ -15,6 +16,12 @@ class TextError(Exception):
 
 class TokenizerFilesError(TextError):
     """Raised while a tokenizer is loaded; the message names the file."""
+
+
+class TooManyTokensError(TextError):
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(f"{num_tokens} tokens")
+        self.num_tokens = num_tokens
 
 
 class TemplateRenderError(TextError):

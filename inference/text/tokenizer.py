@@ -11,7 +11,8 @@ from typing import Any
 
 import tokenizers
 
-from inference.text.errors import TokenizerFilesError
+from inference.text.errors import TokenizerFilesError, TooManyTokensError
+from inference.text.token_bounds import most_bytes_per_token, num_bytes
 from inference.text.token_bytes import LeadingSpace, token_bytes
 
 NAMED_SPECIAL_TOKENS = (
@@ -40,10 +41,11 @@ class Tokenizer:
         self._backend.no_padding()
         self.special_tokens = _special_tokens(config)
         """Text of bos_token, eos_token …: what chat templates refer to."""
-        table = token_bytes(
-            json.loads(definition).get("decoder"), self._backend.get_vocab(with_added_tokens=True)
-        )
+        parsed = json.loads(definition)
+        table = token_bytes(parsed.get("decoder"), self._backend.get_vocab(with_added_tokens=True))
         self._bytes_by_id = table.by_id
+        self.most_bytes_per_token = most_bytes_per_token(parsed, table.by_id)
+        """No token of a text stands for more of its bytes. ``None``: no such number is known."""
         self.leading_space: LeadingSpace = table.leading_space
         self.special_token_ids = frozenset(
             token_id
@@ -67,12 +69,27 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return len(self._bytes_by_id)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def least_tokens(self, text: str) -> int:
+        """``text`` has at least so many tokens, as far as its size tells."""
+        if self.most_bytes_per_token is None:
+            return 0
+        return -(-num_bytes(text) // self.most_bytes_per_token)
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
+    ) -> list[int]:
         """Special tokens written in ``text`` become their ids. ``add_special_tokens`` puts the
-        model's bos before it (and eos after it, for the few models that say so)."""
+        model's bos before it (and eos after it, for the few models that say so). Raises
+        ``TooManyTokensError`` for more than ``max_tokens``."""
         # The batch call, because it lets other threads run while it works; encode() does not, and
         # a megabyte takes it a second.
         (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        num_tokens = len(encoded)
+        if add_special_tokens:
+            num_tokens += len(self._prefix_ids) + len(self._suffix_ids)
+        # Known before the ids are made into Python's numbers, for which all other threads wait.
+        if max_tokens is not None and num_tokens > max_tokens:
+            raise TooManyTokensError(num_tokens)
         token_ids: list[int] = encoded.ids
         if add_special_tokens:
             return [*self._prefix_ids, *token_ids, *self._suffix_ids]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from inference.neuron.allowance import Allowance
 from inference.neuron.echo import echo_of
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.model_text import ModelText
@@ -260,3 +261,71 @@ def test_capabilities_are_what_the_files_say(byte_level_dir: Path, thinking_dir:
         found = model_text(directory, chat_template=template).capabilities
         assert set(found) == always | more
     assert model_text(byte_level_dir, kind="embedding").capabilities == ["embeddings"]
+
+
+def test_a_text_that_cannot_fit_is_refused_by_its_size_alone(
+    byte_level_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = model_text(byte_level_dir)
+    most = text.tokenizer.most_bytes_per_token
+    assert most is not None
+    monkeypatch.setattr(text.tokenizer, "encode", None)
+    for prompt, param in (
+        (TextInput(texts=["x" * (100 * most)]), "prompt"),
+        (ChatInput(messages=[ChatMessage(role="user", content="x" * (100 * most))]), "messages"),
+    ):
+        with pytest.raises(RequestRefusedError) as refused:
+            _prepare(text, prompt)
+        failure = refused.value.failure
+        assert (failure.code, failure.param) == ("context_length_exceeded", param)
+        for said in ("100 tokens", "at least 10", f"more than {most}"):
+            assert said in failure.message
+
+
+def test_what_may_fit_by_its_size_is_counted(byte_level_dir: Path) -> None:
+    with pytest.raises(RequestRefusedError) as refused:
+        _prepare(model_text(byte_level_dir), TextInput(texts=["q" * 120]))
+    assert "the prompt has 120," in refused.value.failure.message
+
+
+def _afford(text: ModelText, allowance: Allowance, **sampling: object) -> Prepared:
+    request = GenerationRequest(
+        model="m",
+        input=TokensInput(prompts=[[5] * 20, [6] * 30]),
+        sampling=SamplingOptions(**sampling),  # type: ignore[arg-type]
+    )
+    return prepare(request, text, allowance)
+
+
+def test_a_prompt_over_the_budget_is_refused_with_both_numbers(byte_level_dir: Path) -> None:
+    text = model_text(byte_level_dir)
+    assert _afford(text, Allowance(prompt_tokens=50)).num_prompt_tokens == 50
+    with pytest.raises(RequestRefusedError) as refused:
+        _afford(text, Allowance(prompt_tokens=49))
+    failure = refused.value.failure
+    assert failure.code == "insufficient_quota"
+    assert "50 tokens" in failure.message and "49" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("cap", "asked", "operators", "expected"),
+    [
+        (8, None, None, 8),
+        (8, None, 5, 5),
+        (8, None, 12, 8),
+        (8, 20, None, 20),
+        (500, None, None, 70),
+    ],
+)
+def test_the_budget_bounds_an_answer_for_which_the_client_named_no_number(
+    byte_level_dir: Path, cap: int, asked: int | None, operators: int | None, expected: int
+) -> None:
+    text = model_text(byte_level_dir, max_output_tokens=operators)
+    prepared = _afford(text, Allowance(output_tokens=cap), max_tokens=asked)
+    assert (prepared.params.max_tokens, prepared.limit.reason) == (expected, "length")
+
+
+def test_a_budget_that_buys_no_answer_refuses(byte_level_dir: Path) -> None:
+    with pytest.raises(RequestRefusedError) as refused:
+        _afford(model_text(byte_level_dir), Allowance(output_tokens=0))
+    assert refused.value.failure.code == "insufficient_quota"
