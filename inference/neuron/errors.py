@@ -13,6 +13,9 @@ from inference.protocol.events import Failure
 RETRY_AFTER_S = 5.0
 """Told to clients while a model loads or recovers and no better estimate exists."""
 
+BUSY_RETRY_AFTER_S = 1.0
+"""Told to clients where there is too much at once."""
+
 
 class NeuronError(Exception):
     """Base of this package."""
@@ -96,6 +99,25 @@ def deadline_passed() -> Failure:
         code="queue_timeout",
         message="the request reached its neuron after its deadline",
         retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def intake_full(waiting: str, limit: str) -> Failure:
+    return Failure(
+        code="queue_full",
+        message=f"{waiting} are waiting to be prepared on this neuron, which takes {limit} at once",
+        retry_after_s=BUSY_RETRY_AFTER_S,
+    )
+
+
+def account_waits_too_much(waiting: str, limit: str) -> Failure:
+    return Failure(
+        code="rate_limit_exceeded",
+        message=(
+            f"{waiting} of this account are waiting to be prepared on this neuron, which takes "
+            f"{limit} of one account at once"
+        ),
+        retry_after_s=BUSY_RETRY_AFTER_S,
     )
 
 

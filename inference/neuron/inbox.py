@@ -22,9 +22,9 @@ class Inbox:
     """The doorbell and the heartbeat both drain; one at a time, so that order holds."""
 
     def __init__(
-        self, client: redis.Redis, *, neuron: str, handle: Callable[[InboxFrame], None]
+        self, client: redis.Redis, *, neuron: str, handle: Callable[[InboxFrame, int], None]
     ) -> None:
-        """``handle`` must return at once."""
+        """``handle`` gets a frame and its size in bytes, and must return at once."""
         self._client = client
         self._key = inbox_key(neuron)
         self._handle = handle
@@ -54,4 +54,4 @@ class Inbox:
             # Nobody to answer: the request id is inside what cannot be read.
             log.error("an inbox frame of %d bytes is not understood: %s", len(data), error)
             return
-        self._handle(frame)
+        self._handle(frame, len(data))

@@ -1,174 +1,187 @@
-"""The thread that turns submitted requests into sequences: render, tokenize, hand over.
+"""Where submitted requests wait to be rendered and tokenized: bounded, in lanes by size, and in
+turns by account.
 
-Draining the inbox only queues them here, so a long prompt delays neither cancels nor heartbeats,
-and tokens of other requests go up on their replicas' own threads.
+    put ─▶ bounds ─┬─▶ up to 16 KiB ─▶ 2 threads ─┐
+                   ├─▶ up to 128 KiB              │
+                   ├─▶ up to 1 MiB                ├─▶ Starter.start
+                   ├─▶ longer        ─▶ 1 thread  │
+                   └─▶ embeddings    ─▶ 1 thread ─┘
+
+What a request costs here grows with its size, so each waits only for requests that cost about what
+it costs itself: a long one never holds up a short one. The threads share the interpreter; the long
+work, tokenizing, runs outside it.
+
+Putting returns at once, so a long prompt delays neither cancels nor heartbeats. Tokens of other
+requests go up on their replicas' own threads.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
-import msgspec
-
-from inference.neuron.choices import build_answer
-from inference.neuron.embedding_answers import EmbeddingAnswer
-from inference.neuron.embedding_prompts import prepare_embedding
-from inference.neuron.engine_process import EngineProcess
-from inference.neuron.errors import (
-    EngineGoneError,
-    RequestRefusedError,
-    deadline_passed,
-    internal_error,
-    model_recovering,
-    wrong_kind,
-)
-from inference.neuron.live_request import AddressedEvent, Answer, sequence_id
-from inference.neuron.model_text import ModelText
-from inference.neuron.prompts import Prepared, count_tokens, prepare, used_sampling
-from inference.neuron.request_table import RequestTable
-from inference.protocol.engine import EmbedSequences, SubmitSequence
-from inference.protocol.events import Accepted, Failure, TokensCounted
-from inference.protocol.generation import (
-    EmbeddingRequest,
-    GenerationRequest,
-    Submit,
-    TokenCountRequest,
-)
+from inference.engine.fair_queue import FairQueue
+from inference.neuron.errors import account_waits_too_much, intake_full
+from inference.neuron.starter import Starter
+from inference.protocol.events import Failure
+from inference.protocol.generation import EmbeddingRequest, Submit
 
 log = logging.getLogger(__name__)
 
+KIB = 1024
+LANES = ((16 * KIB, 2), (128 * KIB, 2), (1024 * KIB, 2), (None, 1))
+"""Largest size in bytes and number of threads. A tokenizer takes about a second for a megabyte, so
+the first lane's requests take a sixtieth of a second at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeLimits:
+    """Of what waits, and of what is being prepared. One account may have half of each."""
+
+    max_requests: int = 2048
+    max_bytes: int = 256 * KIB * KIB
+
+
+@dataclass(slots=True)
+class _Load:
+    num_requests: int = 0
+    num_bytes: int = 0
+
+    def add(self, num_requests: int, num_bytes: int) -> None:
+        self.num_requests += num_requests
+        self.num_bytes += num_bytes
+
+    def problem(self, num_bytes: int, max_requests: int, max_bytes: int) -> tuple[str, str] | None:
+        """How much there is and may be, where ``num_bytes`` more would be too much."""
+        if self.num_requests >= max_requests:
+            return f"{self.num_requests} requests", f"{max_requests} requests"
+        if self.num_requests and self.num_bytes + num_bytes > max_bytes:
+            return f"{self.num_bytes} bytes", f"{max_bytes} bytes"
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    submit: Submit
+    num_bytes: int
+
 
 class Intake:
-    def __init__(
-        self,
-        *,
-        table: RequestTable,
-        publish: Callable[[list[AddressedEvent]], None],
-        take: Callable[[str], tuple[EngineProcess, ModelText]],
-    ) -> None:
-        """``take`` gives what runs a model's request or raises ``RequestRefusedError``."""
-        self._table = table
-        self._publish = publish
-        self._take = take
-        self._queue: queue.SimpleQueue[Submit | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+    """``put`` is for one thread."""
+
+    def __init__(self, starter: Starter, limits: IntakeLimits | None = None) -> None:
+        self._starter = starter
+        self._limits = limits or IntakeLimits()
+        self._lock = threading.Lock()
+        self._num_put = 0
+        self._load = _Load()
+        self._load_of: dict[str, _Load] = {}
+        self._lanes = [_Lane(self, size, num_threads) for size, num_threads in LANES]
+        self._embeddings = _Lane(self, None, 1)
+        """Thousands of texts take a second to tokenize, which chats need not wait for."""
 
     def start(self) -> None:
-        self._thread.start()
+        for lane in (*self._lanes, self._embeddings):
+            lane.start()
 
     def stop(self) -> None:
-        """Ends after what is queued. Returns at once."""
-        self._queue.put(None)
+        """Ends after what is waiting. Returns at once."""
+        for lane in (*self._lanes, self._embeddings):
+            lane.stop()
 
-    def put(self, submit: Submit) -> None:
-        if self._table.admit(submit):
-            self._queue.put(submit)
-        else:
+    def put(self, submit: Submit, num_bytes: int) -> None:
+        """``num_bytes`` is the size of its frame. A request over the bounds ends here."""
+        if not self._starter.admit(submit):
             log.warning("request %s was delivered twice", submit.request_id)
+            return
+        with self._lock:
+            theirs = self._load_of.get(submit.account) or _Load()
+            refusal = self._refusal(theirs, num_bytes)
+            if refusal is None:
+                self._load_of[submit.account] = theirs
+                for load in (self._load, theirs):
+                    load.add(1, num_bytes)
+        if refusal is not None:
+            self._starter.refuse(submit, refusal)
+            return
+        self._num_put += 1
+        self._lane(submit, num_bytes).put(_Waiting(submit, num_bytes), order=self._num_put)
 
-    def _run(self) -> None:
-        while (submit := self._queue.get()) is not None:
-            try:
-                self._start(submit)
-            except RequestRefusedError as refusal:
-                self._fail(submit, refusal.failure)
-            except Exception:
-                log.exception("request %s: intake broke", submit.request_id)
-                self._fail(submit, internal_error())
-
-    def _fail(self, submit: Submit, failure: Failure) -> None:
-        self._publish(self._table.fail(submit.request_id, failure))
-
-    def _start(self, submit: Submit) -> None:
-        if time.time() > submit.deadline_unix_s:
-            raise RequestRefusedError(deadline_passed())
-        engine, text = self._take(submit.model)
-        wanted = "embedding" if isinstance(submit.request, EmbeddingRequest) else "generation"
-        if text.report.kind != wanted:
-            raise RequestRefusedError(wrong_kind(submit.model, text.report.kind))
-        match submit.request:
-            case GenerationRequest() as request:
-                self._start_generation(submit, request, engine, text)
-            case TokenCountRequest() as request:
-                counted = TokensCounted(
-                    request_id=submit.request_id, prompt_tokens=count_tokens(request, text)
-                )
-                self._publish(self._table.end(submit.request_id, counted))
-            case EmbeddingRequest() as request:
-                self._start_embedding(submit, request, engine, text)
-
-    def _start_generation(
-        self, submit: Submit, request: GenerationRequest, engine: EngineProcess, text: ModelText
-    ) -> None:
-        request_id = submit.request_id
-        prepared = prepare(request, text)
-        answer = build_answer(request_id, request, prepared, text)
-        commands = _commands(submit, request.n, prepared)
-        accepted = Accepted(
-            request_id=request_id,
-            prompt_tokens=prepared.num_prompt_tokens,
-            sampling=used_sampling(prepared.params),
-        )
-        self._hand_over(submit, accepted, answer, commands, engine)
-
-    def _start_embedding(
-        self, submit: Submit, request: EmbeddingRequest, engine: EngineProcess, text: ModelText
-    ) -> None:
-        inputs = prepare_embedding(request, text)
-        num_tokens = sum(map(len, inputs))
-        answer = EmbeddingAnswer(submit.request_id, num_prompt_tokens=num_tokens)
-        command = EmbedSequences(
-            sequence_id=sequence_id(submit.request_id, 0),
-            prompts=inputs,
-            dimensions=request.dimensions,
-        )
-        accepted = Accepted(request_id=submit.request_id, prompt_tokens=num_tokens)
-        self._hand_over(submit, accepted, answer, [command], engine)
-
-    def _hand_over(
-        self,
-        submit: Submit,
-        accepted: Accepted,
-        answer: Answer,
-        commands: Iterable[SubmitSequence | EmbedSequences],
-        engine: EngineProcess,
-    ) -> None:
-        request_id = submit.request_id
-        if not self._table.begin(request_id, answer, engine):
-            return  # cancelled while it was prepared
-        self._publish([AddressedEvent(submit.gateway_id, accepted)])
+    def run(self, waiting: _Waiting) -> None:
+        """On a lane's thread."""
         try:
-            for command in commands:
-                engine.send(command)
-        except EngineGoneError as error:
-            raise RequestRefusedError(model_recovering(submit.model)) from error
-        if self._table.started(request_id):
-            for index in range(answer.num_sequences):
-                engine.cancel(sequence_id(request_id, index))
+            self._starter.start(waiting.submit)
+        finally:
+            account = waiting.submit.account
+            with self._lock:
+                theirs = self._load_of[account]
+                for load in (self._load, theirs):
+                    load.add(-1, -waiting.num_bytes)
+                if not theirs.num_requests:
+                    del self._load_of[account]
+
+    def _lane(self, submit: Submit, num_bytes: int) -> _Lane:
+        if isinstance(submit.request, EmbeddingRequest):
+            return self._embeddings
+        return next(lane for lane in self._lanes if lane.takes(num_bytes))
+
+    def _refusal(self, theirs: _Load, num_bytes: int) -> Failure | None:
+        """A request alone is never too large: the gateway has bounded it."""
+        limits, load = self._limits, self._load
+        if problem := load.problem(num_bytes, limits.max_requests, limits.max_bytes):
+            return intake_full(*problem)
+        if problem := theirs.problem(num_bytes, limits.max_requests // 2, limits.max_bytes // 2):
+            return account_waits_too_much(*problem)
+        return None
 
 
-def _commands(submit: Submit, n: int, prepared: Prepared) -> Iterator[SubmitSequence]:
-    """One sequence for each choice; with a seed, each choice has its own."""
-    request_id = submit.request_id
-    seed = prepared.params.seed
-    for prompt_index, token_ids in enumerate(prepared.prompts):
-        first = prompt_index * n
-        for i in range(n):
-            params = prepared.params
-            if seed is not None and i > 0:
-                params = msgspec.structs.replace(params, seed=seed + i)
-            yield SubmitSequence(
-                sequence_id=sequence_id(request_id, first + i),
-                token_ids=token_ids,
-                params=params,
-                same_prompt_as=sequence_id(request_id, first) if i > 0 else None,
+class _Lane:
+    def __init__(self, intake: Intake, max_bytes: int | None, num_threads: int) -> None:
+        self._intake = intake
+        self._max_bytes = max_bytes
+        self._changed = threading.Condition()
+        self._queue: FairQueue[_Waiting] = FairQueue()
+        self._is_stopping = False
+        name = "intake" if max_bytes is None else f"intake-{max_bytes // KIB}k"
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True)
+            for index in range(num_threads)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+
+    def takes(self, num_bytes: int) -> bool:
+        return self._max_bytes is None or num_bytes <= self._max_bytes
+
+    def put(self, waiting: _Waiting, *, order: int) -> None:
+        submit = waiting.submit
+        with self._changed:
+            self._queue.add(
+                waiting,
                 account=submit.account,
+                order=order,
+                cost=waiting.num_bytes,
                 weight=submit.weight,
                 is_anonymous=submit.is_anonymous,
-                # Nobody's account is called that: it is what the anonymous share.
-                cache_salt="" if submit.is_anonymous else submit.account,
             )
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while (waiting := self._next()) is not None:
+            self._intake.run(waiting)
+
+    def _next(self) -> _Waiting | None:
+        with self._changed:
+            while not self._queue:
+                if self._is_stopping:
+                    return None
+                self._changed.wait()
+            return self._queue.take()

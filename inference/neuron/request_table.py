@@ -64,6 +64,11 @@ class RequestTable:
             self._live[submit.request_id] = LiveRequest(submit, self._clock())
             return True
 
+    def is_live(self, request_id: str) -> bool:
+        """``False``: it has ended."""
+        with self._lock:
+            return request_id in self._live
+
     def begin(self, request_id: str, answer: Answer, engine: Engine) -> bool:
         """Before the engine is told. False when the request ended while it was prepared."""
         with self._lock:

@@ -1,7 +1,7 @@
 """The neuron as one object: what its Celery tasks call, and who owns what in this process.
 
-    task drain_inbox ─▶ Inbox ─▶ Intake thread ─▶ engine process ─▶ replica thread ─▶ EventPublisher
-    task load_model  ─▶ Replica (its own thread)                      ▲
+    task drain_inbox ─▶ Inbox ─▶ Intake ─▶ engine process ─▶ replica thread ─▶ EventPublisher
+    task load_model  ─▶ Replica (its own thread)             ▲
     heartbeat thread ─▶ Redis, and drains the inbox too ──────────────┘ cancels of dead gateways
 
 Every method that a task calls returns at once. Knows no Celery.
@@ -33,8 +33,9 @@ from inference.neuron.replica_context import ReplicaContext
 from inference.neuron.request_table import RequestTable
 from inference.neuron.restart_policy import RestartPolicy
 from inference.neuron.specs import SpecStore
+from inference.neuron.starter import Starter
 from inference.neuron.version import VERSION
-from inference.protocol.generation import Cancel, EmbeddingRequest, InboxFrame, Submit
+from inference.protocol.generation import Cancel, InboxFrame, Submit
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
 from inference.protocol.load import LoadSpec
 
@@ -70,10 +71,8 @@ class NeuronService:
         self._publisher = EventPublisher(
             client, neuron=name, epoch=self.epoch, on_lost=self._table.forget
         )
-        self._intake = Intake(table=self._table, publish=self._publisher.publish, take=self._take)
-        # Thousands of texts take a second to tokenize, which chats need not wait for.
-        self._embedding_intake = Intake(
-            table=self._table, publish=self._publisher.publish, take=self._take
+        self._intake = Intake(
+            Starter(table=self._table, publish=self._publisher.publish, take=self._take)
         )
         self._inbox = Inbox(client, neuron=name, handle=self._handle)
         self._specs = SpecStore(client, neuron=name)
@@ -93,7 +92,6 @@ class NeuronService:
     def start(self) -> None:
         """Loads again what the last life had, as soon as Redis answers. Returns at once."""
         self._intake.start()
-        self._embedding_intake.start()
         self._heart.start()
 
     def load_model(self, spec: LoadSpec) -> None:
@@ -160,7 +158,6 @@ class NeuronService:
     def _end_everything(self, replicas: list[Replica]) -> None:
         self._heart.stop(timeout_s=1.0)
         self._intake.stop()
-        self._embedding_intake.stop()
         self._publisher.publish(self._table.fail_all(neuron_stopping()))
         for replica in replicas:
             replica.stop()
@@ -175,12 +172,10 @@ class NeuronService:
         except redis.RedisError as error:
             log.warning("the heartbeat could not be removed: %s", error)
 
-    def _handle(self, frame: InboxFrame) -> None:
+    def _handle(self, frame: InboxFrame, num_bytes: int) -> None:
         match frame:
-            case Submit(request=EmbeddingRequest()):
-                self._embedding_intake.put(frame)
             case Submit():
-                self._intake.put(frame)
+                self._intake.put(frame, num_bytes)
             case Cancel(request_id=request_id):
                 self._publisher.publish(self._table.cancel(request_id))
 

@@ -12,10 +12,10 @@ import pytest
 from inference.neuron.accounts import AccountBook
 from inference.neuron.embedding_prompts import prepare_embedding
 from inference.neuron.errors import RequestRefusedError
-from inference.neuron.intake import Intake
 from inference.neuron.live_request import AddressedEvent, sequence_id
 from inference.neuron.model_text import ModelText
 from inference.neuron.request_table import RequestTable
+from inference.neuron.starter import Starter
 from inference.protocol.engine import EmbedSequences, SequenceFailed, SequencesEmbedded
 from inference.protocol.events import Accepted, Embedded, Event, Failed, Usage
 from inference.protocol.generation import (
@@ -150,13 +150,13 @@ class FakeEngine:
 
 
 class Neuron:
-    """An intake, a table and an engine that is told things and says nothing."""
+    """A starter, a table and an engine that is told things and says nothing."""
 
     def __init__(self, text: ModelText) -> None:
         self.engine = FakeEngine()
         self.table = RequestTable(AccountBook("n1"))
         self.events: list[Event] = []
-        self._intake = Intake(
+        self._starter = Starter(
             table=self.table,
             publish=self._publish,
             take=lambda model: (self.engine, text),  # type: ignore[arg-type, return-value]
@@ -175,9 +175,8 @@ class Neuron:
                 request=one,
                 deadline_unix_s=time.time() + 60,
             )
-            self._intake.put(submit)
-        self._intake.stop()
-        self._intake._run()
+            assert self._starter.admit(submit)
+            self._starter.start(submit)
 
 
 def test_a_request_is_one_sequence(text: ModelText) -> None:

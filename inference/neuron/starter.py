@@ -1,0 +1,164 @@
+"""Makes a submitted request run: rendered, tokenized, checked and handed to its engine.
+
+Called by the intake's threads, several at once; each request by one of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from inference.neuron.allowance import Allowance
+from inference.neuron.choices import build_answer
+from inference.neuron.embedding_answers import EmbeddingAnswer
+from inference.neuron.embedding_prompts import prepare_embedding
+from inference.neuron.engine_process import EngineProcess
+from inference.neuron.errors import (
+    EngineGoneError,
+    RequestRefusedError,
+    deadline_passed,
+    internal_error,
+    model_recovering,
+    wrong_kind,
+)
+from inference.neuron.live_request import AddressedEvent, Answer, sequence_id
+from inference.neuron.model_text import ModelText
+from inference.neuron.prompts import Prepared, count_tokens, prepare, used_sampling
+from inference.neuron.request_table import RequestTable
+from inference.protocol.engine import EmbedSequences, SubmitSequence
+from inference.protocol.events import Accepted, Failure, TokensCounted
+from inference.protocol.generation import (
+    EmbeddingRequest,
+    GenerationRequest,
+    Submit,
+    TokenCountRequest,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Starter:
+    def __init__(
+        self,
+        *,
+        table: RequestTable,
+        publish: Callable[[list[AddressedEvent]], None],
+        take: Callable[[str], tuple[EngineProcess, ModelText]],
+    ) -> None:
+        """``take`` gives what runs a model's request or raises ``RequestRefusedError``."""
+        self._table = table
+        self._publish = publish
+        self._take = take
+
+    def admit(self, submit: Submit) -> bool:
+        """Before it waits for anything. ``False``: it was delivered before."""
+        return self._table.admit(submit)
+
+    def refuse(self, submit: Submit, failure: Failure) -> None:
+        self._publish(self._table.fail(submit.request_id, failure))
+
+    def start(self, submit: Submit) -> None:
+        """Whatever goes wrong is told to the client."""
+        try:
+            self._start(submit)
+        except RequestRefusedError as refusal:
+            self.refuse(submit, refusal.failure)
+        except Exception:
+            log.exception("request %s: intake broke", submit.request_id)
+            self.refuse(submit, internal_error())
+
+    def _start(self, submit: Submit) -> None:
+        if not self._table.is_live(submit.request_id):
+            return  # cancelled while it waited
+        if time.time() > submit.deadline_unix_s:
+            raise RequestRefusedError(deadline_passed())
+        engine, text = self._take(submit.model)
+        wanted = "embedding" if isinstance(submit.request, EmbeddingRequest) else "generation"
+        if text.report.kind != wanted:
+            raise RequestRefusedError(wrong_kind(submit.model, text.report.kind))
+        match submit.request:
+            case GenerationRequest() as request:
+                self._start_generation(submit, request, engine, text)
+            case TokenCountRequest() as request:
+                counted = TokensCounted(
+                    request_id=submit.request_id, prompt_tokens=count_tokens(request, text)
+                )
+                self._publish(self._table.end(submit.request_id, counted))
+            case EmbeddingRequest() as request:
+                self._start_embedding(submit, request, engine, text)
+
+    def _start_generation(
+        self, submit: Submit, request: GenerationRequest, engine: EngineProcess, text: ModelText
+    ) -> None:
+        request_id = submit.request_id
+        prepared = prepare(request, text, Allowance.of(submit))
+        answer = build_answer(request_id, request, prepared, text)
+        commands = _commands(submit, request.n, prepared)
+        accepted = Accepted(
+            request_id=request_id,
+            prompt_tokens=prepared.num_prompt_tokens,
+            sampling=used_sampling(prepared.params),
+        )
+        self._hand_over(submit, accepted, answer, commands, engine)
+
+    def _start_embedding(
+        self, submit: Submit, request: EmbeddingRequest, engine: EngineProcess, text: ModelText
+    ) -> None:
+        inputs = prepare_embedding(request, text)
+        num_tokens = sum(map(len, inputs))
+        Allowance.of(submit).check_prompt(num_tokens)
+        answer = EmbeddingAnswer(submit.request_id, num_prompt_tokens=num_tokens)
+        command = EmbedSequences(
+            sequence_id=sequence_id(submit.request_id, 0),
+            prompts=inputs,
+            dimensions=request.dimensions,
+        )
+        accepted = Accepted(request_id=submit.request_id, prompt_tokens=num_tokens)
+        self._hand_over(submit, accepted, answer, [command], engine)
+
+    def _hand_over(
+        self,
+        submit: Submit,
+        accepted: Accepted,
+        answer: Answer,
+        commands: Iterable[SubmitSequence | EmbedSequences],
+        engine: EngineProcess,
+    ) -> None:
+        request_id = submit.request_id
+        if not self._table.begin(request_id, answer, engine):
+            return  # cancelled while it was prepared
+        self._publish([AddressedEvent(submit.gateway_id, accepted)])
+        try:
+            for command in commands:
+                engine.send(command)
+        except EngineGoneError as error:
+            raise RequestRefusedError(model_recovering(submit.model)) from error
+        if self._table.started(request_id):
+            for index in range(answer.num_sequences):
+                engine.cancel(sequence_id(request_id, index))
+
+
+def _commands(submit: Submit, n: int, prepared: Prepared) -> Iterator[SubmitSequence]:
+    """One sequence for each choice; with a seed, each choice has its own."""
+    request_id = submit.request_id
+    seed = prepared.params.seed
+    for prompt_index, token_ids in enumerate(prepared.prompts):
+        first = prompt_index * n
+        for i in range(n):
+            params = prepared.params
+            if seed is not None and i > 0:
+                params = msgspec.structs.replace(params, seed=seed + i)
+            yield SubmitSequence(
+                sequence_id=sequence_id(request_id, first + i),
+                token_ids=token_ids,
+                params=params,
+                same_prompt_as=sequence_id(request_id, first) if i > 0 else None,
+                account=submit.account,
+                weight=submit.weight,
+                is_anonymous=submit.is_anonymous,
+                # Nobody's account is called that: it is what the anonymous share.
+                cache_salt="" if submit.is_anonymous else submit.account,
+            )
