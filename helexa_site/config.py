@@ -57,6 +57,8 @@ class Config:
     database_url: str = field(repr=False)
     redis_url: str = field(repr=False)
     secret_key: str = field(repr=False)
+    secret_key_is_kept: bool = True
+    """Whether other processes have it as well: API keys are made for them."""
     debug: bool
     listen_host: str | None = None
     """What the gateway listens on. ``None``: an ASGI server of the operator's own, which cannot be
@@ -92,7 +94,8 @@ def read_config() -> Config:
         data_dir=data_dir,
         database_url=os.environ.get("DATABASE_URL") or f"sqlite:///{data_dir / 'helexa.sqlite3'}",
         redis_url=os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",
-        secret_key=_secret_key(data_dir),
+        secret_key=_secret_key(data_dir) or secrets.token_urlsafe(48),
+        secret_key_is_kept=_secret_key(data_dir) is not None,
         debug=_flag("HELEXA_DEBUG"),
         listen_host=os.environ.get("HELEXA_LISTEN_HOST") or None,
         allowed_hosts=_words("HELEXA_ALLOWED_HOSTS"),
@@ -140,10 +143,11 @@ def _networks(name: str) -> tuple[Network, ...]:
     return tuple(networks)
 
 
-def _secret_key(data_dir: Path) -> str:
-    """HELEXA_SECRET_KEY, else the one that the first start wrote into the data directory; where
-    neither is there (checks, tests, a GPU host that signs nothing) one for this process alone."""
+def _secret_key(data_dir: Path) -> str | None:
+    """HELEXA_SECRET_KEY, else the one that the first start wrote into the data directory. Where
+    neither is there (checks, tests, a GPU host that signs nothing) a process makes one for itself
+    alone."""
     if key := os.environ.get("HELEXA_SECRET_KEY"):
         return key
     stored = data_dir / "secret_key"
-    return stored.read_text().strip() if stored.is_file() else secrets.token_urlsafe(48)
+    return stored.read_text().strip() if stored.is_file() else None

@@ -56,6 +56,18 @@ def _has_unapplied_migrations() -> bool:
     return bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))
 
 
+def has_keys() -> bool:
+    """Also where the database does not say: this is for a hint."""
+    from metering.models import ApiKey  # models import only after django.setup()
+
+    try:
+        return ApiKey.objects.exists()
+    except DatabaseError:
+        return True
+    finally:
+        connections.close_all()
+
+
 def _ensure_admin() -> str | None:
     from django.contrib.auth.models import User  # models import only after django.setup()
 

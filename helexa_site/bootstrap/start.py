@@ -8,6 +8,7 @@ A process starts as soon as what it needs is there; the slow ones start first.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from helexa_site.bootstrap import readiness
@@ -15,6 +16,7 @@ from helexa_site.bootstrap.arguments import ServeOptions, base_url, is_loopback
 from helexa_site.bootstrap.children import control_spec, gateway_spec, neuron_spec, redis_spec
 from helexa_site.bootstrap.console import say, say_line
 from helexa_site.bootstrap.data_directory import DataDirectory, ensure_secret_key
+from helexa_site.bootstrap.first_key import first_key_lines
 from helexa_site.bootstrap.redis_server import (
     configure_private_redis,
     discard_private_redis,
@@ -44,7 +46,7 @@ def start(
     say("neuron", "starting")
 
     # Django reads its settings when it is imported, which is now.
-    from helexa_site.bootstrap.database import prepare_database
+    from helexa_site.bootstrap.database import has_keys, prepare_database
 
     password = prepare_database(with_model=options.with_model)
     url = base_url(options.host, options.port)
@@ -60,6 +62,9 @@ def start(
         say("admin", f"{url}/admin/")
         if password is not None:
             say("login", f"admin, password {password} (shown this once)")
+    if not has_keys():
+        for line in first_key_lines(options.host, data.path, sys.argv[0]):
+            say("keys", line)
     if options.with_model:
         say("try", readiness.curl_line(url))
 

@@ -1,0 +1,78 @@
+"""How metering's commands speak: tables for people, JSON for programs, one line for an error."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import Error as DjangoDatabaseError
+from rich.console import Console
+from rich.table import Table
+
+from metering.errors import MeteringError, MeteringValueError
+from metering.models import Budget
+from metering.money import usd_text
+from metering.selectors import BudgetStatus
+
+WIDTH_OF_FILES = 160
+
+
+def table_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Numbers stand to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for position, column in enumerate(columns):
+        is_number = bool(rows) and all(isinstance(row[position], int) for row in rows)
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    is_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else WIDTH_OF_FILES
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=is_terminal, markup=False, highlight=False
+    )
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().rstrip("\n")
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(value, indent=2, default=str)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What can go wrong as one line on standard error and exit code 1."""
+    try:
+        yield
+    except MeteringValueError as error:
+        raise CommandError(f"{error.field}: {error}") from error
+    except MeteringError as error:
+        raise CommandError(str(error)) from error
+    except DjangoDatabaseError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise CommandError(
+            f"The database does not answer as it should: {reason}. Has it been set up? "
+            "manage.py serve does so, or manage.py migrate"
+        ) from error
+
+
+def amount_text(unit: str, amount: int) -> str:
+    return usd_text(amount) if unit == Budget.Unit.MICRO_USD else f"{amount:,} tokens"
+
+
+def window_text(budget: BudgetStatus) -> str:
+    return f"{budget.window_s} s" if budget.window_s is not None else budget.window
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "" if value is None else str(value)

@@ -1,0 +1,30 @@
+"""Reads of accounts, keys, budgets and usage. No writes."""
+
+from metering.selectors.accounts import account_find, key_find
+from metering.selectors.budgets import BudgetStatus, budget_status, budgets_of
+from metering.selectors.usage import (
+    UsageFilter,
+    UsageGroup,
+    UsagePeriod,
+    UsageRow,
+    UsageSums,
+    period_of,
+    usage_list,
+    usage_total,
+)
+
+__all__ = [
+    "BudgetStatus",
+    "UsageFilter",
+    "UsageGroup",
+    "UsagePeriod",
+    "UsageRow",
+    "UsageSums",
+    "account_find",
+    "budget_status",
+    "budgets_of",
+    "key_find",
+    "period_of",
+    "usage_list",
+    "usage_total",
+]

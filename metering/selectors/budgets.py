@@ -1,0 +1,58 @@
+"""How budgets stand now. A window that is over has not been begun anew in its row until a request
+comes: what is read here is as if one had."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db.models import Q
+
+from metering.models import Budget
+from metering.windows import Window, calendar_end_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetStatus:
+    """In ``unit``: tokens or micro-USD. ``window_ends_unix_s`` is ``None`` for a balance, and
+    while a window of seconds waits for its first request."""
+
+    id: int
+    on: str
+    """``key`` or ``account``."""
+    owner: str
+    unit: str
+    cap: int
+    spent: int
+    reserved: int
+    left: int
+    window: str
+    window_s: int | None
+    window_ends_unix_s: int | None
+
+
+def budget_status(budget: Budget, *, now_unix_s: float) -> BudgetStatus:
+    spent, ends_s = budget.spent, budget.window_ends_unix_s
+    if ends_s is not None and now_unix_s >= ends_s:
+        spent, ends_s = 0, None
+    if ends_s is None and budget.window in (Window.DAY, Window.MONTH):
+        ends_s = calendar_end_s(Window(budget.window), int(now_unix_s))
+    return BudgetStatus(
+        id=budget.pk,
+        on="key" if budget.key_id else "account",
+        owner=budget.key_id or budget.account_id or "",
+        unit=budget.unit,
+        cap=budget.cap,
+        spent=spent,
+        reserved=budget.reserved,
+        left=max(0, budget.cap - spent - budget.reserved),
+        window=budget.window,
+        window_s=budget.window_s,
+        window_ends_unix_s=ends_s,
+    )
+
+
+def budgets_of(*, account: str, key: str, now_unix_s: float) -> list[BudgetStatus]:
+    """Those that a request of this key would count on: the key's, then its account's."""
+    rows = Budget.objects.filter(Q(account=account) | (Q(key=key) if key else Q(pk=None)))
+    status = [budget_status(row, now_unix_s=now_unix_s) for row in rows.order_by("id")]
+    return sorted(status, key=lambda budget: budget.on, reverse=True)

@@ -1,0 +1,122 @@
+"""What was used, by day, model, key or account: sums of the ledger's hours.
+
+``UsageFilter`` says whose usage may be seen; it is always applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import UTC, date, datetime, time, timedelta
+from enum import StrEnum
+from typing import Any
+
+from django.db.models import F, QuerySet, Sum
+from django.db.models.functions import TruncDate
+
+from metering.errors import MeteringValueError
+from metering.models import UsageHour
+
+DEFAULT_DAYS = 30
+
+
+class UsageGroup(StrEnum):
+    DAY = "day"
+    MODEL = "model"
+    KEY = "key"
+    ACCOUNT = "account"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsagePeriod:
+    """Whole days in UTC, the last one included."""
+
+    first: date
+    last: date
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageFilter:
+    """``None`` does not narrow."""
+
+    accounts: frozenset[str] | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageSums:
+    requests: int = 0
+    failed_requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_micro_usd: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRow:
+    """``name``: the day, the model, the key's prefix or the account."""
+
+    name: str
+    sums: UsageSums
+
+
+SUMS = tuple(field.name for field in fields(UsageSums))
+
+
+def period_of(first: str | None, last: str | None, *, today: date) -> UsagePeriod:
+    """From dates as in 2026-01-31; without them the thirty days up to today. Raises
+    ``MeteringValueError`` naming ``from`` or ``to``."""
+    last_day = _date("to", last) if last else today
+    first_day = _date("from", first) if first else last_day - timedelta(days=DEFAULT_DAYS - 1)
+    if first_day > last_day:
+        raise MeteringValueError("from", f"{first_day} comes after {last_day}")
+    return UsagePeriod(first=first_day, last=last_day)
+
+
+def usage_list(*, by: UsageGroup, period: UsagePeriod, where: UsageFilter) -> list[UsageRow]:
+    """Days in their order, everything else by cost and tokens, most first."""
+    is_by_day = by is UsageGroup.DAY
+    name = TruncDate("hour", tzinfo=UTC) if is_by_day else F(by.value)
+    order = ["name"] if is_by_day else ["-sum_cost_micro_usd", "-sum_completion_tokens", "name"]
+    rows: Any = _hours(period, where).annotate(name=name).values("name")
+    found = rows.annotate(**_sums()).order_by(*order)
+    return [UsageRow(name=str(row["name"]), sums=_sums_of(row)) for row in found]
+
+
+def usage_total(*, period: UsagePeriod, where: UsageFilter) -> UsageSums:
+    return _sums_of(_hours(period, where).aggregate(**_sums()))
+
+
+def _hours(period: UsagePeriod, where: UsageFilter) -> QuerySet[UsageHour]:
+    rows = UsageHour.objects.filter(
+        hour__gte=_midnight(period.first), hour__lt=_midnight(period.last + timedelta(days=1))
+    ).order_by()
+    if where.accounts is not None:
+        rows = rows.filter(account__in=where.accounts)
+    if where.key is not None:
+        rows = rows.filter(key=where.key)
+    return rows
+
+
+def _sums() -> dict[str, Any]:
+    return {f"sum_{name}": Sum(name) for name in SUMS}
+
+
+def _sums_of(row: dict[str, Any]) -> UsageSums:
+    """PostgreSQL sums integers into decimals."""
+    return UsageSums(**{name: int(row[f"sum_{name}"] or 0) for name in SUMS})
+
+
+def _midnight(day: date) -> datetime:
+    return datetime.combine(day, time(), UTC)
+
+
+def _date(field: str, word: str) -> date:
+    try:
+        day = date.fromisoformat(word)
+    except ValueError:
+        raise MeteringValueError(field, f"{word!r} is not a date, as in 2026-01-31") from None
+    if not 2000 <= day.year < 9999:
+        raise MeteringValueError(field, f"{word!r} is out of range")
+    return day

@@ -1,0 +1,67 @@
+"""What serve says while there is no API key: a command that works as it stands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helexa_site.bootstrap.first_key import first_key_lines
+from helexa_site.config import REPOSITORY_DIR
+from tests.leftovers import MARK_VARIABLE
+
+
+def test_who_needs_one() -> None:
+    data_dir = REPOSITORY_DIR / "var"
+    assert "this machine need none" in first_key_lines("127.0.0.1", data_dir, "manage.py")[0]
+    assert "clients need one" in first_key_lines("0.0.0.0", data_dir, "manage.py")[0]
+
+
+def test_the_usual_data_directory_is_not_named() -> None:
+    command = first_key_lines("127.0.0.1", REPOSITORY_DIR / "var", "manage.py")[1]
+    assert command == (
+        "python3 manage.py accounts create team && python3 manage.py keys create team"
+    )
+
+
+def test_the_command_works(tmp_path: Path) -> None:
+    """In a directory whose name needs quotes, with nothing else in the environment."""
+    data_dir = tmp_path / "some data"
+    data_dir.mkdir()
+    (data_dir / "secret_key").write_text("a secret key of this test, long enough to be one")
+    manage = REPOSITORY_DIR / "manage.py"
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HELEXA_DATA_DIR": str(data_dir),
+    }
+    if MARK_VARIABLE in os.environ:
+        environment[MARK_VARIABLE] = os.environ[MARK_VARIABLE]
+    migrate = [sys.executable, str(manage), "migrate", "-v", "0"]
+    subprocess.run(migrate, env=environment, check=True, timeout=300)
+    del environment["HELEXA_DATA_DIR"]
+    command = first_key_lines("0.0.0.0", data_dir, str(manage))[1]
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("hx-")
+    again = subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert again.returncode == 1
+    assert "already" in again.stderr
+    assert "Traceback" not in again.stderr
+
+
+@pytest.mark.django_db
+def test_whether_there_are_keys() -> None:
+    from helexa_site.bootstrap.database import has_keys
+    from metering.actor import COMMAND
+    from metering.services import account_create, key_create
+
+    assert not has_keys()
+    key_create(actor=COMMAND, account=account_create(actor=COMMAND, name="some-team"))
+    assert has_keys()

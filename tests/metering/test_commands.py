@@ -1,0 +1,239 @@
+"""The commands of accounts, keys and usage: what they print, and how they fail."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.db import OperationalError
+from django.utils import timezone
+
+from metering import keys
+from metering.management.key_arguments import expiry
+from metering.models import Account, ApiKey, AuditEntry, Budget, UsageHour
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _kept_secret_key(settings: Any) -> None:
+    settings.CONFIG = replace(django_settings.CONFIG, secret_key_is_kept=True)
+
+
+def output(*words: str) -> str:
+    printed = io.StringIO()
+    call_command(*words, stdout=printed, stderr=io.StringIO())
+    return printed.getvalue()
+
+
+def printed_json(*words: str) -> Any:
+    return json.loads(output(*words, "--json"))
+
+
+def refused(*words: str) -> str:
+    """The one line for people; Django prints it on standard error and exits with 1."""
+    with pytest.raises(CommandError) as caught:
+        output(*words)
+    assert caught.value.returncode == 1
+    return str(caught.value)
+
+
+class TestAccounts:
+    def test_create_list_and_show(self, account: Account) -> None:
+        text = output("accounts", "create", "ops", "--weight", "3", "--rpm", "60")
+        assert "manage.py keys create ops" in text
+        listed = {row["name"]: row for row in printed_json("accounts", "list")}
+        assert listed.keys() == {"anonymous", "ops", "research", "shared"}
+        assert (listed["ops"]["weight"], listed["ops"]["requests_per_minute"]) == (3, 60)
+        assert "research" in output("accounts", "list")
+        output("keys", "create", "ops")
+        assert printed_json("accounts", "show", "ops")["keys"] == 1
+        Budget.objects.create(account_id="ops", unit="micro_usd", cap=12_300, spent=300)
+        assert "$0.0123" in output("accounts", "show", "ops")
+        assert AuditEntry.objects.get(action="account.create", object_id="ops").actor == "command"
+
+    def test_refused(self, account: Account) -> None:
+        assert "already" in refused("accounts", "create", "research")
+        assert "lower-case slug" in refused("accounts", "create", "No Slug")
+        assert "no account named 'nobody'" in refused("accounts", "show", "nobody")
+        assert "weight" in refused("accounts", "create", "ops", "--weight", "0")
+        with pytest.raises(CommandError):
+            output("accounts")
+
+
+class TestKeys:
+    def test_the_key_alone_is_printed(self, account: Account) -> None:
+        key = output("keys", "create", "research").strip()
+        row = ApiKey.objects.get()
+        assert keys.prefix_of(key) == row.prefix
+        assert row.scopes == ["inference", "usage:read"]
+        assert row.created_by == "command"
+
+    def test_everything_that_can_be_said(self, account: Account) -> None:
+        made = printed_json(
+            "keys",
+            "create",
+            "research",
+            "--name=ci",
+            "--scopes=inference,fleet:read",
+            "--expires=30d",
+            "--cap-tokens=1000",
+            "--cap-usd=0.1",
+            "--window=3600",
+            "--rpm=5",
+            "--tpm=100",
+        )
+        assert keys.prefix_of(made["key"]) == made["prefix"]
+        assert (made["account"], made["name"]) == ("research", "ci")
+        assert made["scopes"] == ["inference", "fleet:read"]
+        assert (made["requests_per_minute"], made["tokens_per_minute"]) == (5, 100)
+        assert [
+            (budget["unit"], budget["cap"], budget["window"], budget["window_s"])
+            for budget in made["budgets"]
+        ] == [("tokens", 1000, "seconds", 3600), ("micro_usd", 100_000, "seconds", 3600)]
+        expires_at = datetime.fromisoformat(made["expires_at"])
+        assert timedelta(days=29) < expires_at - timezone.now() <= timedelta(days=30)
+
+    def test_list_and_revoke(self, account: Account) -> None:
+        made = printed_json("keys", "create", "research")
+        assert made["key"] not in output("keys", "list")
+        assert [key["status"] for key in printed_json("keys", "list")] == ["active"]
+        assert made["prefix"] in output("keys", "revoke", made["prefix"])
+        assert "already" in output("keys", "revoke", made["prefix"])
+        listed = printed_json("keys", "list", "--account", "research")
+        assert [key["status"] for key in listed] == ["revoked"]
+        assert printed_json("keys", "list", "--account", "shared") == []
+
+    def test_a_whole_key_is_never_repeated(self, account: Account) -> None:
+        whole = keys.make_key().key
+        assert whole not in refused("keys", "revoke", whole)
+        made = output("keys", "create", "research").strip()
+        assert made not in output("keys", "revoke", made)
+        assert ApiKey.objects.get().revoked_at is not None
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--scopes", "all"], "scopes: 'all' is none of inference"),
+            (["--models", "nothing"], "model_names: There is no model named 'nothing'"),
+            (["--cap-tokens", "0"], "cap: A cap is a positive whole number"),
+            (["--cap-usd", "0.0000001"], "six decimals"),
+            (["--cap-usd", "ten"], "not an amount"),
+            (["--window", "day"], "window: A window needs --cap-tokens"),
+            (["--cap-tokens", "5", "--window", "year"], "none of balance, day, month"),
+            (["--cap-tokens", "5", "--window", "0"], "how many seconds"),
+            (["--expires", "soon"], "neither a duration"),
+            (["--expires", "2001-01-01"], "expired already"),
+            (["--rpm", "0"], "requests_per_minute"),
+        ],
+    )
+    def test_refused(self, account: Account, words: list[str], message: str) -> None:
+        assert message in refused("keys", "create", "research", *words)
+        assert not ApiKey.objects.exists()
+
+    def test_an_account_that_is_not_there(self) -> None:
+        assert "manage.py accounts create" in refused("keys", "create", "nobody")
+
+    def test_a_key_that_no_gateway_could_check(self, account: Account, settings: Any) -> None:
+        settings.CONFIG = replace(settings.CONFIG, secret_key_is_kept=False)
+        assert "HELEXA_SECRET_KEY" in refused("keys", "create", "research")
+        assert not ApiKey.objects.exists()
+
+    def test_a_database_that_is_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_args: object, **_options: object) -> None:
+            raise OperationalError("no such table: metering_account\nand a trace")
+
+        monkeypatch.setattr("metering.selectors.account_find", fail)
+        message = refused("keys", "create", "research")
+        assert "no such table: metering_account. Has it been set up?" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90s", datetime(2026, 1, 1, 0, 1, 30, tzinfo=UTC)),
+        ("12h", datetime(2026, 1, 1, 12, tzinfo=UTC)),
+        ("2w", datetime(2026, 1, 15, tzinfo=UTC)),
+        ("2027-01-31", datetime(2027, 1, 31, tzinfo=UTC)),
+        ("2027-01-31T10:00:00+02:00", datetime(2027, 1, 31, 8, tzinfo=UTC)),
+    ],
+)
+def test_expiry(text: str, expected: datetime) -> None:
+    assert expiry(text, now=datetime(2026, 1, 1, tzinfo=UTC)) == expected
+
+
+class TestUsage:
+    @pytest.fixture(autouse=True)
+    def _hours(self, account: Account) -> None:
+        for hour, model, requests, cost in (
+            (datetime(2026, 1, 1, 23, tzinfo=UTC), "tiny", 1, 5),
+            (datetime(2026, 1, 2, 0, tzinfo=UTC), "tiny", 2, 7),
+            (datetime(2026, 1, 2, 23, tzinfo=UTC), "large", 4, 1_000_000),
+            (datetime(2026, 1, 3, 0, tzinfo=UTC), "large", 8, 9),
+        ):
+            UsageHour.objects.create(
+                hour=hour,
+                account="research",
+                key="hx-0123456789",
+                model=model,
+                requests=requests,
+                prompt_tokens=10 * requests,
+                cost_micro_usd=cost,
+            )
+        UsageHour.objects.create(
+            hour=datetime(2026, 1, 2, 5, tzinfo=UTC), account="shared", model="tiny", requests=100
+        )
+
+    PERIOD = ("--from=2026-01-01", "--to=2026-01-02")
+
+    def test_by_day(self) -> None:
+        shown = printed_json("usage", "--account=research", *self.PERIOD)
+        assert [(row["day"], row["requests"]) for row in shown["data"]] == [
+            ("2026-01-01", 1),
+            ("2026-01-02", 6),
+        ]
+        assert shown["total"]["requests"] == 7
+        assert shown["total"]["cost_micro_usd"] == 1_000_012
+
+    def test_by_model_dearest_first(self) -> None:
+        shown = printed_json("usage", "--by=model", *self.PERIOD)
+        assert [(row["model"], row["requests"]) for row in shown["data"]] == [
+            ("large", 4),
+            ("tiny", 103),
+        ]
+
+    @pytest.mark.parametrize(
+        ("by", "names"),
+        [("key", {"hx-0123456789", ""}), ("account", {"research", "shared"})],
+    )
+    def test_by_key_and_account(self, by: str, names: set[str]) -> None:
+        shown = printed_json("usage", f"--by={by}", *self.PERIOD)
+        assert {row[by] for row in shown["data"]} == names
+
+    def test_for_people(self) -> None:
+        text = output("usage", "--by=key", *self.PERIOD)
+        assert "From 2026-01-01 to 2026-01-02" in text
+        assert "$1.000012" in text
+        assert "(no key)" in text
+        assert "total" in text
+
+    def test_csv(self) -> None:
+        rows = list(csv.DictReader(io.StringIO(output("usage", "--csv", *self.PERIOD))))
+        assert [(row["day"], row["requests"], row["cost_micro_usd"]) for row in rows] == [
+            ("2026-01-01", "1", "5"),
+            ("2026-01-02", "106", "1000007"),
+        ]
+
+    def test_refused(self) -> None:
+        assert "not a date" in refused("usage", "--from=yesterday")
+        assert "comes after" in refused("usage", "--from=2026-01-03", "--to=2026-01-02")
+        assert "no account" in refused("usage", "--account=nobody")
+        assert "invalid choice" in refused("usage", "--by=week")

@@ -1,0 +1,53 @@
+"""Dollars as people write them, integers inside."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metering.money import micro_usd_of, usd_text
+
+
+@pytest.mark.parametrize(
+    ("text", "micro_usd"),
+    [
+        ("0.1", 100_000),
+        ("12.50", 12_500_000),
+        ("$3", 3_000_000),
+        ("0.000001", 1),
+        ("1e-6", 1),
+        ("0.30", 300_000),
+        ("9000000000", 9_000_000_000_000_000),
+    ],
+)
+def test_read(text: str, micro_usd: int) -> None:
+    assert micro_usd_of(text) == micro_usd
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "-1", "0.0000001", "nan", "inf", "1e400", "9000000001", "1,5"]
+)
+def test_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"US dollars|decimals"):
+        micro_usd_of(text)
+
+
+@pytest.mark.parametrize(
+    ("micro_usd", "text"),
+    [
+        (0, "$0.00"),
+        (12_300, "$0.0123"),
+        (1, "$0.000001"),
+        (1_500_000, "$1.50"),
+        (1_234_500_000, "$1,234.50"),
+        (-20_000, "-$0.02"),
+    ],
+)
+def test_shown(micro_usd: int, text: str) -> None:
+    assert usd_text(micro_usd) == text
+
+
+@given(st.integers(0, 10**15))
+def test_what_is_shown_is_read_again(micro_usd: int) -> None:
+    assert micro_usd_of(usd_text(micro_usd).replace(",", "")) == micro_usd
