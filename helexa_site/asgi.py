@@ -18,11 +18,13 @@ from inference.gateway.catalogue import DatabaseCatalogue  # noqa: E402
 from inference.gateway.gateway import Gateway  # noqa: E402
 from inference.gateway.metrics_endpoint import MetricsEndpoint  # noqa: E402
 from inference.logs.setup import configure_logging  # noqa: E402
+from metering.directory import KeyDirectory  # noqa: E402
+from metering.writer import LedgerWriter  # noqa: E402
 
 if not logging.getLogger().handlers:
     configure_logging("gateway")
 
-gateway = Gateway(CONFIG, DatabaseCatalogue())
+gateway = Gateway(CONFIG, DatabaseCatalogue(), directory=KeyDirectory(), make_ledger=LedgerWriter)
 metrics_endpoint = MetricsEndpoint(gateway)
 application = build_application(
     gateway, django_app=django_application, metrics_endpoint=metrics_endpoint

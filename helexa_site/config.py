@@ -78,10 +78,20 @@ class Config:
     """One shared bearer for clients that are not on loopback."""
     always_stream_usage: bool
     """Streams end with their usage whether or not the client asked for it."""
-    allow_anonymous: bool
-    """Serve anybody who can reach the port, whatever address it is bound to."""
     metrics: MetricsSetting = METRICS_OFF
     """Where Prometheus finds what is counted."""
+    allow_anonymous: bool | None
+    """Whether callers without a key are served; ``None``: on loopback, while no key is set."""
+    serve_key: str | None = None
+    """What ``serve`` asks its own gateway with; made anew at each start."""
+    max_open_requests: int = 4096
+    """More at once are refused by this gateway."""
+    max_stored_responses: int = 10_000
+    """Of one account."""
+    max_stored_response_bytes: int = 1024 * 1024 * 1024
+    """Of one account, together."""
+    max_open_body_bytes: int = 256 * 1024 * 1024
+    """What the bodies of open requests may take together."""
     response_retention_days: int = 30
     """Stored responses are forgotten after so long; 0 keeps them for ever."""
     ledger_retention_days: int = 400
@@ -106,8 +116,17 @@ def read_config() -> Config:
         request_timeout_s=_integer("HELEXA_REQUEST_TIMEOUT_S", 600, minimum=1),
         api_key=os.environ.get("HELEXA_API_KEY") or None,
         always_stream_usage=_flag("HELEXA_ALWAYS_STREAM_USAGE"),
-        allow_anonymous=_flag("HELEXA_ALLOW_ANONYMOUS"),
         metrics=_metrics("HELEXA_METRICS_LISTEN"),
+        allow_anonymous=(
+            _flag("HELEXA_ALLOW_ANONYMOUS") if os.environ.get("HELEXA_ALLOW_ANONYMOUS") else None
+        ),
+        serve_key=os.environ.get("HELEXA_SERVE_KEY") or None,
+        max_open_requests=_integer("HELEXA_MAX_OPEN_REQUESTS", 4096, minimum=1),
+        max_stored_responses=_integer("HELEXA_MAX_STORED_RESPONSES", 10_000, minimum=0),
+        max_stored_response_bytes=_integer(
+            "HELEXA_MAX_STORED_RESPONSE_BYTES", 1024 * 1024 * 1024, minimum=0
+        ),
+        max_open_body_bytes=_integer("HELEXA_MAX_OPEN_BODY_BYTES", 256 * 1024 * 1024, minimum=1024),
         response_retention_days=_integer("HELEXA_RESPONSE_RETENTION_DAYS", 30, minimum=0),
         ledger_retention_days=_integer("HELEXA_LEDGER_RETENTION_DAYS", 400, minimum=0),
     )

@@ -54,35 +54,17 @@ def build_application(
 ) -> ProtocolTypeRouter:
     """An ASGI application that serves ``gateway`` under any ASGI server. ``metrics_endpoint`` is
     started and stopped with a server that speaks ASGI's lifespan."""
-    chat = GenerationConsumer.as_asgi(gateway=gateway, parse=openai_chat.parse)
-    completions = GenerationConsumer.as_asgi(gateway=gateway, parse=openai_completions.parse)
-    messages = GenerationConsumer.as_asgi(
-        gateway=gateway, parse=anthropic_messages.parse, errors=anthropic_errors
+    store = ResponseStore(
+        max_responses=gateway.config.max_stored_responses,
+        max_bytes=gateway.config.max_stored_response_bytes,
     )
-    count_tokens = MessageTokenCountConsumer.as_asgi(gateway=gateway)
-    no_messages = UnknownUrlConsumer.as_asgi(gateway=gateway, errors=anthropic_errors)
-    api = URLRouter(
-        [
-            re_path(r"^v1/chat/completions/?$", chat),
-            re_path(r"^v1/completions/?$", completions),
-            re_path(r"^v1/embeddings/?$", EmbeddingsConsumer.as_asgi(gateway=gateway)),
-            re_path(r"^v1/messages/?$", messages),
-            re_path(r"^v1/messages/count_tokens/?$", count_tokens),
-            re_path(r"^v1/messages/", no_messages),
-            *_responses(gateway),
-            re_path(r"^v1/models/?$", ModelListConsumer.as_asgi(gateway=gateway)),
-            re_path(r"^v1/models/(?P<name>.+)$", ModelConsumer.as_asgi(gateway=gateway)),
-            re_path(r"^v1(?:/.*)?$", UnknownUrlConsumer.as_asgi(gateway=gateway)),
-            re_path(r"^health/?$", HealthConsumer.as_asgi(gateway=gateway)),
-        ]
-    )
-    api_for_browsers = with_cors(api, gateway.config)
+    api = with_cors(URLRouter(api_routes(gateway, store)), gateway.config)
 
     async def http(scope: Any, receive: Any, send: Any) -> None:
-        application = api_for_browsers if API_PATH.match(scope["path"]) else django_app
+        application = api if API_PATH.match(scope["path"]) else django_app
         await application(scope, receive, send)
 
-    socket = ResponseSocket.as_asgi(gateway=gateway, store=ResponseStore())
+    socket = ResponseSocket.as_asgi(gateway=gateway, store=store)
 
     async def websocket(scope: Any, receive: Any, send: Any) -> None:
         application = socket if RESPONSES_PATH.fullmatch(scope["path"]) else no_socket
@@ -97,14 +79,44 @@ def build_application(
     )
 
 
+def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
+    """Every path that our own consumers answer."""
+    chat = GenerationConsumer.as_asgi(
+        gateway=gateway, parse=openai_chat.parse, endpoint="/v1/chat/completions"
+    )
+    completions = GenerationConsumer.as_asgi(
+        gateway=gateway, parse=openai_completions.parse, endpoint="/v1/completions"
+    )
+    messages = GenerationConsumer.as_asgi(
+        gateway=gateway,
+        parse=anthropic_messages.parse,
+        errors=anthropic_errors,
+        endpoint="/v1/messages",
+    )
+    count_tokens = MessageTokenCountConsumer.as_asgi(gateway=gateway)
+    no_messages = UnknownUrlConsumer.as_asgi(gateway=gateway, errors=anthropic_errors)
+    return [
+        re_path(r"^v1/chat/completions/?$", chat),
+        re_path(r"^v1/completions/?$", completions),
+        re_path(r"^v1/embeddings/?$", EmbeddingsConsumer.as_asgi(gateway=gateway)),
+        re_path(r"^v1/messages/?$", messages),
+        re_path(r"^v1/messages/count_tokens/?$", count_tokens),
+        re_path(r"^v1/messages/", no_messages),
+        *_responses(gateway, store),
+        re_path(r"^v1/models/?$", ModelListConsumer.as_asgi(gateway=gateway)),
+        re_path(r"^v1/models/(?P<name>.+)$", ModelConsumer.as_asgi(gateway=gateway)),
+        re_path(r"^v1(?:/.*)?$", UnknownUrlConsumer.as_asgi(gateway=gateway)),
+        re_path(r"^health/?$", HealthConsumer.as_asgi(gateway=gateway)),
+    ]
+
+
 async def no_socket(scope: Any, receive: Any, send: Any) -> None:
     """The handshake is refused."""
     await receive()
     await send({"type": "websocket.close"})
 
 
-def _responses(gateway: Gateway) -> list[URLPattern]:
-    store = ResponseStore()
+def _responses(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
     kept = {"gateway": gateway, "store": store, "runs": BackgroundRuns(gateway, store)}
     count_tokens = ResponseTokenCountConsumer.as_asgi(gateway=gateway, store=store)
     compact = CompactionConsumer.as_asgi(gateway=gateway, store=store)

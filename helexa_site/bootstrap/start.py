@@ -8,6 +8,7 @@ A process starts as soon as what it needs is there; the slow ones start first.
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from pathlib import Path
 
@@ -81,6 +82,8 @@ def _start_private_redis(data: DataDirectory, supervisor: Supervisor) -> str:
 
 
 def _start_gateway(options: ServeOptions, config: Config, supervisor: Supervisor) -> None:
+    # Ours alone: with it the gateway can be asked how it is, wherever it listens.
+    os.environ.setdefault("HELEXA_SERVE_KEY", secrets.token_urlsafe(32))
     supervisor.start(gateway_spec(options.host, options.port))
     say("gateway", f"starting on {options.host} port {options.port}")
     if not is_loopback(options.host) and not (config.api_key or config.allow_anonymous):

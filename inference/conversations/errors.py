@@ -2,7 +2,8 @@
 
     ConversationError
     ├── PreviousResponseMissingError       it, or one that it builds on, is not there
-    └── PreviousResponseUnfinishedError    it is being worked on, failed or was cancelled
+    ├── PreviousResponseUnfinishedError    it is being worked on, failed or was cancelled
+    └── ConversationTooLongError           it has as many responses as one may have
 
 Messages are written for clients.
 """
@@ -17,6 +18,15 @@ class ConversationError(Exception):
         super().__init__(message)
         self.response_id = response_id
         self.message = message
+
+
+class ConversationTooLongError(ConversationError):
+    def __init__(self, max_chain: int) -> None:
+        super().__init__(
+            "",
+            f"This conversation is {max_chain:,} responses long, which is as many as are kept "
+            "together; compact it, or send it whole.",
+        )
 
 
 class PreviousResponseMissingError(ConversationError):

@@ -18,11 +18,20 @@ class StoredResponse(models.Model):
     lease has run out belongs to a gateway that is gone, and reads as failed."""
 
     id = models.CharField(max_length=MAX_ID_CHARS, primary_key=True)
+    account = models.CharField(
+        max_length=64,
+        default="anonymous",
+        db_index=True,
+        help_text="Whose it is: nobody else finds it.",
+    )
     model = models.CharField(max_length=256, help_text="As the client named it.")
     status = models.CharField(max_length=16, choices=[(word, word) for word in STATUSES])
     background = models.BooleanField(default=False)
     previous_id = models.CharField(
         max_length=MAX_ID_CHARS, blank=True, help_text="The response it continues; may be gone."
+    )
+    size_bytes = models.PositiveBigIntegerField(
+        default=0, help_text="Of both documents, as they were first stored."
     )
     response_json = models.TextField()
     input_items_json = models.TextField()

@@ -17,14 +17,18 @@ STATUSES = (*ACTIVE, *ENDED)
 CONTINUABLE = ("completed", "incomplete")
 """What another request may build on."""
 
+MAX_CHAIN = 1000
+"""Responses that one conversation may be long; its whole text is read at each turn."""
+
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRecord:
     """``response`` and ``input_items`` are what the API shows of it; ``previous_id`` is the
-    response it continues, which may have been deleted since."""
+    response it continues, which may have been deleted since. Only its ``account`` finds it."""
 
+    account: str
     response: dict[str, Any]
     input_items: list[dict[str, Any]]
     previous_id: str | None
@@ -42,6 +46,14 @@ class ResponseRecord:
     def output_items(self) -> list[dict[str, Any]]:
         output: list[dict[str, Any]] = self.response["output"]
         return output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredUsage:
+    """What an account keeps of responses."""
+
+    number: int
+    size_bytes: int
 
 
 def is_response_id(text: str) -> bool:

@@ -1,7 +1,7 @@
-"""Reads of stored responses. No writes.
+"""Reads of stored responses, each only of one account's. No writes.
 
-A chain of responses is read back to its beginning, one row after the other: each holds only what
-its own request brought and what was answered.
+A chain of responses is read back to its beginning, in one query: each row holds only what its own
+request brought and what was answered.
 """
 
 from __future__ import annotations
@@ -12,60 +12,95 @@ from datetime import datetime
 from typing import Any
 
 import orjson
+from django.db.models import Count, Sum
 from django.utils import timezone
 
 from inference.conversations.errors import (
+    ConversationTooLongError,
     PreviousResponseMissingError,
     PreviousResponseUnfinishedError,
 )
 from inference.conversations.models import StoredResponse
-from inference.conversations.records import ACTIVE, CONTINUABLE, ResponseRecord, is_response_id
+from inference.conversations.records import (
+    ACTIVE,
+    CONTINUABLE,
+    MAX_CHAIN,
+    ResponseRecord,
+    StoredUsage,
+    is_response_id,
+)
 
 ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})_i?[0-9]+")
 """Items that got their id here say which response they belong to."""
 
+CHAIN = """
+WITH RECURSIVE chain(id, previous_id, place) AS (
+    SELECT id, previous_id, 0 FROM conversations_storedresponse WHERE id = %s AND account = %s
+    UNION ALL
+    SELECT earlier.id, earlier.previous_id, chain.place + 1
+    FROM conversations_storedresponse AS earlier JOIN chain ON earlier.id = chain.previous_id
+    WHERE earlier.account = %s AND chain.place < %s
+)
+SELECT stored.* FROM conversations_storedresponse AS stored JOIN chain ON stored.id = chain.id
+ORDER BY chain.place
+"""
+
 GATEWAY_LOST = "The gateway that worked on this response went away."
 
 
-def response_find(response_id: str) -> ResponseRecord | None:
-    """``None`` for an id that is nobody's."""
+def response_find(response_id: str, *, account: str) -> ResponseRecord | None:
+    """``None`` for an id that is not this account's."""
     if not is_response_id(response_id):
         return None
-    row = StoredResponse.objects.filter(pk=response_id).first()
+    row = StoredResponse.objects.filter(pk=response_id, account=account).first()
     return None if row is None else _record(row, timezone.now())
 
 
-def history_items(response_id: str) -> list[dict[str, Any]]:
+def history_items(response_id: str, *, account: str) -> list[dict[str, Any]]:
     """Every input and output item from the beginning of its conversation up to this response.
     Raises ``ConversationError``."""
-    chain = [response_found(response_id)]
-    while chain[-1].previous_id is not None:
-        chain.append(response_found(chain[-1].previous_id))
-    if chain[0].status not in CONTINUABLE:
-        raise PreviousResponseUnfinishedError(response_id, chain[0].status)
+    chain = _chain(response_id, account)
+    if not chain:
+        raise PreviousResponseMissingError(response_id)
+    if len(chain) > MAX_CHAIN:
+        raise ConversationTooLongError(MAX_CHAIN)
+    if missing_id := chain[-1].previous_id:
+        raise PreviousResponseMissingError(missing_id)
+    now = timezone.now()
+    records = [_record(row, now) for row in chain]
+    if records[0].status not in CONTINUABLE:
+        raise PreviousResponseUnfinishedError(response_id, records[0].status)
     return [
-        item for record in reversed(chain) for item in (*record.input_items, *record.output_items)
+        item for record in reversed(records) for item in (*record.input_items, *record.output_items)
     ]
 
 
-def response_found(response_id: str) -> ResponseRecord:
-    """Raises ``PreviousResponseMissingError``."""
-    record = response_find(response_id)
-    if record is None:
-        raise PreviousResponseMissingError(response_id)
-    return record
+def _chain(response_id: str, account: str) -> list[StoredResponse]:
+    """From this response back to the first that is there, one more than is allowed at most. What a
+    chain builds on is its own account's: whoever made it could read that."""
+    if not is_response_id(response_id):
+        return []
+    return list(StoredResponse.objects.raw(CHAIN, [response_id, account, account, MAX_CHAIN]))
 
 
-def items_find(item_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+def items_find(item_ids: Iterable[str], *, account: str) -> dict[str, dict[str, Any]]:
     """The stored items of these ids, by id; those that are not there are left out."""
     wanted = {item_id: ITEM_ID.fullmatch(item_id) for item_id in item_ids}
     owners = {f"resp_{match[1]}" for match in wanted.values() if match is not None}
     found: dict[str, dict[str, Any]] = {}
-    for owner in owners:
-        record = response_find(owner)
-        if record is not None:
-            found |= {item["id"]: item for item in (*record.input_items, *record.output_items)}
+    now = timezone.now()
+    for row in StoredResponse.objects.filter(pk__in=owners, account=account):
+        record = _record(row, now)
+        found |= {item["id"]: item for item in (*record.input_items, *record.output_items)}
     return {item_id: found[item_id] for item_id in wanted if item_id in found}
+
+
+def account_usage(account: str) -> StoredUsage:
+    """What an account keeps."""
+    row = StoredResponse.objects.filter(account=account).aggregate(
+        number=Count("pk"), size_bytes=Sum("size_bytes")
+    )
+    return StoredUsage(number=row["number"], size_bytes=row["size_bytes"] or 0)
 
 
 def _record(row: StoredResponse, now: datetime) -> ResponseRecord:
@@ -76,6 +111,7 @@ def _record(row: StoredResponse, now: datetime) -> ResponseRecord:
             "error": {"code": "server_error", "message": GATEWAY_LOST},
         }
     return ResponseRecord(
+        account=row.account,
         response=response,
         input_items=orjson.loads(row.input_items_json),
         previous_id=row.previous_id or None,

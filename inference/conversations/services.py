@@ -22,14 +22,17 @@ FORGET_BATCH = 500
 
 def response_save(*, record: ResponseRecord) -> None:
     """A response that is new here; an active one is leased to the caller's gateway."""
+    response_json, input_items_json = _json(record.response), _json(record.input_items)
     StoredResponse.objects.create(
         id=record.id,
+        account=record.account,
+        size_bytes=len(response_json.encode()) + len(input_items_json.encode()),
         model=record.response["model"],
         status=record.status,
         background=record.background,
         previous_id=record.previous_id or "",
-        response_json=_json(record.response),
-        input_items_json=_json(record.input_items),
+        response_json=response_json,
+        input_items_json=input_items_json,
         created_at=datetime.fromtimestamp(record.response["created_at"], UTC),
         lease_until=_lease_end() if record.status in ACTIVE else None,
     )
@@ -47,23 +50,23 @@ def response_progress(*, response: dict[str, Any]) -> bool:
     return changed == 1
 
 
-def response_cancel(*, response_id: str) -> bool:
-    """``False``: it had ended already, its gateway is gone, or it is not there."""
+def response_cancel(*, response_id: str, account: str) -> bool:
+    """``False``: it had ended already, its gateway is gone, or it is not this account's."""
     if not is_response_id(response_id):
         return False
     row = StoredResponse.objects.filter(
-        pk=response_id, status__in=ACTIVE, lease_until__gte=timezone.now()
+        pk=response_id, account=account, status__in=ACTIVE, lease_until__gte=timezone.now()
     ).first()
     if row is None:
         return False
     return response_progress(response={**orjson.loads(row.response_json), "status": "cancelled"})
 
 
-def response_delete(*, response_id: str) -> bool:
-    """``False``: it is not there."""
+def response_delete(*, response_id: str, account: str) -> bool:
+    """``False``: it is not there, for this account."""
     if not is_response_id(response_id):
         return False
-    deleted, _ = StoredResponse.objects.filter(pk=response_id).delete()
+    deleted, _ = StoredResponse.objects.filter(pk=response_id, account=account).delete()
     return deleted > 0
 
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
 
+from inference.gateway.call import CANCELLED, FINISHED, Call
 from inference.gateway.frame_feed import FrameFeed
 from inference.gateway.gateway import Gateway
-from inference.gateway.request_log import log_request
 from inference.gateway.response_store import ResponseStore
 from inference.gateway.running import run_request
 from inference.gateway.streams import RequestStream
-from inference.protocol.events import Accepted, Event, Failure, Finished, Usage
+from inference.protocol.events import Accepted, Event, Failure, Finished
 from inference.wire.errors import (
     ApiError,
     InternalError,
@@ -46,21 +45,20 @@ class BackgroundRun:
         store: ResponseStore,
         request: ResponsesRequest,
         *,
-        request_id: str,
+        call: Call,
         encoder: ResponseStreamEncoder,
         feed: FrameFeed | None,
     ) -> None:
         """``encoder`` has given its opening already."""
-        self.id = response_id(request_id)
+        self.id = response_id(call.request_id)
+        self.call = call
         self._gateway = gateway
         self._store = store
         self._request = request
-        self._request_id = request_id
         self._encoder = encoder
         self._feed = feed
         self._is_cancelled = False
         self._is_ending = False
-        self._usage: Usage | None = None
         self.task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
@@ -78,13 +76,7 @@ class BackgroundRun:
             self._feed.close()
 
     async def work(self) -> None:
-        started_s = time.perf_counter()
-        outcome = "cancelled"
-        try:
-            outcome = await self._outcome()
-        finally:
-            model, seconds = self._request.generation.model, time.perf_counter() - started_s
-            log_request(self._request_id, model, outcome, self._usage, seconds)
+        self.call.outcome = await self._outcome()
 
     async def _outcome(self) -> str:
         """``finished``, or the code of what it ended with."""
@@ -99,11 +91,11 @@ class BackgroundRun:
         except Exception:
             logger.exception("response %s failed", self.id)
             return await self._fail(InternalError())
-        return "cancelled" if self._is_cancelled else "finished"
+        return CANCELLED if self._is_cancelled else FINISHED
 
     async def _answer(self) -> None:
         async with run_request(
-            self._gateway, self._request_id, self._request.generation, abort=_nobody_to_abort
+            self._gateway, self.call, self._request.generation, abort=_nobody_to_abort
         ) as stream:
             async for event in _events(stream):
                 if isinstance(event, Finished) and not await self._keep(event):
@@ -125,7 +117,6 @@ class BackgroundRun:
         """``False``: it was cancelled before. Raises ``ServiceUnavailableError`` when the database
         stays away."""
         self._is_ending = True
-        self._usage = event.usage
         response = self._encoder.response_after(event)
         for pause_s in SAVE_AGAIN_AFTER_S:
             try:
@@ -172,13 +163,14 @@ class BackgroundRuns:
         self,
         request: ResponsesRequest,
         *,
-        request_id: str,
+        call: Call,
         encoder: ResponseStreamEncoder,
         feed: FrameFeed | None,
     ) -> None:
-        """``request`` has been stored as queued."""
+        """``request`` has been stored as queued. ``call`` is that of the request that asked for
+        it, whose end is now the run's to tell."""
         run = BackgroundRun(
-            self._gateway, self._store, request, request_id=request_id, encoder=encoder, feed=feed
+            self._gateway, self._store, request, call=call.hand_over(), encoder=encoder, feed=feed
         )
         self._runs[run.id] = run
         run.task = self._gateway.spawn(run.work())
@@ -195,6 +187,7 @@ class BackgroundRuns:
     def _forget(self, run: BackgroundRun) -> None:
         """Also called for a run that was cancelled before it did anything."""
         run.close_feed()
+        run.call.close()
         del self._runs[run.id]
         if not self._runs and self._watcher is not None:
             self._watcher.cancel()

@@ -14,7 +14,12 @@ from fleet.catalogue import CatalogueEntry
 from fleet.errors import FleetError, UnknownNeuronError
 from inference.gateway.database import DatabaseThreads
 from inference.protocol.events import Failure
-from inference.wire.errors import ApiError, ModelNotFoundError, RequestFailedError
+from inference.wire.errors import (
+    ApiError,
+    ModelNotFoundError,
+    RequestFailedError,
+    ServiceUnavailableError,
+)
 from metering.actor import GATEWAY
 
 logger = logging.getLogger(__name__)
@@ -37,7 +42,8 @@ class Catalogue(Protocol):
 
 
 class DatabaseCatalogue:
-    """Keeps what it read for ``CACHE_S``, so that the hot path stays on the event loop."""
+    """Keeps what it read for ``CACHE_S``, so that the hot path stays on the event loop. While the
+    database is away models that were asked for before go on being served."""
 
     def __init__(self) -> None:
         self._database = DatabaseThreads("catalogue")
@@ -48,9 +54,15 @@ class DatabaseCatalogue:
         cached = self._found.get(name)
         if cached is not None and now_s - cached[0] < CACHE_S:
             return cached[1]
-        self._found.pop(name, None)
-        entry = await self._database.query(lambda: selectors.catalogue_find(name))
+        try:
+            entry = await self._database.query(lambda: selectors.catalogue_find(name))
+        except ServiceUnavailableError:
+            if cached is None:
+                raise
+            self._found[name] = (now_s, cached[1])
+            return cached[1]
         if entry is None:
+            self._found.pop(name, None)
             raise ModelNotFoundError(name)
         self._found[name] = (now_s, entry)
         return entry

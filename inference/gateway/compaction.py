@@ -5,7 +5,6 @@ from __future__ import annotations
 from inference.gateway.consumers import ApiConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.generation import unix_time_s
-from inference.gateway.request_log import LoggedRequest, logged
 from inference.gateway.response_store import ResponseStore
 from inference.gateway.running import run_request
 from inference.protocol.events import ChoiceFinished, Delta, Failure, Finished, Usage
@@ -16,21 +15,19 @@ from inference.wire.errors import RequestFailedError
 
 class CompactionConsumer(ApiConsumer):
     method = "POST"
+    endpoint = "/v1/responses/compact"
 
     def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
         super().__init__(gateway=gateway, errors=openai_responses_errors)
         self._store = store
-        self._logged = LoggedRequest()
 
     async def answer(self, body: bytes) -> None:
-        with logged(self.request_id) as self._logged:
-            await self.respond(200, await self._compacted(body))
+        await self.respond(200, await self._compacted(body))
 
     async def _compacted(self, body: bytes) -> bytes:
         asked = openai_responses_compact.parse(body, self.context())
-        self._logged.model = asked.generation.model
-        history = await self._store.history(asked.previous_response_id)
-        request = await self._store.continued(asked, history)
+        history = await self._store.history(asked.previous_response_id, self.call.who)
+        request = await self._store.continued(asked, self.call.who, history)
         summary, usage = await self._summary(openai_responses_compact.summary_request(request))
         return openai_responses_compact.body(
             [*history, *request.items],
@@ -45,7 +42,7 @@ class CompactionConsumer(ApiConsumer):
         for would be lost."""
         texts: list[str] = []
         reason, usage = "", None
-        async with run_request(self.gateway, self.request_id, request, abort=self.abort) as stream:
+        async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
             while usage is None:
                 for event in await stream.next_events():
                     match event:
@@ -54,7 +51,7 @@ class CompactionConsumer(ApiConsumer):
                         case ChoiceFinished():
                             reason = event.reason
                         case Finished():
-                            usage = self._logged.usage = event.usage
+                            usage = event.usage
         summary = "".join(texts).strip()
         if reason != "stop":
             message = "The context leaves no room for a whole summary; send less of it."

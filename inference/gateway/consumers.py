@@ -1,7 +1,7 @@
 """The HTTP side of every API request: body in, one response out, whoever leaves is noticed.
 
-    http.request* ─▶ body ─▶ handler task ─▶ answer() ─▶ respond | send frames
-    http.disconnect ─────────▶ cancels it
+    first message ─▶ identify ─▶ body ─▶ handler task ─▶ answer() ─▶ respond | send frames
+    http.disconnect ──────────────────────▶ cancels it
 
 Channels' stock HTTP consumer waits for its handler before it looks at the next message, so it never
 sees a disconnect. Here the handler is a task of its own and messages go on being received.
@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Coroutine
 from typing import Any, ClassVar
 
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 
 from inference.gateway.advice import advice_headers
-from inference.gateway.authorization import authorize
+from inference.gateway.call import FINISHED, Call
 from inference.gateway.gateway import Gateway
 from inference.wire import openai_errors
 from inference.wire.dialect import ErrorDialect, RequestContext
@@ -31,6 +32,7 @@ from inference.wire.errors import (
     error_headers,
     shutting_down,
 )
+from metering.principal import Scope
 
 logger = logging.getLogger(__name__)
 
@@ -75,21 +77,33 @@ class ApiConsumer(AbortableConsumer):
     method: ClassVar[str] = "GET"
     other_methods: ClassVar[tuple[str, ...]] = ()
     """What is answered at the same path beside ``method``."""
-    needs_key: ClassVar[bool] = True
+    scope_needed: ClassVar[Scope | None] = Scope.INFERENCE
+    """``None``: anybody may ask."""
+    endpoint: ClassVar[str] = ""
+    """How logs, metrics and the ledger call it."""
 
     scope: dict[str, Any]
 
-    def __init__(self, *, gateway: Gateway, errors: ErrorDialect = openai_errors) -> None:
+    call: Call
+    """There from the first message on."""
+
+    def __init__(
+        self, *, gateway: Gateway, errors: ErrorDialect = openai_errors, endpoint: str = ""
+    ) -> None:
         """``errors``: how this request's client is told what went wrong."""
         super().__init__()
         self.gateway = gateway
         self.errors = errors
         self.request_id = uuid.uuid4().hex
+        self._endpoint = endpoint or self.endpoint
         self._body = bytearray()
         self._handler: asyncio.Task[None] | None = None
         self._client_left = False
         self._response_started = False
         self._response_ended = False
+        self._is_open = False
+        self._is_counted = False
+        self._num_body_bytes = 0
 
     async def answer(self, body: bytes) -> None:
         raise NotImplementedError
@@ -97,6 +111,10 @@ class ApiConsumer(AbortableConsumer):
     def stop_working(self) -> None:
         if self._handler is not None and not self._handler.done():
             self._handler.cancel()
+        if self._is_counted:
+            self.gateway.bounds.close_request(self._num_body_bytes)
+        if self._is_open and self._handler is None:
+            self.call.close()  # the client has left before its body was here
 
     def abort(self) -> None:
         logger.warning("request %s: the client does not read its answer", self.request_id)
@@ -114,15 +132,20 @@ class ApiConsumer(AbortableConsumer):
         if self._handler is not None:
             return
         try:
-            self._check_before_body()
-            self._body += message.get("body", b"")
-            if len(self._body) > self.gateway.config.max_body_bytes:
-                raise RequestTooLargeError(self.gateway.config.max_body_bytes)
+            if not self._is_open:
+                await self._open()
+            self._take_body(message.get("body", b""))
         except ApiError as error:
-            self._handler = self.gateway.spawn(self.refuse(error))
+            self.call.outcome = error.code
+            self._start(self.refuse(error))
             return
         if not message.get("more_body", False):
-            self._handler = self.gateway.spawn(self._handle(bytes(self._body)))
+            body, self._body = bytes(self._body), bytearray()
+            self._start(self._handle(body))
+
+    def _start(self, handler: Coroutine[Any, Any, None]) -> None:
+        self._handler = self.gateway.spawn(handler)
+        self._handler.add_done_callback(lambda _: self.call.close())
 
     async def http_disconnect(self) -> None:
         """Servers send this after a finished response too."""
@@ -143,10 +166,10 @@ class ApiConsumer(AbortableConsumer):
 
     async def start_response(self, status: int, headers: Headers) -> None:
         self._response_started = True
+        self.call.status = status
         request_id = [(name, self.request_id.encode()) for name in REQUEST_ID_HEADERS]
-        await self.send(
-            {"type": "http.response.start", "status": status, "headers": [*headers, *request_id]}
-        )
+        headers = [*headers, *self.call.response_headers, *request_id]
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send_body(self, body: bytes, *, last: bool = False) -> None:
         self._response_ended = self._response_ended or last
@@ -171,11 +194,26 @@ class ApiConsumer(AbortableConsumer):
             always_include_usage=self.gateway.config.always_stream_usage,
         )
 
+    async def _open(self) -> None:
+        """By the headers alone, before the body is read. Raises ``ApiError``."""
+        self._is_open = True
+        self.gateway.ensure_started()
+        headers = self.scope["headers"]
+        self.call = self.gateway.open_call(
+            request_id=self.request_id,
+            endpoint=self._endpoint,
+            user_agent=dict(headers).get(b"user-agent", b"").decode("latin-1"),
+        )
+        if self.scope_needed is not None:
+            self.call.principal = await self.gateway.identifier.identify(
+                headers, scope=self.scope_needed
+            )
+        self._check_before_body()
+        self.gateway.bounds.open_request()
+        self._is_counted = True
+
     def _check_before_body(self) -> None:
-        if self._body:
-            return
-        if self.needs_key:
-            authorize(self.gateway.config, self.scope.get("client"), self.scope["headers"])
+        """Raises ``ApiError``."""
         allowed = (self.method, *self.other_methods)
         if self.scope["method"] not in allowed:
             raise MethodNotAllowedError(self.scope["method"], ", ".join(allowed))
@@ -185,23 +223,37 @@ class ApiConsumer(AbortableConsumer):
         if declared.isdigit() and int(declared) > self.gateway.config.max_body_bytes:
             raise RequestTooLargeError(self.gateway.config.max_body_bytes)
 
+    def _take_body(self, part: bytes) -> None:
+        """Raises ``ApiError`` where a bound is passed."""
+        if len(self._body) + len(part) > self.gateway.config.max_body_bytes:
+            raise RequestTooLargeError(self.gateway.config.max_body_bytes)
+        self.gateway.bounds.take_body(len(part))
+        self._num_body_bytes += len(part)
+        self._body += part
+
     async def _handle(self, body: bytes) -> None:
         try:
-            self.gateway.ensure_started()
             await self.answer(body)
+            self.call.outcome = FINISHED
         except ApiError as error:
+            self.call.outcome = error.code
             await self.refuse(error)
         except asyncio.CancelledError:
             if self._client_left:
                 raise
+            self.call.outcome = shutting_down().code
             await self.refuse(shutting_down())
         except Exception:
             logger.exception("request %s failed", self.request_id)
+            self.call.outcome = InternalError.code
             await self.refuse(InternalError())
 
 
 class UnknownUrlConsumer(ApiConsumer):
     """What is under /v1 and nowhere else."""
+
+    scope_needed = None
+    endpoint = "unknown"
 
     def _check_before_body(self) -> None:
         raise UnknownUrlError(f"There is no {self.scope['method']} {self.scope['path']} here.")

@@ -1,15 +1,16 @@
 """Daphne with what a gateway of long streams needs: back-pressure, a body limit, an orderly stop.
 
 Daphne's own server buffers whatever an application sends and reads a body of any size before it
-calls one. Here a send waits while the socket's buffer is full, and a body over the limit is refused
-while it comes in. Must not know what is served.
+calls one. Here a send waits while the socket's buffer is full, a body over the limit is refused
+while it comes in, and one that is not small is read only when whoever sends it may. Must not know
+what is served.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from daphne.endpoints import build_endpoint_description_strings
@@ -19,13 +20,18 @@ from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet import reactor
 from twisted.internet.endpoints import serverFromString
 from twisted.logger import globalLogBeginner
+from twisted.web.http import RESPONSES
 
 from inference.wire.dialect import ErrorDialect
-from inference.wire.errors import RequestTooLargeError
+from inference.wire.errors import ApiError, RequestTooLargeError, error_headers
 
 logger = logging.getLogger(__name__)
 
+CheckHeaders = Callable[[bytes, list[tuple[bytes, bytes]]], Awaitable[ApiError | None]]
+
 READ_BUFFER_BYTES = 256 * 1024
+SMALL_BODY_BYTES = 64 * 1024
+"""A body up to this is read before anybody asks who sends it."""
 LINGER_S = 5.0
 """How long a client that sends too much may take to read why."""
 PING_INTERVAL_S = 20.0
@@ -43,6 +49,9 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         self.writable.set()
         self._num_body_bytes = 0
         self._refused = False
+        self._has_begun = False
+        """The application has it, and refuses what is to be refused."""
+        self._checking: asyncio.Task[None] | None = None
 
     @property
     def is_responding(self) -> bool:
@@ -51,17 +60,20 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
     def gotLength(self, length: int | None) -> None:  # noqa: N802
         super().gotLength(length)
         if length is not None and length > self.server.max_body_bytes:
-            self._refuse_body()
+            self._refuse(RequestTooLargeError(self.server.max_body_bytes))
+        elif length is None or length > SMALL_BODY_BYTES:
+            self._checking = asyncio.ensure_future(self._check_sender())
 
     def handleContentChunk(self, data: bytes) -> None:  # noqa: N802
         """What comes in after a refusal is dropped, so that the client gets to read the answer."""
         self._num_body_bytes += len(data)
         if not self._refused and self._num_body_bytes > self.server.max_body_bytes:
-            self._refuse_body()
+            self._refuse(RequestTooLargeError(self.server.max_body_bytes))
         if not self._refused:
             super().handleContentChunk(data)
 
     def process(self) -> Any:
+        self._has_begun = True
         if self._refused:
             self.channel.loseConnection()
             return None
@@ -100,13 +112,38 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         if self.is_responding and not self.finished and self.channel is not None:
             self.channel.forceAbortClient()
 
-    def _refuse_body(self) -> None:
+    async def _check_sender(self) -> None:
+        """Nothing more of the body is read until it is known that its sender may ask at all."""
+        network = self.channel._networkProducer
+        network.pauseProducing()
+        try:
+            error = await self.server.check_headers(self.channel._path, self._header_pairs())
+        finally:
+            if self.channel is not None:
+                network.resumeProducing()
+        if self.channel is None or self._refused or self._has_begun:
+            return
+        if error is not None:
+            self._refuse(error)
+
+    def _header_pairs(self) -> list[tuple[bytes, bytes]]:
+        return [
+            (name.lower(), value)
+            for name, values in self.requestHeaders.getAllRawHeaders()
+            for value in values
+        ]
+
+    def _refuse(self, error: ApiError) -> None:
         self._refused = True
         errors = self.server.errors_of(self.channel._path)
-        body = errors.error_body(RequestTooLargeError(self.server.max_body_bytes), request_id="")
+        body = errors.error_body(error, request_id="")
+        reason = RESPONSES.get(error.status, b"Error")
+        headers = b"".join(b"%s: %s\r\n" % header for header in error_headers(error))
         self.channel.transport.write(
-            b"HTTP/1.1 413 Content Too Large\r\nContent-Type: application/json\r\n"
-            b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            b"HTTP/1.1 %d %s\r\nContent-Type: application/json\r\n%s"
+            b"Connection: close\r\nContent-Length: %d\r\n\r\n"
+            % (error.status, reason, headers, len(body))
+            + body
         )
         reactor.callLater(LINGER_S, self.channel.forceAbortClient)
 
@@ -150,7 +187,8 @@ class StreamFactory(HTTPFactory):  # type: ignore[misc]
 
 
 class DaphneServer(Server):  # type: ignore[misc]
-    """``errors_of`` tells how the client of a path is told what went wrong."""
+    """``errors_of`` tells how the client of a path is told what went wrong; ``check_headers``
+    whether a request is refused for its path and headers alone."""
 
     def __init__(
         self,
@@ -160,6 +198,7 @@ class DaphneServer(Server):  # type: ignore[misc]
         port: int,
         max_body_bytes: int,
         errors_of: Callable[[bytes], ErrorDialect],
+        check_headers: CheckHeaders,
     ) -> None:
         super().__init__(
             application,
@@ -170,6 +209,7 @@ class DaphneServer(Server):  # type: ignore[misc]
         )
         self.max_body_bytes = max_body_bytes
         self.errors_of = errors_of
+        self.check_headers = check_headers
         self._ports: list[Any] = []
         self._listen_failure = ""
 

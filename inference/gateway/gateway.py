@@ -13,39 +13,89 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from helexa_site.config import Config
+from inference.gateway.accounting import Accounting, Ledger
+from inference.gateway.bounds import Bounds
+from inference.gateway.call import NO_MODEL, Call, RequestOutcome
 from inference.gateway.catalogue import Catalogue
+from inference.gateway.client_families import client_family
 from inference.gateway.dispatch import Dispatcher
 from inference.gateway.event_reader import EventReader
+from inference.gateway.identity import Directory, Identifier
 from inference.gateway.liveness import Liveness
 from inference.gateway.metrics import Metrics
+from inference.gateway.outcomes import Outcomes
 from inference.gateway.placing import Place, Placer
 from inference.gateway.streams import RequestStream, RequestStreams
+from inference.gateway.tally import Tally
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.wire.errors import ApiError
+from metering.principal import Principal, Scope
 
 logger = logging.getLogger(__name__)
 
+API_PREFIX = b"/v1/"
 COMMAND_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 5.0
 """Longer than the reader blocks, so that a Redis that hangs is noticed."""
 CANCEL_AGAIN_S = 0.1
+LAST_WORDS_S = 0.4
+LAST_WORDS_INTERVAL_S = 0.02
+LAST_WORD_S = 30.0
+"""How long a neuron may take to say what a request used whose client has gone. Where it says
+nothing, what was told until then is charged."""
+LEDGER_STOP_S = 5.0
 FAREWELL_S = 1.0
 """What requests that were cut short get to tell their clients."""
 
 
+class KeyDirectory(Directory, Protocol):
+    def start(self) -> None:
+        """Call on the event loop that will serve."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+class GatewayLedger(Ledger, Protocol):
+    def start(self) -> None: ...
+    async def stop(self, timeout_s: float) -> None:
+        """Writes what is queued first."""
+        ...
+
+
 class Gateway:
-    def __init__(self, config: Config, catalogue: Catalogue) -> None:
+    def __init__(
+        self,
+        config: Config,
+        catalogue: Catalogue,
+        *,
+        directory: KeyDirectory,
+        make_ledger: Callable[[str], GatewayLedger],
+    ) -> None:
+        """``make_ledger`` is given this gateway's id."""
         self.config = config
         self.catalogue = catalogue
         self.gateway_id = uuid.uuid4().hex
         self.metrics = Metrics()
+        self.identifier = Identifier(config, directory)
+        self._directory = directory
+        self._ledger = make_ledger(self.gateway_id)
+        self.accounting = Accounting(self._ledger, self.gateway_id)
+        self.bounds = Bounds(
+            max_open_requests=config.max_open_requests,
+            max_open_body_bytes=config.max_open_body_bytes,
+        )
+        self.outcomes = Outcomes(self.accounting.settle, self._count)
         self.draining = False
         self._handlers: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
@@ -60,6 +110,8 @@ class Gateway:
         self.dispatcher = Dispatcher(self._redis)
         reader = EventReader(self._reader_redis, self.gateway_id, self.streams)
         self.liveness = Liveness(self._redis, self.gateway_id, self.streams, reader)
+        self._directory.start()
+        self._ledger.start()
         self.placer = Placer(self.catalogue, self.liveness.snapshot, self.streams)
         self._loops = [
             asyncio.create_task(loop, name=f"gateway {name}")
@@ -72,6 +124,54 @@ class Gateway:
         for task in self._loops:
             task.add_done_callback(_log_crash)
 
+    def open_call(
+        self, *, request_id: str, endpoint: str, user_agent: str, principal: Principal | None = None
+    ) -> Call:
+        return Call(
+            request_id=request_id,
+            endpoint=endpoint,
+            client=client_family(user_agent),
+            principal=principal,
+            tell=self.outcomes.tell,
+        )
+
+    async def is_ready(self, model: str) -> bool:
+        """Whether a request for it needs no load. Raises ``ServiceUnavailableError``."""
+        snapshot = await self.liveness.snapshot()
+        return any(replica.status is ReplicaStatus.READY for replica in snapshot.replicas_of(model))
+
+    async def check_headers(
+        self, path: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> ApiError | None:
+        """Why a large body to ``path`` is not worth reading, where that is so. The admin asks who
+        somebody is by itself."""
+        if not path.startswith(API_PREFIX):
+            return None
+        self.ensure_started()
+        try:
+            await self.identifier.identify(headers, scope=Scope.INFERENCE)
+        except ApiError as error:
+            return error
+        return None
+
+    def _count(self, outcome: RequestOutcome) -> None:
+        usage = outcome.usage
+        self.metrics.observe(
+            model=None if outcome.model == NO_MODEL else outcome.model,
+            node=outcome.neuron,
+            account=outcome.account or None,
+            key=outcome.key,
+            status_code=outcome.status,
+            code=outcome.outcome,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            duration_s=outcome.duration_s,
+            time_to_first_token_s=outcome.time_to_first_token_s,
+            cold_start=outcome.was_cold,
+        )
+
     def spawn(self, handler: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs one request's handler; ``drain`` waits for it."""
         task = asyncio.create_task(handler)
@@ -80,7 +180,13 @@ class Gateway:
         return task
 
     def open_stream(
-        self, request_id: str, place: Place, *, timeout_s: float, abort: Callable[[], None]
+        self,
+        request_id: str,
+        place: Place,
+        *,
+        timeout_s: float,
+        abort: Callable[[], None],
+        tally: Tally,
     ) -> RequestStream:
         stream = RequestStream(
             request_id=request_id,
@@ -89,17 +195,22 @@ class Gateway:
             model=place.model,
             first_token_timeout_s=timeout_s,
             abort=abort,
+            tally=tally,
         )
         self.streams.add(stream)
         return stream
 
     def close_stream(self, stream: RequestStream) -> None:
-        """Unless it is settled, the neuron is told to drop the request: it may still hold
-        blocks."""
-        self.streams.remove(stream)
+        """Unless it is settled, the neuron is told to drop the request: it may still hold blocks.
+        What it used is known when it answers that."""
         stream.end()
-        if not stream.is_settled:
-            self.dispatcher.cancel_soon(stream.neuron, stream.request_id)
+        if stream.tally.is_settled:
+            self.streams.remove(stream)
+            return
+        self.dispatcher.cancel_soon(stream.neuron, stream.request_id)
+        waiting = asyncio.get_running_loop().call_later(LAST_WORD_S, stream.tally.give_up)
+        stream.tally.when_settled(waiting.cancel)
+        stream.tally.when_settled(lambda: self.streams.remove(stream))
 
     async def drain(self, grace_s: float) -> None:
         """Refuses what is new, lets what is open finish for ``grace_s``, cuts the rest short."""
@@ -118,11 +229,22 @@ class Gateway:
         if not self._loops:
             return
         await self.dispatcher.flush()
+        await self._hear_last_words()
         await _cancel_all(self._loops)
         self._loops = []
+        await self._directory.stop()
+        await self._ledger.stop(LEDGER_STOP_S)
         await self.liveness.withdraw()
         await self._redis.aclose()
         await self._reader_redis.aclose()
+
+    async def _hear_last_words(self) -> None:
+        """Neurons are given a moment to say what cancelled requests used."""
+        deadline_s = time.monotonic() + LAST_WORDS_S
+        while len(self.streams) and time.monotonic() < deadline_s:
+            await asyncio.sleep(LAST_WORDS_INTERVAL_S)
+        for stream in self.streams:
+            stream.tally.give_up()
 
 
 def _client(url: str, timeout_s: float) -> redis.asyncio.Redis:

@@ -15,7 +15,6 @@ import time
 from inference.gateway.consumers import ApiConsumer, Headers
 from inference.gateway.gateway import Gateway
 from inference.gateway.keep_alive import QuietTimer
-from inference.gateway.request_log import LoggedRequest, logged
 from inference.gateway.running import run_request
 from inference.protocol.events import Event, Finished
 from inference.wire import openai_errors
@@ -42,31 +41,34 @@ class GenerationConsumer(ApiConsumer):
     method = "POST"
 
     def __init__(
-        self, *, gateway: Gateway, parse: Parse, errors: ErrorDialect = openai_errors
+        self,
+        *,
+        gateway: Gateway,
+        parse: Parse,
+        endpoint: str,
+        errors: ErrorDialect = openai_errors,
     ) -> None:
-        super().__init__(gateway=gateway, errors=errors)
+        super().__init__(gateway=gateway, errors=errors, endpoint=endpoint)
         self._parse = parse
-        self._logged = LoggedRequest()
+        self._has_finished = False
+        """The last event has come."""
         self._quiet: QuietTimer | None = None
         self._has_begun = False
         """Whether the client has been sent an event."""
         self._sending = asyncio.Lock()
 
     async def answer(self, body: bytes) -> None:
-        with logged(self.request_id) as self._logged:
-            request = self._parse(body, self.context())
-            self._logged.model = request.generation.model
-            await self._generate(request)
+        await self._generate(self._parse(body, self.context()))
 
     async def _generate(self, request: ParsedRequest) -> None:
         if request.stream:
             self._quiet = QuietTimer(self._keep_alive, first_s=STREAM_GRACE_S, then_s=KEEP_ALIVE_S)
         try:
             async with run_request(
-                self.gateway, self.request_id, request.generation, abort=self.abort
+                self.gateway, self.call, request.generation, abort=self.abort
             ) as stream:
                 encoder = self._encoder(request)
-                while self._logged.usage is None:
+                while not self._has_finished:
                     await self._forward(await stream.next_events(), encoder, request)
         finally:
             if self._quiet is not None:
@@ -79,13 +81,11 @@ class GenerationConsumer(ApiConsumer):
     async def _forward(self, events: list[Event], encoder: Encoder, request: ParsedRequest) -> None:
         """Everything that is there goes out as one send."""
         frames = b"".join([encoder.encode(event) for event in events])
-        last = events[-1]
-        if isinstance(last, Finished):
-            self._logged.usage = last.usage
+        self._has_finished = isinstance(events[-1], Finished)
         if not frames:
             return
         if request.stream:
-            await self._send_frames(frames, last=self._logged.usage is not None)
+            await self._send_frames(frames, last=self._has_finished)
             self._has_begun = True
         else:
             await self.respond(200, frames)

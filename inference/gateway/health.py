@@ -1,7 +1,8 @@
-"""GET /health: 200 while requests can be answered, else 503 with the reasons. Needs no key.
+"""GET /health: 200 while this gateway can answer some request, else 503. Needs no key.
 
-Healthy means that Redis and the database answer, a neuron is there, and each model that ought to
-be loaded has a replica whose engine answers: idle, or with a recent successful forward pass.
+One model that is away does not take a gateway out of a balancer's rotation: it is unhealthy when
+Redis does not answer, no neuron is there, or no model could be served. What is wrong, and with
+which host, is told to keys that may read the fleet; others are told only whether it is well.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import Any
 import orjson
 
 from fleet.catalogue import CatalogueEntry
+from fleet.placement import Reject, place
 from fleet.snapshot import FleetSnapshot, ReplicaView
 from inference.gateway.consumers import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.errors import ApiError
+from metering.principal import Scope
 
 STALLED_AFTER_S = 60.0
 """An engine with work whose last forward pass is older than this has stalled."""
@@ -29,11 +32,12 @@ class Reason:
 
 
 class HealthConsumer(ApiConsumer):
-    needs_key = False
+    scope_needed = None
+    endpoint = "/health"
 
     async def answer(self, body: bytes) -> None:
         reasons = []
-        entries: tuple[CatalogueEntry, ...] = ()
+        entries: tuple[CatalogueEntry, ...] | None = None
         snapshot = None
         try:
             entries = await self.gateway.catalogue.entries()
@@ -44,8 +48,31 @@ class HealthConsumer(ApiConsumer):
         except ApiError as error:
             reasons.append(Reason(error.code, error.message))
         else:
-            reasons += fleet_reasons(entries, snapshot)
-        await self.respond(503 if reasons else 200, health_body(reasons, snapshot))
+            reasons += fleet_reasons(entries or (), snapshot)
+        serves = snapshot is not None and can_serve(entries, snapshot)
+        knows = await self._may_know()
+        found = health_body(serves, reasons, snapshot) if knows else brief_body(serves)
+        await self.respond(200 if serves else 503, found)
+
+    async def _may_know(self) -> bool:
+        try:
+            await self.gateway.identifier.identify(self.scope["headers"], scope=Scope.FLEET_READ)
+        except ApiError:
+            return False
+        return True
+
+
+def can_serve(entries: Sequence[CatalogueEntry] | None, snapshot: FleetSnapshot) -> bool:
+    """Whether some request could be answered: a model is ready, or could be loaded. ``entries``
+    ``None``: nobody knows the catalogue. An empty one is no failure."""
+    if not snapshot.neurons:
+        return False
+    replicas = [replica for neuron in snapshot.neurons for replica in neuron.replicas]
+    if any(r.status is ReplicaStatus.READY and not _has_stalled(r) for r in replicas):
+        return True
+    if entries is None:
+        return False
+    return not entries or any(not isinstance(place(entry, snapshot), Reject) for entry in entries)
 
 
 def fleet_reasons(entries: Sequence[CatalogueEntry], snapshot: FleetSnapshot) -> list[Reason]:
@@ -60,11 +87,16 @@ def fleet_reasons(entries: Sequence[CatalogueEntry], snapshot: FleetSnapshot) ->
     return reasons
 
 
-def health_body(reasons: Sequence[Reason], snapshot: FleetSnapshot | None) -> bytes:
+def brief_body(serves: bool) -> bytes:
+    return orjson.dumps({"status": "ok" if serves else "unhealthy"})
+
+
+def health_body(serves: bool, reasons: Sequence[Reason], snapshot: FleetSnapshot | None) -> bytes:
     neurons = snapshot.neurons if snapshot else ()
+    status = "unhealthy" if not serves else "degraded" if reasons else "ok"
     return orjson.dumps(
         {
-            "status": "unhealthy" if reasons else "ok",
+            "status": status,
             "reasons": [asdict(reason) for reason in reasons],
             "neurons": [
                 {

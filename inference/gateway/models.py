@@ -14,6 +14,7 @@ from fleet.snapshot import FleetSnapshot, ReplicaView
 from inference.gateway.consumers import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire import anthropic_errors, anthropic_models, openai_models
+from inference.wire.errors import ModelNotAllowedError
 from inference.wire.model_card import ModelCard, ModelPrices
 
 BEST_FIRST = (
@@ -37,14 +38,17 @@ class _ModelsConsumer(ApiConsumer):
 
 
 class ModelListConsumer(_ModelsConsumer):
-    """OpenAI's list has no pages; Anthropic's has."""
+    """OpenAI's list has no pages; Anthropic's has. A key sees the models that it may use."""
+
+    endpoint = "/v1/models"
 
     async def answer(self, body: bytes) -> None:
         query = dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
         page = anthropic_models.parse_page(query if self.is_anthropic else {})
         entries = await self.gateway.catalogue.entries()
         snapshot = await self.gateway.liveness.snapshot()
-        cards = [model_card(entry, snapshot) for entry in entries]
+        who = self.call.who
+        cards = [model_card(entry, snapshot) for entry in entries if who.may_use(entry.name)]
         if self.is_anthropic:
             await self.respond(200, anthropic_models.model_list_body(cards, page))
         else:
@@ -54,9 +58,13 @@ class ModelListConsumer(_ModelsConsumer):
 class ModelConsumer(_ModelsConsumer):
     """By name or alias; the card's id is always the catalogue's name."""
 
+    endpoint = "/v1/models/{id}"
+
     async def answer(self, body: bytes) -> None:
         name = self.scope["url_route"]["kwargs"]["name"]
         entry = await self.gateway.catalogue.find(name)
+        if not self.call.who.may_use(entry.name):
+            raise ModelNotAllowedError(entry.name)
         card = model_card(entry, await self.gateway.liveness.snapshot())
         dialect = anthropic_models if self.is_anthropic else openai_models
         await self.respond(200, dialect.model_body(card))

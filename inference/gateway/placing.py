@@ -37,11 +37,16 @@ UNKNOWN_ETA_RETRY_AFTER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request goes: ``epoch`` is the life of the neuron that was seen ready."""
+    """Where a request goes: ``epoch`` is the life of the neuron that was seen ready. The limits
+    are what its replica told; ``None``: it told none."""
 
     neuron: str
     epoch: str
     model: str
+    context_tokens: int | None = None
+    max_output_tokens: int | None = None
+    was_cold: bool = False
+    """It was loaded for this request, or the request waited for its load."""
 
 
 class Placer:
@@ -60,18 +65,20 @@ class Placer:
         """``deadline_s`` is on the event loop's clock. Raises ``ApiError`` when placement refuses,
         the deadline passes, or the database or Redis is away."""
         loop = asyncio.get_running_loop()
+        was_cold = False
         while True:
             snapshot = self._with_own_requests(entry.name, await self._read_snapshot())
             decision = place(entry, snapshot)
             match decision:
                 case Route():
-                    return _place_of(decision, snapshot)
+                    return _place_of(decision, snapshot, was_cold=was_cold)
                 case Reject():
                     raise _refusal(decision)
                 case Load():
                     await self._start_load(decision)
                 case Wait():
                     pass
+            was_cold = True
             if loop.time() >= deadline_s:
                 raise _still_waiting(decision)
             await asyncio.sleep(min(POLL_INTERVAL_S, max(0.0, deadline_s - loop.time())))
@@ -111,10 +118,18 @@ class Placer:
         return FleetSnapshot(neurons=neurons)
 
 
-def _place_of(route: Route, snapshot: FleetSnapshot) -> Place:
+def _place_of(route: Route, snapshot: FleetSnapshot, *, was_cold: bool) -> Place:
     neuron = snapshot.neuron(route.neuron)
     assert neuron is not None, "placement routed to a neuron that is not in the snapshot"
-    return Place(neuron=neuron.name, epoch=neuron.epoch, model=route.model)
+    replica = next(replica for replica in neuron.replicas if replica.model == route.model)
+    return Place(
+        neuron=neuron.name,
+        epoch=neuron.epoch,
+        model=route.model,
+        context_tokens=replica.context_tokens,
+        max_output_tokens=replica.max_output_tokens,
+        was_cold=was_cold,
+    )
 
 
 def _refusal(decision: Reject) -> RequestFailedError:

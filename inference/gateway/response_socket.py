@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from typing import Any
 
 from channels.exceptions import StopConsumer
 
-from inference.gateway.authorization import authorize
+from inference.gateway.call import Call
 from inference.gateway.consumers import AbortableConsumer
 from inference.gateway.gateway import Gateway
 from inference.gateway.response_store import ResponseStore
@@ -24,17 +25,19 @@ from inference.gateway.response_turn import KeptTurn, ResponseTurn
 from inference.wire.errors import (
     ApiError,
     InternalError,
-    InvalidApiKeyError,
     InvalidRequestError,
     RequestTooLargeError,
     shutting_down,
 )
 from inference.wire.openai_responses_socket import error_message, messages_of
+from metering.principal import Principal, Scope
 
 logger = logging.getLogger(__name__)
 
+ENDPOINT = "/v1/responses (socket)"
 MAX_WAITING = 16
-"""Messages that have come while a turn is under way. More are a client that does not wait."""
+"""Messages that have come while a turn is under way. More are a client that does not wait; all
+that wait take no more together than one may."""
 TOO_MANY = 1008
 TOO_BIG = 1009
 GOING_AWAY = 1001
@@ -50,6 +53,7 @@ class ResponseSocket(AbortableConsumer):
         self.gateway = gateway
         self._store = store
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAITING)
+        self._waiting_bytes = 0
         self._worker: asyncio.Task[None] | None = None
         self._kept: KeptTurn | None = None
 
@@ -69,12 +73,12 @@ class ResponseSocket(AbortableConsumer):
 
     async def _connect(self) -> None:
         """Refused as a handshake: the client has no socket yet to be told over."""
+        self.gateway.ensure_started()
         try:
-            authorize(self.gateway.config, self.scope.get("client"), self.scope["headers"])
-        except InvalidApiKeyError:
+            await self._identify()
+        except ApiError:
             await self.send({"type": "websocket.close"})
             return
-        self.gateway.ensure_started()
         await self.send({"type": "websocket.accept"})
         self._worker = asyncio.create_task(self._work(), name="gateway response socket")
 
@@ -85,16 +89,27 @@ class ResponseSocket(AbortableConsumer):
         if len(given) > limit_bytes:
             await self._close(RequestTooLargeError(limit_bytes), TOO_BIG)
             return
+        if self._waiting_bytes + len(given) > limit_bytes:
+            await self._close(
+                InvalidRequestError(
+                    f"The messages that wait take over {limit_bytes:,} bytes.", param=None
+                ),
+                TOO_BIG,
+            )
+            return
         try:
             self._waiting.put_nowait(given)
         except asyncio.QueueFull:
             await self._close(
                 InvalidRequestError(f"More than {MAX_WAITING} messages wait.", param=None), TOO_MANY
             )
+            return
+        self._waiting_bytes += len(given)
 
     async def _work(self) -> None:
         while True:
             message = await self._waiting.get()
+            self._waiting_bytes -= len(message)
             if self.gateway.draining:
                 await self._close(shutting_down(), GOING_AWAY)
                 return
@@ -106,7 +121,34 @@ class ResponseSocket(AbortableConsumer):
                 return
 
     async def _turn(self, message: bytes) -> None:
-        turn = ResponseTurn(self.gateway, self._store, send=self._send_frames, abort=self.abort)
+        call = self.gateway.open_call(
+            request_id=uuid.uuid4().hex,
+            endpoint=ENDPOINT,
+            user_agent=dict(self.scope["headers"]).get(b"user-agent", b"").decode("latin-1"),
+        )
+        bounds = self.gateway.bounds
+        num_bytes = 0
+        try:
+            bounds.open_request()
+            try:
+                bounds.take_body(len(message))
+                num_bytes = len(message)
+                await self._run(call, message)
+            finally:
+                bounds.close_request(num_bytes)
+        except ApiError as error:
+            call.outcome = error.code
+            await self.send({"type": "websocket.send", "text": error_message(error)})
+        finally:
+            call.close()
+
+    async def _run(self, call: Call, message: bytes) -> None:
+        """Who asks is looked up for each turn: a key may have been revoked since the last. Raises
+        ``ApiError`` where there is no turn yet that could end."""
+        call.principal = await self._identify()
+        turn = ResponseTurn(
+            self.gateway, self._store, call, send=self._send_frames, abort=self.abort
+        )
         kept, self._kept = self._kept, None
         try:
             self._kept = await turn.run(message, kept)
@@ -124,7 +166,11 @@ class ResponseSocket(AbortableConsumer):
         if kept is not None and kept.response_id != turn.previous_response_id:
             self._kept = kept
 
+    async def _identify(self) -> Principal:
+        return await self.gateway.identifier.identify(self.scope["headers"], scope=Scope.INFERENCE)
+
     async def _refuse(self, turn: ResponseTurn, error: ApiError) -> None:
+        turn.call.outcome = error.code
         if frames := await turn.failed(error):
             await self._send_frames(frames)
         else:

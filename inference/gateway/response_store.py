@@ -6,57 +6,106 @@ Every failure becomes an ``ApiError``: nothing is kept or lost silently.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from inference.conversations import selectors, services
 from inference.conversations.errors import (
+    ConversationTooLongError,
     PreviousResponseMissingError,
     PreviousResponseUnfinishedError,
 )
 from inference.conversations.records import ResponseRecord
+from inference.gateway.call import Call
 from inference.gateway.database import DatabaseThreads
 from inference.wire.errors import (
     ApiError,
+    InsufficientQuotaError,
     InvalidRequestError,
     PreviousResponseNotFoundError,
     ResponseNotFoundError,
 )
 from inference.wire.openai_responses import ResponsesRequest
 from inference.wire.openai_responses_input import InputItem, items, with_ids
+from metering.principal import Principal
 
 logger = logging.getLogger(__name__)
 
 
+USAGE_AGE_S = 30.0
+"""How long what an account keeps is counted on from the last look."""
+MAX_REMEMBERED_ACCOUNTS = 1000
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What an account keeps: as the database had it, and what was added here since."""
+
+    looked_s: float
+    number: int
+    size_bytes: int
+
+
 class ResponseStore:
-    """Each method raises 503 database_unavailable when the database is away."""
+    """Each method raises 503 database_unavailable when the database is away. A response is found
+    by its own account only; to others it is not there."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_responses: int, max_bytes: int) -> None:
+        """The most that one account may keep."""
         self._database = DatabaseThreads("responses")
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._kept: dict[str, _Kept] = {}
 
-    async def find(self, response_id: str) -> ResponseRecord:
+    async def ensure_room(self, principal: Principal) -> None:
+        """Before anything is computed that is to be kept. Raises ``InsufficientQuotaError``."""
+        account = principal.account
+        kept = self._kept.get(account)
+        if kept is None or time.monotonic() - kept.looked_s > USAGE_AGE_S:
+            usage = await self._database.query(lambda: selectors.account_usage(account))
+            if len(self._kept) >= MAX_REMEMBERED_ACCOUNTS:
+                self._kept.clear()
+            kept = self._kept[account] = _Kept(time.monotonic(), usage.number, usage.size_bytes)
+        if kept.number >= self._max_responses or kept.size_bytes >= self._max_bytes:
+            raise InsufficientQuotaError(
+                f"Account '{account}' keeps {kept.number:,} responses of {kept.size_bytes:,} bytes;"
+                f" it may keep {self._max_responses:,} and {self._max_bytes:,} bytes. Delete some, "
+                "or send 'store': false.",
+                param="store",
+            )
+
+    async def find(self, response_id: str, principal: Principal) -> ResponseRecord:
         """Raises ``ResponseNotFoundError``."""
-        record = await self._database.query(lambda: selectors.response_find(response_id))
+        record = await self._database.query(
+            lambda: selectors.response_find(response_id, account=principal.account)
+        )
         if record is None:
             raise ResponseNotFoundError(response_id)
         return record
 
     async def continued(
-        self, request: ResponsesRequest, history: Sequence[InputItem] | None = None
+        self,
+        request: ResponsesRequest,
+        principal: Principal,
+        history: Sequence[InputItem] | None = None,
     ) -> ResponsesRequest:
         """The request with everything in it that it builds on. ``history`` is what it continues,
         where that is known without the store. Raises ``ApiError`` where something is not stored."""
         if request.previous_response_id is None and not request.references:
             return request
         if history is None:
-            history = await self.history(request.previous_response_id)
+            history = await self.history(request.previous_response_id, principal)
         wanted = [reference.id for reference in request.references]
-        found = await self._database.query(lambda: selectors.items_find(wanted)) if wanted else {}
+        found = await self._items(wanted, principal) if wanted else {}
         stored = {item_id: read_back([item])[0] for item_id, item in found.items()}
         return request.continued(history, stored)
 
     async def save(self, record: ResponseRecord) -> None:
         await self._database.query(lambda: services.response_save(record=record))
+        if (kept := self._kept.get(record.account)) is not None:
+            kept.number += 1
 
     async def save_failed(self, record: ResponseRecord) -> None:
         """The client has its id, so it may ask for it; it is told of the failure either way."""
@@ -69,43 +118,50 @@ class ResponseStore:
         """``False``: it had ended already, or was deleted."""
         return await self._database.query(lambda: services.response_progress(response=response))
 
-    async def cancel(self, response_id: str) -> None:
-        await self._database.query(lambda: services.response_cancel(response_id=response_id))
+    async def cancel(self, response_id: str, principal: Principal) -> None:
+        await self._database.query(
+            lambda: services.response_cancel(response_id=response_id, account=principal.account)
+        )
 
-    async def delete(self, response_id: str) -> None:
+    async def delete(self, response_id: str, principal: Principal) -> None:
         """Raises ``ResponseNotFoundError``."""
         if not await self._database.query(
-            lambda: services.response_delete(response_id=response_id)
+            lambda: services.response_delete(response_id=response_id, account=principal.account)
         ):
             raise ResponseNotFoundError(response_id)
+        self._kept.pop(principal.account, None)
 
     async def renew_leases(self, response_ids: Collection[str]) -> set[str]:
         """Those that are still active."""
         return await self._database.query(lambda: services.leases_renew(response_ids=response_ids))
 
-    async def history(self, response_id: str | None) -> list[InputItem]:
+    async def _items(self, item_ids: list[str], principal: Principal) -> dict[str, dict[str, Any]]:
+        return await self._database.query(
+            lambda: selectors.items_find(item_ids, account=principal.account)
+        )
+
+    async def history(self, response_id: str | None, principal: Principal) -> list[InputItem]:
         """The conversation up to its end; without an id there is none. Raises ``ApiError``."""
         if response_id is None:
             return []
 
         def read() -> list[dict[str, Any]]:
             try:
-                return selectors.history_items(response_id)
+                return selectors.history_items(response_id, account=principal.account)
             except PreviousResponseMissingError as error:
                 raise PreviousResponseNotFoundError(error.message) from error
-            except PreviousResponseUnfinishedError as error:
+            except (PreviousResponseUnfinishedError, ConversationTooLongError) as error:
                 raise InvalidRequestError(error.message, param="previous_response_id") from error
 
         return read_back(await self._database.query(read))
 
 
-def record_of(
-    request: ResponsesRequest, response: dict[str, Any], *, request_id: str
-) -> ResponseRecord:
-    """What is stored of an answer."""
+def record_of(request: ResponsesRequest, response: dict[str, Any], *, call: Call) -> ResponseRecord:
+    """What is stored of an answer to ``call``."""
     return ResponseRecord(
+        account=call.who.account,
         response=response,
-        input_items=[item.object for item in with_ids(request.items, request_id)],
+        input_items=[item.object for item in with_ids(request.items, call.request_id)],
         previous_id=request.previous_response_id,
         background=request.background,
     )

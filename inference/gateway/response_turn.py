@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
 
+from inference.gateway.call import FINISHED, Call
 from inference.gateway.gateway import Gateway
 from inference.gateway.generation import unix_time_s
-from inference.gateway.request_log import LoggedRequest, logged
 from inference.gateway.response_store import ResponseStore, read_back, record_of
 from inference.gateway.running import run_request
 from inference.protocol.events import ChoiceFinished, Event, Finished
@@ -38,11 +37,12 @@ class ResponseTurn:
         self,
         gateway: Gateway,
         store: ResponseStore,
+        call: Call,
         *,
         send: Callable[[bytes], Awaitable[None]],
         abort: Callable[[], None],
     ) -> None:
-        self.request_id = uuid.uuid4().hex
+        self.call = call
         self.previous_response_id: str | None = None
         """Once it is known."""
         self._gateway = gateway
@@ -51,19 +51,24 @@ class ResponseTurn:
         self._abort = abort
         self._request: ResponsesRequest | None = None
         self._encoder: ResponseStreamEncoder | None = None
-        self._logged = LoggedRequest()
+        self._has_finished = False
 
     async def run(self, message: bytes, kept: KeptTurn | None) -> KeptTurn:
         """``kept``: the turn before. Raises ``ApiError``."""
-        with logged(self.request_id) as self._logged:
-            asked = parse_message(message)
-            self._logged.model = asked.response.generation.model
-            history = await self._history(asked.response, kept)
-            self._request = await self._store.continued(asked.response, history)
-            await self._answer(self._request, generates=asked.generates)
+        asked = parse_message(message)
+        if asked.response.store:
+            await self._store.ensure_room(self.call.who)
+        history = await self._history(asked.response, kept)
+        self._request = await self._store.continued(asked.response, self.call.who, history)
+        await self._answer(self._request, generates=asked.generates)
+        self.call.outcome = FINISHED
         assert self._encoder is not None and self._encoder.response is not None
         said = read_back(self._encoder.response["output"])
         return KeptTurn(response_id(self.request_id), [*history, *self._request.items, *said])
+
+    @property
+    def request_id(self) -> str:
+        return self.call.request_id
 
     async def failed(self, error: ApiError) -> bytes:
         """The event that ends it; none where the client has been told of no response yet."""
@@ -72,24 +77,20 @@ class ResponseTurn:
             return b""
         frames = encoder.failed(error, names_error=False)
         if request.store:
-            await self._store.save_failed(
-                record_of(request, encoder.response, request_id=self.request_id)
-            )
+            await self._store.save_failed(record_of(request, encoder.response, call=self.call))
         return frames
 
     async def _history(self, request: ResponsesRequest, kept: KeptTurn | None) -> list[InputItem]:
         previous = self.previous_response_id = request.previous_response_id
         if kept is not None and kept.response_id == previous:
             return kept.items
-        return await self._store.history(previous)
+        return await self._store.history(previous, self.call.who)
 
     async def _answer(self, request: ResponsesRequest, *, generates: bool) -> None:
         generation = request.generation if generates else _prompt_only(request.generation)
-        async with run_request(
-            self._gateway, self.request_id, generation, abort=self._abort
-        ) as stream:
+        async with run_request(self._gateway, self.call, generation, abort=self._abort) as stream:
             self._encoder = request.stream_encoder(request_id=self.request_id, clock=unix_time_s)
-            while self._logged.usage is None:
+            while not self._has_finished:
                 events = await stream.next_events()
                 if not generates:  # that it was cut after no token is no news
                     events = [event for event in events if not isinstance(event, ChoiceFinished)]
@@ -103,9 +104,9 @@ class ResponseTurn:
             if isinstance(event, Finished):
                 response = encoder.response_after(event)
                 if request.store:
-                    record = record_of(request, response, request_id=self.request_id)
+                    record = record_of(request, response, call=self.call)
                     await self._store.save(record)
-                self._logged.usage = event.usage
+                self._has_finished = True
         if frames := b"".join([encoder.encode(event) for event in events]):
             await self._send(frames)
 

@@ -22,7 +22,7 @@ from inference.gateway.response_store import ResponseStore, record_of
 from inference.protocol.events import Event, Finished
 from inference.wire import openai_responses, openai_responses_errors
 from inference.wire.dialect import Encoder, ParsedRequest
-from inference.wire.errors import ApiError
+from inference.wire.errors import ApiError, ModelNotAllowedError
 from inference.wire.openai_responses import ResponsesRequest
 from inference.wire.openai_responses_events import ResponseBodyEncoder, ResponseStreamEncoder
 
@@ -34,7 +34,10 @@ class ResponsesConsumer(GenerationConsumer):
 
     def __init__(self, *, gateway: Gateway, store: ResponseStore, runs: BackgroundRuns) -> None:
         super().__init__(
-            gateway=gateway, parse=openai_responses.parse, errors=openai_responses_errors
+            gateway=gateway,
+            parse=openai_responses.parse,
+            endpoint="/v1/responses",
+            errors=openai_responses_errors,
         )
         self._store = store
         self._runs = runs
@@ -44,7 +47,9 @@ class ResponsesConsumer(GenerationConsumer):
 
     async def _generate(self, request: ParsedRequest) -> None:
         assert isinstance(request, ResponsesRequest), "this consumer has one parser"
-        self._asked = await self._store.continued(request)
+        if request.store:
+            await self._store.ensure_room(self.call.who)
+        self._asked = await self._store.continued(request, self.call.who)
         if request.background:
             await self._start_in_background(self._asked)
         else:
@@ -63,7 +68,7 @@ class ResponsesConsumer(GenerationConsumer):
                 await super()._forward(earlier, encoder, request)
             assert isinstance(encoder, ResponseStreamEncoder | ResponseBodyEncoder)
             response = encoder.response_after(last)
-            await self._store.save(record_of(self._asked, response, request_id=self.request_id))
+            await self._store.save(record_of(self._asked, response, call=self.call))
             events = [last]
         await super()._forward(events, encoder, request)
 
@@ -84,19 +89,20 @@ class ResponsesConsumer(GenerationConsumer):
     async def _keep_failed(self, encoder: ResponseStreamEncoder) -> None:
         if self._asked is None or not self._asked.store or encoder.response is None:
             return
-        record = record_of(self._asked, encoder.response, request_id=self.request_id)
+        record = record_of(self._asked, encoder.response, call=self.call)
         await self._store.save_failed(record)
 
     async def _start_in_background(self, request: ResponsesRequest) -> None:
-        await self.gateway.catalogue.find(request.generation.model)
+        entry = await self.gateway.catalogue.find(request.generation.model)
+        if not self.call.who.may_use(entry.name):
+            raise ModelNotAllowedError(entry.name)
         encoder = request.stream_encoder(request_id=self.request_id, clock=unix_time_s)
         opening = encoder.opening()
         queued = encoder.response
         assert queued is not None, "the encoder has opened"
-        await self._store.save(record_of(request, queued, request_id=self.request_id))
+        await self._store.save(record_of(request, queued, call=self.call))
         self._feed = FrameFeed(self.abort) if request.stream else None
-        self._runs.start(request, request_id=self.request_id, encoder=encoder, feed=self._feed)
-        self._logged.is_told_elsewhere = True
+        self._runs.start(request, call=self.call, encoder=encoder, feed=self._feed)
         if self._feed is None:
             await self.respond(200, orjson.dumps(queued))
         else:

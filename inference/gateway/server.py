@@ -1,6 +1,6 @@
 """Running the gateway under Daphne in this process, and stopping it without breaking answers.
 
-SIGTERM, SIGINT ─▶ stop listening ─▶ drain ≤ 4.5 s ─▶ cut the rest short ─▶ stop
+SIGTERM, SIGINT ─▶ stop listening ─▶ drain ≤ 4 s ─▶ cut the rest short ─▶ stop
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.metrics_endpoint import MetricsEndpoint
 from inference.logs.setup import configure_logging
 
-DRAIN_GRACE_S = 4.5
+DRAIN_GRACE_S = 4.0
 
 
 def run(host: str, port: int) -> None:
@@ -30,6 +30,7 @@ def run(host: str, port: int) -> None:
         port=port,
         max_body_bytes=gateway.config.max_body_bytes,
         errors_of=errors_of,
+        check_headers=gateway.check_headers,
     )
     listen = gateway.config.metrics.at(host)
     server.event_loop.call_soon(_begin, server, gateway, metrics_endpoint, listen)

@@ -1,5 +1,4 @@
-"""Reading, cancelling and deleting responses that were kept. There is one key and no accounts:
-whoever may use the API may read them all."""
+"""Reading, cancelling and deleting responses that an account has kept."""
 
 from __future__ import annotations
 
@@ -36,6 +35,8 @@ class StoredResponseConsumer(ApiConsumer):
 class ResponseConsumer(StoredResponseConsumer):
     """GET and DELETE /v1/responses/{id}."""
 
+    endpoint = "/v1/responses/{id}"
+
     other_methods: ClassVar[tuple[str, ...]] = ("DELETE",)
 
     async def answer(self, body: bytes) -> None:
@@ -43,12 +44,12 @@ class ResponseConsumer(StoredResponseConsumer):
             await self._delete()
             return
         read_retrieval(self.scope["query_string"])
-        record = await self._store.find(self.response_id)
+        record = await self._store.find(self.response_id, self.call.who)
         await self.respond(200, orjson.dumps(record.response))
 
     async def _delete(self) -> None:
         """One that is still being worked on is cancelled by it."""
-        await self._store.delete(self.response_id)
+        await self._store.delete(self.response_id, self.call.who)
         self._runs.cancel(self.response_id)
         await self.respond(200, deleted_body(self.response_id))
 
@@ -57,9 +58,11 @@ class InputItemsConsumer(StoredResponseConsumer):
     """GET /v1/responses/{id}/input_items: what this one request brought, not the conversation
     before it."""
 
+    endpoint = "/v1/responses/{id}/input_items"
+
     async def answer(self, body: bytes) -> None:
         page = read_item_page(self.scope["query_string"])
-        record = await self._store.find(self.response_id)
+        record = await self._store.find(self.response_id, self.call.who)
         await self.respond(200, item_list_body(record.input_items, page))
 
 
@@ -67,12 +70,13 @@ class CancelResponseConsumer(StoredResponseConsumer):
     """POST /v1/responses/{id}/cancel. One that has ended stays as it is and is told again."""
 
     method = "POST"
+    endpoint = "/v1/responses/{id}/cancel"
 
     async def answer(self, body: bytes) -> None:
-        record = await self._store.find(self.response_id)
+        record = await self._store.find(self.response_id, self.call.who)
         if not record.background:
             raise InvalidRequestError("Only responses made with 'background' can be cancelled.")
-        await self._store.cancel(self.response_id)
+        await self._store.cancel(self.response_id, self.call.who)
         self._runs.cancel(self.response_id)
-        record = await self._store.find(self.response_id)
+        record = await self._store.find(self.response_id, self.call.who)
         await self.respond(200, orjson.dumps(record.response))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
+from inference.gateway.tally import Tally
 from inference.protocol.events import (
     ANSWERS,
     Accepted,
@@ -40,11 +41,11 @@ class RequestStream:
         "accepted",
         "ended",
         "epoch",
-        "is_settled",
         "model",
         "neuron",
         "request_id",
         "started_s",
+        "tally",
     )
 
     def __init__(
@@ -56,6 +57,7 @@ class RequestStream:
         model: str,
         first_token_timeout_s: float,
         abort: Callable[[], None],
+        tally: Tally,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.request_id = request_id
@@ -65,8 +67,9 @@ class RequestStream:
         self.started_s = loop.time()
         self.accepted = False
         self.ended = False
-        self.is_settled = False
-        """The neuron has said its last word: it holds nothing of this request any more."""
+        self.tally = tally
+        """Settled once the neuron has said its last word: it holds nothing of this request any
+        more."""
         self._events: list[Event] = []
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -76,15 +79,14 @@ class RequestStream:
         )
 
     def put(self, event: Event) -> None:
-        """Ignored once the stream has ended."""
+        """Only counted once the stream has ended."""
+        self.tally.see(event)
         if self.ended:
             return
         match event:
             case Failed():
-                self.is_settled = True
                 self.fail(RequestFailedError(event.failure))
             case Cancelled():
-                self.is_settled = True
                 self.fail(RequestFailedError(_cancelled_elsewhere()))
             case _ if not self.accepted and not isinstance(event, Accepted | TokensCounted):
                 self.fail(events_lost())
@@ -122,7 +124,6 @@ class RequestStream:
         else:
             self._stop_deadline()
         if isinstance(event, ANSWERS):
-            self.is_settled = True
             self.end()
         self._events.append(event)
         self._wake()

@@ -22,7 +22,7 @@ class TokenCountConsumer(ApiConsumer):
 
     async def answer(self, body: bytes) -> None:
         request = await self.read(body)
-        async with run_request(self.gateway, self.request_id, request, abort=self.abort) as stream:
+        async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
             *_, last = await stream.next_events()
             assert isinstance(last, TokensCounted), "a count was answered with something else"
         await self.respond(200, self.count_body(last.prompt_tokens))
@@ -38,6 +38,8 @@ class TokenCountConsumer(ApiConsumer):
 class MessageTokenCountConsumer(TokenCountConsumer):
     """POST /v1/messages/count_tokens."""
 
+    endpoint = "/v1/messages/count_tokens"
+
     def __init__(self, *, gateway: Gateway) -> None:
         super().__init__(gateway=gateway, errors=anthropic_errors)
 
@@ -51,13 +53,15 @@ class MessageTokenCountConsumer(TokenCountConsumer):
 class ResponseTokenCountConsumer(TokenCountConsumer):
     """POST /v1/responses/input_tokens, the stored turns that it builds on included."""
 
+    endpoint = "/v1/responses/input_tokens"
+
     def __init__(self, *, gateway: Gateway, store: ResponseStore) -> None:
         super().__init__(gateway=gateway)
         self._store = store
 
     async def read(self, body: bytes) -> TokenCountRequest:
         asked = openai_responses_count.parse(body, self.context())
-        return openai_responses_count.count_of(await self._store.continued(asked))
+        return openai_responses_count.count_of(await self._store.continued(asked, self.call.who))
 
     def count_body(self, num_tokens: int) -> bytes:
         return openai_responses_count.body(num_tokens)

@@ -10,6 +10,11 @@
     │   ├── PreviousResponseNotFoundError 400 previous_response_not_found
     │   └── VisionUnsupportedError      400 vision_unsupported
     ├── InvalidApiKeyError              401 invalid_api_key
+    ├── ForbiddenError                  403 origin_not_allowed, host_not_allowed
+    │   ├── InsufficientScopeError      403 insufficient_scope
+    │   └── ModelNotAllowedError        403 model_not_allowed
+    ├── InsufficientQuotaError          429 insufficient_quota
+    ├── RateLimitExceededError          429 rate_limit_exceeded                      retryable
     ├── ModelNotFoundError              404 model_not_found
     ├── ResponseNotFoundError           404 response_not_found
     ├── UnknownUrlError                 404 unknown_url
@@ -106,6 +111,49 @@ class InvalidApiKeyError(ApiError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class ForbiddenError(ApiError):
+    """It is known who asks, and they may not."""
+
+    status = 403
+    type = "permission_error"
+
+    def __init__(self, code: str, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.code = code
+
+
+class InsufficientScopeError(ForbiddenError):
+    def __init__(self, scope: str) -> None:
+        super().__init__("insufficient_scope", f"This needs a key with the scope '{scope}'.")
+
+
+class ModelNotAllowedError(ForbiddenError):
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            "model_not_allowed", f"This key may not use the model '{name}'.", param="model"
+        )
+
+
+class InsufficientQuotaError(ApiError):
+    """A balance is spent: it does not come back by itself."""
+
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+
+class RateLimitExceededError(ApiError):
+    """A window's cap is spent, or there were too many requests or tokens at once. ``kind`` is
+    OpenAI's type: ``requests`` or ``tokens``."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, kind: str, retry_after_s: float | None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.type = kind
 
 
 class ModelNotFoundError(ApiError):

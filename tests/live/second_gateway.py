@@ -22,7 +22,7 @@ def second_gateway(serve: Serve, **settings: str) -> Iterator[str]:
             *("--port", str(port), "--log-level", "warning"),
         ],
         cwd=REPOSITORY_DIR,
-        env=serve.find("gateway").environ() | settings,
+        env=serve.find("gateway").environ() | {"HELEXA_LISTEN_HOST": "127.0.0.1"} | settings,
     )
     url = f"http://127.0.0.1:{port}"
     try:

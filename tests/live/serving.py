@@ -21,6 +21,7 @@ import httpx
 import psutil
 
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent.parent
+SERVE_KEY = "what-serve-asks-its-gateway-with"
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"
 READY_TIMEOUT_S = 240.0
@@ -176,8 +177,11 @@ class Serve:
     # What a client sees.
 
     def health(self) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=30.0).json()
-        return found
+        """What it tells whoever may know it."""
+        headers = {"Authorization": f"Bearer {SERVE_KEY}"}
+        found = httpx.get(f"{self.url}/health", headers=headers, timeout=30.0)
+        told: dict[str, Any] = found.json()
+        return told
 
     def replica(self, model: str = MODEL) -> dict[str, Any] | None:
         """As /health lists it."""
@@ -189,7 +193,8 @@ class Serve:
         return None
 
     def is_healthy(self) -> bool:
-        return httpx.get(f"{self.url}/health", timeout=30.0).status_code == 200
+        """Nothing at all is wrong."""
+        return bool(self.health()["status"] == "ok")
 
     def chat(self, **fields: Any) -> httpx.Response:
         return httpx.post(
@@ -296,4 +301,5 @@ def is_named(process: psutil.Process, name: str) -> bool:
 def serve_environment() -> dict[str, str]:
     """Ours without what would point serve at somebody else's database, Redis or keys."""
     unwanted = ("DATABASE_URL", "REDIS_URL", "HELEXA_API_KEY", "HELEXA_ALLOW_ANONYMOUS")
-    return {name: value for name, value in os.environ.items() if name not in unwanted}
+    ours = {name: value for name, value in os.environ.items() if name not in unwanted}
+    return ours | {"HELEXA_SERVE_KEY": SERVE_KEY}

@@ -7,17 +7,20 @@ from datetime import timedelta
 import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
 
 from inference.conversations import selectors, services
 from inference.conversations.errors import (
+    ConversationTooLongError,
     PreviousResponseMissingError,
     PreviousResponseUnfinishedError,
 )
 from inference.conversations.models import StoredResponse
-from inference.conversations.records import ResponseRecord
+from inference.conversations.records import ResponseRecord, StoredUsage
 from metering.actor import CONTROL
 
 pytestmark = pytest.mark.django_db
+ACCOUNT = "lab"
 
 
 def response_id(number: int) -> str:
@@ -30,6 +33,7 @@ def record(
     status: str = "completed",
     previous: int | None = None,
     text: str = "Hi",
+    account: str = ACCOUNT,
 ) -> ResponseRecord:
     response = {
         "z_comes_first": 1.0,
@@ -40,6 +44,7 @@ def record(
         "output": [{"type": "message", "id": f"msg_{number:032x}_0", "text": "said " + text}],
     }
     return ResponseRecord(
+        account=account,
         response=response,
         input_items=[{"type": "message", "id": f"msg_{number:032x}_i0", "text": text}],
         previous_id=None if previous is None else response_id(previous),
@@ -48,7 +53,7 @@ def record(
 
 
 def status_of(number: int) -> str:
-    found = selectors.response_find(response_id(number))
+    found = selectors.response_find(response_id(number), account=ACCOUNT)
     assert found is not None
     return found.status
 
@@ -61,7 +66,7 @@ def expire_lease(number: int) -> None:
 def test_what_is_kept_comes_back_as_it_was() -> None:
     kept = record(1, text="\x00 \u2028 😀 \\u0000")
     services.response_save(record=kept)
-    found = selectors.response_find(response_id(1))
+    found = selectors.response_find(response_id(1), account=ACCOUNT)
     assert found == kept
     assert found is not None and list(found.response) == list(kept.response)
     row = StoredResponse.objects.get()
@@ -71,12 +76,12 @@ def test_what_is_kept_comes_back_as_it_was() -> None:
 
 @pytest.mark.parametrize("nobody", ["", "resp_1", "msg_\x00", "resp_" + "g" * 32, "x" * 5000])
 def test_ids_that_cannot_be_ours(nobody: str) -> None:
-    assert selectors.response_find(nobody) is None
-    assert selectors.items_find([nobody]) == {}
-    assert not services.response_delete(response_id=nobody)
-    assert not services.response_cancel(response_id=nobody)
+    assert selectors.response_find(nobody, account=ACCOUNT) is None
+    assert selectors.items_find([nobody], account=ACCOUNT) == {}
+    assert not services.response_delete(response_id=nobody, account=ACCOUNT)
+    assert not services.response_cancel(response_id=nobody, account=ACCOUNT)
     with pytest.raises(PreviousResponseMissingError):
-        selectors.history_items(nobody)
+        selectors.history_items(nobody, account=ACCOUNT)
 
 
 def test_an_id_is_taken_once() -> None:
@@ -90,17 +95,17 @@ def test_a_conversation_is_read_from_its_beginning() -> None:
     services.response_save(record=record(2, text="b", previous=1, status="incomplete"))
     services.response_save(record=record(3, text="c", previous=2))
     services.response_save(record=record(4, text="elsewhere", previous=1))
-    items = selectors.history_items(response_id(3))
+    items = selectors.history_items(response_id(3), account=ACCOUNT)
     assert [item["text"] for item in items] == ["a", "said a", "b", "said b", "c", "said c"]
 
 
 def test_a_conversation_with_a_hole_cannot_be_continued() -> None:
     for number, previous in ((1, None), (2, 1), (3, 2)):
         services.response_save(record=record(number, previous=previous))
-    assert services.response_delete(response_id=response_id(2))
-    assert not services.response_delete(response_id=response_id(2))
+    assert services.response_delete(response_id=response_id(2), account=ACCOUNT)
+    assert not services.response_delete(response_id=response_id(2), account=ACCOUNT)
     with pytest.raises(PreviousResponseMissingError) as refused:
-        selectors.history_items(response_id(3))
+        selectors.history_items(response_id(3), account=ACCOUNT)
     assert refused.value.response_id == response_id(2)
 
 
@@ -108,13 +113,13 @@ def test_a_conversation_with_a_hole_cannot_be_continued() -> None:
 def test_only_what_was_answered_can_be_continued(status: str) -> None:
     services.response_save(record=record(1, status=status))
     with pytest.raises(PreviousResponseUnfinishedError):
-        selectors.history_items(response_id(1))
+        selectors.history_items(response_id(1), account=ACCOUNT)
 
 
 def test_items_are_found_by_the_ids_they_got_here() -> None:
     services.response_save(record=record(1, text="a"))
     output, given, gone = f"msg_{1:032x}_0", f"msg_{1:032x}_i0", f"msg_{1:032x}_7"
-    found = selectors.items_find([output, given, gone, f"msg_{2:032x}_0", "mine"])
+    found = selectors.items_find([output, given, gone, f"msg_{2:032x}_0", "mine"], account=ACCOUNT)
     assert {key: item["text"] for key, item in found.items()} == {output: "said a", given: "a"}
 
 
@@ -124,15 +129,15 @@ def test_a_response_ends_once() -> None:
     assert status_of(1) == "in_progress"
     assert services.response_progress(response=record(1, status="completed").response)
     assert not services.response_progress(response=record(1, status="failed").response)
-    assert not services.response_cancel(response_id=response_id(1))
+    assert not services.response_cancel(response_id=response_id(1), account=ACCOUNT)
     assert status_of(1) == "completed"
     assert StoredResponse.objects.get().lease_until is None
 
 
 def test_cancelling() -> None:
     services.response_save(record=record(1, status="in_progress"))
-    assert services.response_cancel(response_id=response_id(1))
-    assert not services.response_cancel(response_id=response_id(1))
+    assert services.response_cancel(response_id=response_id(1), account=ACCOUNT)
+    assert not services.response_cancel(response_id=response_id(1), account=ACCOUNT)
     assert not services.response_progress(response=record(1, status="completed").response)
     assert status_of(1) == "cancelled"
 
@@ -140,12 +145,12 @@ def test_cancelling() -> None:
 def test_a_lease_that_ran_out_reads_as_failed_until_it_is_renewed() -> None:
     services.response_save(record=record(1, status="in_progress"))
     expire_lease(1)
-    found = selectors.response_find(response_id(1))
+    found = selectors.response_find(response_id(1), account=ACCOUNT)
     assert found is not None and found.status == "failed"
     assert found.response["error"]["message"] == selectors.GATEWAY_LOST
     with pytest.raises(PreviousResponseUnfinishedError):
-        selectors.history_items(response_id(1))
-    assert not services.response_cancel(response_id=response_id(1))
+        selectors.history_items(response_id(1), account=ACCOUNT)
+    assert not services.response_cancel(response_id=response_id(1), account=ACCOUNT)
     assert status_of(1) == "failed"
     assert services.leases_renew(response_ids=[response_id(1)]) == {response_id(1)}
     assert status_of(1) == "in_progress"
@@ -154,8 +159,8 @@ def test_a_lease_that_ran_out_reads_as_failed_until_it_is_renewed() -> None:
 def test_renewing_tells_what_was_ended_elsewhere() -> None:
     for number in (1, 2, 3):
         services.response_save(record=record(number, status="in_progress"))
-    services.response_cancel(response_id=response_id(2))
-    services.response_delete(response_id=response_id(3))
+    services.response_cancel(response_id=response_id(2), account=ACCOUNT)
+    services.response_delete(response_id=response_id(3), account=ACCOUNT)
     ids = [response_id(number) for number in (1, 2, 3)]
     assert services.leases_renew(response_ids=ids) == {response_id(1)}
     assert status_of(2) == "cancelled"
@@ -181,3 +186,46 @@ def test_the_database_refuses_a_status_it_does_not_know() -> None:
     for wrong in ({"status": "lost"}, {"lease_until": timezone.now()}):
         with pytest.raises(IntegrityError), transaction.atomic():
             StoredResponse.objects.update(**wrong)
+
+
+def test_nobody_finds_what_is_another_accounts() -> None:
+    services.response_save(record=record(1))
+    services.response_save(record=record(2, status="in_progress"))
+    mine = response_id(1)
+    assert selectors.response_find(mine, account="other") is None
+    assert selectors.items_find([f"msg_{1:032x}_0"], account="other") == {}
+    with pytest.raises(PreviousResponseMissingError):
+        selectors.history_items(mine, account="other")
+    assert not services.response_cancel(response_id=response_id(2), account="other")
+    assert not services.response_delete(response_id=mine, account="other")
+    assert status_of(1) == "completed"
+
+
+def test_a_history_is_one_query_however_long(
+    django_assert_num_queries: DjangoAssertNumQueries,
+) -> None:
+    services.response_save(record=record(1, text="1"))
+    for number in range(2, 60):
+        services.response_save(record=record(number, text=str(number), previous=number - 1))
+    with django_assert_num_queries(1):
+        items = selectors.history_items(response_id(59), account=ACCOUNT)
+    assert [item["text"] for item in items[::2]] == [str(number) for number in range(1, 60)]
+
+
+def test_a_chain_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selectors, "MAX_CHAIN", 3)
+    services.response_save(record=record(1))
+    for number in (2, 3, 4):
+        services.response_save(record=record(number, previous=number - 1))
+    assert len(selectors.history_items(response_id(3), account=ACCOUNT)) == 6
+    with pytest.raises(ConversationTooLongError):
+        selectors.history_items(response_id(4), account=ACCOUNT)
+
+
+def test_what_an_account_keeps_is_counted() -> None:
+    assert selectors.account_usage(ACCOUNT) == StoredUsage(number=0, size_bytes=0)
+    services.response_save(record=record(1, text="é" * 100))
+    services.response_save(record=record(2, account="other"))
+    usage = selectors.account_usage(ACCOUNT)
+    assert usage.number == 1
+    assert usage.size_bytes > 400

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,11 @@ from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.wire.errors import ApiError, ModelNotFoundError
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron
 
+OPERATOR = {"authorization": "Bearer of-serve"}
+"""Headers of somebody who may know everything."""
 ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny", aliases=("gpt-4o",), pinned=True)
 
 
@@ -71,15 +74,27 @@ def config(redis_url: str, tmp_path: Path) -> Config:
         csrf_trusted_origins=(),
         max_body_bytes=100_000,
         request_timeout_s=20,
-        api_key="sesame",
+        api_key=None,
         always_stream_usage=False,
-        allow_anonymous=False,
+        allow_anonymous=None,
+        listen_host="127.0.0.1",
+        serve_key="of-serve",
     )
 
 
 @pytest.fixture
 def catalogue() -> FakeCatalogue:
     return FakeCatalogue()
+
+
+@pytest.fixture
+def directory() -> FakeDirectory:
+    return FakeDirectory()
+
+
+@pytest.fixture
+def ledger() -> FakeLedger:
+    return FakeLedger()
 
 
 @pytest_asyncio.fixture
@@ -101,10 +116,33 @@ async def neuron(redis_client: redis.asyncio.Redis) -> AsyncIterator[FakeNeuron]
 
 
 @pytest_asyncio.fixture
-async def gateway(config: Config, catalogue: FakeCatalogue) -> AsyncIterator[Gateway]:
-    made = Gateway(config, catalogue)
+async def gateway(
+    config: Config, catalogue: FakeCatalogue, directory: FakeDirectory, ledger: FakeLedger
+) -> AsyncIterator[Gateway]:
+    made = Gateway(config, catalogue, directory=directory, make_ledger=lambda _id: ledger)
     yield made
     await made.drain(0)
+
+
+MakeClient = Callable[..., AsgiClient]
+
+
+@pytest_asyncio.fixture
+async def make_client(
+    config: Config, catalogue: FakeCatalogue, directory: FakeDirectory, ledger: FakeLedger
+) -> AsyncIterator[MakeClient]:
+    """A client of a gateway with other settings: the changes of ``Config`` by name."""
+    gateways: list[Gateway] = []
+
+    def make(**changes: object) -> AsgiClient:
+        changed = replace(config, **changes)  # type: ignore[arg-type]
+        gateway = Gateway(changed, catalogue, directory=directory, make_ledger=lambda _id: ledger)
+        gateways.append(gateway)
+        return AsgiClient(build_application(gateway, django_app=not_django))
+
+    yield make
+    for gateway in gateways:
+        await gateway.drain(0)
 
 
 async def not_django(_scope: Any, _receive: Any, send: Any) -> None:

@@ -15,6 +15,7 @@ from inference.protocol.engine import EngineStats
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     Accepted,
+    Cancelled,
     ChoiceFinished,
     Delta,
     Event,
@@ -88,6 +89,9 @@ class FakeNeuron:
         self.cancelled: asyncio.Queue[str] = asyncio.Queue()
         self.submitted: asyncio.Queue[Submit] = asyncio.Queue()
         self.sequence_numbers: dict[str, int] = {}
+        self.usage_of_cancelled: Usage | None = None
+        self.ignores_cancels = False
+        self._gateways: dict[str, str] = {}
         self._answers: dict[str, asyncio.Task[None]] = {}
         self._ended: set[str] = set()
         self._sending = asyncio.Lock()
@@ -124,11 +128,19 @@ class FakeNeuron:
             frame = decode_inbox_frame(popped[1])
             self.frames.append(frame)
             if isinstance(frame, Cancel):
-                self._end(frame.request_id)
                 self.cancelled.put_nowait(frame.request_id)
+                await self._cancel(frame.request_id)
             else:
                 self.submitted.put_nowait(frame)
+                self._gateways[frame.request_id] = frame.gateway_id
                 self._answers[frame.request_id] = asyncio.create_task(self._answer(frame))
+
+    async def _cancel(self, request_id: str) -> None:
+        self._end(request_id)
+        if self.ignores_cancels or request_id not in self._gateways:
+            return
+        cancelled = Cancelled(request_id=request_id, usage=self.usage_of_cancelled)
+        await self.send(self._gateways[request_id], [cancelled])
 
     async def _answer(self, submit: Submit) -> None:
         async for events in self.script(submit):

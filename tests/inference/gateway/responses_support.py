@@ -100,5 +100,5 @@ async def until_status(kept: DatabaseThreads, response_id: str, status: str) -> 
 
 
 def stored_status(response_id: str) -> str | None:
-    record = selectors.response_find(response_id)
+    record = selectors.response_find(response_id, account="anonymous")
     return None if record is None else record.status

@@ -120,7 +120,7 @@ async def test_what_another_gateway_ends_stops_here(
     made = (await client.post(RESPONSES, ask(background=True))).json["id"]
     submit = await neuron.submitted.get()
     await until_status(kept, made, "in_progress")
-    await kept.query(lambda: end(response_id=made))
+    await kept.query(lambda: end(response_id=made, account="anonymous"))
     assert await asyncio.wait_for(neuron.cancelled.get(), 10) == submit.request_id
 
 
@@ -199,7 +199,7 @@ async def test_a_gateway_that_stops_says_so(
     made = (await client.post(RESPONSES, ask(background=True))).json["id"]
     await neuron.submitted.get()
     await gateway.drain(0)
-    record = await kept.query(lambda: selectors.response_find(made))
+    record = await kept.query(lambda: selectors.response_find(made, account="anonymous"))
     assert record is not None and record.status == "failed"
     assert "shutting down" in record.response["error"]["message"]
 
@@ -229,19 +229,23 @@ async def test_each_run_is_one_line_in_the_log(
         while not caplog.records:
             await asyncio.sleep(0.01)
     (line,) = [record.message for record in caplog.records if record.name == "helexa.requests"]
-    assert line.startswith(made.removeprefix("resp_") + " model=tiny finished prompt=7 cached=2")
+    assert line.startswith(made.removeprefix("resp_") + " /v1/responses anonymous/- model=tiny")
+    assert " finished prompt=7 cached=2 completion=5 " in line
 
 
 async def test_a_run_that_is_cancelled_before_it_begins_lets_its_watcher_go(
     gateway: Gateway,
 ) -> None:
     gateway.ensure_started()
-    runs = background.BackgroundRuns(gateway, response_store.ResponseStore())
+    runs = background.BackgroundRuns(
+        gateway, response_store.ResponseStore(max_responses=9, max_bytes=9)
+    )
     request = openai_responses.parse(json.dumps(ask(background=True)).encode())
     encoder = request.stream_encoder(request_id="r", clock=lambda: 1)
     encoder.opening()
     feed = FrameFeed(lambda: None)
-    runs.start(request, request_id="r", encoder=encoder, feed=feed)
+    call = gateway.open_call(request_id="r", endpoint="/v1/responses", user_agent="")
+    runs.start(request, call=call, encoder=encoder, feed=feed)
     runs.cancel("resp_r")
     assert await asyncio.wait_for(feed.take(), 10) == (b"", True)
     assert len(runs) == 0

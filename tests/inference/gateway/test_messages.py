@@ -31,11 +31,11 @@ from inference.protocol.generation import (
     TokenCountRequest,
 )
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
+from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, paris, silent
 from tests.inference.gateway.responses_support import counts
 
 MESSAGES = "/v1/messages"
-STRANGER = "203.0.113.9"
 USAGE = Usage(prompt_tokens=20, completion_tokens=9, cached_tokens=16, reasoning_tokens=3)
 TOOLS: Any = [
     {
@@ -299,10 +299,11 @@ async def test_stop_sequence_and_full_context(client: AsgiClient, neuron: FakeNe
         ({}, 401),
     ],
 )
-async def test_a_stranger_needs_the_key(
-    client: AsgiClient, neuron: FakeNeuron, headers: dict[str, str], status: int
+async def test_where_a_key_is_set_it_is_needed(
+    make_client: MakeClient, neuron: FakeNeuron, headers: dict[str, str], status: int
 ) -> None:
-    answer = await client.post(MESSAGES, ask(), peer=STRANGER, headers=headers)
+    client = make_client(api_key="sesame")
+    answer = await client.post(MESSAGES, ask(), headers=headers)
     assert answer.status == status
     if status == 401:
         assert answer.json["type"] == "error"

@@ -11,6 +11,7 @@ import pytest
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.placing import Placer
 from inference.gateway.streams import RequestStream, RequestStreams
+from inference.gateway.tally import Tally
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.wire.errors import ApiError
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
@@ -62,6 +63,7 @@ async def test_a_burst_between_two_heartbeats_spreads() -> None:
                 model=place.model,
                 first_token_timeout_s=60,
                 abort=lambda: None,
+                tally=Tally(),
             )
         )
     assert chosen == {"ant": 5, "bee": 5}

@@ -14,6 +14,7 @@ from inference.gateway.response_socket import MAX_WAITING
 from inference.protocol.generation import GenerationRequest
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.asgi_socket import AsgiSocket
+from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, paris
 from tests.inference.gateway.responses_support import (
     QUESTION,
@@ -204,20 +205,20 @@ async def test_a_neurons_refusal_is_an_error(client: AsgiClient, neuron: FakeNeu
 @pytest.mark.parametrize(
     "scope",
     [
-        {"client": ("10.0.0.9", 40000)},
+        {},
         {"headers": [(b"origin", b"https://elsewhere.example")]},
-        {"client": ("10.0.0.9", 40000), "headers": [(b"authorization", b"Bearer wrong")]},
+        {"headers": [(b"authorization", b"Bearer wrong")]},
     ],
 )
-async def test_a_handshake_without_the_key(client: AsgiClient, scope: dict[str, Any]) -> None:
-    socket = connect(client, **scope)
+async def test_a_handshake_without_the_key(make_client: MakeClient, scope: dict[str, Any]) -> None:
+    socket = connect(make_client(api_key="sesame"), **scope)
     assert await socket.message() == {"type": "websocket.close"}
     await socket.leave()
 
 
-async def test_a_handshake_with_the_key(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_a_handshake_with_the_key(make_client: MakeClient, neuron: FakeNeuron) -> None:
     headers = [(b"authorization", b"Bearer sesame")]
-    async with connect(client, client=("10.0.0.9", 40000), headers=headers) as socket:
+    async with connect(make_client(api_key="sesame"), headers=headers) as socket:
         assert (await socket.turn(create()))[-1]["type"] == "response.completed"
 
 

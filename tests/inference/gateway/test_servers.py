@@ -224,7 +224,7 @@ async def test_a_reader_that_stalls_is_cut_off_and_nobody_else(
     await _settle(ready)
     body = json.dumps({"model": MODEL, "messages": QUESTION, "stream": True}).encode()
     request = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     ).encode() + body
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
     writer.write(request)

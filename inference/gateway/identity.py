@@ -1,0 +1,125 @@
+"""Who asks, by the headers of a request and nothing else.
+
+    HELEXA_API_KEY ─▶ the shared account
+    hx-… key       ─▶ its account                       401 where it is not, or no longer, one
+    neither        ─▶ anonymous, where that is allowed  else 401
+
+Whether callers without a key are served follows from the address that this server listens on and
+from the operator's word, never from who seems to be connecting: a proxy on this machine connects
+from this machine, whoever it speaks for. Where they are served, a browser must not be made to ask
+for a page of elsewhere, so their Origin and Host are looked at.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from helexa_site.bootstrap.arguments import is_loopback
+from helexa_site.config import Config
+from helexa_site.hosts import host_is_allowed
+from inference.gateway.origins import is_allowed
+from inference.wire.errors import (
+    ForbiddenError,
+    InsufficientScopeError,
+    InvalidApiKeyError,
+    ServiceUnavailableError,
+)
+from metering.errors import DirectoryUnavailableError, KeyRefusedError
+from metering.keys import prefix_of
+from metering.principal import Principal, Scope
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+BEARER = b"bearer "
+API_KEY_HEADER = b"x-api-key"
+"""Anthropic's clients send their key in it."""
+
+
+class Directory(Protocol):
+    """Where principals are found: ``metering.directory`` in front of the database. Each method
+    raises ``KeyRefusedError``, ``find`` also ``DirectoryUnavailableError``."""
+
+    async def find(self, presented_key: str) -> Principal: ...
+    def anonymous(self) -> Principal: ...
+    def shared(self) -> Principal: ...
+
+
+def allows_anonymous(config: Config) -> bool:
+    """On loopback nobody needs a key, unless one is set; elsewhere the operator has to say so."""
+    if config.allow_anonymous is not None:
+        return config.allow_anonymous
+    host = config.listen_host
+    return host is not None and is_loopback(host) and config.api_key is None
+
+
+class Identifier:
+    """``identify`` touches the database only for keys that it has not seen lately."""
+
+    def __init__(self, config: Config, directory: Directory) -> None:
+        self._config = config
+        self._directory = directory
+        self._shared_keys = [
+            key.encode() for key in (config.api_key, config.serve_key) if key is not None
+        ]
+        self._allows_anonymous = allows_anonymous(config)
+
+    async def identify(self, headers: Headers, *, scope: Scope) -> Principal:
+        """``headers`` as in an ASGI scope, names in lower case. Raises ``ApiError``."""
+        try:
+            principal = await self._principal(dict(headers))
+        except KeyRefusedError as error:
+            raise InvalidApiKeyError(str(error)) from error
+        except DirectoryUnavailableError as error:
+            raise ServiceUnavailableError("database_unavailable", str(error)) from error
+        if not principal.has(scope):
+            raise InsufficientScopeError(scope)
+        return principal
+
+    async def _principal(self, named: Mapping[bytes, bytes]) -> Principal:
+        given = _given_keys(named)
+        if _any_equal(given, self._shared_keys):
+            return self._directory.shared()
+        for key in given:
+            if prefix_of(text := key.decode("latin-1")) is not None:
+                return await self._directory.find(text)
+        if not self._allows_anonymous:
+            raise InvalidApiKeyError(
+                "The API key is not valid."
+                if given
+                else "Send your API key as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
+            )
+        self._check_browser(named)
+        return self._directory.anonymous()
+
+    def _check_browser(self, named: Mapping[bytes, bytes]) -> None:
+        """Raises ``ForbiddenError`` for a web page that is none of the operator's."""
+        origin = named.get(b"origin")
+        if origin is not None and not is_allowed(self._config, origin.decode("latin-1")):
+            raise ForbiddenError(
+                "origin_not_allowed",
+                "Pages of this origin may use this server only with an API key; its operator can "
+                "name the origin in HELEXA_ALLOWED_ORIGINS.",
+            )
+        if not host_is_allowed(self._config, named.get(b"host", b"").decode("latin-1")):
+            raise ForbiddenError(
+                "host_not_allowed",
+                "Requests for this Host are answered only with an API key; the operator can name "
+                "the host in HELEXA_ALLOWED_HOSTS.",
+            )
+
+
+def _given_keys(named: Mapping[bytes, bytes]) -> list[bytes]:
+    """Some clients send both headers, one with a placeholder."""
+    bearer = named.get(b"authorization", b"")
+    keys = [bearer[len(BEARER) :]] if bearer[: len(BEARER)].lower() == BEARER else []
+    if API_KEY_HEADER in named:
+        keys.append(named[API_KEY_HEADER])
+    return [key.strip() for key in keys if key.strip()]
+
+
+def _any_equal(given: list[bytes], keys: list[bytes]) -> bool:
+    """Compares all of them, so that the time it takes tells nothing."""
+    equal = [hmac.compare_digest(one, key) for one in given for key in keys]
+    return any(equal)

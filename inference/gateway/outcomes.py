@@ -1,0 +1,71 @@
+"""What is told of a request's end: one line in the log, the metrics, the ledger. Nothing else
+keeps an idea of its own of how a request ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from inference.gateway.call import RequestOutcome
+
+logger = logging.getLogger("helexa.requests")
+
+Listener = Callable[[RequestOutcome], None]
+
+
+class Outcomes:
+    """``listeners`` are called in their order; one that fails does not keep the others from it."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = (log, *listeners)
+
+    def tell(self, outcome: RequestOutcome) -> None:
+        for listener in self._listeners:
+            try:
+                listener(outcome)
+            except Exception:
+                logger.exception("the end of request %s is not recorded", outcome.request_id)
+
+
+def log(outcome: RequestOutcome) -> None:
+    """Holds no client's text: the model is the catalogue's name, the client one of a fixed set."""
+    usage = outcome.usage
+    logger.info(
+        "%s %s %s/%s model=%s neuron=%s client=%s status=%d %s prompt=%d cached=%d completion=%d "
+        "ms=%.0f",
+        outcome.request_id,
+        outcome.endpoint,
+        outcome.account or "-",
+        outcome.key or "-",
+        outcome.model,
+        outcome.neuron or "-",
+        outcome.client or "-",
+        outcome.status,
+        outcome.outcome,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens,
+        outcome.duration_s * 1000,
+        extra={"request": _fields(outcome)},
+    )
+
+
+def _fields(outcome: RequestOutcome) -> dict[str, object]:
+    usage = outcome.usage
+    return {
+        "id": outcome.request_id,
+        "endpoint": outcome.endpoint,
+        "account": outcome.account,
+        "key": outcome.key,
+        "client": outcome.client,
+        "model": outcome.model,
+        "neuron": outcome.neuron,
+        "status": outcome.status,
+        "outcome": outcome.outcome,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+        "duration_s": round(outcome.duration_s, 4),
+        "time_to_first_token_s": outcome.time_to_first_token_s,
+    }

@@ -1,0 +1,94 @@
+"""What a request that was submitted has used, as far as its events say. Pure but for its callbacks.
+
+Accepted ─▶ prompt counted        tokens ─▶ counted        terminal event ─▶ settled, once
+                                                nobody says any more ─▶ give_up: settled
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from inference.protocol.events import (
+    ANSWERS,
+    Accepted,
+    Cancelled,
+    Embedded,
+    Event,
+    Failed,
+    Finished,
+    Usage,
+)
+
+NOTHING = Usage(prompt_tokens=0, completion_tokens=0)
+
+
+class Tally:
+    """Sees every event of its request, also those that its client does not wait for any more.
+
+    ``on_accepted`` is called with the prompt's length."""
+
+    __slots__ = (
+        "_completion_tokens",
+        "_on_accepted",
+        "_prompt_tokens",
+        "_when_settled",
+        "first_token_s",
+        "is_settled",
+        "usage",
+    )
+
+    def __init__(self, on_accepted: Callable[[int], None] | None = None) -> None:
+        self.usage: Usage = NOTHING
+        self.first_token_s: float | None = None
+        """``time.monotonic``; ``None``: no token has come."""
+        self.is_settled = False
+        self._when_settled: list[Callable[[], None]] = []
+        self._on_accepted = on_accepted
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+
+    def see(self, event: Event) -> None:
+        if self.is_settled:
+            return
+        match event:
+            case Accepted():
+                self._prompt_tokens = event.prompt_tokens
+                if self._on_accepted is not None:
+                    self._on_accepted(event.prompt_tokens)
+            case Finished() | Embedded():
+                self._settle(event.usage)
+            case Failed() | Cancelled():
+                self._settle(event.usage or NOTHING)
+            case _ if isinstance(event, ANSWERS):
+                self._settle(NOTHING)
+            case _:
+                if self.first_token_s is None:
+                    self.first_token_s = time.monotonic()
+                self._completion_tokens += getattr(event, "num_tokens", 0)
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Called once there is nothing more to come; at once where that is so already."""
+        if self.is_settled:
+            callback()
+        else:
+            self._when_settled.append(callback)
+
+    def give_up(self) -> None:
+        """Nobody is left who could say more: what was told is what is billed. A prompt whose
+        first token was never told may not have been computed."""
+        if self.is_settled:
+            return
+        if self.first_token_s is None:
+            self._settle(NOTHING)
+        else:
+            self._settle(
+                Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self._completion_tokens)
+            )
+
+    def _settle(self, usage: Usage) -> None:
+        self.usage = usage
+        self.is_settled = True
+        callbacks, self._when_settled = self._when_settled, []
+        for callback in callbacks:
+            callback()

@@ -1,0 +1,119 @@
+"""How many tokens a request may use at most, before anybody has counted. Pure.
+
+The gateway has no tokenizer, so a prompt's bound is its bytes: no token is less than one byte of
+text. A template adds its own words around the turns. Where it adds more than is allowed for here
+the neuron refuses the prompt before anything is computed (``Submit.max_prompt_tokens``), so a
+reservation is never exceeded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from inference.protocol.generation import (
+    ChatInput,
+    EmbeddingRequest,
+    GenerationRequest,
+    Request,
+    TextInput,
+    TokenCountRequest,
+    TokensInput,
+)
+
+TEMPLATE_TOKENS = 256
+"""What a template says of itself: a default system prompt, the markers of the answer."""
+TURN_TOKENS = 16
+"""The markers around one turn."""
+TOOLS_FACTOR = 3
+"""Templates show tools with indentation, and explain how to call them."""
+SPECIAL_TOKENS = 4
+BYTES_PER_TOKEN = 4
+"""A usual rate, for estimates that are corrected later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBounds:
+    """Of one request. ``output_tokens`` is over all choices, ``None`` where the client did not say;
+    ``default_output_tokens`` is what they may become then."""
+
+    prompt_tokens: int
+    output_tokens: int | None
+    default_output_tokens: int
+    num_choices: int
+
+
+def token_bounds(
+    request: Request, *, context_tokens: int | None, max_output_tokens: int | None
+) -> TokenBounds:
+    """The limits are those of the replica that the request goes to; ``None``: it has told none."""
+    prompts = num_prompts(request)
+    prompt = prompt_bound(request)
+    if context_tokens is not None:
+        prompt = min(prompt, prompts * context_tokens)
+    if not isinstance(request, GenerationRequest):
+        return TokenBounds(
+            prompt_tokens=prompt, output_tokens=0, default_output_tokens=0, num_choices=prompts
+        )
+    choices = prompts * request.n
+    limits = [limit for limit in (context_tokens, max_output_tokens) if limit is not None]
+    most = min(limits, default=DEFAULT_OUTPUT_TOKENS)
+    asked = request.sampling.max_tokens
+    if asked is not None and request.ends_at_context:
+        asked = min(asked, most)
+    return TokenBounds(
+        prompt_tokens=prompt,
+        output_tokens=None if asked is None else asked * choices,
+        default_output_tokens=most * choices,
+        num_choices=choices,
+    )
+
+
+DEFAULT_OUTPUT_TOKENS = 1 << 20
+"""Where a replica tells no limit: more than any context here."""
+
+
+def num_prompts(request: Request) -> int:
+    match request.input:
+        case TextInput(texts=texts):
+            return len(texts)
+        case TokensInput(prompts=prompts):
+            return len(prompts)
+        case ChatInput():
+            return 1
+
+
+def prompt_bound(request: Request) -> int:
+    match request.input:
+        case TokensInput(prompts=prompts):
+            return sum(len(prompt) + SPECIAL_TOKENS for prompt in prompts)
+        case TextInput(texts=texts):
+            return sum(_utf8_bytes(text) + SPECIAL_TOKENS for text in texts)
+        case ChatInput() as chat:
+            messages = len(msgspec.json.encode(chat.messages)) + TURN_TOKENS * len(chat.messages)
+            tools = TOOLS_FACTOR * len(msgspec.json.encode(chat.tools)) if chat.tools else 0
+            kwargs = len(msgspec.json.encode(chat.template_kwargs))
+            return messages + tools + kwargs + _utf8_bytes(chat.answer_start) + TEMPLATE_TOKENS
+
+
+def prompt_estimate(request: Request) -> int:
+    """About how many tokens the prompt has: for limits that are corrected afterwards."""
+    match request.input:
+        case TokensInput():
+            return prompt_bound(request)
+        case _:
+            return 1 + prompt_bound(request) // BYTES_PER_TOKEN
+
+
+def _utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def is_billed(request: Request) -> bool:
+    """Counting tokens is free, as it is elsewhere."""
+    return not isinstance(request, TokenCountRequest)
+
+
+def is_embedding(request: Request) -> bool:
+    return isinstance(request, EmbeddingRequest)

@@ -1,0 +1,114 @@
+"""Keys and a ledger in memory, for a gateway whose database is not what is tested."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from metering.entries import Granted, Narrow, Release, Reserve, Settle
+from metering.errors import (
+    DirectoryUnavailableError,
+    InvalidKeyError,
+    LedgerUnavailableError,
+    QuotaExceededError,
+)
+from metering.principal import ALL_SCOPES, Principal, Scope, anonymous_principal
+
+KEY = "hx-abcdefghij-" + 32 * "s"
+OTHERS_KEY = "hx-klmnopqrst-" + 32 * "s"
+NARROW_KEY = "hx-narrowkey0-" + 32 * "s"
+"""May read usage, and nothing else."""
+
+
+class FakeDirectory:
+    """``is_away``: the database is, and no key is remembered."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.keys = {
+            KEY: Principal(account="lab", key=KEY[:13]),
+            OTHERS_KEY: Principal(account="other", key=OTHERS_KEY[:13]),
+            NARROW_KEY: Principal(
+                account="lab", key=NARROW_KEY[:13], scopes=frozenset({Scope.USAGE_READ})
+            ),
+        }
+        self.budgets: tuple[int, ...] = ()
+        """Of anonymous callers."""
+
+    def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+    async def find(self, presented_key: str) -> Principal:
+        if self.is_away:
+            raise DirectoryUnavailableError("The database does not answer.")
+        if presented_key not in self.keys:
+            raise InvalidKeyError("The API key is not valid.")
+        return self.keys[presented_key]
+
+    def restrict(self, key: str, **changes: object) -> None:
+        self.keys[key] = replace(self.keys[key], **changes)  # type: ignore[arg-type]
+
+    def anonymous(self) -> Principal:
+        return anonymous_principal(budgets=self.budgets)
+
+    def shared(self) -> Principal:
+        return Principal(account="shared", scopes=ALL_SCOPES)
+
+
+class FakeLedger:
+    """One budget in tokens for everybody, and what it was told."""
+
+    def __init__(self) -> None:
+        self.cap_tokens = 1_000_000
+        self.is_away = False
+        self.is_full = False
+        self.held: dict[str, int] = {}
+        self.narrowed: list[Narrow] = []
+        self.settled: list[Settle] = []
+        self.released: list[Release] = []
+        self.reserved: list[Reserve] = []
+
+    def start(self) -> None:
+        pass
+
+    async def stop(self, timeout_s: float) -> None:
+        pass
+
+    @property
+    def left(self) -> int:
+        spent = sum(entry.prompt_tokens + entry.completion_tokens for entry in self.settled)
+        return self.cap_tokens - spent - sum(self.held.values())
+
+    async def reserve(self, reserve: Reserve) -> Granted:
+        if self.is_away:
+            raise LedgerUnavailableError("The database does not answer.")
+        self.reserved.append(reserve)
+        left = self.left - reserve.prompt_tokens
+        output = reserve.output_tokens
+        if output is None:
+            output = min(reserve.default_output_tokens, left)
+        if output > left or left < reserve.num_choices:
+            raise QuotaExceededError(
+                f"This needs {reserve.prompt_tokens + output} tokens; {self.left} are left.",
+                budget=1,
+                unit="tokens",
+                needed=reserve.prompt_tokens + output,
+                left=self.left,
+                retry_after_s=None,
+            )
+        self.held[reserve.request_id] = reserve.prompt_tokens + output
+        return Granted(output_tokens=output)
+
+    def narrow(self, narrow: Narrow) -> None:
+        self.narrowed.append(narrow)
+        self.held[narrow.request_id] = narrow.prompt_tokens + narrow.output_tokens
+
+    def settle(self, settle: Settle) -> None:
+        self.settled.append(settle)
+        self.held.pop(settle.request_id, None)
+
+    def release(self, release: Release) -> None:
+        self.released.append(release)
+        self.held.pop(release.request_id, None)

@@ -1,0 +1,193 @@
+"""Who may ask what: every endpoint for owner, teammate, stranger, a key without the scope, and
+nobody. Taken from the routes themselves: an endpoint without its row here fails.
+
+The owner made what is asked for. A teammate has another key of the owner's account, a stranger a
+key of another account. Nobody is a caller without a key on a server that asks for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from helexa_site.routing import api_routes
+from inference.gateway.gateway import Gateway
+from inference.gateway.response_store import ResponseStore
+from inference.protocol.events import Accepted, Embedded, Event, Usage
+from inference.protocol.generation import Submit
+from metering.principal import Principal
+from tests.inference.gateway.asgi_client import AsgiClient, Exchange
+from tests.inference.gateway.conftest import MakeClient
+from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY, FakeDirectory
+from tests.inference.gateway.fake_neuron import FakeNeuron, Script, paris
+from tests.inference.gateway.responses_support import counts
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
+
+TEAMMATES_KEY = "hx-teammate00-" + 32 * "s"
+ROLES = {
+    "owner": KEY,
+    "teammate": TEAMMATES_KEY,
+    "stranger": OTHERS_KEY,
+    "narrow": NARROW_KEY,
+    "nobody": None,
+}
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CHAT = {"model": "tiny", "messages": MESSAGES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """``path`` may hold ``{id}``, a response that the owner made in the background. ``expected``
+    are the statuses of owner, teammate, stranger, narrow and nobody."""
+
+    method: str
+    path: str
+    expected: tuple[int, int, int, int, int]
+    body: dict[str, Any] | None = None
+    script: Script = paris
+
+
+async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
+    yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
+    usage = Usage(prompt_tokens=1, completion_tokens=0)
+    yield [Embedded(request_id=submit.request_id, vectors=[b"\0" * 4], usage=usage)]
+
+
+INFERENCE = (200, 200, 200, 403, 401)
+OWNED = (200, 200, 404, 403, 401)
+ANYBODY = (200, 200, 200, 200, 200)
+NOTHING = (404, 404, 404, 404, 404)
+ONE = r"^v1/responses/(?P<response_id>[^/]+)"
+ROWS: dict[str, list[Row]] = {
+    r"^v1/chat/completions/?$": [
+        Row(method="POST", path="/v1/chat/completions", body=CHAT, expected=INFERENCE)
+    ],
+    r"^v1/completions/?$": [
+        Row(
+            method="POST",
+            path="/v1/completions",
+            body={"model": "tiny", "prompt": "Hi"},
+            expected=INFERENCE,
+        )
+    ],
+    r"^v1/embeddings/?$": [
+        Row(
+            method="POST",
+            path="/v1/embeddings",
+            body={"model": "tiny", "input": "Hi"},
+            expected=INFERENCE,
+            script=embeds,
+        )
+    ],
+    r"^v1/messages/?$": [
+        Row(method="POST", path="/v1/messages", body={**CHAT, "max_tokens": 9}, expected=INFERENCE)
+    ],
+    r"^v1/messages/count_tokens/?$": [
+        Row(
+            method="POST",
+            path="/v1/messages/count_tokens",
+            body=CHAT,
+            expected=INFERENCE,
+            script=counts,
+        )
+    ],
+    r"^v1/messages/": [Row(method="GET", path="/v1/messages/batches", expected=NOTHING)],
+    r"^v1/responses/?$": [
+        Row(
+            method="POST",
+            path="/v1/responses",
+            body={"model": "tiny", "input": "Hi"},
+            expected=INFERENCE,
+        ),
+        Row(
+            method="POST",
+            path="/v1/responses",
+            body={"model": "tiny", "input": "Hi", "previous_response_id": "{id}"},
+            expected=(200, 200, 400, 403, 401),
+        ),
+    ],
+    r"^v1/responses/input_tokens/?$": [
+        Row(
+            method="POST",
+            path="/v1/responses/input_tokens",
+            body={"model": "tiny", "input": "Hi", "previous_response_id": "{id}"},
+            expected=(200, 200, 400, 403, 401),
+            script=counts,
+        )
+    ],
+    r"^v1/responses/compact/?$": [
+        Row(
+            method="POST",
+            path="/v1/responses/compact",
+            body={"model": "tiny", "previous_response_id": "{id}"},
+            expected=(200, 200, 400, 403, 401),
+        )
+    ],
+    ONE + r"/input_items/?$": [
+        Row(method="GET", path="/v1/responses/{id}/input_items", expected=OWNED)
+    ],
+    ONE + r"/cancel/?$": [Row(method="POST", path="/v1/responses/{id}/cancel", expected=OWNED)],
+    ONE + r"/?$": [
+        Row(method="GET", path="/v1/responses/{id}", expected=OWNED),
+        Row(method="DELETE", path="/v1/responses/{id}", expected=OWNED),
+    ],
+    r"^v1/models/?$": [Row(method="GET", path="/v1/models", expected=INFERENCE)],
+    r"^v1/models/(?P<name>.+)$": [Row(method="GET", path="/v1/models/tiny", expected=INFERENCE)],
+    r"^v1(?:/.*)?$": [Row(method="GET", path="/v1/nowhere", expected=NOTHING)],
+    r"^health/?$": [Row(method="GET", path="/health", expected=ANYBODY)],
+}
+
+
+ALL_ROWS = [row for rows in ROWS.values() for row in rows]
+
+
+def test_every_endpoint_has_its_row(gateway: Gateway) -> None:
+    routes = api_routes(gateway, ResponseStore(max_responses=1, max_bytes=1))
+    assert {route.pattern.regex.pattern for route in routes} == ROWS.keys()
+
+
+@pytest.fixture
+def client(make_client: MakeClient, directory: FakeDirectory) -> AsgiClient:
+    directory.keys[TEAMMATES_KEY] = Principal(account="lab", key=TEAMMATES_KEY[:13])
+    return make_client(allow_anonymous=False)
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    "row",
+    [row for rows in ROWS.values() for row in rows],
+    ids=lambda row: f"{row.method} {row.path}",
+)
+async def test_access(client: AsgiClient, neuron: FakeNeuron, row: Row, role: str) -> None:
+    response_id = await _a_response_of_the_owner(client) if _needs_one(row) else ""
+    neuron.script = row.script
+    body = row.body and {
+        name: response_id if value == "{id}" else value for name, value in row.body.items()
+    }
+    answer = await _ask(client, row.method, row.path.format(id=response_id), body, ROLES[role])
+    assert answer.status == row.expected[list(ROLES).index(role)]
+
+
+def _needs_one(row: Row) -> bool:
+    return "{id}" in row.path or "{id}" in (row.body or {}).values()
+
+
+async def _a_response_of_the_owner(client: AsgiClient) -> str:
+    body = {"model": "tiny", "input": "Hi", "background": True}
+    made = await _ask(client, "POST", "/v1/responses", body, KEY)
+    response_id: str = made.json["id"]
+    while True:
+        found = await _ask(client, "GET", f"/v1/responses/{response_id}", None, KEY)
+        if found.json["status"] == "completed":
+            return response_id
+
+
+async def _ask(
+    client: AsgiClient, method: str, path: str, body: dict[str, Any] | None, key: str | None
+) -> Exchange:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return await client.open(method, path, body, headers=headers).finish()

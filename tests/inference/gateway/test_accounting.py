@@ -1,0 +1,261 @@
+"""What a request holds while it runs, what it pays when it has ended, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from inference.gateway.gateway import Gateway
+from inference.protocol.events import (
+    Accepted,
+    Cancelled,
+    Delta,
+    Event,
+    Failed,
+    Failure,
+    TokensCounted,
+    Usage,
+)
+from inference.protocol.generation import Submit
+from metering.prices import Prices
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
+from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}
+BEARER = {"authorization": f"Bearer {KEY}", "user-agent": "OpenAI/Python 3.1"}
+
+
+@pytest.fixture
+def capped(directory: FakeDirectory) -> FakeDirectory:
+    directory.restrict(KEY, budgets=(1,))
+    return directory
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_finished_request_is_one_entry(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, catalogue: FakeCatalogue
+) -> None:
+    prices = Prices(input_micro_usd=100, output_micro_usd=200)
+    catalogue.listed = [replace(ENTRY, prices=prices)]
+    answer = await client.post(CHAT, BODY, headers=BEARER)
+    (entry,) = ledger.settled
+    assert entry.request_id == answer.headers["x-request-id"]
+    assert (entry.account, entry.key, entry.model, entry.neuron) == (
+        "lab",
+        KEY[:13],
+        "tiny",
+        "beast",
+    )
+    assert (entry.prompt_tokens, entry.cached_tokens, entry.completion_tokens) == (7, 2, 5)
+    assert (entry.outcome, entry.endpoint, entry.client) == ("finished", CHAT, "openai-python")
+    assert entry.time_to_first_token_ms is not None
+    assert entry.duration_ms >= entry.time_to_first_token_ms >= 0
+    assert entry.prices == prices
+    assert not ledger.reserved, "no cap, so nothing to hold"
+
+
+async def test_the_worst_case_is_held_and_narrowed(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
+) -> None:
+    answer = await client.post(CHAT, {**BODY, "max_tokens": 50}, headers=BEARER)
+    assert answer.status == 200
+    (held,) = ledger.reserved
+    assert held.output_tokens == 50
+    assert 7 < held.prompt_tokens < 1000
+    (narrow,) = ledger.narrowed
+    assert (narrow.prompt_tokens, narrow.output_tokens) == (7, 50)
+    (entry,) = ledger.settled
+    assert entry.budgets == (1,)
+    assert ledger.held == {}
+
+
+async def test_the_neuron_is_told_who_asks_and_what_is_paid_for(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
+) -> None:
+    ledger.cap_tokens = 2000
+    seen: list[Submit] = []
+
+    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
+        seen.append(submit)
+        async for events in paris(submit):
+            yield events
+
+    neuron.script = script
+    assert (await client.post(CHAT, {**BODY, "n": 2}, headers=BEARER)).status == 200
+    (submit,) = seen
+    assert (submit.account, submit.key, submit.is_anonymous) == ("lab", KEY[:13], False)
+    assert submit.endpoint == CHAT
+    assert submit.max_prompt_tokens == ledger.reserved[0].prompt_tokens
+    assert submit.cap_output_tokens is not None
+    assert 2 * submit.cap_output_tokens <= 2000 - submit.max_prompt_tokens
+
+
+async def test_more_than_the_budget_buys_is_refused_with_both_numbers(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
+) -> None:
+    ledger.cap_tokens = 600
+    answer = await client.post(CHAT, {**BODY, "max_tokens": 1000}, headers=BEARER)
+    assert (answer.status, answer.error["code"]) == (429, "insufficient_quota")
+    assert answer.error["type"] == "insufficient_quota"
+    assert "600" in answer.error["message"]
+    assert "retry-after" not in answer.headers
+    assert not ledger.settled and not ledger.held
+
+
+async def test_a_spent_budget_loads_nothing(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    ledger: FakeLedger,
+    capped: FakeDirectory,
+    catalogue: FakeCatalogue,
+) -> None:
+    neuron.status = None
+    await neuron.beat()
+    ledger.cap_tokens = 0
+    assert (await client.post(CHAT, BODY, headers=BEARER)).status == 429
+    assert catalogue.loads == []
+
+
+async def test_a_model_that_the_key_may_not_use_is_not_loaded(
+    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory, catalogue: FakeCatalogue
+) -> None:
+    neuron.status = None
+    await neuron.beat()
+    directory.restrict(KEY, models=frozenset({"other"}))
+    answer = await client.post(CHAT, BODY, headers=BEARER)
+    assert (answer.status, answer.error["code"]) == (403, "model_not_allowed")
+    assert (await client.get("/v1/models/tiny", headers=BEARER)).status == 403
+    assert (await client.get("/v1/models", headers=BEARER)).json["data"] == []
+    assert catalogue.loads == []
+
+
+async def test_without_the_database_a_cap_cannot_be_kept(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
+) -> None:
+    ledger.is_away = True
+    answer = await client.post(CHAT, BODY, headers=BEARER)
+    assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
+    assert (await client.post(CHAT, BODY)).status == 200, "a caller without a cap is served"
+
+
+async def test_a_ledger_that_cannot_keep_up_takes_no_more(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger
+) -> None:
+    ledger.is_full = True
+    answer = await client.post(CHAT, BODY, headers=BEARER)
+    assert (answer.status, answer.error["code"]) == (503, "database_unavailable")
+
+
+@pytest.mark.parametrize("says_usage", [True, False])
+async def test_who_hangs_up_pays_for_what_was_computed(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, gateway: Gateway, says_usage: bool
+) -> None:
+    neuron.script = endless
+    neuron.usage_of_cancelled = Usage(prompt_tokens=7, completion_tokens=40) if says_usage else None
+    exchange = client.open("POST", CHAT, {**BODY, "stream": True}, headers=BEARER)
+    await exchange.until(b"on and")
+    exchange.leave()
+    await exchange.finish()
+    await until(lambda: ledger.settled)
+    (entry,) = ledger.settled
+    assert entry.outcome == "cancelled"
+    assert (entry.prompt_tokens, entry.completion_tokens) == ((7, 40) if says_usage else (0, 0))
+    assert len(gateway.streams) == 0
+
+
+async def test_a_neuron_that_never_answers_a_cancel_is_not_waited_for(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    ledger: FakeLedger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inference.gateway.gateway.LAST_WORD_S", 0.2)
+    neuron.script = endless
+    neuron.ignores_cancels = True
+    exchange = client.open("POST", CHAT, {**BODY, "stream": True}, headers=BEARER)
+    await exchange.until(b"on and")
+    exchange.leave()
+    await exchange.finish()
+    await until(lambda: ledger.settled)
+    (entry,) = ledger.settled
+    assert entry.prompt_tokens == 7
+    assert entry.completion_tokens >= 1, "what was told of it is known"
+
+
+async def test_a_failure_pays_for_what_was_computed(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger
+) -> None:
+    async def breaks(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
+        yield [Delta(request_id=submit.request_id, text="a")]
+        yield [
+            Failed(
+                request_id=submit.request_id,
+                failure=Failure(code="device_fault", message="gone"),
+                usage=Usage(prompt_tokens=7, completion_tokens=1),
+            )
+        ]
+
+    neuron.script = breaks
+    assert (await client.post(CHAT, BODY, headers=BEARER)).status == 503
+    (entry,) = ledger.settled
+    assert (entry.outcome, entry.prompt_tokens, entry.completion_tokens) == ("device_fault", 7, 1)
+
+
+async def test_refusals_are_told_and_cost_nothing(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="helexa.requests")
+    await client.post(CHAT, {"model": "no\nsuch", "messages": BODY["messages"]}, headers=BEARER)
+    await client.post(CHAT, parts=[b"{"], headers=BEARER)
+    await client.post(CHAT, BODY, headers={"authorization": "Bearer hx-0123456789-" + 32 * "x"})
+    await client.get("/v1/nowhere")
+    lines = [record.getMessage() for record in caplog.records if record.name == "helexa.requests"]
+    codes = ["model_not_found", "invalid_json", "invalid_api_key", "unknown_url"]
+    assert len(lines) == len(codes)
+    for line, code in zip(lines, codes, strict=True):
+        assert f" {code} " in line
+        assert "such" not in line and "\n" not in line
+    assert ledger.settled == []
+
+
+async def test_counting_tokens_is_free(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, capped: FakeDirectory
+) -> None:
+    neuron.script = counted
+    answer = await client.post("/v1/messages/count_tokens", BODY, headers=BEARER)
+    assert (answer.status, answer.json["input_tokens"]) == (200, 11)
+    assert not ledger.settled and not ledger.reserved
+
+
+async def counted(submit: Submit) -> AsyncIterator[list[Event]]:
+    yield [TokensCounted(request_id=submit.request_id, prompt_tokens=11)]
+
+
+async def test_a_cancel_from_elsewhere_settles(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger
+) -> None:
+    async def dropped(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
+        yield [
+            Cancelled(
+                request_id=submit.request_id, usage=Usage(prompt_tokens=7, completion_tokens=0)
+            )
+        ]
+
+    neuron.script = dropped
+    assert (await client.post(CHAT, BODY, headers=BEARER)).status == 503
+    (entry,) = ledger.settled
+    assert (entry.outcome, entry.prompt_tokens) == ("cancelled", 7)
