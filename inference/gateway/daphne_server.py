@@ -44,7 +44,8 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
     socket's buffer is full."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        # Forms are the application's to read, within its limits.
+        super().__init__(*args, parsePOSTFormSubmission=False, **kwargs)
         self.writable = asyncio.Event()
         self.writable.set()
         self._num_body_bytes = 0

@@ -209,6 +209,15 @@ async def test_a_body_over_the_limit(
     assert said.items() <= response.json()["error"].items()
 
 
+async def test_a_form_is_the_applications_to_refuse(server: RunningServer) -> None:
+    """Not the server's, which would read it whole and answer in no dialect."""
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        kind = {"content-type": "multipart/form-data"}
+        response = await client.post(CHAT, content=b"not a form", headers=kind)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_json"
+
+
 async def flood(submit: Submit) -> AsyncIterator[list[Event]]:
     yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
     while True:
