@@ -32,6 +32,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
+    num_requests: int
     requests_per_s: float
     p50_ms: float
     p99_ms: float
@@ -75,6 +76,7 @@ def measure(
     result: dict[str, Any] = json.loads(told)
     latencies_s: list[float] = result["latencies_s"]
     return Reading(
+        num_requests=len(latencies_s),
         requests_per_s=len(latencies_s) / result["seconds"],
         p50_ms=percentile(latencies_s, 50) * 1000,
         p99_ms=percentile(latencies_s, 99) * 1000,
@@ -105,8 +107,9 @@ def percentile(values: list[float], percent: float) -> float:
 
 
 def median_of(readings: list[Reading]) -> Reading:
-    """Field by field."""
+    """Field by field, of all their requests."""
     return Reading(
+        num_requests=sum(reading.num_requests for reading in readings),
         requests_per_s=median(reading.requests_per_s for reading in readings),
         p50_ms=median(reading.p50_ms for reading in readings),
         p99_ms=median(reading.p99_ms for reading in readings),

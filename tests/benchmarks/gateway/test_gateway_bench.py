@@ -99,8 +99,15 @@ def test_percentiles_and_medians() -> None:
     assert percentile([float(value) for value in range(100)], 99) == 99.0
     assert percentile([3.0, 1.0, 2.0], 50) == 2.0
     readings = [
-        Reading(requests_per_s=rate, p50_ms=1.0, p99_ms=2.0, cpu_ms_per_request=10 / rate)
+        Reading(
+            num_requests=3,
+            requests_per_s=rate,
+            p50_ms=1.0,
+            p99_ms=2.0,
+            cpu_ms_per_request=10 / rate,
+        )
         for rate in (1.0, 2.0, 5.0)
     ]
     assert median_of(readings).requests_per_s == 2.0
     assert median_of(readings).cpu_ms_per_request == 5.0
+    assert median_of(readings).num_requests == 9
