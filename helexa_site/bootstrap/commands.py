@@ -69,9 +69,10 @@ def _neuron(arguments: list[str]) -> int:
     ensure_environment(REQUIREMENTS)
     sys.stdout.flush()
     from helexa_site.bootstrap.children import child_environment
+    from inference.environment import Role
 
     command = [sys.executable, "-m", "inference.neuron", "--name", name]
-    os.execve(sys.executable, command, child_environment())
+    os.execve(sys.executable, command, child_environment(Role.NEURON))
 
 
 def _test(arguments: list[str]) -> int:

@@ -72,8 +72,12 @@ class Guardian:
         self.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        # Here, because the script that this file is as well has nothing of ours to import.
+        from inference.environment import Role, environment_for
+
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__],
+            env=environment_for(Role.OTHER, os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=self._inherit,

@@ -35,6 +35,7 @@ from inference.engine.load import LoadedEngine, configure_threads, load_engine
 from inference.engine.messenger import Messenger
 from inference.engine.telling import STATS_INTERVAL_S, Telling
 from inference.engine.watchdog import StepWatchdog, step_timeout_s
+from inference.environment import forget_secrets
 from inference.loading.errors import LoadError
 from inference.logs.setup import configure_logging
 from inference.models.errors import MissingWeightsError, UnknownArchitectureError
@@ -76,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     messenger = Messenger(channel)
     messenger.start()
     loaded = _load(spec, messenger)
+    forget_secrets(os.environ)  # what was downloaded is here
     if loaded is None:
         messenger.flush()
         return EngineExit.FAILED

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from inference.environment import Role, environment_for
 from inference.loading.checksum import check_sha256
 from inference.loading.errors import (
     BadFileError,
@@ -97,7 +98,8 @@ def _run_pip(requirement: str, partial: Path, on_progress: OnProgress) -> Path:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"},
+                env=environment_for(Role.OTHER, os.environ)
+                | {"TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"},
             ).returncode
 
     def tell() -> None:

@@ -57,14 +57,16 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         log.critical("%s", error)
         return EXIT_MISCONFIGURED
+    # From the environment alone: everybody on this machine can read a command line.
+    redis_url = os.environ.get("REDIS_URL") or DEFAULT_REDIS_URL
     service = NeuronService(
         name=options.name,
-        client=connect(options.redis_url),
+        client=connect(redis_url),
         engine_command=engine_command(os.environ),
         discovery=Discovery.run(),
         silence_limit_s=limit_s,
     )
-    app = create_app(name=options.name, redis_url=options.redis_url)
+    app = create_app(name=options.name, redis_url=redis_url)
     register_tasks(app, service)
     worker = create_worker(app, name=options.name)
     stopper = _stop_on_signal(service)
@@ -96,7 +98,6 @@ def _stop_on_signal(service: NeuronService) -> threading.Event:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m inference.neuron", description=__doc__)
     parser.add_argument("--name", type=_name, default=socket.gethostname())
-    parser.add_argument("--redis-url", default=os.environ.get("REDIS_URL") or DEFAULT_REDIS_URL)
     return parser.parse_args(arguments)
 
 

@@ -21,6 +21,7 @@ import inference
 from inference.engine.channel import Channel
 from inference.engine.errors import ChannelClosedError
 from inference.engine.exit_codes import describe_exit
+from inference.environment import Role, environment_for
 from inference.neuron.errors import EngineGoneError
 from inference.protocol.engine import (
     CancelSequence,
@@ -126,12 +127,12 @@ class EngineProcess:
 
 
 def _engine_environment() -> dict[str, str]:
-    """This process's own, so that engines find the same packages and number CUDA devices as the
-    driver does (and discovery with it)."""
+    """This process's own less what is secret, so that engines find the same packages and number
+    CUDA devices as the driver does (and discovery with it)."""
     package_dir = str(Path(inference.__file__).resolve().parent.parent)
     paths = [package_dir, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
-        **os.environ,
+        **environment_for(Role.ENGINE, os.environ),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }

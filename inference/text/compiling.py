@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 
+from inference.recent_results import RecentResults
 from inference.text.errors import SchemaError
 from inference.text.schema_places import Schema
 
@@ -19,6 +19,7 @@ OUR_OPTIONS = "x-guidance"
 OPTIONS = {"whitespace_pattern": r"( |\n {0,32})?"}
 """White space between JSON tokens: a space, or a new line with its indent. Bounded, because small
 models else write white space until they are cut."""
+MAX_PROBLEM_BYTES = 256 * 1024
 TOO_DEEP = "the schema is nested too deeply"
 
 _LIMITS = LLParserLimits(verbose_errors=False)
@@ -51,8 +52,14 @@ def find_problem(grammar: str) -> str | None:
     return _one_line(messages[0]) if is_broken else None
 
 
-problem_of = lru_cache(maxsize=256)(find_problem)
-"""The same, kept for the next request that has the same grammar."""
+def problem_of(grammar: str) -> str | None:
+    """The same, kept for the next request that has the same grammar."""
+    return _problems.get(grammar, find_problem)
+
+
+_problems: RecentResults[str | None] = RecentResults(
+    MAX_PROBLEM_BYTES, lambda _grammar, problem: len(problem or "")
+)
 
 
 def _one_line(message: str) -> str:

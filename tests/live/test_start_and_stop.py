@@ -19,6 +19,7 @@ from tests.live.serving import (
     WAIT_TIMEOUT_S,
     Serve,
     free_port,
+    is_named,
     wait_until,
 )
 
@@ -79,12 +80,22 @@ def test_first_start_shows_a_login_and_the_second_does_not(start: Start, fresh_d
 
 
 def test_secrets_are_private(shared_server: Serve) -> None:
+    """In files of 0600, on no command line, and known to those processes alone that need them."""
+    secrets = {}
     for name in ("secret_key", "redis/redis.conf"):
-        assert stat.S_IMODE((shared_server.data_dir / name).stat().st_mode) == 0o600
-    for process in shared_server.processes():
-        assert shared_server.data_dir.joinpath("secret_key").read_text() not in " ".join(
-            process.cmdline()
-        )
+        path = shared_server.data_dir / name
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        secrets[name] = path.read_text()
+    key = secrets["secret_key"]
+    password = re.search(r"requirepass (\S+)", secrets["redis/redis.conf"])
+    assert password is not None
+    processes = shared_server.processes()
+    assert len(processes) >= 6
+    for process in processes:
+        assert key not in " ".join(process.cmdline())
+        assert password[1] not in " ".join(process.cmdline())
+        has_redis = any(is_named(process, name) for name in ("gateway", "control", "neuron"))
+        assert (password[1] in process.environ().get("REDIS_URL", "")) == has_redis
 
 
 def test_a_second_copy_on_the_data_directory(start: Start, shared_server: Serve) -> None:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from inference.environment import Role, environment_for
 from inference.models.kv_format import KVFormat
 
 SOURCE_DIR = Path(__file__).resolve().parent
@@ -65,7 +66,13 @@ def _compile(compiler: str, library: Path, source: Path) -> None:
     partial = library.with_suffix(f".{os.getpid()}.partial")
     command = [compiler, *FLAGS, "-o", str(partial), str(source)]
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S)
+        subprocess.run(
+            command,
+            check=True,
+            capture_output=True,
+            timeout=COMPILE_TIMEOUT_S,
+            env=environment_for(Role.OTHER, os.environ),
+        )
     except subprocess.CalledProcessError as error:
         first_lines = error.stderr.decode(errors="replace").strip()[:500]
         raise NativeUnavailableError(f"{compiler} could not compile: {first_lines}") from error

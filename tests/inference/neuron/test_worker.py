@@ -208,3 +208,16 @@ def test_a_bad_name_is_one_clear_line() -> None:
     )
     assert result.returncode == 2
     assert "a neuron's name is" in result.stderr
+
+
+def test_redis_is_not_named_on_the_command_line() -> None:
+    """Where everybody on the machine could read its password."""
+    result = subprocess.run(
+        [sys.executable, "-m", "inference.neuron", "--redis-url", "redis://:sesame@nowhere/0"],
+        cwd=REPOSITORY_DIR,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "--redis-url" in result.stderr

@@ -3,6 +3,8 @@ thinking."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,3 +153,11 @@ def test_every_grammar_can_be_checked_without_the_tokenizer(
         grammar = answer_grammar(parts, thinking=thinking, markers=markers, end_token_ids=[END])
         assert problem_of(grammar.text) is None
     assert problem_of('{"grammars": [{"lark_grammar": "start: ("}]}') is not None
+
+
+def test_no_text_of_a_client_is_kept() -> None:
+    """What is known of a grammar is found by its digest."""
+    grammar = json.dumps({"grammars": [{"lark_grammar": 'start: "kept nowhere"'}]})
+    references = sys.getrefcount(grammar)
+    assert problem_of(grammar) is None
+    assert sys.getrefcount(grammar) == references

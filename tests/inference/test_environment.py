@@ -1,0 +1,144 @@
+"""A process has the secrets that it needs, and no other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helexa_site.bootstrap.children import (
+    child_environment,
+    control_spec,
+    gateway_spec,
+    neuron_spec,
+    redis_spec,
+)
+from helexa_site.bootstrap.redis_server import PrivateRedis
+from inference.environment import Role, environment_for, forget_secrets, is_secret
+from inference.loading import pypi
+from inference.loading.errors import DownloadFailedError
+from inference.neuron.engine_process import EngineProcess
+from inference.protocol.load import LoadSpec
+
+SECRETS = {
+    "DATABASE_URL": "postgres://u:sesame-db@db/helexa",
+    "PGPASSWORD": "sesame-pg",
+    "REDIS_URL": "redis://:sesame-redis@redis/0",
+    "HELEXA_SECRET_KEY": "sesame-key",
+    "HELEXA_API_KEY": "sesame-api",
+    "HF_TOKEN": "sesame-hf",
+    "AWS_SECRET_ACCESS_KEY": "sesame-aws",
+    "OPENAI_API_KEY": "sesame-openai",
+    "GITHUB_TOKEN": "sesame-github",
+    "CELERY_BROKER_URL": "redis://:sesame-broker@redis/0",
+}
+HARMLESS = {
+    "PATH": os.environ["PATH"],
+    "TOKENIZERS_PARALLELISM": "false",
+    "HELEXA_DATA_DIR": "/var/helexa",
+    "HELEXA_TEST_RUN": "mark",
+    "HTTPS_PROXY": "http://user:needed@proxy:3128",
+    "PIP_INDEX_URL": "https://user:needed@pypi.example.org/simple",
+    "HF_HOME": "/models",
+    "CUDA_VISIBLE_DEVICES": "0",
+}
+KNOWN = {
+    Role.GATEWAY: {
+        "DATABASE_URL",
+        "PGPASSWORD",
+        "REDIS_URL",
+        "HELEXA_SECRET_KEY",
+        "HELEXA_API_KEY",
+    },
+    Role.CONTROL: {"DATABASE_URL", "PGPASSWORD", "REDIS_URL", "HELEXA_SECRET_KEY"},
+    Role.NEURON: {"REDIS_URL", "HF_TOKEN"},
+    Role.ENGINE: {"HF_TOKEN"},
+    Role.OTHER: set[str](),
+}
+DUMP = "import os, sys; open({path!r}, 'wb').write(open('/proc/self/environ', 'rb').read())"
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process's."""
+    for name, value in (SECRETS | HARMLESS).items():
+        monkeypatch.setenv(name, value)
+
+
+def held(path: Path) -> set[str]:
+    """The secrets' names in a process's dumped environment; all of the harmless ones are there."""
+    dumped = path.read_text()
+    assert all(f"{name}={value}" in dumped for name, value in HARMLESS.items())
+    found = {name for name, value in SECRETS.items() if value in dumped}
+    assert ("sesame" in dumped) == bool(found)
+    return found
+
+
+@pytest.mark.parametrize("role", Role, ids=lambda role: role.name)
+def test_who_knows_what(role: Role) -> None:
+    given = environment_for(role, SECRETS | HARMLESS)
+    assert given.keys() - HARMLESS.keys() == KNOWN[role]
+    assert given.keys() >= HARMLESS.keys()
+
+
+def test_no_child_of_serve_knows_more(environment: None) -> None:
+    server = PrivateRedis(command=("redis-server",), url="unix://", socket_path=Path("/run/r"))
+    for spec, role in (
+        (gateway_spec("127.0.0.1", 1), Role.GATEWAY),
+        (control_spec(), Role.CONTROL),
+        (neuron_spec(), Role.NEURON),
+        (redis_spec(server), Role.OTHER),
+    ):
+        assert SECRETS.keys() & spec.environment.keys() == KNOWN[role], spec.name
+        assert "sesame" not in " ".join(spec.command)
+    assert "DATABASE_URL" not in child_environment(Role.NEURON)
+
+
+def test_an_engine_process_gets_what_loads_need(environment: None, tmp_path: Path) -> None:
+    path = tmp_path / "environ"
+    spec = LoadSpec(job_id="1", model="m", source="path:/nowhere")
+    engine = EngineProcess(spec, [sys.executable, "-c", DUMP.format(path=str(path))])
+    assert list(engine.messages()) == []
+    engine.reap()
+    assert held(path) == KNOWN[Role.ENGINE]
+
+
+def test_pip_gets_nothing(
+    environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, pip = tmp_path / "environ", tmp_path / "pip.py"
+    pip.write_text(DUMP.format(path=str(path)) + "; sys.exit('no')")
+    monkeypatch.setattr(pypi, "PIP_CHILD", pip)
+    with pytest.raises(DownloadFailedError):
+        pypi.download("tiny-model==1.0", None, tmp_path / "cache", lambda _: None)
+    assert held(path) == set()
+
+
+def test_what_was_needed_is_forgotten() -> None:
+    """For programs that are started from then on."""
+    program = (
+        "import os, subprocess, sys; from inference.environment import forget_secrets;"
+        "forget_secrets(os.environ);"
+        "sys.exit(subprocess.call([sys.executable, '-c', 'import os; print(*os.environ)']))"
+    )
+    outcome = subprocess.run(
+        [sys.executable, "-c", program],
+        env=SECRETS | HARMLESS,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = outcome.stdout.split()
+    assert SECRETS.keys().isdisjoint(names)
+    assert set(names) >= HARMLESS.keys()
+    left = SECRETS | HARMLESS
+    forget_secrets(left)
+    assert left == HARMLESS
+
+
+def test_an_address_with_a_password_is_secret_whatever_its_name() -> None:
+    assert is_secret("BROKER", "amqp://user:pass@host")
+    assert not is_secret("BROKER", "amqp://host:5672/a@b")
