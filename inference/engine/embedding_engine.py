@@ -151,6 +151,12 @@ class EmbeddingEngine:
             return "engine_error", f"the vectors have {bounds.dimensions} dimensions"
         if not self._queue.has_room(sum(map(len, prompts))):
             return "queue_full", f"{self._queue.num_waiting} requests are waiting"
+        if self._queue.is_full_for(command.account):
+            limits = self._queue.limits
+            return "rate_limit_exceeded", (
+                f"one account's requests may have {limits.max_queue_depth_per_account} of the "
+                f"{limits.max_queue_depth} places of those that wait"
+            )
         if command.sequence_id in self._jobs:
             return "engine_error", "a sequence with this sequence id is running"
         return None

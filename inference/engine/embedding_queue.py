@@ -1,8 +1,10 @@
 """Decides which inputs of which requests share the next forward of an embedding model. Plain Python
 over ints: no tensors, no clock, no knowledge of models.
 
-Jobs take turns. The one whose turn it is gives its longest open input, and inputs of about that
-length join it, whoever's they are, as long as the padded batch stays within the step's tokens:
+Accounts take turns, by weight and the tokens they were given, and an account's jobs among each
+other; anonymous callers' come last. The job whose turn it is gives its longest open input, and
+inputs of about that length join it, whoever's they are, as long as the padded batch stays within
+the step's tokens:
 
     turn order   job A | job B | job C        longest of A: 200 tokens
     the batch    A 200, C 190, A 180, B 120   (rows * 200 <= max_tokens; none shorter than 100)
@@ -18,12 +20,14 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 
 from inference.protocol.engine import EmbedSequences
 
 MAX_QUEUED_TOKENS = 2**24
 """Of all jobs, at four bytes each; one job alone may have more."""
+TOKEN_UNIT = 1 << 16
+"""So that tokens divided by a weight stay a whole number and keep their size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +37,32 @@ class EmbeddingLimits:
     max_queue_depth: int = 256
     max_queue_wait_s: float = 60.0
 
+    @property
+    def max_queue_depth_per_account(self) -> int:
+        """Half of the queue, so that one account alone cannot fill it."""
+        return (self.max_queue_depth + 1) // 2
+
 
 class EmbeddingJob:
     """One request's inputs. ``open_inputs`` are (number of tokens, index), shortest first."""
 
-    __slots__ = ("deadline_s", "dimensions", "open_inputs", "prompts", "sequence_id", "vectors")
+    __slots__ = (
+        "account",
+        "deadline_s",
+        "dimensions",
+        "is_anonymous",
+        "open_inputs",
+        "prompts",
+        "sequence_id",
+        "vectors",
+        "weight",
+    )
 
     def __init__(self, command: EmbedSequences, *, deadline_s: float) -> None:
         self.sequence_id = command.sequence_id
+        self.account = command.account
+        self.weight = max(1, command.weight)
+        self.is_anonymous = command.is_anonymous
         self.dimensions = command.dimensions
         self.prompts = [array("i", prompt) for prompt in command.prompts]
         self.open_inputs = sorted((len(p), index) for index, p in enumerate(self.prompts))
@@ -81,8 +103,11 @@ class EmbeddingQueue:
     def __init__(self, limits: EmbeddingLimits) -> None:
         self.limits = limits
         self._jobs: deque[EmbeddingJob] = deque()
-        """In the order of their turns."""
+        """An account's in the order of their turns."""
         self._num_tokens = 0
+        self._now = 0
+        self._given: dict[str, int] = {}
+        """On a virtual clock, until when each account has been served: see ``fair_queue``."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -100,6 +125,12 @@ class EmbeddingQueue:
             return False
         return self.num_waiting < self.limits.max_queue_depth
 
+    def is_full_for(self, account: str) -> bool:
+        """Whether one more job of the account's would be more than its part of the queue."""
+        num_waiting = sum(not job.has_started for job in self._jobs if job.account == account)
+        num_seats = self.limits.max_started - self.num_started
+        return num_waiting - num_seats >= self.limits.max_queue_depth_per_account
+
     def add(self, job: EmbeddingJob) -> None:
         self._jobs.append(job)
         self._num_tokens += job.num_tokens
@@ -107,6 +138,8 @@ class EmbeddingQueue:
     def remove(self, job: EmbeddingJob) -> None:
         self._jobs.remove(job)
         self._num_tokens -= job.num_tokens
+        if not self._jobs:
+            self._given.clear()
 
     def overdue(self, now_s: float) -> list[EmbeddingJob]:
         """Jobs that have waited to start for longer than allowed."""
@@ -127,6 +160,7 @@ class EmbeddingQueue:
             entry = (len(row.token_ids), row.index)
             del row.job.open_inputs[bisect_left(row.job.open_inputs, entry)]
             row.job.deadline_s = None
+        self._charge(first, rows)
         self._jobs.remove(first)
         self._jobs.append(first)
         return rows
@@ -135,7 +169,7 @@ class EmbeddingQueue:
         """In the order of their turns: those that have started, and new ones while seats last."""
         seats = self.limits.max_started - self.num_started
         runnable = []
-        for job in self._jobs:
+        for job in self._in_turns():
             if not job.has_started:
                 if seats <= 0:
                     continue
@@ -143,6 +177,28 @@ class EmbeddingQueue:
             if job.open_inputs:
                 runnable.append(job)
         return runnable
+
+    def _in_turns(self) -> Iterator[EmbeddingJob]:
+        """Each account's first job, then each account's second …"""
+        jobs_of: dict[tuple[bool, str], list[EmbeddingJob]] = {}
+        for job in self._jobs:
+            jobs_of.setdefault((job.is_anonymous, job.account), []).append(job)
+        callers = sorted(jobs_of, key=lambda caller: self._start_of(caller[1]))
+        for is_anonymous in (False, True):
+            theirs = [jobs_of[caller] for caller in callers if caller[0] is is_anonymous]
+            for one_of_each in zip_longest(*theirs):
+                yield from (job for job in one_of_each if job is not None)
+
+    def _start_of(self, account: str) -> int:
+        return max(self._now, self._given.get(account, 0))
+
+    def _charge(self, first: EmbeddingJob, rows: list[Row]) -> None:
+        """``first``'s was the turn; everybody pays for their own."""
+        self._now = self._start_of(first.account)
+        for row in rows:
+            account = row.job.account
+            cost = len(row.token_ids) * TOKEN_UNIT // row.job.weight
+            self._given[account] = self._start_of(account) + cost
 
 
 def _downwards(job: EmbeddingJob, longest: int) -> Iterator[Row]:

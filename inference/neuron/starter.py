@@ -115,6 +115,9 @@ class Starter:
             sequence_id=sequence_id(submit.request_id, 0),
             prompts=inputs,
             dimensions=request.dimensions,
+            account=submit.account,
+            weight=submit.weight,
+            is_anonymous=submit.is_anonymous,
         )
         accepted = Accepted(request_id=submit.request_id, prompt_tokens=num_tokens)
         self._hand_over(submit, accepted, answer, [command], engine)

@@ -42,6 +42,10 @@ class EmbedSequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     sequence_id: str
     prompts: list[list[int]]
     dimensions: int | None = None
+    account: str = ""
+    weight: int = 1
+    is_anonymous: bool = False
+    """As in ``SubmitSequence``."""
 
 
 class CancelSequence(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):

@@ -15,9 +15,22 @@ from inference.engine.embedding_queue import (
 from inference.protocol.engine import EmbedSequences
 
 
-def job(name: str, *lengths: int, deadline_s: float = 60.0) -> EmbeddingJob:
-    prompts = [[1] * length for length in lengths]
-    return EmbeddingJob(EmbedSequences(sequence_id=name, prompts=prompts), deadline_s=deadline_s)
+def job(
+    name: str,
+    *lengths: int,
+    deadline_s: float = 60.0,
+    account: str = "",
+    weight: int = 1,
+    is_anonymous: bool = False,
+) -> EmbeddingJob:
+    command = EmbedSequences(
+        sequence_id=name,
+        prompts=[[1] * length for length in lengths],
+        account=account,
+        weight=weight,
+        is_anonymous=is_anonymous,
+    )
+    return EmbeddingJob(command, deadline_s=deadline_s)
 
 
 def queue_of(*jobs: EmbeddingJob, **limits: int) -> EmbeddingQueue:
@@ -51,6 +64,42 @@ def test_jobs_take_turns() -> None:
     assert {name for name, _ in names(queue.take_batch(200))} == {"large"}
     assert names(queue.take_batch(200)) == [("small", 0)]
     assert {name for name, _ in names(queue.take_batch(200))} == {"large"}
+
+
+def test_a_burst_of_jobs_delays_another_account_by_one_batch() -> None:
+    burst = [job(f"burst{index}", *[100] * 20, account="burst") for index in range(50)]
+    queue = queue_of(*burst, max_started=8)
+    queue.take_batch(200)
+    queue.add(job("single", 3, account="single"))
+    batches = [names(queue.take_batch(200)) for _ in range(2)]
+    assert [("single", 0)] in batches
+
+
+def test_accounts_are_given_tokens_by_weight() -> None:
+    light = [job(f"light{index}", *[100] * 40, account="light") for index in range(3)]
+    heavy = job("heavy", *[90] * 40, account="heavy", weight=3)
+    queue = queue_of(*light, heavy)
+    taken = [name for _ in range(40) for name, _ in names(queue.take_batch(100))]
+    num_heavy = taken.count("heavy")
+    assert 28 <= num_heavy <= 32
+
+
+def test_anonymous_jobs_come_last() -> None:
+    queue = queue_of(
+        job("nobody", *[10] * 3, account="anonymous", is_anonymous=True),
+        job("known", *[100] * 3, account="acme"),
+    )
+    taken = [name for _ in range(6) for name, _ in names(queue.take_batch(100))]
+    assert taken == ["known"] * 3 + ["nobody"] * 3
+
+
+def test_one_account_may_have_half_of_the_queue() -> None:
+    queue = queue_of(max_queue_depth=4, max_started=1)
+    for index in range(3):
+        assert not queue.is_full_for("burst")
+        queue.add(job(f"burst{index}", 10, account="burst"))
+    assert queue.is_full_for("burst")
+    assert not queue.is_full_for("other") and queue.has_room(10)
 
 
 def test_seats() -> None:

@@ -184,7 +184,13 @@ def test_a_request_is_one_sequence(text: ModelText) -> None:
     neuron.run(EmbeddingRequest(model="m", input=TokensInput(prompts=[[5, 6], [7]]), dimensions=8))
     name = sequence_id("r0", 0)
     assert neuron.engine.sent == [
-        EmbedSequences(sequence_id=name, prompts=[[5, 6], [7]], dimensions=8)
+        EmbedSequences(
+            sequence_id=name,
+            prompts=[[5, 6], [7]],
+            dimensions=8,
+            account="anonymous",
+            is_anonymous=True,
+        )
     ]
     assert neuron.events == [Accepted(request_id="r0", prompt_tokens=3)]
     applied = neuron.table.apply([SequencesEmbedded(sequence_id=name, vectors=[b"a", b"b"])])
