@@ -145,6 +145,14 @@ def text_too_long(
     return context_length_exceeded(message, param)
 
 
+def arguments_too_long(num_characters: int, limit: int) -> Failure:
+    message = (
+        f"the arguments of a tool call are {num_characters} characters long; at most {limit} are "
+        "read"
+    )
+    return Failure(code="invalid_value", message=message, param="messages")
+
+
 def over_budget(num_prompt_tokens: int, max_prompt_tokens: int) -> Failure:
     message = (
         f"the prompt has {num_prompt_tokens} tokens, and what is left of the budget buys "

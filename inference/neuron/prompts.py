@@ -16,6 +16,7 @@ import msgspec
 from inference.neuron.allowance import UNBOUNDED, Allowance
 from inference.neuron.errors import (
     RequestRefusedError,
+    arguments_too_long,
     bad_token_id,
     prompt_too_long,
     text_too_long,
@@ -49,6 +50,10 @@ MODEL_DEFAULT_FIELDS = (
     "frequency_penalty",
 )
 """SamplingOptions for which ``None`` means generation_config's value, else the neutral one."""
+
+MAX_ARGUMENTS_CHARACTERS = 2**20
+"""Of one tool call. They are parsed and written again, each in one go for which every other thread
+waits; all else that is done with a long conversation lets them pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +188,12 @@ def _encoded(
 
 
 def _render(chat: ChatInput, text: ModelText) -> str:
+    for message in chat.messages:
+        for call in message.tool_calls:
+            if len(call.arguments) > MAX_ARGUMENTS_CHARACTERS:
+                raise RequestRefusedError(
+                    arguments_too_long(len(call.arguments), MAX_ARGUMENTS_CHARACTERS)
+                )
     try:
         return text.template.render(chat)
     except TemplateRenderError as error:

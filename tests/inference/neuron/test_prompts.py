@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ from inference.neuron.allowance import Allowance
 from inference.neuron.echo import echo_of
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.model_text import ModelText
-from inference.neuron.prompts import Prepared, count_tokens, prepare, used_sampling
+from inference.neuron.prompts import (
+    MAX_ARGUMENTS_CHARACTERS,
+    Prepared,
+    count_tokens,
+    prepare,
+    used_sampling,
+)
 from inference.protocol.events import UsedSampling
 from inference.protocol.generation import (
     ChatInput,
@@ -19,6 +26,7 @@ from inference.protocol.generation import (
     TextInput,
     TokenCountRequest,
     TokensInput,
+    ToolCall,
 )
 from inference.protocol.sampling import SamplingOptions, ThinkingLimit
 from tests.inference.neuron.model_texts import model_text
@@ -329,3 +337,13 @@ def test_a_budget_that_buys_no_answer_refuses(byte_level_dir: Path) -> None:
     with pytest.raises(RequestRefusedError) as refused:
         _afford(model_text(byte_level_dir), Allowance(output_tokens=0))
     assert refused.value.failure.code == "insufficient_quota"
+
+
+def test_a_tool_call_with_too_long_arguments_is_refused(byte_level_dir: Path) -> None:
+    calls = [ToolCall(id="c", name="f", arguments=json.dumps("x" * MAX_ARGUMENTS_CHARACTERS))]
+    chat = ChatInput(messages=[ChatMessage(role="assistant", tool_calls=calls)])
+    with pytest.raises(RequestRefusedError) as refused:
+        _prepare(model_text(byte_level_dir), chat)
+    failure = refused.value.failure
+    assert (failure.code, failure.param) == ("invalid_value", "messages")
+    assert str(MAX_ARGUMENTS_CHARACTERS) in failure.message
