@@ -1,7 +1,7 @@
 """The neuron as one object: what its Celery tasks call, and who owns what in this process.
 
     task drain_inbox ─▶ Inbox ─▶ Intake ─▶ engine process ─▶ replica thread ─▶ EventPublisher
-    task load_model  ─▶ Replica (its own thread)             ▲
+    task load_model  ─▶ Replica (its own thread)                      ▲
     heartbeat thread ─▶ Redis, and drains the inbox too ──────────────┘ cancels of dead gateways
 
 Every method that a task calls returns at once. Knows no Celery.

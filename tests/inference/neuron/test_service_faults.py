@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from inference.neuron.service import NeuronService
-from inference.protocol.events import Failed, Finished
+from inference.protocol.events import Delta, Failed, Finished
 from inference.protocol.keys import specs_key
 from tests.inference.neuron.fake_engines import running_engines
 
@@ -28,7 +28,11 @@ def test_a_killed_engine_fails_its_requests_once_and_comes_back(loaded: Any, gat
     os.kill(engine.pid, signal.SIGKILL)
     for request_id in request_ids:
         events = gateway.wait_end(request_id)
-        assert [e.failure.code for e in events if isinstance(e, Failed)] == ["engine_crashed"]
+        (failed,) = [event for event in events if isinstance(event, Failed)]
+        assert failed.failure.code == "engine_crashed"
+        num_told = sum(event.num_tokens for event in events if isinstance(event, Delta))
+        assert failed.usage is not None and failed.usage.completion_tokens >= num_told > 0
+        assert failed.usage.prompt_tokens > 0
     gateway.wait_status("ready")
     assert gateway.replica().num_restarts == 1
     request_id = gateway.submit(max_tokens=1)
