@@ -12,6 +12,9 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
 django_application = get_asgi_application()
 
 # Django must be set up before what follows is imported.
+from django.core.signals import request_finished  # noqa: E402
+from django.db import connections  # noqa: E402
+
 from helexa_site.routing import build_application  # noqa: E402
 from helexa_site.settings import CONFIG  # noqa: E402
 from inference.gateway.catalogue import DatabaseCatalogue  # noqa: E402
@@ -20,6 +23,10 @@ from inference.gateway.metrics_endpoint import MetricsEndpoint  # noqa: E402
 from inference.logs.setup import configure_logging  # noqa: E402
 from metering.directory import KeyDirectory  # noqa: E402
 from metering.writer import LedgerWriter  # noqa: E402
+
+# Under ASGI Django runs each request of its own in a new thread, whose connection nobody can use
+# again. The gateway's threads stay, and keep theirs.
+request_finished.connect(lambda **_: connections.close_all(), weak=False)
 
 if not logging.getLogger().handlers:
     configure_logging("gateway")

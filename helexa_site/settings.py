@@ -10,6 +10,10 @@ from helexa_site.hosts import allowed_hosts
 
 CONFIG = read_config()
 
+CONNECTION_MAX_AGE_S = 600
+"""A thread of the gateway's or the control's keeps its connection from query to query: connecting
+to PostgreSQL costs several times a query. One that was lost is noticed before the next query."""
+
 BASE_DIR = REPOSITORY_DIR
 SECRET_KEY = CONFIG.secret_key
 DEBUG = CONFIG.debug
@@ -62,7 +66,11 @@ TEMPLATES = [
     },
 ]
 
-DATABASES = {"default": dj_database_url.parse(CONFIG.database_url)}
+DATABASES = {
+    "default": dj_database_url.parse(
+        CONFIG.database_url, conn_max_age=CONNECTION_MAX_AGE_S, conn_health_checks=True
+    )
+}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["OPTIONS"] = {
         "timeout": 20,

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from django.core.management import call_command
 
+from inference.gateway.database import NUM_THREADS
 from tests.leftovers import MARK_VARIABLE
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[2]
@@ -94,6 +95,19 @@ def test_the_database_tests_pass_on_postgresql(postgres_url: str, tmp_path: Path
     paths = [str(folder / name) for name in DATABASE_TESTS]
     output = run(postgres_url, tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths)
     assert " passed" in output
+
+
+@pytest.mark.postgres
+def test_a_gateway_keeps_its_connections(postgres_url: str, tmp_path: Path) -> None:
+    """Each of its threads has one, and a new one when that is lost; pages leave none behind."""
+    script = str(Path(__file__).parent.parent / "inference/gateway/database_connections.py")
+    result = json.loads(run(postgres_url, tmp_path, script))
+    assert 1 <= len(result["used"]) <= NUM_THREADS
+    assert result["num_ended"] >= len(result["used"])
+    assert 1 <= len(result["again"]) <= NUM_THREADS
+    assert set(result["again"]).isdisjoint(result["used"])
+    assert result["statuses"] == [302]
+    assert result["left_of_pages"] == []
 
 
 @pytest.mark.django_db
