@@ -4,7 +4,9 @@
         ✗ (even by SIGKILL)           end of file ─▶ SIGKILL to every group still on the list
 
 The guardian is this file run as a script by a bare interpreter. It inherits the data directory's
-lock, so the next start waits until the last process of the previous one is gone.
+lock, so the next start waits until the last process of the previous one is gone. One that replaces
+another is born with the list, in its arguments: were it told afterwards, a supervisor that is
+killed in between would leave its children behind.
 Standard library only.
 """
 
@@ -76,7 +78,7 @@ class Guardian:
         from inference.environment import Role, environment_for
 
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__],
+            [sys.executable, "-I", "-S", __file__, *map(str, self._groups)],
             env=environment_for(Role.OTHER, os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -97,8 +99,6 @@ class Guardian:
                 with contextlib.suppress(OSError):
                     self._pipe.close()
                 self._process = self._start()
-                for group_id in self._groups:
-                    self._tell(f"+{group_id}")
 
     def _tell(self, line: str) -> None:
         """A guardian that has just died is told again once it is replaced."""
@@ -117,9 +117,9 @@ def kill_group(group_id: int, signal_number: int = signal.SIGKILL) -> bool:
     return True
 
 
-def guard(lines: Iterable[str]) -> None:
+def guard(first_groups: Iterable[int], lines: Iterable[str]) -> None:
     """The guardian's whole life."""
-    groups: set[int] = set()
+    groups = set(first_groups)
     for line in lines:
         group_id = int(line[1:])
         if line[0] == "+":
@@ -133,4 +133,4 @@ def guard(lines: Iterable[str]) -> None:
 if __name__ == "__main__":
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    guard(sys.stdin)
+    guard(map(int, sys.argv[1:]), sys.stdin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -136,7 +137,10 @@ def grandchild(log: str) -> psutil.Process | None:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_what_a_child_leaves_behind_is_killed(supervised: Supervised) -> None:
@@ -198,20 +202,39 @@ def test_nothing_survives_a_killed_supervisor(tmp_path: Path, guardian_dies_firs
 
 
 def guardian_of(supervisor: psutil.Process) -> psutil.Process | None:
-    """The one that has been told of the groups already: it sleeps, waiting to hear more."""
     for process in supervisor.children():
-        if process.status() == psutil.STATUS_SLEEPING and "guardian" in " ".join(process.cmdline()):
-            return process
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            is_guardian = any(word.endswith("guardian.py") for word in process.cmdline())
+            if is_guardian and not is_gone(process):
+                return process
     return None
 
 
-def test_a_guardian_leaves_alone_what_was_released() -> None:
-    with subprocess.Popen(
+def test_a_guardian_that_replaces_another_need_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its supervisor may be killed before it could."""
+    with Guardian() as guardian, sleeping() as process:
+        guardian.watch(process.pid)
+        monkeypatch.setattr(guardian, "_tell", lambda _line: None)
+        first = guardian._process
+        first.kill()
+        wait_until(lambda: guardian._process is not first)
+        guardian.close()
+        assert process.wait(WAIT_TIMEOUT_S) == -signal.SIGKILL
+
+
+def sleeping() -> subprocess.Popen[bytes]:
+    """A process that leads a group of its own, for a ``with``."""
+    return subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
-    ) as process:
-        guard([f"+{process.pid}\n", f"-{process.pid}\n"])
+    )
+
+
+def test_a_guardian_leaves_alone_what_was_released() -> None:
+    with sleeping() as process:
+        guard([process.pid], [f"-{process.pid}\n"])
+        guard([], [f"+{process.pid}\n", f"-{process.pid}\n"])
         assert process.poll() is None
-        guard([f"+{process.pid}\n"])
+        guard([], [f"+{process.pid}\n"])
         assert process.wait() == -signal.SIGKILL
 
 
