@@ -16,9 +16,10 @@ from typing import Any
 from celery import Celery, bootsteps
 from celery.beat import EmbeddedService, Scheduler, SchedulingError
 from celery.platforms import SecurityWarning
-from celery.signals import setup_logging
+from celery.signals import celeryd_init, setup_logging
 
 from helexa_site.config import read_config
+from helexa_site.secret_key import SecretKeyError, secret_key
 from inference.logs.setup import configure_logging
 from inference.protocol.keys import CONTROL_QUEUE
 from inference.protocol.redis_url import celery_broker_url
@@ -70,6 +71,14 @@ def log_as_control(**_: Any) -> None:
     configure_logging("control")
 
 
+def ensure_secret_key(**_: Any) -> None:
+    try:
+        secret_key(read_config())
+    except SecretKeyError as error:
+        raise SystemExit(f"control: {error}") from error
+
+
+celeryd_init.connect(ensure_secret_key, weak=False)
 # Celery leaves its own way of logging where somebody answers this.
 setup_logging.connect(log_as_control, weak=False)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from helexa_site.metrics_listen import (
 )
 
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent
+SECRET_KEY_FILE = "secret_key"
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
@@ -56,9 +56,11 @@ class Config:
     # What is secret is in nobody's log: no repr holds it.
     database_url: str = field(repr=False)
     redis_url: str = field(repr=False)
-    secret_key: str = field(repr=False)
+    secret_key: str | None = field(repr=False)
+    """As set; else it is the data directory's: see ``helexa_site.secret_key``."""
     secret_key_is_kept: bool = True
-    """Whether other processes have it as well: API keys are made for them."""
+    """Whether there is one already, which other processes have as well: API keys are made for
+    them."""
     debug: bool
     listen_host: str | None = None
     """What the gateway listens on. ``None``: an ASGI server of the operator's own, which cannot be
@@ -104,8 +106,10 @@ def read_config() -> Config:
         data_dir=data_dir,
         database_url=os.environ.get("DATABASE_URL") or f"sqlite:///{data_dir / 'helexa.sqlite3'}",
         redis_url=os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",
-        secret_key=_secret_key(data_dir) or secrets.token_urlsafe(48),
-        secret_key_is_kept=_secret_key(data_dir) is not None,
+        secret_key=os.environ.get("HELEXA_SECRET_KEY") or None,
+        secret_key_is_kept=(
+            bool(os.environ.get("HELEXA_SECRET_KEY")) or (data_dir / SECRET_KEY_FILE).is_file()
+        ),
         debug=_flag("HELEXA_DEBUG"),
         listen_host=os.environ.get("HELEXA_LISTEN_HOST") or None,
         allowed_hosts=_words("HELEXA_ALLOWED_HOSTS"),
@@ -160,13 +164,3 @@ def _networks(name: str) -> tuple[Network, ...]:
         except ValueError as error:
             raise ConfigError(f"{name}: {error}") from None
     return tuple(networks)
-
-
-def _secret_key(data_dir: Path) -> str | None:
-    """HELEXA_SECRET_KEY, else the one that the first start wrote into the data directory. Where
-    neither is there (checks, tests, a GPU host that signs nothing) a process makes one for itself
-    alone."""
-    if key := os.environ.get("HELEXA_SECRET_KEY"):
-        return key
-    stored = data_dir / "secret_key"
-    return stored.read_text().strip() if stored.is_file() else None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import dj_database_url
 from django.urls import reverse_lazy
+from django.utils.functional import SimpleLazyObject
 
 from helexa_site.config import REPOSITORY_DIR, read_config
 from helexa_site.hosts import allowed_hosts
+from helexa_site.secret_key import secret_key
 
 CONFIG = read_config()
 
@@ -15,7 +19,8 @@ CONNECTION_MAX_AGE_S = 600
 to PostgreSQL costs several times a query. One that was lost is noticed before the next query."""
 
 BASE_DIR = REPOSITORY_DIR
-SECRET_KEY = CONFIG.secret_key
+# Made, or refused, when something is to be signed: most commands sign nothing.
+SECRET_KEY = cast(str, SimpleLazyObject(lambda: secret_key(CONFIG)))
 DEBUG = CONFIG.debug
 ALLOWED_HOSTS = sorted(allowed_hosts(CONFIG))
 CSRF_TRUSTED_ORIGINS = list(CONFIG.csrf_trusted_origins)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from pathlib import Path
 from helexa_site.bootstrap.errors import DataDirectoryError
 
 LOCK_FILE = "serve.lock"
-SECRET_KEY_FILE = "secret_key"
 ORPHANED_LOCK_WAIT_S = 5.0
 """A serve that was killed is survived for an instant by its guardian, which holds the lock."""
 POLL_INTERVAL_S = 0.05
@@ -91,13 +89,3 @@ def _is_alive(process_id: str) -> bool:
     except (ProcessLookupError, ValueError):
         return False
     return True
-
-
-def ensure_secret_key(data_dir: Path) -> None:
-    """Write the key that signs sessions, once; ``helexa_site.config`` reads it."""
-    with contextlib.suppress(FileExistsError):
-        descriptor = os.open(
-            data_dir / SECRET_KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600
-        )
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(48))

@@ -16,7 +16,8 @@ from helexa_site.bootstrap import readiness
 from helexa_site.bootstrap.arguments import ServeOptions, base_url, is_loopback
 from helexa_site.bootstrap.children import control_spec, gateway_spec, neuron_spec, redis_spec
 from helexa_site.bootstrap.console import say, say_line
-from helexa_site.bootstrap.data_directory import DataDirectory, ensure_secret_key
+from helexa_site.bootstrap.data_directory import DataDirectory
+from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.first_key import first_key_lines
 from helexa_site.bootstrap.redis_server import (
     configure_private_redis,
@@ -25,6 +26,7 @@ from helexa_site.bootstrap.redis_server import (
 )
 from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config
+from helexa_site.secret_key import SecretKeyError, secret_key
 
 GIVEN_REDIS_TIMEOUT_S = 5.0
 
@@ -34,7 +36,7 @@ def start(
 ) -> None:
     """Return when requests are answered. Raises ``BootstrapError``, and ``StoppingError`` when the
     supervisor was stopped meanwhile."""
-    ensure_secret_key(data.path)
+    _ensure_secret_key(config)
     redis_url = os.environ.get("REDIS_URL")
     if redis_url:
         wait_for_redis(redis_url, timeout_s=GIVEN_REDIS_TIMEOUT_S)
@@ -68,6 +70,13 @@ def start(
             say("keys", line)
     if options.with_model:
         say("try", readiness.curl_line(url))
+
+
+def _ensure_secret_key(config: Config) -> None:
+    try:
+        secret_key(config)
+    except SecretKeyError as error:
+        raise BootstrapError(str(error)) from error
 
 
 def _start_private_redis(data: DataDirectory, supervisor: Supervisor) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from helexa_site.bootstrap.arguments import DEFAULT_HOST, DEFAULT_PORT
+from helexa_site.secret_key import SecretKeyError, secret_key
 from helexa_site.settings import CONFIG
 
 
@@ -21,6 +22,10 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         from inference.gateway.server import run
 
+        try:
+            secret_key(CONFIG)
+        except SecretKeyError as error:
+            raise CommandError(str(error)) from error
         if options["host"] != (CONFIG.listen_host or DEFAULT_HOST):
             raise CommandError("the settings were made for another --host; run manage.py gateway")
         run(options["host"], options["port"])

@@ -14,7 +14,6 @@ import pytest
 from helexa_site.bootstrap.data_directory import (
     LOCK_FILE,
     claimed_data_directory,
-    ensure_secret_key,
 )
 from helexa_site.bootstrap.errors import DataDirectoryError
 
@@ -57,13 +56,3 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, place: str) -> None:
     with pytest.raises(DataDirectoryError, match="cannot write"):
         with claimed_data_directory(Path(place.format(file=file))):
             pass
-
-
-def test_the_secret_key_is_written_once(tmp_path: Path) -> None:
-    ensure_secret_key(tmp_path)
-    key = tmp_path / "secret_key"
-    written = key.read_text()
-    assert len(written) >= 50
-    assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    ensure_secret_key(tmp_path)
-    assert key.read_text() == written
