@@ -14,6 +14,7 @@ from helexa_site.metrics_listen import (
     MetricsSetting,
     parse_metrics_listen,
 )
+from inference.protocol.stalls import DEFAULT_STALL_LIMIT_S, STALL_LIMIT_VARIABLE
 
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 SECRET_KEY_FILE = "secret_key"
@@ -98,6 +99,8 @@ class Config:
     """Stored responses are forgotten after so long; 0 keeps them for ever."""
     ledger_retention_days: int = 400
     """Ledger entries are forgotten after so long; 0 keeps them for ever."""
+    redis_stall_s: int = DEFAULT_STALL_LIMIT_S
+    """How long open requests wait for a Redis that does not answer."""
 
 
 def read_config() -> Config:
@@ -133,6 +136,7 @@ def read_config() -> Config:
         max_open_body_bytes=_integer("HELEXA_MAX_OPEN_BODY_BYTES", 256 * 1024 * 1024, minimum=1024),
         response_retention_days=_integer("HELEXA_RESPONSE_RETENTION_DAYS", 30, minimum=0),
         ledger_retention_days=_integer("HELEXA_LEDGER_RETENTION_DAYS", 400, minimum=0),
+        redis_stall_s=_integer(STALL_LIMIT_VARIABLE, DEFAULT_STALL_LIMIT_S, minimum=1),
     )
 
 

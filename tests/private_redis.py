@@ -1,14 +1,16 @@
-"""A real Redis for a test run, as ``serve`` configures one."""
+"""A real Redis for a test run, as ``serve`` configures one, and one that a test may do harm to."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.redis_server import (
+    PrivateRedis,
     configure_private_redis,
     discard_private_redis,
     wait_for_redis,
@@ -42,3 +44,47 @@ def running_redis(run_dir: Path) -> Iterator[str]:
             process.wait()
             guardian.release(process.pid)
             discard_private_redis(server, run_dir)
+
+
+class MortalRedis:
+    """One that a test stops, kills and starts again. Killed, it has lost what it held."""
+
+    def __init__(self, configured: PrivateRedis, guardian: Guardian) -> None:
+        self.url = configured.url
+        self._command = configured.command
+        self._guardian = guardian
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._guardian.watch(self._process.pid)
+        wait_for_redis(self.url, is_alive=lambda: self._process.poll() is None)
+
+    def suspend(self) -> None:
+        """It answers nobody, and takes connections as the system does for it."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+        self._guardian.release(self._process.pid)
+
+
+@contextlib.contextmanager
+def mortal_redis(run_dir: Path) -> Iterator[MortalRedis]:
+    configured = configure_private_redis(run_dir)
+    with Guardian() as guardian:
+        server = MortalRedis(configured, guardian)
+        try:
+            yield server
+        finally:
+            server.kill()
+            discard_private_redis(configured, run_dir)

@@ -1,9 +1,12 @@
 """Sending frames to neurons' inboxes, and ringing where an inbox was empty.
 
-    push ─▶ pending[neuron] ─▶ one LPUSH of all that is pending ─▶ ring when the inbox was empty
+    push ─▶ pending[neuron] ─▶ one script: XADD each, ring when the inbox was empty
+                 ▲                 │
+                 └── no answer ────┘  again, until the stall's limit
 
-What is pushed while an LPUSH is on its way goes with the next one, so that a burst costs two round
-trips and not two for each request. Frames of one neuron keep their order.
+What is pushed while frames are on their way goes with the next ones, so that a burst costs two
+round trips and not one for each request. Frames of one neuron keep their order. Those that Redis
+has not acknowledged are sent again, so a neuron may be given one twice, and drops it.
 """
 
 from __future__ import annotations
@@ -13,18 +16,43 @@ import datetime
 import logging
 import uuid
 from collections import defaultdict
+from dataclasses import dataclass
 
 import redis
 import redis.asyncio
 
 from inference.gateway.doorbell import ring_message
 from inference.protocol import keys
-from inference.protocol.generation import Cancel, InboxFrame, encode_inbox_frame
+from inference.protocol.generation import Cancel, InboxFrame, Submit, encode_inbox_frame
 from inference.wire.errors import ServiceUnavailableError
 
 logger = logging.getLogger(__name__)
 
-_Pending = list[tuple[bytes, "asyncio.Future[None]"]]
+MAX_PENDING_BYTES = 128 * 1024 * 1024
+"""Of all neurons: what waits here for Redis. A submit that would be over it is refused."""
+FRAMES_A_PUSH = 256
+BYTES_A_PUSH = 8 * 1024 * 1024
+"""Of one script call, where no frame alone is larger."""
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 1.0
+
+PUSH_SCRIPT = """
+for i = 4, #ARGV do
+    redis.call('XADD', KEYS[1], '*', ARGV[1], ARGV[i])
+end
+redis.call('EXPIRE', KEYS[1], ARGV[2])
+if redis.call('XLEN', KEYS[1]) == #ARGV - 3 then
+    redis.call('LPUSH', KEYS[2], ARGV[3])
+end
+"""
+"""KEYS: inbox, the neuron's queue. ARGV: field, expiry, ring, frames. A ring that is lost costs at
+most a second: the heartbeat drains the inbox too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outgoing:
+    frame: bytes
+    delivered: asyncio.Future[None]
 
 
 def redis_unavailable() -> ServiceUnavailableError:
@@ -34,60 +62,112 @@ def redis_unavailable() -> ServiceUnavailableError:
 class Dispatcher:
     """Belongs to one event loop."""
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
-        self._redis = client
-        self._pending: defaultdict[str, _Pending] = defaultdict(list)
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        *,
+        stall_limit_s: float,
+    ) -> None:
+        self._push_frames = client.register_script(PUSH_SCRIPT)
+        self._stall_limit_s = stall_limit_s
+        self._num_pending_bytes = 0
+        self._pending: defaultdict[str, list[_Outgoing]] = defaultdict(list)
         self._senders: dict[str, asyncio.Task[None]] = {}
 
     def push(self, neuron: str, frame: InboxFrame) -> asyncio.Future[None]:
         """Done once the frame is in the inbox; fails with ``ServiceUnavailableError`` when Redis
-        did not take it."""
-        delivered = asyncio.get_running_loop().create_future()
-        self._pending[neuron].append((encode_inbox_frame(frame), delivered))
+        did not take it within the stall's limit. Cancelled before it was sent, it is not sent."""
+        outgoing = _Outgoing(encode_inbox_frame(frame), asyncio.get_running_loop().create_future())
+        num_bytes = self._num_pending_bytes + len(outgoing.frame)
+        if isinstance(frame, Submit) and num_bytes > MAX_PENDING_BYTES:
+            outgoing.delivered.set_exception(_too_much())
+            return outgoing.delivered
+        self._num_pending_bytes = num_bytes
+        self._pending[neuron].append(outgoing)
         if neuron not in self._senders:
             self._senders[neuron] = asyncio.create_task(self._send_pending(neuron))
-        return delivered
+        return outgoing.delivered
 
     def cancel_soon(self, neuron: str, request_id: str) -> None:
-        """Tells the neuron to drop a request, for callers that cannot wait. When Redis is away the
-        neuron notices by itself that this gateway is."""
+        """Tells the neuron to drop a request, for callers that cannot wait. One that does not get
+        there is sent again when the neuron says that it still holds the request."""
         self.push(neuron, Cancel(request_id=request_id)).add_done_callback(_log_loss)
 
-    async def flush(self) -> None:
-        """Returns when everything that was pushed has been sent or has failed."""
-        await asyncio.gather(*self._senders.values())
+    async def close(self, timeout_s: float) -> None:
+        """Returns when everything that was pushed has been sent or has failed, or is given up."""
+        if senders := list(self._senders.values()):
+            _, late = await asyncio.wait(senders, timeout=timeout_s)
+            for sender in late:
+                sender.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     async def _send_pending(self, neuron: str) -> None:
         try:
-            while batch := self._pending.pop(neuron, None):
+            while batch := self._next_batch(neuron):
                 await self._send(neuron, batch)
+                self._num_pending_bytes -= sum(len(outgoing.frame) for outgoing in batch)
         finally:
             del self._senders[neuron]
 
-    async def _send(self, neuron: str, batch: _Pending) -> None:
-        frames = [frame for frame, _ in batch]
-        try:
-            length = await self._redis.lpush(keys.inbox_key(neuron), *frames)
-        except (redis.RedisError, OSError) as error:
-            logger.warning("cannot reach the inbox of %s: %s", neuron, error)
-            for _, delivered in batch:
-                if not delivered.done():
-                    delivered.set_exception(redis_unavailable())
-            return
-        for _, delivered in batch:
-            if not delivered.done():
-                delivered.set_result(None)
-        if length == len(frames):
-            await self._ring(neuron)
+    def _next_batch(self, neuron: str) -> list[_Outgoing]:
+        waiting = self._pending.pop(neuron, [])
+        batch: list[_Outgoing] = []
+        num_bytes = 0
+        for position, outgoing in enumerate(waiting):
+            if outgoing.delivered.cancelled():
+                self._num_pending_bytes -= len(outgoing.frame)
+                continue
+            num_bytes += len(outgoing.frame)
+            if batch and (len(batch) == FRAMES_A_PUSH or num_bytes > BYTES_A_PUSH):
+                self._pending[neuron] = waiting[position:]
+                break
+            batch.append(outgoing)
+        return batch
 
-    async def _ring(self, neuron: str) -> None:
-        """A ring that is lost costs at most a second: the heartbeat drains the inbox too."""
+    async def _send(self, neuron: str, batch: list[_Outgoing]) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self._stall_limit_s
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                await self._push(neuron, batch)
+            except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+                if loop.time() >= give_up_s:
+                    _fail(neuron, batch, error)
+                    return
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+            except redis.RedisError as error:  # it answers, and takes nothing
+                _fail(neuron, batch, error)
+                return
+            else:
+                for outgoing in batch:
+                    if not outgoing.delivered.done():
+                        outgoing.delivered.set_result(None)
+                return
+
+    async def _push(self, neuron: str, batch: list[_Outgoing]) -> None:
         now = datetime.datetime.now(datetime.UTC)
-        message = ring_message(neuron, task_id=uuid.uuid4(), now=now)
-        try:
-            await self._redis.lpush(keys.neuron_queue(neuron), message)
-        except (redis.RedisError, OSError) as error:
-            logger.warning("cannot ring %s: %s", neuron, error)
+        ring = ring_message(neuron, task_id=uuid.uuid4(), now=now)
+        frames = [outgoing.frame for outgoing in batch]
+        await self._push_frames(
+            keys=[keys.inbox_key(neuron), keys.neuron_queue(neuron)],
+            args=[keys.INBOX_FRAME_FIELD, keys.INBOX_EXPIRY_S, ring, *frames],
+        )
+
+
+def _too_much() -> ServiceUnavailableError:
+    limit_mib = MAX_PENDING_BYTES // 2**20
+    return ServiceUnavailableError(
+        "queue_full", f"{limit_mib} MiB of requests wait for Redis already; try again shortly."
+    )
+
+
+def _fail(neuron: str, batch: list[_Outgoing], error: Exception) -> None:
+    logger.warning("cannot reach the inbox of %s: %s", neuron, error)
+    for outgoing in batch:
+        if not outgoing.delivered.done():
+            outgoing.delivered.set_exception(redis_unavailable())
 
 
 def _log_loss(delivered: asyncio.Future[None]) -> None:

@@ -2,9 +2,11 @@
 
     XREAD BLOCK helexa:gateway:<id>:events ─▶ EventBatch ─▶ RequestStream.put
 
-Redis may lose what it holds, so batches are counted for each life of each neuron; where one is
-missing, whatever that neuron is serving fails rather than go on with a hole in it. When Redis is
-lost everything in flight fails, because nobody can say what was missed.
+Batches are counted for each life of each neuron. One that comes again, because its neuron was not
+told that Redis has it, is dropped; where one is missing, whatever that neuron is serving fails
+rather than go on with a hole in it. A Redis that does not answer is waited for, since what it holds
+is not lost; when it is given up, or has come back without this gateway's stream, everything in
+flight fails, because nobody can say what was missed.
 """
 
 from __future__ import annotations
@@ -18,60 +20,90 @@ import redis
 import redis.asyncio
 
 from inference.gateway.dispatch import redis_unavailable
+from inference.gateway.outage import RedisOutage
 from inference.gateway.streams import RequestStream, RequestStreams, events_lost
 from inference.protocol import keys
 from inference.protocol.events import EVENT_BATCH_FIELD, EventBatch, decode_event_batch
 
 logger = logging.getLogger(__name__)
 
-BLOCK_MS = 1000
+BLOCK_MS = 500
+"""Twice between two looks at what neurons hold, which count on the reader having caught up."""
 MAX_ENTRIES_A_READ = 512
+EVENTS_A_TURN = 1024
+"""Then consumers get to take theirs: after a pause there may be more than a stream may hold."""
 FIRST_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 2.0
+MAX_BACKOFF_S = 1.0
+
+Entry = tuple[bytes, dict[bytes, bytes]]
 
 
 class EventReader:
     """``client`` must wait longer than ``BLOCK_MS`` for a reply and be nobody else's."""
 
     def __init__(
-        self, client: redis.asyncio.Redis, gateway_id: str, streams: RequestStreams
+        self,
+        client: redis.asyncio.Redis,
+        gateway_id: str,
+        streams: RequestStreams,
+        *,
+        stall_limit_s: float,
     ) -> None:
         self._redis = client
         self._key = keys.gateway_events_key(gateway_id)
         self._streams = streams
         self._next_sequence_number: dict[tuple[str, str], int] = {}
-        self.last_entry_id = "0-0"
+        self._outage = RedisOutage(stall_limit_s, self._fail_everything)
+        self._num_losses = 0
+        self.last_entry_id = keys.EVENTS_FIRST_ENTRY_ID
+        self.caught_up_s = 0.0
+        """On the loop's clock: everything that was in the stream by then has been delivered."""
 
     async def run(self) -> None:
         """Reads until cancelled."""
         backoff_s = FIRST_BACKOFF_S
-        while True:
-            try:
-                entries = await self._read()
-            except (redis.RedisError, OSError) as error:
-                logger.warning("lost Redis while reading events: %s", error)
-                self._lose_everything()
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
-            except Exception:
-                logger.exception("reading events failed")
-                self._lose_everything()
-                await asyncio.sleep(MAX_BACKOFF_S)
-            else:
-                backoff_s = FIRST_BACKOFF_S
-                self._deliver_all(entries)
+        try:
+            while True:
+                try:
+                    await self._read_and_deliver()
+                    backoff_s = FIRST_BACKOFF_S
+                except (redis.RedisError, OSError) as error:
+                    self._outage.unanswered(error)
+                    await asyncio.sleep(backoff_s)
+                    backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+                except Exception:
+                    logger.exception("reading events failed")
+                    self._fail_everything()
+                    await asyncio.sleep(MAX_BACKOFF_S)
+        finally:
+            self._outage.close()
 
-    async def _read(self) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    def stream_is_gone(self) -> None:
+        """Redis has lost this gateway's stream, and what was in it: whatever is open fails, and the
+        next stream is read from its beginning."""
+        logger.error("Redis has lost this gateway's events: open requests fail")
+        self._num_losses += 1
+        self._next_sequence_number.clear()
+        self.last_entry_id = keys.EVENTS_FIRST_ENTRY_ID
+        self._fail_everything()
+
+    async def _read_and_deliver(self) -> None:
+        num_losses, asked_s = self._num_losses, asyncio.get_running_loop().time()
         reply: Any = await self._redis.xread(
             {self._key: self.last_entry_id}, count=MAX_ENTRIES_A_READ, block=BLOCK_MS
         )
-        if not reply:
-            return []
-        entries: list[tuple[bytes, dict[bytes, bytes]]] = reply[0][1]
-        self.last_entry_id = entries[-1][0].decode()
-        return entries
+        self._outage.answered()
+        if num_losses != self._num_losses:
+            return  # asked of the stream before; what is in the new one is read again
+        entries: list[Entry] = reply[0][1] if reply else []
+        if entries:
+            self.last_entry_id = entries[-1][0].decode()
+            await self._deliver_all(entries)
+        if len(entries) < MAX_ENTRIES_A_READ:
+            self.caught_up_s = asked_s
 
-    def _deliver_all(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
+    async def _deliver_all(self, entries: list[Entry]) -> None:
+        num_events = 0
         for entry_id, fields in entries:
             try:
                 batch = decode_event_batch(fields[EVENT_BATCH_FIELD])
@@ -79,10 +111,17 @@ class EventReader:
                 logger.error("event entry %s does not decode: %s", entry_id, error)
                 continue
             self.deliver(batch)
+            num_events += len(batch.events)
+            if num_events >= EVENTS_A_TURN:
+                num_events = 0
+                await asyncio.sleep(0)
 
     def deliver(self, batch: EventBatch) -> None:
         life = (batch.neuron, batch.epoch)
         expected = self._next_sequence_number.get(life)
+        if expected is not None and batch.sequence_number < expected:
+            logger.info("%s: batch %d came again", life, batch.sequence_number)
+            return
         self._next_sequence_number[life] = batch.sequence_number + 1
         if expected is None:
             self._forget_earlier_lives(batch)
@@ -102,8 +141,7 @@ class EventReader:
             if neuron == batch.neuron and epoch != batch.epoch:
                 del self._next_sequence_number[neuron, epoch]
 
-    def _lose_everything(self) -> None:
-        self._next_sequence_number.clear()
+    def _fail_everything(self) -> None:
         self._streams.fail_where(lambda _: True, redis_unavailable())
 
 

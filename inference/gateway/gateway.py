@@ -1,9 +1,10 @@
 """One gateway: its Redis connections, its background tasks, and the requests it has open.
 
-    Gateway ─┬─ EventReader   events in
-             ├─ Liveness      alive key out, heartbeats in
-             ├─ Dispatcher    frames out
-             └─ Placer        where to
+    Gateway ─┬─ EventReader         events in
+             ├─ Liveness            alive key out, heartbeats in
+             ├─ Dispatcher          frames out
+             ├─ HeldRequestsWatch   open here and held there are the same
+             └─ Placer              where to
 
 Starts on the first request (or an ASGI lifespan), on whatever event loop serves it; importing it
 starts nothing. Must not know HTTP.
@@ -30,13 +31,15 @@ from inference.gateway.catalogue import Catalogue
 from inference.gateway.client_families import client_family
 from inference.gateway.dispatch import Dispatcher
 from inference.gateway.event_reader import EventReader
+from inference.gateway.held_requests import LOOK_INTERVAL_S, HeldRequestsWatch
 from inference.gateway.identity import Directory, Identifier
-from inference.gateway.liveness import Liveness
+from inference.gateway.liveness import Liveness, repeat
 from inference.gateway.metrics import Metrics
 from inference.gateway.outcomes import Outcomes
 from inference.gateway.placing import Place, Placer
 from inference.gateway.streams import RequestStream, RequestStreams
 from inference.gateway.tally import Tally
+from inference.protocol.generation import Submit
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.errors import ApiError
 from metering.principal import Principal, Scope
@@ -45,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 API_PREFIX = b"/v1/"
 COMMAND_TIMEOUT_S = 3.0
-READ_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 3.0
 """Longer than the reader blocks, so that a Redis that hangs is noticed."""
 CANCEL_AGAIN_S = 0.1
 LAST_WORDS_S = 0.4
@@ -54,6 +57,8 @@ LAST_WORD_S = 30.0
 """How long a neuron may take to say what a request used whose client has gone. Where it says
 nothing, what was told until then is charged."""
 LEDGER_STOP_S = 5.0
+FLUSH_S = 1.0
+"""What frames that are on their way get when the gateway stops."""
 FAREWELL_S = 1.0
 """What requests that were cut short get to tell their clients."""
 
@@ -106,19 +111,28 @@ class Gateway:
             return
         self._redis = _client(self.config.redis_url, COMMAND_TIMEOUT_S)
         self._reader_redis = _client(self.config.redis_url, READ_TIMEOUT_S)
+        stall_limit_s = self.config.redis_stall_s
         self.streams = RequestStreams()
-        self.dispatcher = Dispatcher(self._redis)
-        reader = EventReader(self._reader_redis, self.gateway_id, self.streams)
-        self.liveness = Liveness(self._redis, self.gateway_id, self.streams, reader)
+        self.dispatcher = Dispatcher(self._redis, stall_limit_s=stall_limit_s)
+        reader = EventReader(
+            self._reader_redis, self.gateway_id, self.streams, stall_limit_s=stall_limit_s
+        )
+        self.liveness = Liveness(
+            self._redis, self.gateway_id, self.streams, reader, stall_limit_s=stall_limit_s
+        )
+        self._held = HeldRequestsWatch(
+            self._redis, self.gateway_id, self.streams, self.dispatcher, reader
+        )
         self._directory.start()
         self._ledger.start()
-        self.placer = Placer(self.catalogue, self.liveness.snapshot, self.streams)
+        self.placer = Placer(self.catalogue, self.liveness.placing_snapshot, self.streams)
         self._loops = [
             asyncio.create_task(loop, name=f"gateway {name}")
             for name, loop in (
                 ("reader", reader.run()),
                 ("alive", self.liveness.run_alive()),
                 ("watch", self.liveness.run_watch()),
+                ("held requests", repeat(self._look_at_held, LOOK_INTERVAL_S)),
             )
         ]
         for task in self._loops:
@@ -200,6 +214,10 @@ class Gateway:
         self.streams.add(stream)
         return stream
 
+    def submit(self, stream: RequestStream, submit: Submit) -> None:
+        """Returns at once; the stream fails when its frame cannot be delivered."""
+        stream.follow(self.dispatcher.push(stream.neuron, submit))
+
     def close_stream(self, stream: RequestStream) -> None:
         """Unless it is settled, the neuron is told to drop the request: it may still hold blocks.
         What it used is known when it answers that."""
@@ -228,7 +246,7 @@ class Gateway:
     async def _stop(self) -> None:
         if not self._loops:
             return
-        await self.dispatcher.flush()
+        await self.dispatcher.close(FLUSH_S)
         await self._hear_last_words()
         await _cancel_all(self._loops)
         self._loops = []
@@ -237,6 +255,9 @@ class Gateway:
         await self.liveness.withdraw()
         await self._redis.aclose()
         await self._reader_redis.aclose()
+
+    async def _look_at_held(self) -> None:
+        await self._held.look(self.liveness.neuron_names())
 
     async def _hear_last_words(self) -> None:
         """Neurons are given a moment to say what cancelled requests used."""
@@ -248,7 +269,7 @@ class Gateway:
 
 
 def _client(url: str, timeout_s: float) -> redis.asyncio.Redis:
-    """Never repeats a command by itself: a frame pushed twice is a request run twice."""
+    """Never repeats a command by itself: whoever sends one knows whether it may come twice."""
     return redis.asyncio.Redis.from_url(
         url,
         socket_timeout=timeout_s,

@@ -3,7 +3,9 @@
     every second     SET helexa:gateway:<id>:alive, drop what the reader has read
     every 250 ms     heartbeats ─▶ FleetSnapshot ─▶ requests on a neuron that is gone fail
 
-The snapshot is kept for a moment, so that the hot path does not read Redis for each request.
+The snapshot is kept for a moment, so that the hot path does not read Redis for each request; while
+Redis stands still requests are placed by the last one. When Redis answers again every heartbeat has
+expired: neurons count as there until they have had the time to beat.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ import redis.asyncio
 
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import read_snapshot
-from fleet.snapshot import FleetSnapshot
+from fleet.snapshot import FleetSnapshot, NeuronView
 from inference.gateway.dispatch import redis_unavailable
 from inference.gateway.event_reader import EventReader
 from inference.gateway.streams import RequestStreams, neuron_lost
 from inference.protocol import keys
+from inference.protocol.stalls import Continuity
 from inference.wire.errors import ServiceUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -31,8 +34,8 @@ Result = TypeVar("Result")
 
 SNAPSHOT_AGE_S = 0.2
 WATCH_INTERVAL_S = 0.25
-EVENTS_EXPIRY_S = 60
-"""A dead gateway's stream goes away by itself."""
+EVENTS_EXPIRY_S = 120
+"""A dead gateway's stream goes away by itself; a stall's limit does not make it."""
 
 
 class Liveness:
@@ -44,8 +47,11 @@ class Liveness:
         gateway_id: str,
         streams: RequestStreams,
         reader: EventReader,
+        *,
+        stall_limit_s: float,
     ) -> None:
         self._redis = client
+        self._stall_limit_s = stall_limit_s
         self._alive_key = keys.gateway_alive_key(gateway_id)
         self._events_key = keys.gateway_events_key(gateway_id)
         self._streams = streams
@@ -53,31 +59,21 @@ class Liveness:
         self._announced = False
         self._snapshot: FleetSnapshot | None = None
         self._snapshot_read_s = 0.0
+        self._is_answering = True
+        self._continuity = Continuity()
         self._epochs: dict[str, str] = {}
         self._refreshing = SharedWork(self._refresh)
-        self._announcing = SharedWork(self.announce)
+        self._announcing = SharedWork(self._announce)
 
     async def ensure_announced(self) -> None:
         """Neurons drop the requests of a gateway that is not alive, so it must be before it sends
-        one. Raises ``ServiceUnavailableError``."""
+        its first one. Raises ``ServiceUnavailableError``."""
         if not self._announced:
             await self._announcing.join()
 
-    async def announce(self) -> None:
-        """Raises ``ServiceUnavailableError`` when Redis does not answer."""
-        pipeline = self._redis.pipeline(transaction=False)
-        pipeline.set(self._alive_key, b"1", ex=int(keys.GATEWAY_ALIVE_EXPIRY_S))
-        pipeline.xtrim(self._events_key, minid=self._reader.last_entry_id, approximate=True)
-        pipeline.expire(self._events_key, EVENTS_EXPIRY_S)
-        try:
-            await pipeline.execute()
-        except (redis.RedisError, OSError) as error:
-            self._announced = False
-            raise redis_unavailable() from error
-        self._announced = True
-
     async def withdraw(self) -> None:
         """On the way out: neurons need not wait for the key to expire."""
+        await self._announcing.finish()
         try:
             await self._redis.delete(self._alive_key, self._events_key)
         except (redis.RedisError, OSError) as error:
@@ -93,21 +89,72 @@ class Liveness:
     @property
     def latest(self) -> FleetSnapshot | None:
         """The newest, from any thread; ``None`` while Redis does not answer."""
+        return self._snapshot if self._is_answering else None
+
+    async def placing_snapshot(self) -> FleetSnapshot:
+        """As ``snapshot``; while Redis does not answer, the last one, up to the stall's limit."""
+        if self._is_answering:
+            try:
+                return await self.snapshot()
+            except ServiceUnavailableError:
+                self._is_answering = False
+        age_s = asyncio.get_running_loop().time() - self._snapshot_read_s
+        if self._snapshot is None or age_s > self._stall_limit_s:
+            raise redis_unavailable()
         return self._snapshot
 
+    def neuron_names(self) -> list[str]:
+        """As far as is known."""
+        return [] if self._snapshot is None else [view.name for view in self._snapshot.neurons]
+
     async def run_alive(self) -> None:
-        await _repeat(self.announce, keys.GATEWAY_ALIVE_INTERVAL_S)
+        await repeat(self._announcing.join, keys.GATEWAY_ALIVE_INTERVAL_S)
 
     async def run_watch(self) -> None:
-        await _repeat(self.snapshot, WATCH_INTERVAL_S)
+        await repeat(self.snapshot, WATCH_INTERVAL_S)
+
+    async def _announce(self) -> None:
+        """Raises ``ServiceUnavailableError`` when Redis does not answer."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.set(self._alive_key, b"1", ex=int(keys.GATEWAY_ALIVE_EXPIRY_S))
+        pipeline.xtrim(self._events_key, minid=self._reader.last_entry_id, approximate=True)
+        pipeline.expire(self._events_key, EVENTS_EXPIRY_S)
+        try:
+            *_, is_there = await pipeline.execute()
+            if not is_there:
+                if self._announced:
+                    self._reader.stream_is_gone()
+                    self._continuity.interrupted()
+                await self._make_stream()
+        except (redis.RedisError, OSError) as error:
+            raise redis_unavailable() from error
+        self._announced = True
+
+    async def _make_stream(self) -> None:
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.xadd(self._events_key, {b"": b""}, id=keys.EVENTS_FIRST_ENTRY_ID)
+        pipeline.expire(self._events_key, EVENTS_EXPIRY_S)
+        await pipeline.execute()
 
     async def _refresh(self) -> FleetSnapshot:
         try:
-            self._snapshot = snapshot = await read_snapshot(self._redis)
+            snapshot = await read_snapshot(self._redis)
         except SnapshotUnavailableError as error:
-            self._snapshot = None
+            self._is_answering = False
+            self._continuity.interrupted()
             raise redis_unavailable() from error
-        self._snapshot_read_s = asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time()
+        self._is_answering = True
+        self._continuity.answered(now_s)
+        silenced = [] if self._snapshot is None else _silenced(snapshot, self._snapshot)
+        if silenced and self._continuity.is_settled(now_s):
+            # Maybe Redis went, and came back empty within a moment: this gateway's stream tells.
+            await self._announcing.join()
+            self._continuity.answered(now_s)
+        if not self._continuity.is_settled(now_s):
+            snapshot = _with(snapshot, silenced)
+        self._snapshot = snapshot
+        self._snapshot_read_s = now_s
         self._fail_the_lost(snapshot)
         return snapshot
 
@@ -119,6 +166,16 @@ class Liveness:
             current = self._epochs.get(stream.neuron)
             if current is None or ended.get(stream.neuron) == stream.epoch != current:
                 stream.fail(neuron_lost(stream.neuron))
+
+
+def _silenced(snapshot: FleetSnapshot, before: FleetSnapshot) -> list[NeuronView]:
+    """The neurons of ``before`` that are missing, as they were."""
+    return [view for view in before.neurons if snapshot.neuron(view.name) is None]
+
+
+def _with(snapshot: FleetSnapshot, silenced: list[NeuronView]) -> FleetSnapshot:
+    neurons = sorted([*snapshot.neurons, *silenced], key=lambda view: view.name)
+    return FleetSnapshot(neurons=tuple(neurons))
 
 
 class SharedWork(Generic[Result]):
@@ -135,6 +192,11 @@ class SharedWork(Generic[Result]):
             self._task.add_done_callback(_retrieve)
         return await asyncio.shield(self._task)
 
+    async def finish(self) -> None:
+        """What has begun comes to its end."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
     """Everybody may have stopped waiting; whoever has not gets the exception all the same."""
@@ -142,7 +204,7 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def _repeat(work: Callable[[], Awaitable[object]], interval_s: float) -> None:
+async def repeat(work: Callable[[], Awaitable[object]], interval_s: float) -> None:
     while True:
         try:
             await work()

@@ -30,9 +30,9 @@ from metering.prices import FREE
 async def run_request(
     gateway: Gateway, call: Call, request: Request, *, abort: Callable[[], None]
 ) -> AsyncIterator[RequestStream]:
-    """The stream of its events. Leaving the block before the last one cancels it; what it used by
-    then is charged all the same. ``abort`` is called when the events are not taken as fast as they
-    come. Raises ``ApiError``."""
+    """The stream of its events; while Redis stands still nothing comes. Leaving the block before
+    the last one cancels it; what it used by then is charged all the same. ``abort`` is called when
+    the events are not taken as fast as they come. Raises ``ApiError``."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + gateway.config.request_timeout_s
     entry = await gateway.catalogue.find(request.model)
@@ -52,9 +52,7 @@ async def run_request(
         gateway.accounting.let_go(call)
         raise
     try:
-        await gateway.dispatcher.push(
-            place.neuron, _submit(gateway, call, place, request, bounds, granted, timeout_s)
-        )
+        gateway.submit(stream, _submit(gateway, call, place, request, bounds, granted, timeout_s))
         yield stream
     finally:
         gateway.close_stream(stream)

@@ -1,7 +1,7 @@
 """What has arrived for each request in flight and its consumer has not yet taken.
 
     reader ──put──▶ RequestStream (bounded) ──next_events──▶ consumer
-    liveness, deadline, drain ──fail──▶
+    liveness, deadline, submission ──fail──▶
 
 A stream ends once: by an answer, or by an ``ApiError`` that ``next_events`` raises after the
 events before it. Belongs to one event loop; must not know Redis or HTTP.
@@ -37,12 +37,15 @@ class RequestStream:
         "_deadline",
         "_error",
         "_events",
+        "_submission",
         "_waiter",
         "accepted",
         "ended",
         "epoch",
+        "is_submitted",
         "model",
         "neuron",
+        "num_misses",
         "request_id",
         "started_s",
         "tally",
@@ -70,6 +73,11 @@ class RequestStream:
         self.tally = tally
         """Settled once the neuron has said its last word: it holds nothing of this request any
         more."""
+        self.is_submitted = False
+        """Its frame is in the neuron's inbox."""
+        self.num_misses = 0
+        """How often in a row its neuron has said that it does not hold it."""
+        self._submission: asyncio.Future[None] | None = None
         self._events: list[Event] = []
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -77,6 +85,12 @@ class RequestStream:
         self._deadline: asyncio.TimerHandle | None = loop.call_later(
             max(0.0, first_token_timeout_s), self._give_up
         )
+
+    def follow(self, submission: asyncio.Future[None]) -> None:
+        """``submission``: of its frame. The stream fails when that does; where the stream ends
+        first, a frame that has not been sent is not sent any more."""
+        self._submission = submission
+        submission.add_done_callback(self._submission_ended)
 
     def put(self, event: Event) -> None:
         """Only counted once the stream has ended."""
@@ -107,6 +121,8 @@ class RequestStream:
     def end(self) -> None:
         self.ended = True
         self._stop_deadline()
+        if self._submission is not None:
+            self._submission.cancel()
 
     async def next_events(self) -> list[Event]:
         """Everything that is there, at least one event. Raises the ``ApiError`` it failed with."""
@@ -127,6 +143,17 @@ class RequestStream:
             self.end()
         self._events.append(event)
         self._wake()
+
+    def _submission_ended(self, submission: asyncio.Future[None]) -> None:
+        if submission.cancelled():
+            return
+        match submission.exception():
+            case None:
+                self.is_submitted = True
+            case ApiError() as error:
+                self.fail(error)
+            case error:
+                raise error
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -176,6 +203,12 @@ class RequestStreams:
 def neuron_lost(neuron: str) -> ServiceUnavailableError:
     return ServiceUnavailableError(
         "neuron_lost", f"The neuron {neuron} went away while it worked on this.", retry_after_s=5.0
+    )
+
+
+def request_lost(neuron: str) -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "request_lost", f"The neuron {neuron} does not know this request (any more); try again."
     )
 
 

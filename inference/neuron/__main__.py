@@ -25,6 +25,7 @@ from inference.neuron.redis_client import connect
 from inference.neuron.service import NeuronService
 from inference.neuron.silence import silence_limit_s
 from inference.neuron.tasks import register_tasks
+from inference.protocol.stalls import stall_limit_s
 
 log = logging.getLogger("inference.neuron")
 
@@ -54,6 +55,7 @@ def main(arguments: list[str]) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         limit_s = silence_limit_s(os.environ)
+        stalled_s = stall_limit_s(os.environ)
     except ValueError as error:
         log.critical("%s", error)
         return EXIT_MISCONFIGURED
@@ -65,6 +67,7 @@ def main(arguments: list[str]) -> int:
         engine_command=engine_command(os.environ),
         discovery=Discovery.run(),
         silence_limit_s=limit_s,
+        stall_limit_s=stalled_s,
     )
     app = create_app(name=options.name, redis_url=redis_url)
     register_tasks(app, service)

@@ -1,31 +1,45 @@
 """Events up to the gateways: one stream entry per gateway and engine step, one round trip for all.
 
-Owns the sequence numbers. A batch that Redis did not take leaves a gap in them, so its reader
-knows; the requests in it are handed to ``on_lost``, because their gateways have failed them.
+    publish ─▶ Outboxes ─▶ XADD by the thread that came first ─┬─ acknowledged
+                  ▲                                            ├─ no answer, or no such stream
+                  └──────────── resender thread ◀──────────────┘
+
+Owns the sequence numbers. A batch whose XADD was not acknowledged is sent again with the number it
+has, by a thread that lives only while there is something to send again; its reader drops what it
+has seen. What is given up leaves a gap, so its reader knows, and the requests in it are handed to
+``on_lost``, because their gateways have failed them.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import redis
 
 from inference.neuron.live_request import AddressedEvent
+from inference.neuron.outbox import MAX_KEPT_BYTES, Batch, Outboxes
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
     Event,
     EventBatch,
+    decode_event_batch,
     encode_event_batch,
 )
 from inference.protocol.keys import EVENT_STREAM_MAX_ENTRIES, gateway_events_key
+from inference.protocol.stalls import DEFAULT_STALL_LIMIT_S, KEPT_AFTER_LIMIT_S
 
 log = logging.getLogger(__name__)
 
 DEAD_STREAM_EXPIRY_S = 60
 """How long the stream of a gateway that stopped answering is kept."""
+BEHIND_AFTER_S = 0.5
+"""A batch that is on its way for longer makes its gateway one that is behind."""
+FIRST_PAUSE_S = 0.05
+MAX_PAUSE_S = 0.5
 
 
 class EventPublisher:
@@ -38,51 +52,57 @@ class EventPublisher:
         neuron: str,
         epoch: str,
         on_lost: Callable[[set[str]], None],
+        keep_s: float = DEFAULT_STALL_LIMIT_S + KEPT_AFTER_LIMIT_S,
+        max_kept_bytes: int = MAX_KEPT_BYTES,
     ) -> None:
         self._client = client
         self._neuron = neuron
         self._epoch = epoch
         self._on_lost = on_lost
+        self._keep_s = keep_s
         self._lock = threading.Lock()
+        self._all_sent = threading.Condition(self._lock)
+        self._outboxes = Outboxes(max_bytes=max_kept_bytes)
         self._next_number: defaultdict[str, int] = defaultdict(int)
-        self._is_reaching = True
+        self._is_sending = False
+        self._is_stalled = False
+        """Redis did not answer: until it does, only the resender tries."""
+        self._resender: threading.Thread | None = None
 
     def publish(self, events: list[AddressedEvent]) -> None:
+        """Waits for Redis, once, where nobody else does already."""
         if not events:
             return
         by_gateway: defaultdict[str, list[Event]] = defaultdict(list)
         for gateway_id, event in events:
             by_gateway[gateway_id].append(event)
-        lost = self._send(by_gateway)
-        if lost:
-            self._on_lost(lost)
+        now_s = time.monotonic()
+        with self._lock:
+            for gateway_id, its_events in by_gateway.items():
+                data = self._encode(gateway_id, its_events)
+                self._outboxes.add(Batch(gateway_id, data, now_s))
+            excess = self._outboxes.drop_excess()
+            may_send = not (self._is_sending or self._is_stalled)
+            self._is_sending = self._is_sending or may_send
+        self._give_up(excess, "there are too many of them")
+        if may_send:
+            self._send_all()
 
     def retire(self, gateway_id: str) -> None:
         """A gateway is dead: nobody reads its stream any more. Raises ``redis.RedisError``."""
+        with self._lock:
+            self._outboxes.drop(gateway_id)
         self._client.expire(gateway_events_key(gateway_id), DEAD_STREAM_EXPIRY_S)
 
-    def _send(self, by_gateway: dict[str, list[Event]]) -> set[str]:
-        """Request ids whose events did not arrive."""
+    def behind(self) -> list[str]:
+        """Gateways that have not been sent all that they should have."""
         with self._lock:
-            pipeline = self._client.pipeline(transaction=False)
-            for gateway_id, events in by_gateway.items():
-                pipeline.xadd(
-                    gateway_events_key(gateway_id),
-                    {EVENT_BATCH_FIELD: self._encode(gateway_id, events)},
-                    maxlen=EVENT_STREAM_MAX_ENTRIES,
-                    approximate=True,
-                )
-            try:
-                replies = pipeline.execute(raise_on_error=False)
-            except redis.RedisError as error:
-                replies = [error] * len(by_gateway)
-        failed = {
-            gateway_id: reply
-            for gateway_id, reply in zip(by_gateway, replies, strict=True)
-            if isinstance(reply, Exception)
-        }
-        self._tell(next(iter(failed.values()), None))
-        return {event.request_id for gateway_id in failed for event in by_gateway[gateway_id]}
+            return self._outboxes.behind(time.monotonic() - BEHIND_AFTER_S)
+
+    def flush(self, timeout_s: float) -> None:
+        """Returns when everything has been sent or given up, or the time is over."""
+        with self._all_sent:
+            self._all_sent.wait_for(lambda: not self._outboxes, timeout_s)
 
     def _encode(self, gateway_id: str, events: list[Event]) -> bytes:
         number = self._next_number[gateway_id]
@@ -93,8 +113,113 @@ class EventPublisher:
             )
         )
 
-    def _tell(self, error: Exception | None) -> None:
-        """Once per outage."""
-        if error is not None and self._is_reaching:
-            log.error("events do not reach Redis: %s; their requests are cancelled", error)
-        self._is_reaching = error is None
+    def _send_all(self) -> None:
+        """Until nothing is left that can be sent, or Redis does not answer. The caller has claimed
+        ``_is_sending``."""
+        has_left = False
+        try:
+            while not has_left:
+                with self._lock:
+                    taken = self._outboxes.take()
+                    has_left = not taken
+                    if has_left:
+                        self._leave(error=None)
+                if taken:
+                    self._settle(taken, self._execute(taken))
+        except (redis.RedisError, OSError) as error:
+            with self._lock:
+                has_left = True
+                self._leave(error)
+        finally:
+            if not has_left:
+                with self._lock:
+                    self._leave(RuntimeError("sending events broke"))
+
+    def _execute(self, batches: list[Batch]) -> list[object]:
+        """Raises ``redis.RedisError`` when Redis does not answer."""
+        # Several of one gateway go in or stay out together: one that follows another must not be
+        # in when that one is not, should the stream be made just then.
+        has_several = len({batch.gateway_id for batch in batches}) < len(batches)
+        pipeline = self._client.pipeline(transaction=has_several)
+        for batch in batches:
+            pipeline.xadd(
+                gateway_events_key(batch.gateway_id),
+                {EVENT_BATCH_FIELD: batch.data},
+                maxlen=EVENT_STREAM_MAX_ENTRIES,
+                approximate=True,
+                nomkstream=True,
+            )
+        replies: list[object] = pipeline.execute(raise_on_error=False)
+        return replies
+
+    def _settle(self, batches: list[Batch], replies: list[object]) -> None:
+        refused: list[Batch] = []
+        problem: Exception | None = None
+        with self._lock:
+            for batch, reply in zip(batches, replies, strict=True):
+                if isinstance(reply, Exception):
+                    problem = reply
+                    refused += self._outboxes.drop(batch.gateway_id)
+                elif reply is None:
+                    self._outboxes.block(batch.gateway_id)
+                    self._ensure_resender()
+                else:
+                    self._outboxes.acknowledge(batch)
+        self._give_up(refused, str(problem))
+
+    def _leave(self, error: Exception | None) -> None:
+        """The sender has done what it could. Holds the lock already."""
+        self._is_sending = False
+        if error is not None:
+            self._ensure_resender()
+        if error is not None and not self._is_stalled:
+            log.error("events do not reach Redis: %s; kept for %.0f s", error, self._keep_s)
+        if error is None and self._is_stalled:
+            log.warning("events reach Redis again")
+        self._is_stalled = error is not None
+        if not self._outboxes:
+            self._all_sent.notify_all()
+
+    def _give_up(self, batches: Iterable[Batch], why: str) -> None:
+        lost = {
+            event.request_id for batch in batches for event in decode_event_batch(batch.data).events
+        }
+        if lost:
+            log.error("events of %d requests are given up: %s", len(lost), why)
+            self._on_lost(lost)
+
+    # The resender.
+
+    def _ensure_resender(self) -> None:
+        """Holds the lock already."""
+        if self._resender is None:
+            self._resender = threading.Thread(target=self._resend, name="resender", daemon=True)
+            self._resender.start()
+
+    def _resend(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        is_done = False
+        while not is_done:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            try:
+                is_done = self._resend_once()
+            except Exception:
+                log.exception("sending events again broke")
+
+    def _resend_once(self) -> bool:
+        """Whether nothing is left. The thread ends then; the next one that is needed is new."""
+        with self._lock:
+            overdue = self._outboxes.drop_older_than(time.monotonic() - self._keep_s)
+            self._outboxes.unblock()
+            is_done = not self._outboxes
+            if is_done:
+                self._resender = None
+                self._is_stalled = False
+                self._all_sent.notify_all()
+            may_send = not (is_done or self._is_sending)
+            self._is_sending = self._is_sending or may_send
+        self._give_up(overdue, f"Redis did not take them for {self._keep_s:.0f} s")
+        if may_send:
+            self._send_all()
+        return is_done

@@ -1,30 +1,36 @@
 """The neuron's pulse: one thread that beats each second, and at once when a replica's status moves.
 
-A beat writes the heartbeat, mirrors the load specs, drops the requests of dead gateways, lets
-replicas act on the time, and drains the inbox in case a doorbell was lost.
+A beat lets replicas act on the time, drains the inbox in case a doorbell was lost, mirrors the load
+specs, writes the heartbeat and which requests are held, and drops those of dead gateways.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 
 import redis
 
 from inference.protocol.heartbeat import NeuronHeartbeat, encode_heartbeat
+from inference.protocol.held import HeldRequests, encode_held_requests
 from inference.protocol.keys import (
     HEARTBEAT_EXPIRY_S,
     HEARTBEAT_INTERVAL_S,
     NEURONS,
     gateway_alive_key,
     heartbeat_key,
+    held_key,
 )
+from inference.protocol.stalls import Continuity
 
 log = logging.getLogger(__name__)
 
 MISSES_UNTIL_DEAD = 2
-"""In a row. One may be a Redis that came back empty, which the gateway has not yet written to."""
+"""In a row, once Redis has answered for long enough that a living gateway has written its key."""
+MISSES_UNTIL_DEAD_ANYWAY = 15
+"""Where beats come so slowly that Redis never seems to have settled."""
 
 
 class HeartbeatWriter:
@@ -32,28 +38,36 @@ class HeartbeatWriter:
         self._client = client
         self._neuron = neuron
 
-    def write(self, heartbeat: NeuronHeartbeat) -> None:
-        """Raises ``redis.RedisError``."""
-        pipeline = self._client.pipeline(transaction=False)
-        pipeline.set(
-            heartbeat_key(self._neuron),
-            encode_heartbeat(heartbeat),
-            px=int(HEARTBEAT_EXPIRY_S * 1000),
-        )
+    def write(self, heartbeat: NeuronHeartbeat, held: Mapping[str, HeldRequests]) -> None:
+        """``held``: as the fields of ``inference.protocol.held``. Raises ``redis.RedisError``."""
+        expiry_ms = int(HEARTBEAT_EXPIRY_S * 1000)
+        key = held_key(self._neuron)
+        pipeline = self._client.pipeline(transaction=True)
+        pipeline.set(heartbeat_key(self._neuron), encode_heartbeat(heartbeat), px=expiry_ms)
         pipeline.zadd(NEURONS, {self._neuron: heartbeat.time_unix_s})
+        pipeline.delete(key)
+        pipeline.hset(key, mapping={name: encode_held_requests(one) for name, one in held.items()})
+        pipeline.pexpire(key, expiry_ms)
         pipeline.execute()
 
     def remove(self) -> None:
         """The neuron ends in order: it is away from now on, not in a few seconds."""
-        self._client.delete(heartbeat_key(self._neuron))
+        self._client.delete(heartbeat_key(self._neuron), held_key(self._neuron))
 
 
 class GatewayWatch:
-    """Which of the gateways that wait for us have died."""
+    """Which of the gateways that wait for us have died. A Redis that stood still has let the keys
+    of all of them expire."""
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
+        self._clock = clock
+        self._continuity = Continuity()
         self._num_misses: dict[str, int] = {}
+
+    def interrupted(self) -> None:
+        """A beat did not reach Redis."""
+        self._continuity.interrupted()
 
     def dead(self, gateway_ids: set[str]) -> list[str]:
         """Call once per beat. Raises ``redis.RedisError``."""
@@ -62,12 +76,16 @@ class GatewayWatch:
         for gateway_id in ordered:
             pipeline.exists(gateway_alive_key(gateway_id))
         are_alive = pipeline.execute() if ordered else []
+        now_s = self._clock()
+        self._continuity.answered(now_s)
         self._num_misses = {
             gateway_id: self._num_misses.get(gateway_id, 0) + 1
             for gateway_id, is_alive in zip(ordered, are_alive, strict=True)
             if not is_alive
         }
-        return [name for name, misses in self._num_misses.items() if misses >= MISSES_UNTIL_DEAD]
+        is_settled = self._continuity.is_settled(now_s)
+        limit = MISSES_UNTIL_DEAD if is_settled else MISSES_UNTIL_DEAD_ANYWAY
+        return [name for name, misses in self._num_misses.items() if misses >= limit]
 
 
 class Heart:

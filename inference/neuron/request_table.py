@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -141,6 +142,15 @@ class RequestTable:
         """Those that are waiting for something."""
         with self._lock:
             return {live.submit.gateway_id for live in self._live.values() if not live.is_orphan}
+
+    def ids_by_gateway(self) -> dict[str, list[str]]:
+        """Every request that has not ended and whose gateway is told of it."""
+        ids: defaultdict[str, list[str]] = defaultdict(list)
+        with self._lock:
+            for request_id, live in self._live.items():
+                if not live.is_orphan:
+                    ids[live.submit.gateway_id].append(request_id)
+        return dict(ids)
 
     def count(self, engine: Engine) -> int:
         """Requests that ``engine`` is working on."""

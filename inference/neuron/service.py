@@ -37,10 +37,14 @@ from inference.neuron.starter import Starter
 from inference.neuron.version import VERSION
 from inference.protocol.generation import Cancel, InboxFrame, Submit
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
+from inference.protocol.held import HeldRequests, held_requests
 from inference.protocol.load import LoadSpec
+from inference.protocol.stalls import DEFAULT_STALL_LIMIT_S, KEPT_AFTER_LIMIT_S
 
 log = logging.getLogger(__name__)
 
+FAREWELL_S = 0.5
+"""What the last events get to reach Redis when the neuron stops."""
 STOP_GRACE_S = 2.5
 """How long engines get to end in order when the neuron stops; then they are killed."""
 
@@ -55,7 +59,9 @@ class NeuronService:
         discovery: Discovery,
         restart_policy: RestartPolicy | None = None,
         silence_limit_s: float | None = None,
+        stall_limit_s: float = DEFAULT_STALL_LIMIT_S,
     ) -> None:
+        """``stall_limit_s``: how long gateways wait for a Redis that does not answer."""
         self.name = name
         self.epoch = uuid.uuid4().hex
         self._started_unix_s = time.time()
@@ -69,7 +75,11 @@ class NeuronService:
         self._accounts = AccountBook(name)
         self._table = RequestTable(self._accounts)
         self._publisher = EventPublisher(
-            client, neuron=name, epoch=self.epoch, on_lost=self._table.forget
+            client,
+            neuron=name,
+            epoch=self.epoch,
+            on_lost=self._table.forget,
+            keep_s=stall_limit_s + KEPT_AFTER_LIMIT_S,
         )
         self._intake = Intake(
             Starter(table=self._table, publish=self._publisher.publish, take=self._take)
@@ -79,6 +89,7 @@ class NeuronService:
         self._heartbeats = HeartbeatWriter(client, neuron=name)
         self._gateways = GatewayWatch(client)
         self._heart = Heart(self._beat)
+        self._num_beats = 0
         self._context = ReplicaContext(
             table=self._table,
             publish=self._publisher.publish,
@@ -159,6 +170,7 @@ class NeuronService:
         self._heart.stop(timeout_s=1.0)
         self._intake.stop()
         self._publisher.publish(self._table.fail_all(neuron_stopping()))
+        self._publisher.flush(FAREWELL_S)
         for replica in replicas:
             replica.stop()
         deadline_s = time.monotonic() + STOP_GRACE_S
@@ -199,15 +211,30 @@ class NeuronService:
             replicas = list(self._replicas.values())
         for replica in replicas:
             replica.tick()
+        try:
+            self._speak_to_redis()
+        except redis.RedisError:
+            self._gateways.interrupted()
+            raise
+
+    def _speak_to_redis(self) -> None:
+        """Raises ``redis.RedisError``."""
         if not self._is_restored:
             self._restore()
+        # Before it is said which requests are held: one that was in the inbox is among them.
+        self.drain_inbox()
         heartbeat = self.heartbeat()
         # First, so that whoever reads of a failed load finds it among the surviving ones no more.
         self._specs.write(self._surviving_specs())
-        self._heartbeats.write(heartbeat)
+        self._heartbeats.write(heartbeat, self._held_requests())
         self._drop_dead_gateways()
         send_due(self._accounts, self._client)
-        self.drain_inbox()
+
+    def _held_requests(self) -> dict[str, HeldRequests]:
+        self._num_beats += 1
+        # First: what ends in between is in neither, and has events that are not late yet.
+        behind = self._publisher.behind()
+        return held_requests(self.epoch, self._num_beats, self._table.ids_by_gateway(), behind)
 
     def _restore(self) -> None:
         """Loads what the last life had; a model asked for since then keeps its new spec."""

@@ -4,13 +4,17 @@
 |---|---|---|
 | helexa:neurons | zset name → last heartbeat (unix s) | neuron → gateway, control |
 | helexa:neuron:<name>:heartbeat | string, JSON, expires | neuron → gateway, control |
-| helexa:neuron:<name>:inbox | list of msgpack InboxFrame | gateway LPUSH → neuron RPOP |
+| helexa:neuron:<name>:frames | stream of msgpack InboxFrame, expires | gateway → neuron |
+| helexa:neuron:<name>:held | hash gateway → HeldRequests, expires | neuron → gateway |
 | helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its own next life |
-| helexa:gateway:<id>:events | stream of EventBatch | neuron → gateway |
+| helexa:gateway:<id>:events | stream of EventBatch, expires | neuron → gateway |
 | helexa:gateway:<id>:alive | string, expires | gateway → neuron |
 | helexa:accounts | stream of RequestAccount | neuron → control |
 | helexa:limit:<key or account>:<name> | hash of what its limits count, expires | gateways |
 | helexa:limit:<key or account>:<name>:open | zset request id → lease, expires | gateways |
+
+A stream of events is made by its gateway alone, and neurons add to it only where it is: so one that
+was deleted stays away, and one that is missing tells that Redis has lost what it held.
 """
 
 NEURONS = "helexa:neurons"
@@ -23,8 +27,14 @@ GATEWAY_ALIVE_INTERVAL_S = 1.0
 GATEWAY_ALIVE_EXPIRY_S = 5.0
 """A gateway that has been silent this long is dead: neurons cancel its requests."""
 
-EVENT_STREAM_MAX_ENTRIES = 20_000
+EVENT_STREAM_MAX_ENTRIES = 50_000
 """Approximate trim of a gateway's stream; it only ever grows this long when its reader is gone."""
+EVENTS_FIRST_ENTRY_ID = "0-1"
+"""A gateway makes its stream with an empty entry of this id and reads what comes after it."""
+
+INBOX_FRAME_FIELD = b"f"
+INBOX_EXPIRY_S = 300
+"""After the last frame. A living neuron takes frames within a second."""
 
 ACCOUNTS = "helexa:accounts"
 """What became of the requests of gateways that died, for whoever settles them."""
@@ -50,7 +60,11 @@ def heartbeat_key(name: str) -> str:
 
 
 def inbox_key(name: str) -> str:
-    return f"helexa:neuron:{name}:inbox"
+    return f"helexa:neuron:{name}:frames"
+
+
+def held_key(name: str) -> str:
+    return f"helexa:neuron:{name}:held"
 
 
 def specs_key(name: str) -> str:

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import redis
 import redis.asyncio
 
@@ -36,6 +37,7 @@ from inference.protocol.heartbeat import (
     ReplicaStatus,
     encode_heartbeat,
 )
+from inference.protocol.held import NOBODY, HeldRequests, encode_held_requests
 from inference.protocol.load import LoadReport
 
 Script = Callable[[Submit], AsyncIterator[list[Event]]]
@@ -95,12 +97,25 @@ class FakeNeuron:
         self._answers: dict[str, asyncio.Task[None]] = {}
         self._ended: set[str] = set()
         self._sending = asyncio.Lock()
+        self._num_beats = 0
         self.closing = False
 
     async def beat(self) -> None:
         heartbeat = encode_heartbeat(self._heartbeat())
         await self.client.set(keys.heartbeat_key(self.name), heartbeat, ex=60)
         await self.client.zadd(keys.NEURONS, {self.name: time.time()})
+
+    async def hold(self, held: dict[str, list[str]], *, is_behind: bool = False) -> None:
+        """Says, as of now, which requests of which gateways it has."""
+        self._num_beats += 1
+        nothing = HeldRequests(epoch=self.epoch, beat=self._num_beats)
+        fields = {NOBODY: encode_held_requests(nothing)} | {
+            gateway_id: encode_held_requests(
+                msgspec.structs.replace(nothing, request_ids=ids, is_behind=is_behind)
+            )
+            for gateway_id, ids in held.items()
+        }
+        await self.client.hset(keys.held_key(self.name), mapping=fields)
 
     async def die(self) -> None:
         """Its heartbeat lapses and its answers stop."""
@@ -119,21 +134,26 @@ class FakeNeuron:
     async def serve(self) -> None:
         while not self.closing:
             try:
-                popped = await self.client.brpop([keys.inbox_key(self.name)], timeout=0.1)
+                await self._take_frames()
             except redis.RedisError:
                 await asyncio.sleep(0.05)
-                continue
-            if popped is None:
-                continue
-            frame = decode_inbox_frame(popped[1])
-            self.frames.append(frame)
-            if isinstance(frame, Cancel):
-                self.cancelled.put_nowait(frame.request_id)
-                await self._cancel(frame.request_id)
-            else:
-                self.submitted.put_nowait(frame)
-                self._gateways[frame.request_id] = frame.gateway_id
-                self._answers[frame.request_id] = asyncio.create_task(self._answer(frame))
+
+    async def _take_frames(self) -> None:
+        inbox = keys.inbox_key(self.name)
+        reply = await self.client.xread({inbox: "0"}, block=100)
+        for entry_id, fields in reply[0][1] if reply else []:
+            await self._take(decode_inbox_frame(fields[keys.INBOX_FRAME_FIELD]))
+            await self.client.xdel(inbox, entry_id)
+
+    async def _take(self, frame: InboxFrame) -> None:
+        self.frames.append(frame)
+        if isinstance(frame, Cancel):
+            self.cancelled.put_nowait(frame.request_id)
+            await self._cancel(frame.request_id)
+        elif frame.request_id not in self._answers:
+            self.submitted.put_nowait(frame)
+            self._gateways[frame.request_id] = frame.gateway_id
+            self._answers[frame.request_id] = asyncio.create_task(self._answer(frame))
 
     async def _cancel(self, request_id: str) -> None:
         self._end(request_id)

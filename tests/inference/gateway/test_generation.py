@@ -128,7 +128,7 @@ async def test_a_finished_request_is_not_cancelled(
     client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
 ) -> None:
     await client.post(CHAT, ask())
-    await gateway.dispatcher.flush()
+    await gateway.dispatcher.close(10)
     assert neuron.cancelled.empty() and len(gateway.streams) == 0
 
 
@@ -231,7 +231,7 @@ async def test_an_empty_inbox_is_rung(
     await quiet.beat()
     exchanges = [client.open("POST", CHAT, ask()) for _ in range(3)]
     async with asyncio.timeout(10):
-        while await redis_client.llen(keys.inbox_key("beast")) < 3:
+        while await redis_client.xlen(keys.inbox_key("beast")) < 3:
             await asyncio.sleep(0.01)
     assert await redis_client.llen(keys.neuron_queue("beast")) == 1
     for exchange in exchanges:

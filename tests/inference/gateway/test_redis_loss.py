@@ -1,64 +1,28 @@
-"""Redis dies and comes back: what was in flight fails once, what comes later works."""
+"""Redis dies and comes back empty: what was open fails once, what comes later works."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import subprocess
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import redis
+import redis.asyncio
 
-from helexa_site.bootstrap.redis_server import PrivateRedis, configure_private_redis
-from tests.inference.gateway.asgi_client import AsgiClient
+from inference.gateway.gateway import Gateway
+from inference.protocol import keys
+from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
+from tests.inference.gateway.redis_trouble import config, mortal, redis_url, stall_limit_s
+from tests.private_redis import MortalRedis
+
+__all__ = ["config", "mortal", "redis_url", "stall_limit_s"]
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+PROMPTLY_S = 5.0
 
 
-class MortalRedis:
-    def __init__(self, configured: PrivateRedis) -> None:
-        self.url = configured.url
-        self._command = configured.command
-        self.start()
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        give_up_s = time.monotonic() + 15
-        with redis.Redis.from_url(self.url) as client:
-            while time.monotonic() < give_up_s:
-                with contextlib.suppress(redis.RedisError, OSError):
-                    client.ping()
-                    return
-                time.sleep(0.02)
-        raise TimeoutError("Redis did not start")
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(10)
-
-
-@pytest.fixture
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalRedis]:
-    run_dir: Path = tmp_path_factory.mktemp("r")
-    server = MortalRedis(configure_private_redis(run_dir))
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def redis_url(mortal: MortalRedis) -> str:
-    return mortal.url
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_loss_and_return(
-    client: AsgiClient, neuron: FakeNeuron, mortal: MortalRedis, stream: bool
-) -> None:
+async def _begin(client: AsgiClient, neuron: FakeNeuron, *, stream: bool) -> Exchange:
     neuron.script = endless
     exchange = client.open("POST", CHAT, {**BODY, "stream": stream})
     await asyncio.wait_for(neuron.submitted.get(), 10)
@@ -66,21 +30,62 @@ async def test_loss_and_return(
         await exchange.until(b"on and")
     neuron.stop()
     neuron.closing = True
-    mortal.kill()
-    await exchange.finish()
-    error = exchange.chunks[-1]["error"] if stream else exchange.error
-    assert error["code"] == "redis_unavailable"
-    refused = await client.post(CHAT, BODY)
-    assert (refused.status, refused.error["code"]) == (503, "redis_unavailable")
+    return exchange
 
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_loss_and_return(
+    client: AsgiClient, neuron: FakeNeuron, mortal: MortalRedis, stream: bool
+) -> None:
+    exchange = await _begin(client, neuron, stream=stream)
+    mortal.kill()
     mortal.start()
+    back_s = time.monotonic()
+    await exchange.finish()
+    assert time.monotonic() - back_s < PROMPTLY_S, "long before the stall's limit"
+    errors = [chunk["error"] for chunk in exchange.chunks if "error" in chunk] if stream else []
+    assert [error["code"] for error in errors or [exchange.error]] == ["redis_unavailable"]
+
     neuron.closing = False
     neuron.script = paris
     await neuron.beat()
     serving = asyncio.create_task(neuron.serve())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while (answer := await client.post(CHAT, BODY)).status != 200:
             await asyncio.sleep(0.1)
     assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
     neuron.closing = True
     await serving
+
+
+async def test_the_stream_is_made_again_with_its_expiry(
+    client: AsgiClient, gateway: Gateway, neuron: FakeNeuron, redis_client: redis.asyncio.Redis
+) -> None:
+    assert (await client.post(CHAT, BODY)).status == 200
+    key = keys.gateway_events_key(gateway.gateway_id)
+    await redis_client.delete(key)
+    async with asyncio.timeout(10):
+        while not await redis_client.exists(key):
+            await asyncio.sleep(0.05)
+    assert await redis_client.ttl(key) > 0
+    assert (await client.post(CHAT, BODY)).status == 200
+
+
+class TestGivenUp:
+    @pytest.fixture
+    def stall_limit_s(self) -> int:
+        return 1
+
+    @pytest.mark.parametrize("stream", [True, False])
+    async def test_a_redis_that_stays_away_is_given_up(
+        self, client: AsgiClient, neuron: FakeNeuron, mortal: MortalRedis, stream: bool
+    ) -> None:
+        exchange = await _begin(client, neuron, stream=stream)
+        mortal.kill()
+        await exchange.finish()
+        error = exchange.chunks[-1]["error"] if stream else exchange.error
+        assert error["code"] == "redis_unavailable"
+        refused = await client.post(CHAT, BODY)
+        assert (refused.status, refused.error["code"]) == (503, "redis_unavailable")
+        assert int(refused.headers["retry-after"]) >= 1
+        mortal.start()

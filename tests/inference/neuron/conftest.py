@@ -32,7 +32,14 @@ from inference.protocol.generation import (
     encode_inbox_frame,
 )
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState, decode_heartbeat
-from inference.protocol.keys import gateway_alive_key, gateway_events_key, heartbeat_key, inbox_key
+from inference.protocol.keys import (
+    EVENTS_FIRST_ENTRY_ID,
+    INBOX_FRAME_FIELD,
+    gateway_alive_key,
+    gateway_events_key,
+    heartbeat_key,
+    inbox_key,
+)
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingOptions
 from tests.inference.neuron.fake_engines import running_engines
@@ -52,14 +59,20 @@ class TestGateway:
         self.gateway_id = gateway_id
         self.batches: list[EventBatch] = []
         self._ids = itertools.count(1)
-        self._last_entry: bytes | str = "0"
+        self._last_entry: bytes | str = EVENTS_FIRST_ENTRY_ID
         self.stay_alive()
+        self.make_stream()
 
     def stay_alive(self) -> None:
         self.client.set(gateway_alive_key(self.gateway_id), b"1", ex=60)
 
+    def make_stream(self) -> None:
+        key = gateway_events_key(self.gateway_id)
+        if not self.client.exists(key):
+            self.client.xadd(key, {b"": b""}, id=EVENTS_FIRST_ENTRY_ID)
+
     def put(self, frame: InboxFrame) -> None:
-        self.client.lpush(inbox_key(self.neuron), encode_inbox_frame(frame))
+        self.client.xadd(inbox_key(self.neuron), {INBOX_FRAME_FIELD: encode_inbox_frame(frame)})
 
     def submit(
         self,

@@ -13,7 +13,8 @@ import redis
 from inference.neuron.service import NeuronService
 from inference.protocol.events import Accepted, Cancelled, Delta, Finished
 from inference.protocol.generation import GenerationRequest, OutputFormat, TextInput, TokensInput
-from inference.protocol.keys import gateway_alive_key
+from inference.protocol.held import NOBODY, HeldRequests, decode_held_requests
+from inference.protocol.keys import INBOX_FRAME_FIELD, gateway_alive_key, held_key, inbox_key
 from inference.protocol.sampling import SamplingOptions
 
 TEXT = "The capital of France is Paris."
@@ -158,7 +159,8 @@ def test_refusals_before_the_engine(loaded: Any, gateway: Any) -> None:
 
 
 def test_garbage_in_the_inbox_harms_nobody(loaded: Any, gateway: Any) -> None:
-    gateway.client.lpush("helexa:neuron:n1:inbox", b"\xff\xff")
+    gateway.client.xadd(inbox_key("n1"), {INBOX_FRAME_FIELD: b"\xff\xff"})
+    gateway.client.xadd(inbox_key("n1"), {b"other": b"field"})
     request_id = gateway.submit(max_tokens=1)
     loaded.drain_inbox()
     assert isinstance(gateway.wait_end(request_id)[-1], Finished)
@@ -185,3 +187,26 @@ def test_requests_of_a_dead_gateway_are_dropped(
     redis_db.delete(gateway_alive_key("gw"))
     wait_until(gateway.is_idle)
     assert redis_db.ttl("helexa:gateway:gw:events") > 0
+
+
+def test_it_says_which_requests_it_holds(
+    loaded: Any, gateway: Any, redis_db: redis.Redis, wait_until: Any
+) -> None:
+    def held(gateway_id: str) -> HeldRequests | None:
+        fields = redis_db.hgetall(held_key("n1"))
+        data = fields.get(gateway_id.encode(), fields.get(NOBODY.encode()))
+        return decode_held_requests(data) if data else None
+
+    def ids() -> list[str]:
+        said = held("gw")
+        return said.request_ids if said else ["nothing said"]
+
+    request_id = gateway.submit()
+    wait_until(lambda: ids() == [request_id])
+    said, of_others = held("gw"), held("another")
+    assert said is not None and of_others is not None
+    assert (said.epoch, of_others.request_ids) == (loaded.epoch, [])
+    assert redis_db.ttl(held_key("n1")) > 0
+    gateway.cancel(request_id)
+    wait_until(lambda: ids() == [])
+    assert held("gw").beat > said.beat

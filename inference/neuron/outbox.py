@@ -1,0 +1,109 @@
+"""Event batches that Redis has not acknowledged yet, of each gateway in the order of their numbers.
+
+    add ─▶ batches ─take─▶ on their way ─┬─ acknowledged     gone
+                 ▲                       └─ no answer ───────┐
+                 └───────────────────────────────────────────┘
+           too old, too many bytes ─▶ the gateway's batches are given up, all of them
+
+A gap in the numbers makes whatever follows it worthless, so a gateway's batches are given up
+together. Pure: knows no Redis, no thread and no clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""Of all gateways: half a minute of a thousand streams."""
+MAX_TAKEN = 64
+MAX_TAKEN_BYTES = 4 * 1024 * 1024
+"""At one time: what Redis answers well within a command's timeout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    gateway_id: str
+    data: bytes
+    added_s: float
+
+
+@dataclass(slots=True)
+class _Outbox:
+    batches: deque[Batch] = field(default_factory=deque)
+    num_bytes: int = 0
+    is_blocked: bool = False
+
+
+class Outboxes:
+    def __init__(self, *, max_bytes: int = MAX_KEPT_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._by_gateway: dict[str, _Outbox] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_gateway)
+
+    def add(self, batch: Batch) -> None:
+        outbox = self._by_gateway.setdefault(batch.gateway_id, _Outbox())
+        outbox.batches.append(batch)
+        outbox.num_bytes += len(batch.data)
+
+    def take(self) -> list[Batch]:
+        """The oldest batches of gateways that are not blocked. They stay here until they are
+        acknowledged."""
+        taken: list[Batch] = []
+        num_bytes = 0
+        for batch in self._sendable():
+            num_bytes += len(batch.data)
+            if taken and (len(taken) == MAX_TAKEN or num_bytes > MAX_TAKEN_BYTES):
+                break
+            taken.append(batch)
+        return taken
+
+    def acknowledge(self, batch: Batch) -> None:
+        """Ignored for what has been given up since."""
+        outbox = self._by_gateway.get(batch.gateway_id)
+        if outbox is None or outbox.batches[0] is not batch:
+            return
+        outbox.batches.popleft()
+        outbox.num_bytes -= len(batch.data)
+        if not outbox.batches:
+            del self._by_gateway[batch.gateway_id]
+
+    def block(self, gateway_id: str) -> None:
+        """Its stream is not there: nothing of it is taken until ``unblock``."""
+        if outbox := self._by_gateway.get(gateway_id):
+            outbox.is_blocked = True
+
+    def unblock(self) -> None:
+        for outbox in self._by_gateway.values():
+            outbox.is_blocked = False
+
+    def drop(self, gateway_id: str) -> list[Batch]:
+        outbox = self._by_gateway.pop(gateway_id, None)
+        return [] if outbox is None else list(outbox.batches)
+
+    def drop_older_than(self, added_s: float) -> list[Batch]:
+        return [batch for name in self.behind(added_s) for batch in self.drop(name)]
+
+    def drop_excess(self) -> list[Batch]:
+        """Of those who have most, until the rest fits."""
+        dropped: list[Batch] = []
+        while sum(outbox.num_bytes for outbox in self._by_gateway.values()) > self._max_bytes:
+            largest = max(self._by_gateway, key=lambda name: self._by_gateway[name].num_bytes)
+            dropped += self.drop(largest)
+        return dropped
+
+    def behind(self, added_s: float) -> list[str]:
+        """Gateways with a batch that was added before."""
+        return [
+            gateway_id
+            for gateway_id, outbox in self._by_gateway.items()
+            if outbox.batches[0].added_s < added_s
+        ]
+
+    def _sendable(self) -> Iterator[Batch]:
+        for outbox in self._by_gateway.values():
+            if not outbox.is_blocked:
+                yield from outbox.batches

@@ -1,0 +1,44 @@
+"""Which requests a neuron holds, as it says once a second to each gateway.
+
+A hash ``helexa:neuron:<name>:held`` that expires with the heartbeat: a field for each gateway that
+has requests there, and ``NOBODY`` for all the others, who have none. A gateway reads two fields,
+however many requests other gateways have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+NOBODY = ""
+
+
+class HeldRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Made after the neuron has drained its inbox, so a frame that was there before is counted."""
+
+    epoch: str
+    beat: int
+    """Counts the lists of one epoch: a list that was read before says nothing new."""
+    request_ids: list[str] = []
+    is_behind: bool = False
+    """Events for this gateway are waiting in the neuron: a request that is not listed may have
+    ended, and the gateway has yet to hear of it."""
+
+
+def held_requests(
+    epoch: str, beat: int, ids_by_gateway: Mapping[str, list[str]], behind: Iterable[str]
+) -> dict[str, HeldRequests]:
+    """The fields of the hash. ``behind``: gateways that are owed events."""
+    nothing = HeldRequests(epoch=epoch, beat=beat)
+    held = {NOBODY: nothing}
+    for gateway_id, request_ids in ids_by_gateway.items():
+        held[gateway_id] = msgspec.structs.replace(nothing, request_ids=request_ids)
+    for gateway_id in behind:
+        known = held.get(gateway_id, nothing)
+        held[gateway_id] = msgspec.structs.replace(known, is_behind=True)
+    return held
+
+
+encode_held_requests = msgspec.msgpack.Encoder().encode
+decode_held_requests = msgspec.msgpack.Decoder(HeldRequests).decode

@@ -1,0 +1,58 @@
+"""What gateways and neurons agree on for the time in which Redis stands still, and just after it.
+
+    answered … answered │ pause │ answered ── settling ──▶ settled
+                                  nobody is judged by a key that is missing
+
+Keys expire by Redis' own clock, which goes on while Redis is stopped. So when it answers again,
+everybody's keys are gone and nobody is dead: each side gets a moment to write before the other
+judges by what it cannot find.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from inference.protocol.keys import HEARTBEAT_INTERVAL_S
+
+STALL_LIMIT_VARIABLE = "HELEXA_REDIS_STALL_S"
+DEFAULT_STALL_LIMIT_S = 30
+"""A Redis that has not answered for this long is given up: open requests fail."""
+KEPT_AFTER_LIMIT_S = 5.0
+"""Neurons keep events for so much longer than gateways wait, who noticed the stall later."""
+SETTLING_S = 5.0
+"""Five beats: how long the others get to write their keys again."""
+MAX_GAP_S = 1.5 * HEARTBEAT_INTERVAL_S
+"""Between two answers. A pause shorter than this lets no key of a living process expire."""
+
+
+def stall_limit_s(environment: Mapping[str, str] = os.environ) -> int:
+    """Raises ``ValueError``, for the operator."""
+    word = environment.get(STALL_LIMIT_VARIABLE, "").strip() or str(DEFAULT_STALL_LIMIT_S)
+    if not word.isascii() or not word.isdigit() or int(word) < 1:
+        raise ValueError(f"{STALL_LIMIT_VARIABLE}={word!r} is not a number of whole seconds")
+    return int(word)
+
+
+class Continuity:
+    """Whether Redis has answered without a pause for long enough to judge by missing keys. Pure:
+    times are arguments, on one clock."""
+
+    def __init__(self) -> None:
+        self._answered_s: float | None = None
+        self._resumed_s: float | None = None
+        self._was_interrupted = False
+
+    def interrupted(self) -> None:
+        """Redis did not answer."""
+        self._was_interrupted = True
+
+    def answered(self, now_s: float) -> None:
+        was_long = self._answered_s is not None and now_s - self._answered_s > MAX_GAP_S
+        if was_long or self._was_interrupted:
+            self._resumed_s = now_s
+        self._answered_s = now_s
+        self._was_interrupted = False
+
+    def is_settled(self, now_s: float) -> bool:
+        return self._resumed_s is None or now_s - self._resumed_s >= SETTLING_S

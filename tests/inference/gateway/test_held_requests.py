@@ -1,0 +1,108 @@
+"""No request hangs that its neuron does not know, and none is worked on that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from inference.gateway.gateway import Gateway
+from inference.protocol.events import Accepted, Delta, Event
+from inference.protocol.generation import Submit
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.fake_neuron import FakeNeuron, silent
+
+CHAT = "/v1/chat/completions"
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], **more}
+
+
+async def halting(submit: Submit) -> AsyncIterator[list[Event]]:
+    """Its last events get lost."""
+    yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
+    yield [Delta(request_id=submit.request_id, text="The")]
+    await asyncio.Event().wait()
+
+
+async def say(neuron: FakeNeuron, gateway: Gateway, *held: str, **more: Any) -> None:
+    """Until cancelled."""
+    while True:
+        await neuron.hold({gateway.gateway_id: list(held)}, **more)
+        await asyncio.sleep(0.3)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_that_its_neuron_does_not_know_is_failed_once(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, stream: bool
+) -> None:
+    neuron.script = halting
+    exchange = client.open("POST", CHAT, ask(stream=stream))
+    await asyncio.wait_for(neuron.submitted.get(), 10)
+    saying = asyncio.create_task(say(neuron, gateway, "another"))
+    await exchange.finish()
+    saying.cancel()
+    error = exchange.chunks[-1]["error"] if stream else exchange.error
+    assert error["code"] == "request_lost"
+    assert exchange.status == (200 if stream else 503)
+
+
+async def test_a_gateway_that_is_not_named_has_nothing_there(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    neuron.script = silent
+    exchange = client.open("POST", CHAT, ask())
+    await asyncio.wait_for(neuron.submitted.get(), 10)
+
+    async def say_nothing() -> None:
+        while True:
+            await neuron.hold({})
+            await asyncio.sleep(0.3)
+
+    saying = asyncio.create_task(say_nothing())
+    await exchange.finish()
+    saying.cancel()
+    assert exchange.error["code"] == "request_lost"
+
+
+@pytest.mark.parametrize("what", ["held", "behind", "old", "nothing"])
+async def test_what_is_held_or_may_have_ended_goes_on(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    gateway: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+) -> None:
+    monkeypatch.setattr("inference.gateway.gateway.LOOK_INTERVAL_S", 0.1)
+    neuron.script = silent
+    exchange = client.open("POST", CHAT, ask())
+    submit = await asyncio.wait_for(neuron.submitted.get(), 10)
+    saying = None
+    match what:
+        case "held":
+            saying = asyncio.create_task(say(neuron, gateway, submit.request_id))
+        case "behind":
+            saying = asyncio.create_task(say(neuron, gateway, is_behind=True))
+        case "old":
+            await neuron.hold({})
+        case "nothing":
+            pass
+    await asyncio.sleep(3.0)
+    assert not exchange.ended.is_set()
+    if saying is not None:
+        saying.cancel()
+    exchange.leave()
+    await exchange.finish()
+
+
+async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    assert (await client.post(CHAT, ask())).status == 200
+    saying = asyncio.create_task(say(neuron, gateway, "forgotten"))
+    for _ in range(2):
+        assert await asyncio.wait_for(neuron.cancelled.get(), 20) == "forgotten"
+    saying.cancel()
