@@ -17,7 +17,6 @@ import time
 import uuid
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
 
 import redis
 
@@ -49,7 +48,7 @@ PROMPT_TOKENS = 7
 DEFAULT_ANSWER_TOKENS = 16
 WORD = " word"
 """Each token's text, where tokens are not stamped."""
-FRAMES_PER_POP = 512
+FRAMES_PER_READ = 512
 IDLE_WAIT_S = 0.5
 NUM_REMEMBERED = 100_000
 """Of requests that have ended, how many are known when a frame comes again."""
@@ -79,6 +78,7 @@ class SteppingNeuron:
         self._started_unix_s = time.time()
         self._answers: dict[str, Answer] = {}
         self._ended: dict[str, None] = {}
+        self._handled_ids: list[bytes] = []
         self._numbers: defaultdict[str, int] = defaultdict(int)
         self._next_beat_s = 0.0
 
@@ -98,13 +98,9 @@ class SteppingNeuron:
                 frames = self._publish(self._take(frames))
 
     def _wait(self) -> list[bytes]:
-        """Frames, once there are some; none after a while without."""
-        queues = [keys.neuron_queue(NEURON_NAME), keys.inbox_key(NEURON_NAME)]
-        popped: Any = self._client.brpop(queues, timeout=IDLE_WAIT_S)
-        if popped is None:
-            return []
-        key, value = popped
-        return [value] if key.decode() == keys.inbox_key(NEURON_NAME) else self._publish([])
+        """Frames, once it is rung for some; none after a while without."""
+        self._client.brpop([keys.neuron_queue(NEURON_NAME)], timeout=IDLE_WAIT_S)
+        return self._publish([])
 
     def _take(self, frames: list[bytes]) -> list[tuple[str, Event]]:
         """Starts and ends requests; what is to be told of it at once."""
@@ -163,7 +159,8 @@ class SteppingNeuron:
             del self._ended[next(iter(self._ended))]
 
     def _publish(self, events: list[tuple[str, Event]]) -> list[bytes]:
-        """One batch per gateway, and the frames that have come in the meantime."""
+        """One batch per gateway, and the frames that have come in the meantime. Those that were
+        given before have been handled."""
         by_gateway: defaultdict[str, list[Event]] = defaultdict(list)
         for gateway_id, event in events:
             by_gateway[gateway_id].append(event)
@@ -176,9 +173,13 @@ class SteppingNeuron:
                 approximate=True,
             )
         pipeline.delete(keys.neuron_queue(NEURON_NAME))
-        pipeline.rpop(keys.inbox_key(NEURON_NAME), FRAMES_PER_POP)
-        frames: list[bytes] | None = pipeline.execute()[-1]
-        return frames or []
+        inbox = keys.inbox_key(NEURON_NAME)
+        if self._handled_ids:
+            pipeline.xdel(inbox, *self._handled_ids)
+        pipeline.xrange(inbox, count=FRAMES_PER_READ)
+        entries: list[tuple[bytes, dict[bytes, bytes]]] = pipeline.execute()[-1]
+        self._handled_ids = [entry_id for entry_id, _ in entries]
+        return [fields[keys.INBOX_FRAME_FIELD] for _, fields in entries]
 
     def _encode(self, gateway_id: str, events: list[Event]) -> bytes:
         number = self._numbers[gateway_id]
