@@ -63,9 +63,8 @@ Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
 
 
 class ScriptedEngine:
-    def __init__(self, channel: Channel, folder: Path, step_s: float = STEP_S) -> None:
+    def __init__(self, channel: Channel, folder: Path) -> None:
         self._channel = channel
-        self._step_s = step_s
         self._folder = folder
         script = read_script(folder)
         tokenizer_file = folder / "tokenizer.json"
@@ -103,13 +102,13 @@ class ScriptedEngine:
     def _take_commands(self) -> list[SequenceFailed | SequenceCancelled]:
         """Those that come until the next step is due."""
         outputs: list[SequenceFailed | SequenceCancelled] = []
-        due_s = time.monotonic() + (self._step_s if self._performances else IDLE_S)
+        due_s = time.monotonic() + (STEP_S if self._performances else IDLE_S)
         while (left_s := due_s - time.monotonic()) > 0:
             try:
                 command = self._commands.get(timeout=left_s)
             except queue.Empty:
                 break
-            due_s = min(due_s, time.monotonic() + self._step_s)
+            due_s = min(due_s, time.monotonic() + STEP_S)
             match command:
                 case SubmitSequence():
                     outputs += self._start(command)
@@ -228,11 +227,9 @@ def _failed(sequence_id: str, message: str, code: str = "engine_error") -> Seque
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--step-s", type=float, default=STEP_S)
-    options = parser.parse_args()
-    channel = Channel(socket.socket(fileno=options.fd))
+    channel = Channel(socket.socket(fileno=parser.parse_args().fd))
     spec = msgspec.msgpack.decode(channel.receive(), type=LoadSpec)
-    ScriptedEngine(channel, Path(spec.source.removeprefix("path:")), options.step_s).run()
+    ScriptedEngine(channel, Path(spec.source.removeprefix("path:"))).run()
 
 
 if __name__ == "__main__":

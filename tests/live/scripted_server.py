@@ -22,15 +22,13 @@ class ScriptedServe(Serve):
     """``serve`` without a model of its own; ``models`` are in the catalogue once it is ready, and
     each is loaded by the first request for it."""
 
-    def __init__(
-        self, data_dir: Path, scripts_dir: Path, *engine_flags: str, **environment: str
-    ) -> None:
+    def __init__(self, data_dir: Path, scripts_dir: Path, **environment: str) -> None:
         scripts_dir.mkdir()
         self.scripts_dir = scripts_dir
         self.models: Mapping[str, ScriptedModel] = {
             name: make_model(name, family, scripts_dir / name) for name, family in FAMILIES.items()
         }
-        command = shlex.join([sys.executable, str(ENGINE), *engine_flags])
+        command = shlex.join([sys.executable, str(ENGINE)])
         super().__init__(data_dir, "--no-model", HELEXA_ENGINE_COMMAND=command, **environment)
 
     def wait_ready(self) -> str:

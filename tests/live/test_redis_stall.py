@@ -21,18 +21,16 @@ from tests.live.serving import WAIT_TIMEOUT_S, Abandoned, chat_body, wait_until
 STALL_S = 2.5
 LIMIT_S = 10
 """Well over a stall that is to be survived, also where this machine is slow."""
-STEP_S = "0.02"
+TOKEN_S = 0.04
 TEXT = "".join(f"{number} " for number in range(80))
+"""Some 230 tokens: an answer takes long enough for something to happen meanwhile."""
 
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServe]:
-    """Its engine takes its time, so that something can happen meanwhile."""
     directory = tmp_path_factory.mktemp("stall")
-    flags = ("--step-s", STEP_S)
-    serve = ScriptedServe(
-        directory / "var", directory / "scripts", *flags, HELEXA_REDIS_STALL_S=str(LIMIT_S)
-    )
+    limit = {"HELEXA_REDIS_STALL_S": str(LIMIT_S)}
+    serve = ScriptedServe(directory / "var", directory / "scripts", **limit)
     try:
         serve.wait_ready()
         serve.models["hermes"].answers("are you there", "Yes.")
@@ -97,6 +95,10 @@ class Answer:
         return [event["error"]["code"] for event in self.events if "error" in event]
 
 
+def has_begun(model: ScriptedModel, when: str, num_answers: int) -> bool:
+    return len(model.moments_s("first token", when)) == num_answers
+
+
 def num_running(serve: ScriptedServe) -> int:
     replica = serve.replica("hermes")
     assert replica is not None
@@ -106,13 +108,14 @@ def num_running(serve: ScriptedServe) -> int:
 def test_a_stall_pauses_answers_and_submits_and_loses_nothing(
     serve: ScriptedServe, hermes: ScriptedModel
 ) -> None:
-    hermes.answers("count for me", TEXT)
-    hermes.answers("never end", TEXT, repeats=True)
+    hermes.answers("count for me", TEXT, token_s=TOKEN_S)
+    hermes.answers("never end", TEXT, repeats=True, token_s=TOKEN_S)
     abandoned = Abandoned(serve, body=chat_body(**asked("never end"), max_tokens=100_000))
     open_answers = [
         Answer(serve, "count for me", stream=stream) for stream in (True, False, True, False)
     ]
-    wait_until(lambda: num_running(serve) == 5, "all are being answered")
+    wait_until(lambda: has_begun(hermes, "never end", 1), "it is being answered")
+    wait_until(lambda: has_begun(hermes, "count for me", 4), "all are being answered")
     wait_until(lambda: open_answers[0].has_begun, "text comes")
     on_their_way = [Answer(serve, "count for me", stream=stream) for stream in (True, False)]
     redis = serve.find("redis")
@@ -132,9 +135,9 @@ def test_a_stall_pauses_answers_and_submits_and_loses_nothing(
 def test_a_stall_over_the_limit_ends_each_once_and_frees_what_it_held(
     serve: ScriptedServe, hermes: ScriptedModel
 ) -> None:
-    hermes.answers("count for ever", TEXT, repeats=True)
+    hermes.answers("count for ever", TEXT, repeats=True, token_s=TOKEN_S)
     open_answers = [Answer(serve, "count for ever", stream=stream) for stream in (True, False)]
-    wait_until(lambda: num_running(serve) == 2, "both are being answered")
+    wait_until(lambda: has_begun(hermes, "count for ever", 2), "both are being answered")
     wait_until(lambda: open_answers[0].has_begun, "text comes")
     redis = serve.find("redis")
     redis.suspend()
