@@ -26,19 +26,21 @@ CONFIG = ModelConfig(
 )
 
 
-def tiny_model(device: torch.device, kv_format: KVFormat = "fp32") -> LlamaModel:
-    return LlamaModel(CONFIG, _weights(device), CONFIG.max_positions, kv_format)
+def tiny_model(
+    device: torch.device, kv_format: KVFormat = "fp32", config: ModelConfig = CONFIG
+) -> LlamaModel:
+    return LlamaModel(config, _weights(device, config), config.max_positions, kv_format)
 
 
-def _weights(device: torch.device) -> DenseWeights:
+def _weights(device: torch.device, config: ModelConfig) -> DenseWeights:
     generator = torch.Generator().manual_seed(3)
-    hidden, inner, dim = CONFIG.hidden_size, CONFIG.intermediate_size, CONFIG.head_dim
-    heads, kv = CONFIG.num_heads * dim, CONFIG.num_kv_heads * dim
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    heads, kv = config.num_heads * dim, config.num_kv_heads * dim
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens": (CONFIG.vocab_size, hidden),
+        "model.embed_tokens": (config.vocab_size, hidden),
         "model.norm": (hidden,),
     }
-    for index in range(CONFIG.num_layers):
+    for index in range(config.num_layers):
         layer = f"model.layers.{index}"
         shapes |= {f"{layer}.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
         shapes |= {f"{layer}.self_attn.{name}_norm": (dim,) for name in "qk"}
