@@ -27,14 +27,6 @@ def server_dir(
     return with_caches(tmp_path_factory.mktemp("live"), model_cache_dir, native_cache_dir)
 
 
-@pytest.fixture
-def fresh_dir(
-    tmp_path: Path, model_cache_dir: Path, native_cache_dir: Path, default_gguf: Path
-) -> Path:
-    """A data directory of the test's own, with the default model in it."""
-    return with_caches(tmp_path / "var", model_cache_dir, native_cache_dir)
-
-
 def with_caches(data_dir: Path, model_cache_dir: Path, native_cache_dir: Path) -> Path:
     """``data_dir`` with the downloaded models, and the native decoder once it is compiled."""
     data_dir.mkdir(exist_ok=True)

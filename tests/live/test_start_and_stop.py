@@ -8,12 +8,14 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from tests.live.conftest import with_caches
 from tests.live.serving import (
     STOP_TIMEOUT_S,
     WAIT_TIMEOUT_S,
@@ -51,32 +53,85 @@ def refusal(serve: Serve) -> str:
     return complaints[0]
 
 
-def test_first_start_shows_a_login_and_the_second_does_not(start: Start, fresh_dir: Path) -> None:
-    first = start(fresh_dir)
-    assert first.wait_ready() == first.url
-    wait_until(lambda: "password" in first.output, "the login is shown")
-    password = re.search(r"password (\S+)", first.output)
-    assert password is not None
-    with httpx.Client(base_url=first.url, follow_redirects=True, timeout=60.0) as browser:
-        assert "csrfmiddlewaretoken" in browser.get("/admin/login/").text
-        page = browser.post(
-            "/admin/login/?next=/admin/",
-            data={
-                "username": "admin",
-                "password": password[1],
-                "csrfmiddlewaretoken": browser.cookies["csrftoken"],
-            },
-        )
-        assert page.status_code == 200
-        assert page.url.path == "/admin/"
-    assert first.stop() <= STOP_TIMEOUT_S
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """A serve that was killed, and the next on its data directory, which is still there."""
 
-    second = start(fresh_dir, port=first.port)
-    second.wait_ready()
-    assert "Paris" in second.answer()
-    assert "password" not in second.output
-    assert sum(line.startswith("ready: ") for line in second.lines) == 1
-    assert second.stop() <= STOP_TIMEOUT_S
+    first: Serve
+    first_page: httpx.Response
+    """Of the admin, for whoever logs in as the first start said."""
+    num_children: int
+    num_left_behind: int
+    second: Serve
+
+
+@pytest.fixture(scope="module")
+def lives(
+    tmp_path_factory: pytest.TempPathFactory,
+    model_cache_dir: Path,
+    native_cache_dir: Path,
+    default_gguf: Path,
+) -> Iterator[Lives]:
+    data_dir = with_caches(tmp_path_factory.mktemp("lives"), model_cache_dir, native_cache_dir)
+    first = Serve(data_dir)
+    try:
+        assert first.wait_ready() == first.url
+        wait_until(lambda: "password" in first.output, "the login is shown")
+        page = log_in(first)
+        children = first.processes()
+        first.process.kill()
+        first.process.wait()
+        _, alive = psutil.wait_procs(children, timeout=WAIT_TIMEOUT_S)
+    finally:
+        first.end()
+    second = Serve(data_dir, port=first.port)
+    try:
+        second.wait_ready()
+        yield Lives(first, page, len(children), len(alive), second)
+    finally:
+        second.end()
+
+
+def log_in(serve: Serve) -> httpx.Response:
+    password = re.search(r"password (\S+)", serve.output)
+    assert password is not None
+    with httpx.Client(base_url=serve.url, follow_redirects=True, timeout=60.0) as browser:
+        assert "csrfmiddlewaretoken" in browser.get("/admin/login/").text
+        fields = {
+            "username": "admin",
+            "password": password[1],
+            "csrfmiddlewaretoken": browser.cookies["csrftoken"],
+        }
+        return browser.post("/admin/login/?next=/admin/", data=fields)
+
+
+def test_first_start_shows_a_login(lives: Lives) -> None:
+    assert (lives.first_page.status_code, lives.first_page.url.path) == (200, "/admin/")
+
+
+def test_killed_serve_takes_everything_with_it(lives: Lives) -> None:
+    assert lives.num_children >= 6
+    assert lives.num_left_behind == 0
+
+
+def test_the_next_start_has_what_the_first_had(lives: Lives) -> None:
+    assert "Paris" in lives.second.answer()
+    assert "password" not in lives.second.output
+    assert sum(line.startswith("ready: ") for line in lives.second.lines) == 1
+
+
+def test_stopping_with_answers_under_way(lives: Lives) -> None:
+    """A stream is finished or ends in one error event; it does not hold up the end."""
+    serve = lives.second
+    with serve.stream(max_tokens=7000, min_tokens=7000, ignore_eos=True) as stream:
+        stream.next_text()
+        started_s = time.monotonic()
+        serve.process.send_signal(signal.SIGINT)
+        events = list(stream)
+        assert events[-1] == "[DONE]" or '"error"' in events[-1]
+    assert serve.wait_ended() == 0
+    assert time.monotonic() - started_s <= STOP_TIMEOUT_S
+    assert serve.processes() == []
 
 
 def test_secrets_are_private(shared_server: Serve) -> None:
@@ -171,35 +226,6 @@ def test_a_model_that_cannot_be_had(start: Start, tmp_path: Path) -> None:
     assert httpx.get(f"{serve.url}/admin/login/", timeout=60.0).status_code == 200
     assert serve.chat().status_code == 503
     assert serve.stop() <= STOP_TIMEOUT_S
-
-
-def test_stopping_with_answers_under_way(start: Start, fresh_dir: Path) -> None:
-    """A stream is finished or ends in one error event; it does not hold up the end."""
-    serve = start(fresh_dir)
-    serve.wait_ready()
-    with serve.stream(max_tokens=7000, min_tokens=7000, ignore_eos=True) as stream:
-        stream.next_text()
-        started_s = time.monotonic()
-        serve.process.send_signal(signal.SIGINT)
-        events = list(stream)
-        assert events[-1] == "[DONE]" or '"error"' in events[-1]
-    assert serve.wait_ended() == 0
-    assert time.monotonic() - started_s <= STOP_TIMEOUT_S
-    assert serve.processes() == []
-
-
-def test_killed_serve_takes_everything_with_it(start: Start, fresh_dir: Path) -> None:
-    serve = start(fresh_dir)
-    serve.wait_ready()
-    children = serve.processes()
-    assert len(children) >= 6
-    serve.process.kill()
-    serve.process.wait()
-    _, alive = psutil.wait_procs(children, timeout=WAIT_TIMEOUT_S)
-    assert alive == []
-    again = start(fresh_dir, port=serve.port)
-    again.wait_ready()
-    assert again.stop() <= STOP_TIMEOUT_S
 
 
 def test_stopped_before_it_is_ready(start: Start, tmp_path: Path) -> None:
