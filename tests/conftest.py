@@ -98,14 +98,11 @@ def redis_db(redis_url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture(scope="session")
-def native_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the native decoder is compiled, by the first test or engine of this run that needs it,
-    for all."""
-    run_dir = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        run_dir = run_dir.parent
-    compiled_dir = run_dir / "native"
-    compiled_dir.mkdir(exist_ok=True)
+def native_cache_dir() -> Path:
+    """Where the native decoder is compiled by the first test or engine that needs it, for all and
+    for later runs: a library's name says what it was compiled from, by what and for which CPU."""
+    compiled_dir = MODEL_CACHE_DIR.parent / "native"
+    compiled_dir.mkdir(parents=True, exist_ok=True)
     return compiled_dir
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,7 @@ BARE_IMPORTS = {
     "gateway server": ("inference.gateway.server", ("torch", "transformers", "inference.engine")),
     "control": ("helexa_site.celery", ("torch", "transformers", "inference.engine")),
     "control tasks": ("fleet.tasks", ("torch", "transformers", "inference.engine")),
+    "metering": ("metering.apps", ("torch", "transformers", "inference.engine")),
     "ledger tasks": ("metering.tasks", ("torch", "transformers", "inference.engine")),
     "engine": (
         "inference.engine.process",
@@ -119,8 +121,13 @@ def python_files(part: str) -> Iterator[Path]:
         yield from found
 
 
-def imported_names(file: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imported_names(file: Path) -> tuple[tuple[int, str], ...]:
     """Line and absolute dotted name of each import, wherever in the file it stands."""
+    return tuple(_imported_names(file))
+
+
+def _imported_names(file: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(file.read_text(), str(file))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)

@@ -19,6 +19,7 @@ from inference.models.dense import DenseWeights
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.llama import NativeLlama
 from inference.models.registry import AnyModel, build_model
+from tests.interpreted_triton import patch_once_a_launch
 
 VOCAB_SIZE = 128
 CONTEXT_TOKENS = 256
@@ -152,6 +153,11 @@ def build_pair(name: str, path: str, cache_dir: Path) -> Pair:
         pytest.skip(str(reason))
     model = NativeLlama(library, config, weights, CONTEXT_TOKENS, "fp32")
     return Pair(reference, model, block_tokens=32)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_interpreter() -> None:
+    patch_once_a_launch()
 
 
 @pytest.fixture(scope="session", autouse=True)
