@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from inference.gateway.tally import NOTHING, Tally
 from inference.protocol.events import Usage
+from metering.limits import NO_LIMITS
 from metering.prices import FREE, Prices
 from metering.principal import Principal
 
@@ -62,13 +63,13 @@ class Call:
         "endpoint",
         "is_billed",
         "is_reserved",
+        "limit_state",
         "model",
         "neuron",
         "outcome",
         "prices",
         "principal",
         "request_id",
-        "response_headers",
         "status",
         "tally",
         "was_cold",
@@ -96,8 +97,8 @@ class Call:
         self.tally: Tally | None = None
         self.outcome = CANCELLED
         self.status = 0
-        self.response_headers: list[tuple[bytes, bytes]] = []
-        """Sent with the response: what is left of the caller's limits."""
+        self.limit_state = NO_LIMITS
+        """Told with the response: what is left of the caller's limits."""
         self._started_s = time.monotonic()
         self._is_closed = False
         self._tell = tell

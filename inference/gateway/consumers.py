@@ -21,6 +21,7 @@ from channels.exceptions import StopConsumer
 from inference.gateway.advice import advice_headers
 from inference.gateway.call import FINISHED, Call
 from inference.gateway.gateway import Gateway
+from inference.gateway.limiting import limit_headers
 from inference.wire import openai_errors
 from inference.wire.dialect import ErrorDialect, RequestContext
 from inference.wire.errors import (
@@ -168,7 +169,8 @@ class ApiConsumer(AbortableConsumer):
         self._response_started = True
         self.call.status = status
         request_id = [(name, self.request_id.encode()) for name in REQUEST_ID_HEADERS]
-        headers = [*headers, *self.call.response_headers, *request_id]
+        limits = limit_headers(self.call.limit_state, self.errors)
+        headers = [*headers, *limits, *request_id]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send_body(self, body: bytes, *, last: bool = False) -> None:

@@ -33,6 +33,7 @@ from inference.gateway.dispatch import Dispatcher
 from inference.gateway.event_reader import EventReader
 from inference.gateway.held_requests import LOOK_INTERVAL_S, HeldRequestsWatch
 from inference.gateway.identity import Directory, Identifier
+from inference.gateway.limiting import Limiting
 from inference.gateway.liveness import Liveness, repeat
 from inference.gateway.metrics import Metrics
 from inference.gateway.outcomes import Outcomes
@@ -43,6 +44,7 @@ from inference.protocol.generation import Submit
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.errors import ApiError
 from metering.principal import Principal, Scope
+from metering.rate_limiter import RateLimiter
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +102,7 @@ class Gateway:
             max_open_requests=config.max_open_requests,
             max_open_body_bytes=config.max_open_body_bytes,
         )
-        self.outcomes = Outcomes(self.accounting.settle, self._count)
+        self.outcomes = Outcomes(self.accounting.settle, self._count, self._free_limits)
         self.draining = False
         self._handlers: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
@@ -123,6 +125,9 @@ class Gateway:
         self._held = HeldRequestsWatch(
             self._redis, self.gateway_id, self.streams, self.dispatcher, reader
         )
+        limiter = RateLimiter(self._redis)
+        self.limits = Limiting(limiter)
+        self._limiter = limiter
         self._directory.start()
         self._ledger.start()
         self.placer = Placer(self.catalogue, self.liveness.placing_snapshot, self.streams)
@@ -133,6 +138,7 @@ class Gateway:
                 ("alive", self.liveness.run_alive()),
                 ("watch", self.liveness.run_watch()),
                 ("held requests", repeat(self._look_at_held, LOOK_INTERVAL_S)),
+                ("seats", limiter.run_renewals()),
             )
         ]
         for task in self._loops:
@@ -167,6 +173,9 @@ class Gateway:
         except ApiError as error:
             return error
         return None
+
+    def _free_limits(self, outcome: RequestOutcome) -> None:
+        self.limits.settle(outcome)
 
     def _count(self, outcome: RequestOutcome) -> None:
         usage = outcome.usage
@@ -250,6 +259,7 @@ class Gateway:
         await self._hear_last_words()
         await _cancel_all(self._loops)
         self._loops = []
+        await self._limiter.flush()
         await self._directory.stop()
         await self._ledger.stop(LEDGER_STOP_S)
         await self.liveness.withdraw()

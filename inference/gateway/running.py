@@ -63,6 +63,7 @@ async def permit(gateway: Gateway, call: Call, entry: CatalogueEntry, request: R
     principal = call.who
     if not principal.may_use(entry.name):
         raise ModelNotAllowedError(entry.name)
+    await gateway.limits.acquire(call, request)
     if call.is_billed and principal.budgets and not await gateway.is_ready(entry.name):
         # A model may be loaded for it, which a spent budget is no reason for.
         await gateway.accounting.hold(call, _least(request))

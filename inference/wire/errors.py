@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from inference.protocol.events import Failure
 
 DEFAULT_RETRY_AFTER_S = 1.0
+TOO_MANY_REQUESTS = 429
 
 
 class ApiError(Exception):
@@ -303,8 +304,11 @@ FAILURES: dict[str, FailureKind] = {
 
 
 def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
-    """``Retry-After`` in whole seconds, at least 1, where a retry makes sense."""
+    """``Retry-After`` in whole seconds, at least 1, where a retry makes sense. SDKs repeat every
+    429 unless they are told not to."""
     headers = []
+    if error.status == TOO_MANY_REQUESTS and error.retry_after_s is None:
+        headers.append((b"x-should-retry", b"false"))
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
     if isinstance(error, MethodNotAllowedError):

@@ -1,0 +1,137 @@
+"""Limits per minute and at once, as a client meets them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    Usage,
+)
+from inference.protocol.generation import Submit
+from metering.principal import RateLimits
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.conftest import FakeCatalogue, MakeClient
+from tests.inference.gateway.fake_metering import KEY, FakeDirectory
+from tests.inference.gateway.fake_neuron import FakeNeuron
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+BEARER = {"authorization": f"Bearer {KEY}"}
+
+
+async def test_what_is_left_is_told(
+    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory
+) -> None:
+    directory.restrict(KEY, key_limits=RateLimits(requests_per_minute=5, tokens_per_minute=5000))
+    answer = await client.post(CHAT, BODY, headers=BEARER)
+    assert answer.status == 200
+    assert answer.headers["x-ratelimit-limit-requests"] == "5"
+    assert answer.headers["x-ratelimit-remaining-requests"] == "4"
+    assert 4800 < int(answer.headers["x-ratelimit-remaining-tokens"]) < 5000
+    messages = await client.post("/v1/messages", {**BODY, "max_tokens": 5}, headers=BEARER)
+    assert messages.headers["anthropic-ratelimit-requests-remaining"] == "3"
+    assert not [name for name in messages.headers if name.startswith("x-ratelimit")]
+
+
+async def test_a_request_too_many_is_refused_before_anything_is_loaded(
+    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory, catalogue: FakeCatalogue
+) -> None:
+    directory.restrict(KEY, key_limits=RateLimits(requests_per_minute=1))
+    assert (await client.post(CHAT, BODY, headers=BEARER)).status == 200
+    neuron.status = None
+    await neuron.beat()
+    refused = await client.post(CHAT, BODY, headers=BEARER)
+    assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+    assert refused.error["type"] == "requests"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert catalogue.loads == []
+
+
+async def test_a_prompt_that_never_fits_is_not_to_be_sent_again(
+    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory
+) -> None:
+    directory.restrict(KEY, account_limits=RateLimits(tokens_per_minute=10))
+    refused = await client.post(CHAT, BODY, headers=BEARER)
+    assert (refused.status, refused.error["type"]) == (429, "tokens")
+    assert "retry-after" not in refused.headers
+    assert refused.headers["x-should-retry"] == "false"
+
+
+async def test_the_actual_use_counts_in_the_end(
+    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory
+) -> None:
+    async def long(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
+        yield [Delta(request_id=submit.request_id, text="so", num_tokens=4000)]
+        usage = Usage(prompt_tokens=7, completion_tokens=4000)
+        yield [
+            ChoiceFinished(request_id=submit.request_id, reason="stop"),
+            Finished(request_id=submit.request_id, usage=usage),
+        ]
+
+    directory.restrict(KEY, key_limits=RateLimits(tokens_per_minute=5000))
+    neuron.script = long
+    first = await client.post(CHAT, BODY, headers=BEARER)
+    assert int(first.headers["x-ratelimit-remaining-tokens"]) > 4500, "its prompt's estimate"
+    second = await client.post(CHAT, BODY, headers=BEARER)
+    assert int(second.headers["x-ratelimit-remaining-tokens"]) < 3500
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_a_seat_comes_free(
+    client: AsgiClient, neuron: FakeNeuron, directory: FakeDirectory, leaves: bool
+) -> None:
+    goes_on = asyncio.Event()
+
+    async def slow(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=7)]
+        yield [Delta(request_id=submit.request_id, text="on and")]
+        await goes_on.wait()
+        yield [
+            ChoiceFinished(request_id=submit.request_id, reason="stop"),
+            Finished(
+                request_id=submit.request_id, usage=Usage(prompt_tokens=7, completion_tokens=2)
+            ),
+        ]
+
+    directory.restrict(KEY, key_limits=RateLimits(max_concurrent=1))
+    neuron.script = slow
+    first = client.open("POST", CHAT, {**BODY, "stream": True}, headers=BEARER)
+    await first.until(b"on and")
+    refused = await client.post(CHAT, BODY, headers=BEARER)
+    assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+    if leaves:
+        first.leave()
+    goes_on.set()
+    await first.finish()
+    async with asyncio.timeout(10):
+        while (await client.post(CHAT, BODY, headers=BEARER)).status == 429:
+            await asyncio.sleep(0.02)
+
+
+async def test_two_gateways_share_the_limits(
+    make_client: MakeClient, neuron: FakeNeuron, directory: FakeDirectory
+) -> None:
+    directory.restrict(KEY, key_limits=RateLimits(requests_per_minute=3))
+    one, other = make_client(), make_client()
+    answers = [await each.post(CHAT, BODY, headers=BEARER) for each in (one, other, one, other)]
+    assert [answer.status for answer in answers] == [200, 200, 200, 429]
+
+
+async def test_without_redis_nobody_can_say(
+    make_client: MakeClient, directory: FakeDirectory
+) -> None:
+    directory.restrict(KEY, key_limits=RateLimits(requests_per_minute=3))
+    client = make_client(redis_url="unix:///nowhere.sock")
+    refused = await client.post(CHAT, BODY, headers=BEARER)
+    assert (refused.status, refused.error["code"]) == (503, "redis_unavailable")
