@@ -100,6 +100,17 @@ STATIC_URL = "static/"
 WHITENOISE_USE_FINDERS = True
 """Served from the packages that bring them: nothing is collected into a directory."""
 
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "metering.api.authentication.KeyAuthentication",
+        "metering.api.authentication.PersonAuthentication",
+        "metering.api.authentication.AnonymousAuthentication",
+    ],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "EXCEPTION_HANDLER": "metering.api.problems.problem_response",
+}
+
 
 def _admin_link(title: str, icon: str, model: str) -> dict[str, object]:
     return {"title": title, "icon": icon, "link": reverse_lazy(f"admin:{model}_changelist")}
@@ -129,7 +140,15 @@ UNFOLD = {
             },
             {
                 "title": "People",
-                "items": [_admin_link("Users", "person", "auth_user")],
+                "items": [
+                    _admin_link("Users", "person", "auth_user"),
+                    _admin_link("Accounts", "account_balance_wallet", "metering_account"),
+                    _admin_link("API keys", "key", "metering_apikey"),
+                    _admin_link("Budgets", "savings", "metering_budget"),
+                    _admin_link("Usage", "bar_chart", "metering_usagehour"),
+                    _admin_link("Ledger", "receipt_long", "metering_ledgerentry"),
+                    _admin_link("Audit", "history", "metering_auditentry"),
+                ],
             },
         ],
     },

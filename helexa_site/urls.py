@@ -1,12 +1,13 @@
-"""Django's own paths: the operator's console."""
+"""Django's own paths: the operator's console and the REST API."""
 
 from __future__ import annotations
 
 from django.contrib import admin
-from django.urls import path
+from django.urls import include, path
 from django.views.generic import RedirectView
 
 urlpatterns = [
     path("admin/", admin.site.urls),
+    path("api/", include("metering.api.urls")),
     path("", RedirectView.as_view(pattern_name="admin:index")),
 ]

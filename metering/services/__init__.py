@@ -18,9 +18,17 @@ from metering.services.budgets import (
     budget_remove,
     budget_update,
 )
-from metering.services.keys import CreatedKey, key_check, key_create, key_revoke, key_update
+from metering.services.keys import (
+    DEFAULT_SCOPES,
+    CreatedKey,
+    key_check,
+    key_create,
+    key_revoke,
+    key_update,
+)
 
 __all__ = [
+    "DEFAULT_SCOPES",
     "Cap",
     "CreatedKey",
     "account_check",

@@ -1,0 +1,143 @@
+"""Accounts, with their people, budgets and keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.db.models import Count, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from fleet.admin.loading import actor_of
+from fleet.admin.unfold_types import UnfoldAdmin, display
+from metering import services
+from metering.actor import Actor
+from metering.admin.budget import BudgetInline, budgets_save
+from metering.admin.forms import AccountForm, AnyForm
+from metering.admin.key import status_label_of
+from metering.models import Account, ApiKey, Budget, Membership
+from metering.principal import BUILT_IN_ACCOUNTS
+
+if TYPE_CHECKING:
+    TabularInline = admin.TabularInline[Any, Any]
+else:
+    from unfold.admin import TabularInline
+
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
+
+
+class MembershipInline(TabularInline):
+    model = Membership
+    extra = 0
+    fields = ("user", "role")
+    verbose_name_plural = "people"
+
+
+class KeyInline(TabularInline):
+    """To look at: keys have pages of their own."""
+
+    model = ApiKey
+    extra = 0
+    can_delete = False
+    fields = readonly_fields = ("link", "name", "status", "expires_at", "last_used_at")
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    @display(description="Key")
+    def link(self, key: ApiKey) -> SafeString:
+        url = reverse("admin:metering_apikey_change", args=(key.prefix,))
+        return format_html('<a href="{}">{}</a>', url, key.prefix)
+
+    @display(description="Status")
+    def status(self, key: ApiKey) -> str:
+        return status_label_of(key)
+
+
+@admin.register(Account)
+class AccountAdmin(UnfoldAdmin):
+    form = AccountForm
+    list_display = ("name", "description", "enabled", "weight", "num_keys", "num_people")
+    list_filter = ("enabled",)
+    search_fields = ("name", "description")
+    fieldsets = (
+        (None, {"fields": ("name", "description", "enabled", "weight")}),
+        ("Limits", {"fields": LIMITS}),
+    )
+    inlines = (MembershipInline, BudgetInline, KeyInline)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        counts = {
+            "keys_count": Count("keys", distinct=True),
+            "people_count": Count("memberships", distinct=True),
+        }
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(**counts)
+        return rows
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        """The ledger knows an account by its name, so it stays."""
+        return ("name",) if obj is not None else ()
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """One at a time, and only where nothing hangs on it; others can be disabled."""
+        if obj is not None and (obj.name in BUILT_IN_ACCOUNTS or obj.keys.exists()):
+            return False
+        return super().has_delete_permission(request, obj)
+
+    def get_actions(self, request: HttpRequest) -> Any:
+        actions = super().get_actions(request)
+        actions.pop("delete_selected", None)
+        return actions
+
+    def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
+        if change:
+            services.account_update(
+                actor=actor_of(request), account=obj, changed_fields=form.changed_data
+            )
+            return
+        obj.created_at = services.account_create(
+            actor=actor_of(request), **form.cleaned_data
+        ).created_at
+
+    def save_formset(self, request: HttpRequest, form: AnyForm, formset: Any, change: bool) -> None:
+        if formset.model is Budget:
+            budgets_save(actor_of(request), formset)
+        elif formset.model is Membership:
+            _memberships_save(actor_of(request), formset)
+        else:
+            formset.save(commit=False)  # keys are only shown; the admin asks what it has saved
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        services.account_delete(actor=actor_of(request), account=obj)
+
+    @display(description="Keys", ordering="keys_count")
+    def num_keys(self, account: Any) -> int:
+        return int(account.keys_count)
+
+    @display(description="People", ordering="people_count")
+    def num_people(self, account: Any) -> int:
+        return int(account.people_count)
+
+
+def _memberships_save(actor: Actor, formset: Any) -> None:
+    """A row whose person was changed is one person who leaves and one who comes."""
+    formset.save(commit=False)
+    for membership in formset.deleted_objects:
+        services.membership_remove(actor=actor, membership=membership)
+    for membership, changed in formset.changed_objects:
+        if "user" in changed:
+            before = Membership.objects.get(pk=membership.pk)
+            services.membership_remove(actor=actor, membership=before)
+    for membership in [*(row for row, _ in formset.changed_objects), *formset.new_objects]:
+        services.membership_set(
+            actor=actor,
+            account=membership.account,
+            user=membership.user,
+            role=membership.role,
+        )

@@ -1,0 +1,134 @@
+"""API keys: made, shown once, limited and revoked; never deleted and never read again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils import timezone
+
+from fleet.admin.loading import actor_of
+from fleet.admin.unfold_types import UnfoldAdmin, action, display
+from metering import services
+from metering.admin.budget import BudgetInline, budgets_save
+from metering.admin.forms import AnyForm, ApiKeyForm
+from metering.models import ApiKey, Budget
+from metering.principal import RateLimits
+
+STATUS_LABELS = {"active": "success", "expired": "warning", "revoked": "danger"}
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
+RECORDED = ("prefix", "created_at", "created_by", "last_used_at", "revoked_at")
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(UnfoldAdmin):
+    form = ApiKeyForm
+    list_display = (
+        "prefix",
+        "name",
+        "account",
+        "status_label",
+        "scope_names",
+        "model_list",
+        "expires_at",
+        "last_used_at",
+    )
+    list_select_related = ("account",)
+    list_filter = ("account", ("revoked_at", admin.EmptyFieldListFilter))
+    search_fields = ("prefix", "name", "account__name")
+    actions = ("revoke_selected",)
+    fieldsets = (
+        (None, {"fields": ("account", "name", "scopes", "model_names", "expires_at")}),
+        ("Limits", {"fields": LIMITS}),
+    )
+    recorded = ("Recorded", {"fields": RECORDED})
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        return self.fieldsets if obj is None else (*self.fieldsets, self.recorded)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        """The ledger bills by it: a key stays in its account."""
+        return RECORDED if obj is None else ("account", *RECORDED)
+
+    def get_inlines(self, request: HttpRequest, obj: Any) -> list[Any]:
+        return [] if obj is None else [BudgetInline]
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        if obj is not None and obj.revoked_at is not None:
+            return False
+        return super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_revoke_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("metering.change_apikey")
+
+    def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
+        if change:
+            services.key_update(actor=actor_of(request), key=obj, changed_fields=form.changed_data)
+            return
+        values = form.cleaned_data
+        created = services.key_create(
+            actor=actor_of(request),
+            account=values["account"],
+            name=values["name"],
+            scopes=values["scopes"],
+            model_names=values["model_names"],
+            expires_at=values["expires_at"],
+            limits=RateLimits(**{name: values[name] for name in LIMITS}),
+        )
+        obj.pk = created.row.pk
+        obj.shown_once = created.key
+
+    def save_formset(self, request: HttpRequest, form: AnyForm, formset: Any, change: bool) -> None:
+        if formset.model is Budget:
+            budgets_save(actor_of(request), formset)
+
+    def response_add(
+        self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
+    ) -> HttpResponse:
+        """The page with the key, which nothing keeps: not the session, no cache, no history."""
+        context = self.admin_site.each_context(request) | {
+            "title": "A new API key",
+            "opts": self.model._meta,
+            "key": obj,
+            "shown_once": obj.shown_once,
+        }
+        return TemplateResponse(
+            request,
+            "metering/key_created.html",
+            context,
+            headers={"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"},
+        )
+
+    @display(description="Status", label=STATUS_LABELS)
+    def status_label(self, key: ApiKey) -> str:
+        return status_label_of(key)
+
+    @display(description="Scopes")
+    def scope_names(self, key: ApiKey) -> str:
+        return ", ".join(key.scopes)
+
+    @display(description="Models")
+    def model_list(self, key: ApiKey) -> str:
+        return ", ".join(key.model_names) or "all"
+
+    @action(description="Revoke, for good", permissions=["revoke"])
+    def revoke_selected(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
+        for key in queryset:
+            if services.key_revoke(actor=actor_of(request), key=key):
+                messages.success(request, f"Revoked {key}")
+            else:
+                messages.info(request, f"{key} was revoked already")
+
+
+def status_label_of(key: ApiKey) -> str:
+    if key.revoked_at is not None:
+        return "revoked"
+    if key.expires_at is not None and key.expires_at <= timezone.now():
+        return "expired"
+    return "active"

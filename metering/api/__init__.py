@@ -1,0 +1,1 @@
+"""Metering over HTTP: who one is, and what was used. Routed under ``/api/``."""

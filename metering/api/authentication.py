@@ -1,0 +1,162 @@
+"""Who asks the REST API: a key, a person with a session, or nobody where nobody needs a key.
+
+The same records as the gateway's directory, read from the database for each request: these pages
+are read now and then, and by threads.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from dataclasses import dataclass
+
+from django.conf import settings
+from django.contrib.auth.models import AbstractUser, AnonymousUser
+from rest_framework.authentication import BaseAuthentication, SessionAuthentication
+from rest_framework.request import Request
+
+from helexa_site.bootstrap.arguments import is_loopback
+from helexa_site.config import Config
+from metering.api.problems import AUTHENTICATE, ProblemError
+from metering.errors import DisabledAccountError, InvalidKeyError
+from metering.key_records import AccountRecord, person_principal
+from metering.key_store import DatabaseKeyStore
+from metering.keys import digest_secret, prefix_of
+from metering.principal import ANONYMOUS_ACCOUNT, SHARED_ACCOUNT, Principal, Scope
+
+BEARER = "bearer "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """``principal`` is ``None`` for a person who belongs to no account. ``accounts``: whose usage
+    they may read; ``None``: everybody's."""
+
+    principal: Principal | None
+    username: str | None = None
+    roles: tuple[tuple[str, str], ...] = ()
+    """A person's accounts, with their role in each."""
+    accounts: frozenset[str] | None = frozenset()
+
+    def ensure_scope(self, scope: Scope) -> None:
+        """Raises ``ProblemError``."""
+        may = self.username is not None or (
+            self.principal is not None and self.principal.has(scope)
+        )
+        if not may:
+            raise ProblemError(403, "insufficient_scope", f"This needs the scope {scope.value}.")
+
+
+Found = tuple[AbstractUser | AnonymousUser, Caller]
+
+
+class KeyAuthentication(BaseAuthentication):
+    """``Authorization: Bearer KEY`` or ``x-api-key: KEY``. What is no key of ours is ignored where
+    nobody needs one, because SDKs send placeholders."""
+
+    def authenticate(self, request: Request) -> Found | None:
+        """Raises ``MeteringError``."""
+        given = _given_keys(request)
+        if not given:
+            return None
+        config: Config = settings.CONFIG
+        if config.api_key is not None and _any_equals(given, config.api_key):
+            return AnonymousUser(), _caller(_built_in(SHARED_ACCOUNT))
+        for key in given:
+            if prefix := prefix_of(key):
+                return AnonymousUser(), _caller(_find(key, prefix))
+        if allows_anonymous(config):
+            return None
+        raise InvalidKeyError("The API key is not valid.")
+
+    def authenticate_header(self, _request: Request) -> str:
+        return AUTHENTICATE
+
+
+class PersonAuthentication(SessionAuthentication):
+    """Somebody who is logged in, as in the admin. ``?account=`` says which of theirs."""
+
+    def authenticate(self, request: Request) -> Found | None:
+        """Raises ``MeteringError``."""
+        found = super().authenticate(request)
+        if found is None:
+            return None
+        user = found[0]
+        assert isinstance(user, AbstractUser)
+        return user, _person(user, request.query_params.get("account"))
+
+
+class AnonymousAuthentication(BaseAuthentication):
+    """The last one: whoever is nobody by then is anonymous or refused."""
+
+    def authenticate(self, _request: Request) -> Found:
+        """Raises ``ProblemError``, ``DisabledAccountError``."""
+        if not allows_anonymous(settings.CONFIG):
+            raise ProblemError(
+                401,
+                "invalid_api_key",
+                "Send your API key as 'Authorization: Bearer KEY' or as 'x-api-key: KEY', "
+                "or log in.",
+            )
+        return AnonymousUser(), _caller(_built_in(ANONYMOUS_ACCOUNT))
+
+
+def allows_anonymous(config: Config) -> bool:
+    """By what the server listens on and the operator's word."""
+    if config.allow_anonymous:
+        return True
+    host = config.listen_host
+    return config.api_key is None and host is not None and is_loopback(host)
+
+
+def _caller(principal: Principal) -> Caller:
+    return Caller(principal=principal, accounts=frozenset({principal.account}))
+
+
+def _find(key: str, prefix: str) -> Principal:
+    record = DatabaseKeyStore().keys([prefix]).get(prefix)
+    if record is None:
+        raise InvalidKeyError("The API key is not valid.")
+    secret = digest_secret(settings.SECRET_KEY)
+    return record.principal_for(key, secret=secret, now_unix_s=time.time())
+
+
+def _built_in(name: str) -> Principal:
+    return DatabaseKeyStore().built_in_accounts().get(name, AccountRecord(name=name)).principal()
+
+
+def _person(user: AbstractUser, account: str | None) -> Caller:
+    memberships = DatabaseKeyStore().memberships([user.pk])[user.pk]
+    roles = tuple(sorted((one.account.name, one.role) for one in memberships))
+    theirs = frozenset(name for name, _ in roles)
+    if account is not None and account not in theirs:
+        if not user.is_staff:
+            raise ProblemError(
+                403, "account_not_allowed", f"You are not in {account!r}.", param="account"
+            )
+        account = None
+    has_one = any(one.account.enabled for one in memberships)
+    try:
+        principal = person_principal(user, memberships, account) if has_one else None
+    except DisabledAccountError as error:
+        raise ProblemError(403, "account_not_allowed", str(error), param="account") from error
+    return Caller(
+        principal=principal,
+        username=user.get_username(),
+        roles=roles,
+        accounts=None if user.is_staff else theirs,
+    )
+
+
+def _given_keys(request: Request) -> list[str]:
+    """Some clients send both headers, one with a placeholder."""
+    bearer = request.headers.get("authorization", "")
+    keys = [bearer[len(BEARER) :]] if bearer[: len(BEARER)].lower() == BEARER else []
+    keys.append(request.headers.get("x-api-key", ""))
+    return [key.strip() for key in keys if key.strip()]
+
+
+def _any_equals(given: list[str], key: str) -> bool:
+    """Compares all of them, so that the time it takes tells nothing."""
+    equal = [hmac.compare_digest(one.encode(), key.encode()) for one in given]
+    return any(equal)

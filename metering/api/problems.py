@@ -1,0 +1,101 @@
+"""What the REST API says when it refuses: problem details (RFC 9457) with helexa's codes.
+
+    {"type": "about:blank", "title": "Forbidden", "status": 403,
+     "code": "insufficient_scope", "detail": "…", "param": null}
+
+Views raise a ``ProblemError``; ``problem_response`` is REST framework's exception handler and turns
+everything else into one. No text of an unexpected exception reaches a client.
+"""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db import Error as DjangoDatabaseError
+from django.http import Http404
+from rest_framework import exceptions
+from rest_framework.response import Response
+
+from metering.errors import (
+    DirectoryUnavailableError,
+    KeyRefusedError,
+    MeteringValueError,
+    UnknownAccountError,
+)
+
+logger = logging.getLogger(__name__)
+
+CONTENT_TYPE = "application/problem+json"
+RETRY_AFTER_S = 1
+AUTHENTICATE = "Bearer"
+
+
+class ProblemError(Exception):
+    def __init__(self, status: int, code: str, detail: str, *, param: str | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.param = param
+
+
+CODES = {
+    exceptions.MethodNotAllowed: "method_not_allowed",
+    exceptions.NotAcceptable: "not_acceptable",
+    exceptions.NotAuthenticated: "invalid_api_key",
+    exceptions.AuthenticationFailed: "invalid_api_key",
+    exceptions.NotFound: "unknown_url",
+    exceptions.ParseError: "invalid_json",
+    exceptions.PermissionDenied: "permission_denied",
+    exceptions.UnsupportedMediaType: "unsupported_media_type",
+}
+"""Of REST framework's own exceptions."""
+
+
+def problem_response(error: Exception, _context: dict[str, Any]) -> Response:
+    problem = _problem(error)
+    response = Response(
+        {
+            "type": "about:blank",
+            "title": HTTPStatus(problem.status).phrase,
+            "status": problem.status,
+            "code": problem.code,
+            "detail": problem.detail,
+            "param": problem.param,
+        },
+        status=problem.status,
+        content_type=CONTENT_TYPE,
+    )
+    if problem.status == HTTPStatus.UNAUTHORIZED:
+        response["WWW-Authenticate"] = AUTHENTICATE
+    if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        response["Retry-After"] = str(RETRY_AFTER_S)
+    return response
+
+
+def _problem(error: Exception) -> ProblemError:
+    match error:
+        case ProblemError():
+            return error
+        case KeyRefusedError():
+            return ProblemError(401, "invalid_api_key", str(error))
+        case DirectoryUnavailableError() | DjangoDatabaseError():
+            logger.warning("the database does not answer: %s", error)
+            detail = "The database does not answer; try again shortly."
+            return ProblemError(503, "database_unavailable", detail)
+        case MeteringValueError():
+            return ProblemError(400, "invalid_value", str(error), param=error.field)
+        case UnknownAccountError():
+            return ProblemError(404, "account_not_found", str(error), param="account")
+        case Http404():
+            return ProblemError(404, "unknown_url", "There is nothing at this URL.")
+        case PermissionDenied():
+            return ProblemError(403, "permission_denied", "This is not allowed.")
+        case exceptions.APIException():
+            code = CODES.get(type(error), "invalid_request")
+            return ProblemError(error.status_code, code, str(error.detail))
+    logger.error("a request to the API failed", exc_info=error)
+    return ProblemError(500, "internal_error", "Something went wrong here; the log says what.")

@@ -1,0 +1,198 @@
+"""``GET /api/me`` and ``GET /api/usage``."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from django.utils import timezone
+from rest_framework.renderers import BaseRenderer, JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.utils.urls import replace_query_param
+from rest_framework.views import APIView
+
+from metering import selectors
+from metering.api.authentication import Caller
+from metering.api.problems import ProblemError
+from metering.models import Account
+from metering.principal import Principal, Scope
+from metering.selectors import BudgetStatus, UsageFilter, UsageGroup, UsageRow
+from metering.usage_csv import csv_text
+
+DEFAULT_LIMIT = 1000
+MAX_LIMIT = 10_000
+
+
+class CsvRenderer(BaseRenderer):
+    """Of ``csv_text``'s text; refusals stay JSON."""
+
+    media_type = "text/csv"
+    format = "csv"
+    charset = "utf-8"
+
+    def render(self, data: Any, *_args: Any, **_kwargs: Any) -> bytes:
+        text = data if isinstance(data, str) else JSONRenderer().render(data).decode()
+        return text.encode()
+
+
+class UnknownUrlView(APIView):
+    def get(self, _request: Request) -> Response:
+        raise ProblemError(404, "unknown_url", "There is nothing at this URL.")
+
+    post = put = patch = delete = get
+
+
+class MeView(APIView):
+    """Who the caller is, and how far each of their budgets is used."""
+
+    def get(self, request: Request) -> Response:
+        _refuse_unknown_parameters(request, {"account", "format"})
+        caller = _caller(request)
+        if caller.principal is None:
+            return Response(_person_without_account(caller))
+        return Response(_person_without_account(caller) | _described(caller.principal))
+
+
+class UsageView(APIView):
+    """A key sees its own usage, a person that of their accounts, staff everybody's."""
+
+    renderer_classes = (JSONRenderer, CsvRenderer)
+    PARAMETERS = frozenset({"by", "from", "to", "account", "key", "limit", "offset", "format"})
+
+    def get(self, request: Request) -> Response:
+        _refuse_unknown_parameters(request, self.PARAMETERS)
+        caller = _caller(request)
+        caller.ensure_scope(Scope.USAGE_READ)
+        given = request.query_params
+        by = _group(given.get("by", UsageGroup.DAY.value))
+        today = timezone.now().date()
+        period = selectors.period_of(given.get("from"), given.get("to"), today=today)
+        where = _filter(caller, given.get("account"), given.get("key"))
+        rows = selectors.usage_list(by=by, period=period, where=where)
+        if isinstance(request.accepted_renderer, CsvRenderer):
+            return Response(csv_text(by, rows), headers=_attachment(by))
+        limit = _number(request, "limit", DEFAULT_LIMIT, least=1, most=MAX_LIMIT)
+        offset = _number(request, "offset", 0, least=0, most=10**9)
+        return Response(
+            {
+                "by": by.value,
+                "from": str(period.first),
+                "to": str(period.last),
+                "data": [_row(by, row) for row in rows[offset : offset + limit]],
+                "total": asdict(selectors.usage_total(period=period, where=where)),
+                "num_rows": len(rows),
+                "next": _next_url(request, offset + limit) if offset + limit < len(rows) else None,
+            }
+        )
+
+
+def _caller(request: Request) -> Caller:
+    return cast(Caller, request.auth)
+
+
+def _person_without_account(caller: Caller) -> dict[str, Any]:
+    return {
+        "account": None,
+        "key": None,
+        "user": caller.username,
+        "accounts": [{"name": name, "role": role} for name, role in caller.roles],
+        "is_anonymous": False,
+        "scopes": [],
+        "models": None,
+        "expires_at": None,
+        "limits": None,
+        "budgets": [],
+    }
+
+
+def _described(principal: Principal) -> dict[str, Any]:
+    budgets = selectors.budgets_of(
+        account=principal.account, key=principal.key, now_unix_s=time.time()
+    )
+    return {
+        "account": principal.account,
+        "key": principal.key or None,
+        "is_anonymous": principal.is_anonymous,
+        "scopes": [scope.value for scope in Scope if principal.has(scope)],
+        "models": None if principal.models is None else sorted(principal.models),
+        "expires_at": _moment(principal.expires_unix_s),
+        "limits": {
+            "key": asdict(principal.key_limits),
+            "account": asdict(principal.account_limits),
+        },
+        "budgets": [_budget(budget) for budget in budgets],
+    }
+
+
+def _budget(budget: BudgetStatus) -> dict[str, Any]:
+    values = asdict(budget)
+    return values | {"window_ends_at": _moment(values.pop("window_ends_unix_s"))}
+
+
+def _row(by: UsageGroup, row: UsageRow) -> dict[str, Any]:
+    return {by.value: row.name} | asdict(row.sums)
+
+
+def _filter(caller: Caller, account: str | None, key: str | None) -> UsageFilter:
+    """Raises ``ProblemError``: nobody learns which accounts of others there are."""
+    accounts = caller.accounts
+    if account is not None:
+        if accounts is not None and account not in accounts:
+            raise ProblemError(
+                403, "account_not_allowed", f"You may not see {account!r}.", param="account"
+            )
+        if accounts is None and not Account.objects.filter(name=account).exists():
+            raise ProblemError(
+                404, "account_not_found", f"There is no account {account!r}.", param="account"
+            )
+        accounts = frozenset({account})
+    own_key = caller.principal.key if caller.principal is not None else ""
+    if own_key:
+        if key not in (None, own_key):
+            raise ProblemError(403, "key_not_allowed", "A key sees its own usage.", param="key")
+        key = own_key
+    return UsageFilter(accounts=accounts, key=key)
+
+
+def _group(word: str) -> UsageGroup:
+    try:
+        return UsageGroup(word)
+    except ValueError:
+        known = ", ".join(group.value for group in UsageGroup)
+        raise ProblemError(
+            400, "invalid_value", f"{word!r} is none of {known}.", param="by"
+        ) from None
+
+
+def _number(request: Request, name: str, default: int, *, least: int, most: int) -> int:
+    word = request.query_params.get(name)
+    if word is None:
+        return default
+    if not (word.isascii() and word.isdigit() and len(word) < 10 and least <= int(word) <= most):
+        raise ProblemError(
+            400, "invalid_value", f"{name} is a number from {least} to {most}.", param=name
+        )
+    return int(word)
+
+
+def _refuse_unknown_parameters(request: Request, known: frozenset[str] | set[str]) -> None:
+    for name in request.query_params:
+        if name not in known:
+            raise ProblemError(
+                400, "unsupported_parameter", f"There is no parameter {name!r}.", param=name
+            )
+
+
+def _next_url(request: Request, offset: int) -> str:
+    return str(replace_query_param(request.build_absolute_uri(), "offset", str(offset)))
+
+
+def _attachment(by: UsageGroup) -> dict[str, str]:
+    return {"Content-Disposition": f'attachment; filename="usage-by-{by.value}.csv"'}
+
+
+def _moment(unix_s: float | None) -> str | None:
+    return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).isoformat()

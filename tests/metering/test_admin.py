@@ -1,0 +1,369 @@
+"""The operator's pages of accounts, keys, budgets and the ledger, through Django's client."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+
+from fleet import services as fleet_services
+from metering import keys, services
+from metering.actor import COMMAND
+from metering.models import (
+    Account,
+    ApiKey,
+    AuditEntry,
+    Budget,
+    LedgerEntry,
+    Membership,
+    UsageHour,
+)
+from metering.services import Cap
+
+pytestmark = pytest.mark.django_db
+
+NOUNS = ("account", "apikey", "budget", "ledgerentry", "usagehour", "auditentry")
+RECORDS = ("ledgerentry", "usagehour", "auditentry")
+NO_ROWS = {
+    f"{name}-{what}": "0"
+    for name in ("memberships", "budgets", "keys")
+    for what in ("TOTAL_FORMS", "INITIAL_FORMS")
+}
+ACCOUNT_FORM = {"description": "", "weight": "1", "enabled": "on", **NO_ROWS}
+
+
+@pytest.fixture
+def operator(account: Account) -> Client:
+    client = Client()
+    client.force_login(User.objects.create_superuser("carol"))
+    return client
+
+
+def url(noun: str, view: str, *args: Any) -> str:
+    return reverse(f"admin:metering_{noun}_{view}", args=args)
+
+
+def page(client: Client, noun: str, view: str = "changelist", *args: Any) -> str:
+    response = client.get(url(noun, view, *args))
+    assert response.status_code == 200
+    return str(response.content.decode())
+
+
+def post(client: Client, noun: str, view: str, *args: Any, **form: Any) -> Any:
+    response = client.post(url(noun, view, *args), form)
+    if response.status_code == 200 and response.context and "errors" in response.context:
+        raise AssertionError(response.context["errors"])
+    return response
+
+
+def errors(client: Client, noun: str, view: str, *args: Any, **form: Any) -> str:
+    """Of a form that is shown again."""
+    response = client.post(url(noun, view, *args), form)
+    assert response.status_code == 200
+    return str(response.context["errors"])
+
+
+def newest() -> tuple[str, str, str]:
+    entry = AuditEntry.objects.first()
+    assert entry is not None
+    return entry.actor, entry.action, entry.object_id
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_every_list_is_there_and_in_the_navigation(operator: Client, noun: str) -> None:
+    page(operator, noun)
+    assert url(noun, "changelist") in operator.get("/admin/").content.decode()
+
+
+@pytest.mark.parametrize("noun", RECORDS)
+def test_records_are_only_looked_at(operator: Client, noun: str) -> None:
+    assert operator.get(url(noun, "add")).status_code == 403
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_staff_without_permission_see_nothing(account: Account, noun: str) -> None:
+    client = Client()
+    client.force_login(User.objects.create_user("dave", is_staff=True))
+    assert client.get(url(noun, "changelist")).status_code == 403
+
+
+class TestAccounts:
+    def test_create(self, operator: Client) -> None:
+        post(operator, "account", "add", name="ops", **ACCOUNT_FORM | {"weight": "3"})
+        assert Account.objects.get(name="ops").weight == 3
+        assert newest() == ("user:carol", "account.create", "ops")
+
+    def test_a_name_that_is_none(self, operator: Client) -> None:
+        assert "lower-case slug" in errors(
+            operator, "account", "add", name="No Slug", **ACCOUNT_FORM
+        )
+
+    def test_everything_of_it_on_one_page(self, operator: Client, account: Account) -> None:
+        bob = User.objects.create_user("bob")
+        post(
+            operator,
+            "account",
+            "change",
+            "research",
+            **ACCOUNT_FORM
+            | {
+                "enabled": "",
+                "requests_per_minute": "60",
+                "memberships-TOTAL_FORMS": "1",
+                "memberships-0-user": str(bob.pk),
+                "memberships-0-role": "owner",
+                "budgets-TOTAL_FORMS": "1",
+                "budgets-0-unit": "micro_usd",
+                "budgets-0-amount": "$0.0123",
+                "budgets-0-window": "day",
+            },
+        )
+        account.refresh_from_db()
+        assert (account.enabled, account.requests_per_minute) == (False, 60)
+        assert Membership.objects.get().role == "owner"
+        budget = Budget.objects.get()
+        assert (budget.unit, budget.cap, budget.window) == ("micro_usd", 12_300, "day")
+        actions = set(AuditEntry.objects.values_list("actor", "action"))
+        assert {
+            ("user:carol", action)
+            for action in ("account.update", "membership.set", "budget.create")
+        } <= actions
+        Budget.objects.update(spent=300, reserved=2000)
+        shown = page(operator, "account", "change", "research")
+        for text in ("$0.0123", "$0.0003", "$0.002", "$0.01"):
+            assert text in shown
+
+    def test_a_budget_that_cannot_be(self, operator: Client) -> None:
+        form = ACCOUNT_FORM | {
+            "budgets-TOTAL_FORMS": "1",
+            "budgets-0-unit": "tokens",
+            "budgets-0-amount": "12.5",
+            "budgets-0-window": "balance",
+        }
+        response = operator.post(url("account", "change", "research"), form)
+        assert "not a whole number of tokens" in response.content.decode()
+        assert not Budget.objects.exists()
+
+    def test_a_budget_that_changes_and_goes(self, operator: Client, account: Account) -> None:
+        budget = services.budget_create(
+            actor=COMMAND, cap=Cap(unit="tokens", cap=50), account=account
+        )
+        Budget.objects.update(spent=20)
+        row = {
+            "budgets-TOTAL_FORMS": "1",
+            "budgets-INITIAL_FORMS": "1",
+            "budgets-0-id": str(budget.pk),
+            "budgets-0-account": "research",
+            "budgets-0-unit": "tokens",
+            "budgets-0-amount": "1,000",
+            "budgets-0-window": "balance",
+        }
+        post(operator, "account", "change", "research", **ACCOUNT_FORM | row)
+        budget.refresh_from_db()
+        assert (budget.cap, budget.spent) == (1000, 20)
+        assert newest()[1] == "budget.update"
+        row["budgets-0-DELETE"] = "on"
+        post(operator, "account", "change", "research", **ACCOUNT_FORM | row)
+        assert not Budget.objects.exists()
+        assert newest()[1] == "budget.remove"
+
+    def test_a_person_who_leaves(self, operator: Client, account: Account) -> None:
+        bob = User.objects.create_user("bob")
+        member = services.membership_set(actor=COMMAND, account=account, user=bob, role="owner")
+        row = {
+            "memberships-TOTAL_FORMS": "1",
+            "memberships-INITIAL_FORMS": "1",
+            "memberships-0-id": str(member.pk),
+            "memberships-0-account": "research",
+            "memberships-0-user": str(bob.pk),
+            "memberships-0-role": "owner",
+            "memberships-0-DELETE": "on",
+        }
+        post(operator, "account", "change", "research", **ACCOUNT_FORM | row)
+        assert newest() == ("user:carol", "membership.remove", "research/bob")
+
+    def test_delete(self, operator: Client) -> None:
+        post(operator, "account", "delete", "research", post="yes")
+        assert newest() == ("user:carol", "account.delete", "research")
+        assert operator.get(url("account", "delete", "shared")).status_code == 403
+
+
+class TestKeys:
+    FORM = {"account": "research", "name": "ci", "scopes": ["inference"]}
+
+    def test_create_shows_the_key_once(self, operator: Client) -> None:
+        fleet_services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+        response = operator.post(url("apikey", "add"), self.FORM | {"model_names": ["tiny"]})
+        assert response.status_code == 200
+        assert "no-store" in response["Cache-Control"]
+        key = re.search(r"hx-\w{10}-\w{32}", response.content.decode())
+        assert key is not None
+        row = ApiKey.objects.get()
+        assert keys.prefix_of(key[0]) == row.prefix
+        assert (row.scopes, row.model_names) == (["inference"], ["tiny"])
+        assert row.created_by == "user:carol"
+        for text in (
+            page(operator, "apikey"),
+            page(operator, "apikey", "change", row.prefix),
+            page(operator, "auditentry"),
+            operator.get("/admin/").content.decode(),
+        ):
+            assert key[0] not in text
+            assert row.digest not in text
+
+    def test_what_can_be_changed(self, operator: Client, account: Account) -> None:
+        key = services.key_create(actor=COMMAND, account=account).row
+        rows = {name: value for name, value in NO_ROWS.items() if name.startswith("budgets")}
+        post(
+            operator,
+            "apikey",
+            "change",
+            key.prefix,
+            **{
+                "name": "renamed",
+                "scopes": ["usage:read"],
+                "account": "shared",
+                "digest": "0" * 64,
+                "revoked_at_0": "2026-01-01",
+                "revoked_at_1": "00:00",
+                **rows,
+            },
+        )
+        stored = ApiKey.objects.get()
+        assert (stored.name, stored.scopes) == ("renamed", ["usage:read"])
+        assert (stored.account_id, stored.digest) == ("research", key.digest)
+        assert stored.revoked_at is None
+        assert newest() == ("user:carol", "key.update", key.prefix)
+
+    def test_no_scope(self, operator: Client) -> None:
+        response = operator.post(url("apikey", "add"), self.FORM | {"scopes": []})
+        assert "This field is required" in response.content.decode()
+
+    def test_revoke(self, operator: Client, account: Account) -> None:
+        key = services.key_create(actor=COMMAND, account=account).row
+        form = {"action": "revoke_selected", "_selected_action": [key.prefix]}
+        for said in ("Revoked", "already"):
+            response = operator.post(url("apikey", "changelist"), form, follow=True)
+            assert said in response.content.decode()
+        assert ApiKey.objects.get().revoked_at is not None
+        assert newest() == ("user:carol", "key.revoke", key.prefix)
+        assert "revoked" in page(operator, "apikey")
+
+    def test_none_is_deleted(self, operator: Client, account: Account) -> None:
+        key = services.key_create(actor=COMMAND, account=account).row
+        assert operator.get(url("apikey", "delete", key.prefix)).status_code == 403
+
+    def test_who_may_only_look(self, account: Account) -> None:
+        key = services.key_create(actor=COMMAND, account=account).row
+        user = User.objects.create_user("dave", is_staff=True)
+        user.user_permissions.add(Permission.objects.get(codename="view_apikey"))
+        client = Client()
+        client.force_login(user)
+        page(client, "apikey", "change", key.prefix)
+        form = {"action": "revoke_selected", "_selected_action": [key.prefix]}
+        client.post(url("apikey", "changelist"), form)
+        assert ApiKey.objects.get().revoked_at is None
+        assert client.post(url("apikey", "add"), self.FORM).status_code == 403
+
+
+class TestBudgets:
+    def test_on_a_key(self, operator: Client, account: Account) -> None:
+        key = services.key_create(actor=COMMAND, account=account).row
+        post(
+            operator,
+            "budget",
+            "add",
+            key=key.prefix,
+            unit="micro_usd",
+            amount="0.30",
+            window="seconds",
+            window_s="3600",
+        )
+        budget = Budget.objects.get()
+        assert (budget.key_id, budget.cap, budget.window_s) == (key.prefix, 300_000, 3600)
+        assert "$0.30" in page(operator, "budget")
+        post(operator, "budget", "change", budget.pk, unit="tokens", amount="0.50", window="day")
+        budget.refresh_from_db()
+        assert (budget.unit, budget.cap, budget.window, budget.window_s) == (
+            "micro_usd",
+            500_000,
+            "day",
+            None,
+        )
+        assert newest()[1] == "budget.update"
+
+    @pytest.mark.parametrize(
+        ("form", "message"),
+        [
+            ({"unit": "tokens", "amount": "5", "window": "day"}, "either an account"),
+            (
+                {"account": "research", "unit": "tokens", "amount": "0", "window": "day"},
+                "positive whole number",
+            ),
+            (
+                {"account": "research", "unit": "tokens", "amount": "5", "window": "seconds"},
+                "how many seconds",
+            ),
+            (
+                {"account": "research", "unit": "micro_usd", "amount": "x", "window": "day"},
+                "not an amount",
+            ),
+        ],
+    )
+    def test_refused(self, operator: Client, form: dict[str, str], message: str) -> None:
+        response = operator.post(url("budget", "add"), form)
+        assert message in response.content.decode()
+        assert not Budget.objects.exists()
+
+
+class TestRecords:
+    @pytest.fixture(autouse=True)
+    def _entries(self, operator: Client) -> None:
+        used = {
+            "account": "research",
+            "key": "hx-0123456789",
+            "model": "tiny",
+            "prompt_tokens": 10,
+            "cached_tokens": 0,
+            "completion_tokens": 5,
+            "reasoning_tokens": 0,
+            "cost_micro_usd": 12_300,
+        }
+        at = datetime(2026, 1, 1, 5, tzinfo=UTC)
+        LedgerEntry.objects.create(
+            request_id="chatcmpl-1",
+            at=at,
+            endpoint="chat",
+            outcome="finished",
+            duration_ms=5,
+            **used,
+        )
+        UsageHour.objects.create(hour=at, requests=1, **used)
+
+    @pytest.mark.parametrize("noun", ["ledgerentry", "usagehour"])
+    def test_money_in_dollars(self, operator: Client, noun: str) -> None:
+        assert "$0.0123" in page(operator, noun)
+
+    def test_one_entry(self, operator: Client) -> None:
+        entry = LedgerEntry.objects.get()
+        shown = page(operator, "ledgerentry", "change", entry.pk)
+        assert "chatcmpl-1" in shown
+        assert "$0.0123" in shown
+        assert operator.post(url("ledgerentry", "change", entry.pk), {}).status_code == 403
+        assert operator.post(url("ledgerentry", "delete", entry.pk), {}).status_code == 403
+
+    def test_search(self, operator: Client) -> None:
+        for query, is_there in (("chatcmpl-1", True), ("chatcmpl-2", False)):
+            response = operator.get(url("ledgerentry", "changelist"), {"q": query})
+            assert ("hx-0123456789" in response.content.decode()) is is_there
+        response = operator.get(url("auditentry", "changelist"), {"q": "research"})
+        assert "account.create" in response.content.decode()
+
+    def test_an_audit_entry(self, operator: Client) -> None:
+        entry = AuditEntry.objects.get(object_id="research")
+        assert "the research team" in page(operator, "auditentry", "change", entry.pk)
