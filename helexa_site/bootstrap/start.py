@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from helexa_site.bootstrap import readiness
@@ -66,7 +67,10 @@ def start(
         if password is not None:
             say("login", f"admin, password {password} (shown this once)")
     if not has_keys():
-        for line in first_key_lines(options.host, data.path, sys.argv[0]):
+        from inference.gateway.identity import allows_anonymous  # needs Django's settings
+
+        is_open = allows_anonymous(replace(config, listen_host=options.host))
+        for line in first_key_lines(data.path, sys.argv[0], is_open=is_open):
             say("keys", line)
     if options.with_model:
         say("try", readiness.curl_line(url))
@@ -96,5 +100,5 @@ def _start_gateway(options: ServeOptions, config: Config, supervisor: Supervisor
     supervisor.start(gateway_spec(options.host, options.port))
     say("gateway", f"starting on {options.host} port {options.port}")
     if not is_loopback(options.host) and not (config.api_key or config.allow_anonymous):
-        say("gateway", "clients on other machines are refused: set HELEXA_API_KEY to a key for")
-        say("", "them, or HELEXA_ALLOW_ANONYMOUS=1 to serve anybody who reaches the port")
+        say("gateway", "clients need an API key, or HELEXA_ALLOW_ANONYMOUS=1 serves anybody who")
+        say("", "reaches the port")

@@ -15,8 +15,8 @@ from django.contrib.auth.models import AbstractUser, AnonymousUser
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication
 from rest_framework.request import Request
 
-from helexa_site.bootstrap.arguments import is_loopback
 from helexa_site.config import Config
+from inference.gateway.identity import allows_anonymous
 from metering.api.problems import AUTHENTICATE, ProblemError
 from metering.errors import DisabledAccountError, InvalidKeyError
 from metering.key_records import AccountRecord, person_principal
@@ -60,7 +60,8 @@ class KeyAuthentication(BaseAuthentication):
         if not given:
             return None
         config: Config = settings.CONFIG
-        if config.api_key is not None and _any_equals(given, config.api_key):
+        shared_keys = [key for key in (config.api_key, config.serve_key) if key is not None]
+        if _any_equal(given, shared_keys):
             return AnonymousUser(), _caller(_built_in(SHARED_ACCOUNT))
         for key in given:
             if prefix := prefix_of(key):
@@ -99,14 +100,6 @@ class AnonymousAuthentication(BaseAuthentication):
                 "or log in.",
             )
         return AnonymousUser(), _caller(_built_in(ANONYMOUS_ACCOUNT))
-
-
-def allows_anonymous(config: Config) -> bool:
-    """By what the server listens on and the operator's word."""
-    if config.allow_anonymous:
-        return True
-    host = config.listen_host
-    return config.api_key is None and host is not None and is_loopback(host)
 
 
 def _caller(principal: Principal) -> Caller:
@@ -156,7 +149,7 @@ def _given_keys(request: Request) -> list[str]:
     return [key.strip() for key in keys if key.strip()]
 
 
-def _any_equals(given: list[str], key: str) -> bool:
+def _any_equal(given: list[str], keys: list[str]) -> bool:
     """Compares all of them, so that the time it takes tells nothing."""
-    equal = [hmac.compare_digest(one.encode(), key.encode()) for one in given]
+    equal = [hmac.compare_digest(one.encode(), key.encode()) for one in given for key in keys]
     return any(equal)

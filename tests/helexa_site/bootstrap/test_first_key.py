@@ -16,12 +16,12 @@ from tests.leftovers import MARK_VARIABLE
 
 def test_who_needs_one() -> None:
     data_dir = REPOSITORY_DIR / "var"
-    assert "this machine need none" in first_key_lines("127.0.0.1", data_dir, "manage.py")[0]
-    assert "clients need one" in first_key_lines("0.0.0.0", data_dir, "manage.py")[0]
+    assert "may have one" in first_key_lines(data_dir, "manage.py", is_open=True)[0]
+    assert "need one" in first_key_lines(data_dir, "manage.py", is_open=False)[0]
 
 
 def test_the_usual_data_directory_is_not_named() -> None:
-    command = first_key_lines("127.0.0.1", REPOSITORY_DIR / "var", "manage.py")[1]
+    command = first_key_lines(REPOSITORY_DIR / "var", "manage.py", is_open=True)[1]
     assert command == (
         "python3 manage.py accounts create team && python3 manage.py keys create team"
     )
@@ -42,7 +42,7 @@ def test_the_command_works(tmp_path: Path) -> None:
     migrate = [sys.executable, str(manage), "migrate", "-v", "0"]
     subprocess.run(migrate, env=environment, check=True, timeout=300)
     del environment["HELEXA_DATA_DIR"]
-    command = first_key_lines("0.0.0.0", data_dir, str(manage))[1]
+    command = first_key_lines(data_dir, str(manage), is_open=False)[1]
     done = subprocess.run(
         ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=300
     )
