@@ -108,7 +108,8 @@ class ExpiredKeyError(KeyRefusedError):
 
 
 class DisabledAccountError(KeyRefusedError):
-    pass
+    """A 401 as well: the key opens nothing any more, whatever is asked for with it. A 403 would
+    say that something else may still be asked for."""
 
 
 class NoAccountError(MeteringError):

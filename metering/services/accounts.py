@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.contrib.auth.models import AbstractBaseUser
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
 from metering.actor import Actor
 from metering.errors import MeteringValueError
@@ -39,11 +39,16 @@ def account_create(
         tokens_per_minute=tokens_per_minute,
         max_concurrent=max_concurrent,
     )
+    account_check(account=account)
+    taken = MeteringValueError("name", f"There is an account named {name!r} already")
     with transaction.atomic():
-        account_check(account=account)
         if Account.objects.filter(name=name).exists():
-            raise MeteringValueError("name", f"There is an account named {name!r} already")
-        account.save(force_insert=True)
+            raise taken
+        try:
+            with transaction.atomic():
+                account.save(force_insert=True)
+        except IntegrityError:  # another one came first
+            raise taken from None
         detail = values_of(account, ACCOUNT_FIELDS)
         audit_entry_create(actor=actor, action="account.create", object_id=name, detail=detail)
         revision_bump()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from pytest_django.plugin import DjangoDbBlocker
 
 from metering.actor import COMMAND
+from metering.directory import KeyDirectory
 from metering.models import Account, Revision
 from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services import account_create
 from tests.metering.databases import clear, metering_database
+from tests.metering.directory_support import SECRET_KEY, Clock, FakeStore
 from tests.private_postgres import running_postgres
 
 
@@ -58,3 +61,23 @@ def account(db: None) -> Account:
         Account.objects.get_or_create(name=name)
     Revision.objects.get_or_create(pk=1)
     return account_create(actor=COMMAND, name="research", description="the research team")
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest_asyncio.fixture
+async def directory(store: FakeStore, clock: Clock) -> AsyncIterator[KeyDirectory]:
+    """Of a gateway that runs, on ``store``."""
+    made = KeyDirectory(store, secret_key=SECRET_KEY, clock=clock)
+    made.start()
+    yield made
+    store.may_go_on.set()
+    await made.stop()

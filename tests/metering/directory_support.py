@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from metering import keys
-from metering.errors import DirectoryUnavailableError
+from metering.directory import KeyDirectory
+from metering.errors import DirectoryUnavailableError, MeteringError
 from metering.key_records import AccountRecord, KeyRecord, MembershipRecord
 from metering.principal import Principal
 
@@ -104,4 +105,25 @@ class FakeStore:
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(GIVE_UP_S):
         while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def rounds(store: FakeStore, number: int = 2) -> None:
+    """Until the database has been read so often again; two are one whole round."""
+    seen = store.revisions
+    await until(lambda: store.revisions >= seen + number)
+
+
+async def until_refused(directory: KeyDirectory, key: str, refusal: type[Exception]) -> None:
+    async def is_refused() -> bool:
+        try:
+            await directory.find(key)
+        except refusal:
+            return True
+        except MeteringError:
+            return False
+        return False
+
+    async with asyncio.timeout(GIVE_UP_S):
+        while not await is_refused():
             await asyncio.sleep(0.01)

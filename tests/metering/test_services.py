@@ -89,6 +89,15 @@ class TestAccounts:
     def test_refused(self, account: Account, field: str, values: dict[str, Any]) -> None:
         refused(field, services.account_create, actor=ALICE, **values)
 
+    def test_two_at_once_of_one_name(
+        self, account: Account, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The other one is committed after this one has looked."""
+        looked = Account.objects.none()
+        monkeypatch.setattr(Account.objects, "filter", lambda **_names: looked)
+        message = refused("name", services.account_create, actor=ALICE, name="research")
+        assert "already" in message
+
     def test_update(self, account: Account) -> None:
         before = revision()
         account.weight, account.enabled = 5, False
