@@ -15,6 +15,7 @@ from django.db import Error as DjangoDatabaseError
 from rich.console import Console
 from rich.table import Table
 
+from helexa_site.config import ConfigError
 from metering.errors import MeteringError, MeteringValueError
 from metering.models import Budget
 from metering.money import usd_text
@@ -53,6 +54,8 @@ def told() -> Iterator[None]:
     except MeteringValueError as error:
         raise CommandError(f"{error.field}: {error}") from error
     except MeteringError as error:
+        raise CommandError(str(error)) from error
+    except ConfigError as error:
         raise CommandError(str(error)) from error
     except DjangoDatabaseError as error:
         reason = str(error).strip().partition("\n")[0]

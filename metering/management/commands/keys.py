@@ -42,8 +42,8 @@ class Command(BaseCommand):
     def _create(self, options: dict[str, Any]) -> None:
         if not settings.CONFIG.secret_key_is_kept:
             raise CommandError(
-                "No gateway could check this key: set HELEXA_SECRET_KEY, or HELEXA_DATA_DIR to "
-                "the directory that manage.py serve uses"
+                "No gateway could check this key: start one here first, set HELEXA_SECRET_KEY to "
+                "theirs, or HELEXA_DATA_DIR to the directory that manage.py serve uses"
             )
         created = services.key_create(
             actor=COMMAND,
