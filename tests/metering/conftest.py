@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from django.contrib.auth.models import User
+from django.test import Client
 from pytest_django.plugin import DjangoDbBlocker
 
 from metering.actor import COMMAND
 from metering.directory import KeyDirectory
 from metering.models import Account, Revision
 from metering.principal import BUILT_IN_ACCOUNTS
-from metering.services import account_create
+from metering.services import CreatedKey, account_create, key_create
 from tests.metering.databases import clear, metering_database
 from tests.metering.directory_support import SECRET_KEY, Clock, FakeStore
 from tests.private_postgres import running_postgres
@@ -81,3 +84,29 @@ async def directory(store: FakeStore, clock: Clock) -> AsyncIterator[KeyDirector
     yield made
     store.may_go_on.set()
     await made.stop()
+
+
+@pytest.fixture
+def operator(account: Account) -> Client:
+    client = Client()
+    client.force_login(User.objects.create_superuser("carol"))
+    return client
+
+
+@pytest.fixture
+def listens_elsewhere(settings: Any) -> None:
+    """Where callers need a key; the host's check lets Django's test client through."""
+    settings.CONFIG = replace(
+        settings.CONFIG, listen_host="0.0.0.0", api_key=None, allowed_hosts=("testserver",)
+    )
+    settings.ALLOWED_HOSTS = ["testserver"]
+
+
+@pytest.fixture
+def on_loopback(settings: Any, listens_elsewhere: None) -> None:
+    settings.CONFIG = replace(settings.CONFIG, listen_host="127.0.0.1")
+
+
+@pytest.fixture
+def made(account: Account) -> CreatedKey:
+    return key_create(actor=COMMAND, account=account, name="ci")

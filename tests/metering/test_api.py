@@ -1,16 +1,12 @@
-"""``/api/me`` and ``/api/usage``: a key, an owner, a viewer, staff, a stranger and nobody."""
+"""``/api/me``, and what the API refuses: to a key, a person and nobody."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.conf import settings as django_settings
 from django.contrib.auth.models import User
 from django.db import OperationalError
 from django.test import Client
@@ -19,65 +15,13 @@ from django.utils import timezone
 from metering import keys, services
 from metering.actor import COMMAND
 from metering.key_store import DatabaseKeyStore
-from metering.models import Account, Budget, UsageHour
+from metering.models import Account, Budget
 from metering.services import Cap, CreatedKey
+from tests.metering.api_support import get, ok, person, refused
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
 
 PERIOD = "from=2026-01-01&to=2026-01-02"
-
-
-@pytest.fixture(autouse=True)
-def _listens_elsewhere(settings: Any) -> None:
-    """Where callers need a key; the host's check lets Django's test client through."""
-    settings.CONFIG = replace(
-        django_settings.CONFIG, listen_host="0.0.0.0", api_key=None, allowed_hosts=("testserver",)
-    )
-    settings.ALLOWED_HOSTS = ["testserver"]
-
-
-@pytest.fixture
-def on_loopback(settings: Any, _listens_elsewhere: None) -> None:
-    settings.CONFIG = replace(settings.CONFIG, listen_host="127.0.0.1")
-
-
-@pytest.fixture
-def made(account: Account) -> CreatedKey:
-    return services.key_create(actor=COMMAND, account=account, name="ci")
-
-
-def get(client: Client, path: str, key: str | None = None, **headers: str) -> Any:
-    if key is not None:
-        headers["authorization"] = f"Bearer {key}"
-    return client.get(f"/api/{path}", headers=headers)
-
-
-def ok(client: Client, path: str, key: str | None = None, **headers: str) -> Any:
-    response = get(client, path, key, **headers)
-    assert response.status_code == 200, response.content
-    assert response["Content-Type"] == "application/json"
-    return response.json()
-
-
-def refused(client: Client, path: str, key: str | None = None, **headers: str) -> tuple[int, str]:
-    """The status and the code; the body has all that a problem has."""
-    response = get(client, path, key, **headers)
-    assert response["Content-Type"].startswith("application/problem+json")
-    problem = response.json()
-    assert problem.keys() == {"type", "title", "status", "code", "detail", "param"}
-    assert problem["status"] == response.status_code
-    if response.status_code == 401:
-        assert response["WWW-Authenticate"] == "Bearer"
-    return response.status_code, problem["code"]
-
-
-def person(name: str, account: Account | None = None, role: str = "owner", **fields: Any) -> Client:
-    user = User.objects.create_user(name, **fields)
-    if account is not None:
-        services.membership_set(actor=COMMAND, account=account, user=user, role=role)
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 class TestMe:
@@ -125,6 +69,13 @@ class TestMe:
         budget = ok(client, "me", made.key)["budgets"][0]
         assert (budget["spent"], budget["reserved"], budget["left"]) == (0, 3, 47)
         assert budget["window_ends_at"] is None
+
+    def test_a_browser(self, account: Account) -> None:
+        """Somebody who is logged in to the admin opens the address."""
+        accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+        client = person("alice", account)
+        assert ok(client, "me", accept=accept)["user"] == "alice"
+        assert ok(client, "usage", accept=accept)["by"] == "day"
 
     def test_a_person(self, account: Account) -> None:
         shown = ok(person("alice", account, "member"), "me")
@@ -250,103 +201,3 @@ class TestRefusals:
         assert get(client, "usage?format=xml", made.key).status_code == 404
         response = get(client, "usage", made.key, accept="application/xml")
         assert response.status_code == 406
-
-
-@pytest.fixture
-def hours(account: Account, made: CreatedKey) -> None:
-    """Of the key, of another key of its account, and of another account."""
-    for owner, key, model, requests in (
-        ("research", made.row.prefix, "tiny", 1),
-        ("research", made.row.prefix, "large", 2),
-        ("research", "hx-another000", "tiny", 4),
-        ("shared", "", "tiny", 8),
-    ):
-        UsageHour.objects.create(
-            hour=datetime(2026, 1, 1, 5, tzinfo=UTC),
-            account=owner,
-            key=key,
-            model=model,
-            requests=requests,
-            cost_micro_usd=requests,
-        )
-
-
-@pytest.mark.usefixtures("hours")
-class TestUsage:
-    def total(self, client: Client, query: str = "", key: str | None = None) -> int:
-        shown = ok(client, f"usage?{PERIOD}{query}", key)
-        return int(shown["total"]["requests"])
-
-    def test_a_key_sees_its_own(self, client: Client, made: CreatedKey) -> None:
-        shown = ok(client, f"usage?by=model&{PERIOD}", made.key)
-        assert [(row["model"], row["requests"]) for row in shown["data"]] == [
-            ("large", 2),
-            ("tiny", 1),
-        ]
-        assert (shown["by"], shown["from"], shown["to"]) == ("model", "2026-01-01", "2026-01-02")
-        assert shown["total"]["cost_micro_usd"] == 3
-        assert self.total(client, "&account=research", made.key) == 3
-        assert self.total(client, f"&key={made.row.prefix}", made.key) == 3
-        for query, code in (
-            ("account=shared", "account_not_allowed"),
-            ("account=nowhere", "account_not_allowed"),
-            ("key=hx-another000", "key_not_allowed"),
-        ):
-            assert refused(client, f"usage?{query}", made.key) == (403, code)
-
-    @pytest.mark.parametrize("role", ["owner", "member", "viewer"])
-    def test_a_person_sees_their_account(
-        self, account: Account, made: CreatedKey, role: str
-    ) -> None:
-        client = person("alice", account, role)
-        assert self.total(client) == 7
-        assert self.total(client, f"&key={made.row.prefix}") == 3
-        assert refused(client, "usage?account=shared") == (403, "account_not_allowed")
-
-    def test_a_stranger_sees_nothing(self) -> None:
-        client = person("eve")
-        assert self.total(client) == 0
-        assert refused(client, "usage?account=research") == (403, "account_not_allowed")
-
-    def test_staff_see_everything(self) -> None:
-        client = person("root", is_staff=True)
-        assert self.total(client) == 15
-        assert self.total(client, "&account=shared") == 8
-        assert refused(client, "usage?account=nowhere") == (404, "account_not_found")
-
-    def test_the_shared_key_sees_its_account(self, client: Client, settings: Any) -> None:
-        settings.CONFIG = replace(settings.CONFIG, api_key="a shared key")
-        assert self.total(client, key="a shared key") == 8
-
-    @pytest.mark.parametrize(
-        ("path", "headers"),
-        [("usage?format=csv&", {}), ("usage?", {"accept": "text/csv"})],
-    )
-    def test_csv(
-        self, client: Client, made: CreatedKey, path: str, headers: dict[str, str]
-    ) -> None:
-        response = get(client, f"{path}by=model&{PERIOD}", made.key, **headers)
-        assert response.status_code == 200
-        assert response["Content-Type"] == "text/csv; charset=utf-8"
-        rows = list(csv.DictReader(io.StringIO(response.content.decode())))
-        assert [(row["model"], row["requests"]) for row in rows] == [("large", "2"), ("tiny", "1")]
-
-    def test_a_refusal_of_csv_is_a_problem_all_the_same(self, client: Client) -> None:
-        response = client.get("/api/usage?format=csv")
-        assert response.status_code == 401
-        assert json.loads(response.content)["code"] == "invalid_api_key"
-
-    def test_pages(self, client: Client, made: CreatedKey) -> None:
-        first = ok(client, f"usage?by=model&limit=1&{PERIOD}", made.key)
-        assert (first["num_rows"], len(first["data"])) == (2, 1)
-        assert first["total"]["requests"] == 3, "of all pages"
-        path = first["next"].removeprefix("http://testserver/api/")
-        second = ok(client, path, made.key)
-        assert second["next"] is None
-        assert {row["model"] for row in first["data"] + second["data"]} == {"tiny", "large"}
-
-    def test_thirty_days_by_default(self, client: Client, made: CreatedKey) -> None:
-        shown = ok(client, "usage", made.key)
-        first, last = (datetime.fromisoformat(shown[name]) for name in ("from", "to"))
-        assert last - first == timedelta(days=29)
-        assert shown["data"] == []

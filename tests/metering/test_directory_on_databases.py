@@ -15,7 +15,14 @@ from tests.leftovers import MARK_VARIABLE
 
 FOLDER = Path(__file__).parent
 REPOSITORY_DIR = FOLDER.parents[1]
-DATABASE_TESTS = ("test_services.py", "test_commands.py", "test_api.py", "test_key_store.py")
+DATABASE_TESTS = (
+    "test_services.py",
+    "test_key_services.py",
+    "test_commands.py",
+    "test_api.py",
+    "test_usage_api.py",
+    "test_key_store.py",
+)
 
 
 def run(database_url: str, data_dir: Path, *arguments: str) -> str:
