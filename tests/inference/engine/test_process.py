@@ -64,11 +64,18 @@ class EngineProcess:
 
     def terminal(self, sequence_id: str) -> SequenceStep | SequenceFailed | SequenceCancelled:
         """The event that ends the sequence."""
+        return self.outputs(sequence_id)[-1]
+
+    def outputs(self, sequence_id: str) -> list[SequenceStep | SequenceFailed | SequenceCancelled]:
+        """The sequence's, up to the one that ends it."""
+        outputs = []
         for message in self.messages():
             for output in message.outputs if isinstance(message, StepOutputs) else []:
-                ended = not isinstance(output, SequenceStep) or output.finish_reason is not None
-                if output.sequence_id == sequence_id and ended:
-                    return output
+                if output.sequence_id != sequence_id:
+                    continue
+                outputs.append(output)
+                if not isinstance(output, SequenceStep) or output.finish_reason is not None:
+                    return outputs
         raise AssertionError("unreachable: messages() never ends")
 
 
@@ -135,7 +142,11 @@ def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Pa
 
         engine.submit("unfinished", 200)
         engine.send(Shutdown())
-        assert isinstance(engine.terminal("unfinished"), SequenceCancelled)
+        *steps, unfinished = engine.outputs("unfinished")
+        assert isinstance(unfinished, SequenceCancelled)
+        num_told = sum(len(step.token_ids) for step in steps if isinstance(step, SequenceStep))
+        assert unfinished.used.num_output_tokens == num_told
+        assert unfinished.used.num_prompt_tokens == (3 if num_told else 0)
         assert engine.process.wait(EXIT_TIMEOUT_S) == 0
 
 

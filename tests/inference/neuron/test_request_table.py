@@ -263,3 +263,45 @@ def test_an_answer_that_ends_before_its_cancel_arrives_is_finished(
     table.apply([_step(0, 70, cached=0)])
     table.cancel("r")
     assert isinstance(_ends(table, _output("finish")), Finished)
+
+
+def _accounts(book: AccountBook) -> list[tuple[str, Usage | None]]:
+    return [(account.outcome, account.usage) for account in book.take_due(9)]
+
+
+def test_a_dead_gateways_request_is_accounted_for_when_its_engine_has_ended_it(
+    tokenizer: Tokenizer,
+) -> None:
+    book = AccountBook("n1")
+    table = RequestTable(book)
+    engine = _running(table, _answer(tokenizer))
+    table.apply([_step(0, 70, cached=0)])
+    assert table.forget_gateway("g") == 1
+    assert table.forget_gateway("g") == 0, "it has been cancelled already"
+    assert engine.cancelled == ["r/0"]
+    assert _accounts(book) == []
+    table.apply([_cancelled(0, 7, output=2)])
+    assert _accounts(book) == [("cancelled", Usage(prompt_tokens=7, completion_tokens=2))]
+
+
+def test_a_dead_gateways_request_that_no_engine_has_is_accounted_for_at_once(
+    tokenizer: Tokenizer,
+) -> None:
+    book = AccountBook("n1")
+    table = RequestTable(book)
+    table.admit(_submit("r"))
+    assert table.forget_gateway("g") == 1
+    assert not table.begin("r", _answer(tokenizer), FakeEngine()), "nobody waits for it"
+    assert _accounts(book) == [("cancelled", None)]
+
+
+def test_a_gateway_that_dies_while_its_request_is_handed_over(tokenizer: Tokenizer) -> None:
+    book, engine = AccountBook("n1"), FakeEngine()
+    table = RequestTable(book)
+    table.admit(_submit("r"))
+    table.begin("r", _answer(tokenizer), engine)
+    table.forget_gateway("g")
+    assert engine.cancelled == [], "a cancel that overtakes its submit would be lost"
+    assert table.started("r"), "so it is sent afterwards"
+    table.fail_engine(engine, engine_crashed("m"))
+    assert _accounts(book) == [("failed", None)]
