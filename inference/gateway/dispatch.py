@@ -19,9 +19,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import redis
-import redis.asyncio
 
 from inference.gateway.doorbell import ring_message
+from inference.gateway.redis_link import RedisLink
 from inference.protocol import keys
 from inference.protocol.generation import Cancel, InboxFrame, Submit, encode_inbox_frame
 from inference.wire.errors import ServiceUnavailableError
@@ -62,13 +62,8 @@ def redis_unavailable() -> ServiceUnavailableError:
 class Dispatcher:
     """Belongs to one event loop."""
 
-    def __init__(
-        self,
-        client: redis.asyncio.Redis,
-        *,
-        stall_limit_s: float,
-    ) -> None:
-        self._push_frames = client.register_script(PUSH_SCRIPT)
+    def __init__(self, link: RedisLink, *, stall_limit_s: float) -> None:
+        self._push_frames = link.register_script(PUSH_SCRIPT)
         self._stall_limit_s = stall_limit_s
         self._num_pending_bytes = 0
         self._pending: defaultdict[str, list[_Outgoing]] = defaultdict(list)

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 import redis
-import redis.asyncio
 
 from inference.gateway.dispatch import redis_unavailable
 from inference.gateway.outage import RedisOutage
+from inference.gateway.redis_link import RedisLink
 from inference.gateway.streams import RequestStream, RequestStreams, events_lost
 from inference.protocol import keys
 from inference.protocol.events import EVENT_BATCH_FIELD, EventBatch, decode_event_batch
@@ -39,17 +39,17 @@ Entry = tuple[bytes, dict[bytes, bytes]]
 
 
 class EventReader:
-    """``client`` must wait longer than ``BLOCK_MS`` for a reply and be nobody else's."""
+    """``link`` must wait longer than ``BLOCK_MS`` for a reply and be nobody else's."""
 
     def __init__(
         self,
-        client: redis.asyncio.Redis,
+        link: RedisLink,
         gateway_id: str,
         streams: RequestStreams,
         *,
         stall_limit_s: float,
     ) -> None:
-        self._redis = client
+        self._redis = link
         self._key = keys.gateway_events_key(gateway_id)
         self._streams = streams
         self._next_sequence_number: dict[tuple[str, str], int] = {}

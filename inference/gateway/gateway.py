@@ -38,6 +38,7 @@ from inference.gateway.liveness import Liveness, repeat
 from inference.gateway.metrics import Metrics
 from inference.gateway.outcomes import Outcomes
 from inference.gateway.placing import Place, Placer
+from inference.gateway.redis_link import RedisLink
 from inference.gateway.streams import RequestStream, RequestStreams
 from inference.gateway.tally import Tally
 from inference.protocol.generation import Submit
@@ -112,12 +113,13 @@ class Gateway:
         if self._loops:
             return
         self._redis = _client(self.config.redis_url, COMMAND_TIMEOUT_S)
-        self._reader_redis = _client(self.config.redis_url, READ_TIMEOUT_S)
+        self._frames_link = RedisLink(self.config.redis_url, timeout_s=COMMAND_TIMEOUT_S)
+        self._events_link = RedisLink(self.config.redis_url, timeout_s=READ_TIMEOUT_S)
         stall_limit_s = self.config.redis_stall_s
         self.streams = RequestStreams()
-        self.dispatcher = Dispatcher(self._redis, stall_limit_s=stall_limit_s)
+        self.dispatcher = Dispatcher(self._frames_link, stall_limit_s=stall_limit_s)
         reader = EventReader(
-            self._reader_redis, self.gateway_id, self.streams, stall_limit_s=stall_limit_s
+            self._events_link, self.gateway_id, self.streams, stall_limit_s=stall_limit_s
         )
         self.liveness = Liveness(
             self._redis, self.gateway_id, self.streams, reader, stall_limit_s=stall_limit_s
@@ -264,7 +266,8 @@ class Gateway:
         await self._ledger.stop(LEDGER_STOP_S)
         await self.liveness.withdraw()
         await self._redis.aclose()
-        await self._reader_redis.aclose()
+        await self._frames_link.aclose()
+        await self._events_link.aclose()
 
     async def _look_at_held(self) -> None:
         await self._held.look(self.liveness.neuron_names())

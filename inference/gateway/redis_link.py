@@ -20,6 +20,8 @@ from typing import Any
 
 import redis
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from inference.gateway.resp import ReplyBuffer, pack
 
@@ -32,7 +34,11 @@ class RedisLink:
     def __init__(self, url: str, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._pool = redis.asyncio.ConnectionPool.from_url(
-            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, protocol=2
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
         )
         self._connection: Any = None
         """redis-py's. It closes its transport when nobody holds it any more."""
