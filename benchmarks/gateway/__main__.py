@@ -20,6 +20,7 @@ from benchmarks.gateway import litellm_proxy
 from benchmarks.gateway.measure import Cell, Reading, measure, median_of
 from benchmarks.gateway.processes import RunningProcess
 from benchmarks.gateway.stage import MODEL, Stage, StageOptions, stage
+from helexa_site.config import REPOSITORY_DIR
 
 SERVERS = ("daphne", "uvicorn")
 CLIENTS = (1, 16, 64)
@@ -37,7 +38,11 @@ def main(arguments: list[str] | None = None) -> None:
         database_url=options.database_url,
     )
     with stage(wanted) as there:
-        servers = [there.start_gateway(kind) for kind in options.servers]
+        servers = [
+            there.start_gateway(kind, checkout=checkout)
+            for kind in options.servers
+            for checkout in (REPOSITORY_DIR, *options.beside)
+        ]
         if options.litellm is not None:
             processes = there.processes
             servers.append(
@@ -122,6 +127,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of a measurement")
     parser.add_argument("--warm-up", type=float, default=1.0, help="seconds before it")
+    parser.add_argument(
+        "--beside",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="CHECKOUT",
+        help="gateways of other checkouts as well, on the same database and neuron",
+    )
     parser.add_argument(
         "--litellm", type=Path, help="the Python of an environment that has litellm[proxy]"
     )

@@ -92,13 +92,20 @@ class Processes:
         self._guardian = Guardian()
 
     def start(
-        self, name: str, command: Sequence[str], env: Mapping[str, str], *, port: int = 0
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        port: int = 0,
+        folder: Path = REPOSITORY_DIR,
     ) -> RunningProcess:
+        """``port`` is where it will listen, ``folder`` where it is started."""
         log = self.folder / f"{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
                 command,
-                cwd=REPOSITORY_DIR,
+                cwd=folder,
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

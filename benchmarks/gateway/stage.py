@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -58,12 +59,22 @@ class Stage:
         self.authorization = authorization
         self._env = env
 
-    def start_gateway(self, kind: str, *, metrics_port: int | None = None) -> RunningProcess:
-        """``kind`` is daphne or uvicorn. ``metrics_port``: ``None``: any that is free."""
+    def start_gateway(
+        self,
+        kind: str,
+        *,
+        metrics_port: int | None = None,
+        checkout: Path = REPOSITORY_DIR,
+    ) -> RunningProcess:
+        """``kind`` is daphne or uvicorn. ``metrics_port``: ``None``: any that is free.
+        ``checkout`` has the code of the gateway."""
         port = free_port()
         metrics = f"{HOST}:{metrics_port or free_port()}" if self.options.with_metrics else "off"
-        env = self._env | {"HELEXA_METRICS_LISTEN": metrics}
-        running = self.processes.start(kind, _command(kind, port), env, port=port)
+        env = self._env | {"HELEXA_METRICS_LISTEN": metrics, "PYTHONPATH": str(checkout)}
+        name = kind if checkout == REPOSITORY_DIR else f"{kind} of {checkout.name}"
+        running = self.processes.start(
+            name, _command(kind, port, checkout), env, port=port, folder=checkout
+        )
         running.wait_until_listening()
         return running
 
@@ -97,16 +108,19 @@ def _environment(root: Path, redis_url: str, options: StageOptions) -> dict[str,
         "REDIS_URL": redis_url,
         "PYTHONPATH": str(REPOSITORY_DIR),
         "PYTHONUNBUFFERED": "1",
+        "HELEXA_SECRET_KEY": secrets.token_urlsafe(48),
     }
     env.pop("DATABASE_URL", None)
+    if not options.with_key:
+        env["HELEXA_ALLOW_ANONYMOUS"] = "1"
     if options.database_url is not None:
         env["DATABASE_URL"] = options.database_url
     return env
 
 
-def _command(kind: str, port: int) -> Sequence[str]:
+def _command(kind: str, port: int, checkout: Path) -> Sequence[str]:
     if kind == "daphne":
-        manage = str(REPOSITORY_DIR / "manage.py")
+        manage = str(checkout / "manage.py")
         return (sys.executable, manage, "gateway", "--host", HOST, "--port", str(port))
     return (
         *(sys.executable, "-m", "uvicorn", "helexa_site.asgi:application", "--host", HOST),
