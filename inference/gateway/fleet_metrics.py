@@ -7,6 +7,7 @@ of the fleet; sum over gateways only what counts requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -102,24 +103,37 @@ DEVICE_GAUGES: tuple[tuple[str, str, ReadDevice], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseCounts:
+    load_jobs: Mapping[str, int]
+    """By state."""
+    reservations: int
+
+
 class FleetCollector(Collector):
-    """``read_snapshot``: the newest, ``None`` while there is none. ``count_load_jobs``: by state;
-    empty where the database does not answer."""
+    """``read_snapshot``: the newest, ``None`` while there is none. ``read_counts``: ``None`` where
+    the database does not answer."""
 
     def __init__(
         self,
         read_snapshot: Callable[[], FleetSnapshot | None],
-        count_load_jobs: Callable[[], Mapping[str, int]],
+        read_counts: Callable[[], DatabaseCounts | None],
     ) -> None:
         self._read_snapshot = read_snapshot
-        self._count_load_jobs = count_load_jobs
+        self._read_counts = read_counts
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: the names are checked by being collected."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        yield _load_jobs(self._count_load_jobs())
+        if (counts := self._read_counts()) is not None:
+            yield _load_jobs(counts.load_jobs)
+            yield GaugeMetricFamily(
+                "helexa_reservations_open",
+                "Reservations that stand, one for each cap of an open request.",
+                counts.reservations,
+            )
         snapshot = self._read_snapshot()
         if snapshot is not None:
             yield from fleet_metrics(snapshot)

@@ -80,6 +80,16 @@ class GatewayLedger(Ledger, Protocol):
         """Writes what is queued first."""
         ...
 
+    @property
+    def depth(self) -> int:
+        """How many operations are not written yet; from any thread, as is ``age_s``."""
+        ...
+
+    @property
+    def age_s(self) -> float:
+        """How long the oldest of them has waited."""
+        ...
+
 
 class Gateway:
     def __init__(
@@ -98,6 +108,16 @@ class Gateway:
         self.identifier = Identifier(config, directory)
         self._directory = directory
         self._ledger = make_ledger(self.gateway_id)
+        self.metrics.watch(
+            "helexa_ledger_queue_operations",
+            "What this gateway has yet to write into the ledger.",
+            lambda: self._ledger.depth,
+        )
+        self.metrics.watch(
+            "helexa_ledger_queue_age_seconds",
+            "How long the oldest of that has waited.",
+            lambda: self._ledger.age_s,
+        )
         self.accounting = Accounting(self._ledger, self.gateway_id)
         self.bounds = Bounds(
             max_open_requests=config.max_open_requests,

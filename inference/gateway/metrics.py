@@ -45,7 +45,6 @@ REJECTION_REASONS = {
     "queue_full": "queue_full",
     "queue_timeout": "wait_timeout",
     "rate_limit_exceeded": "per_principal",
-    "anonymous_yields": "anon_yield",
 }
 """By the code of the refusal."""
 

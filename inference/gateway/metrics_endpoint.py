@@ -10,7 +10,6 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
@@ -18,13 +17,14 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import make_wsgi_app
 
-from fleet import selectors
+from fleet.selectors import load_jobs_by_status
 from fleet.snapshot import FleetSnapshot
 from helexa_site.metrics_listen import MetricsListen
 from inference.gateway.database import DatabaseThreads
-from inference.gateway.fleet_metrics import FleetCollector
+from inference.gateway.fleet_metrics import DatabaseCounts, FleetCollector
 from inference.gateway.gateway import Gateway
 from inference.wire.errors import ApiError
+from metering.selectors import reservations_open
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class MetricsEndpoint:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
-        collector = FleetCollector(self._snapshot, self._load_jobs)
+        collector = FleetCollector(self._snapshot, self._counts)
         gateway.metrics.registry.register(collector)
         gateway.metrics.watch(
             "helexa_requests_open", "Requests that a neuron works on.", self._num_open
@@ -97,18 +97,20 @@ class MetricsEndpoint:
     def _num_open(self) -> float:
         return len(self._gateway.streams)
 
-    def _load_jobs(self) -> Mapping[str, int]:
+    def _counts(self) -> DatabaseCounts | None:
         """Asked on the event loop, which has threads for it; a scrape does not wait for a database
         that is away."""
         assert self._loop is not None
-        asking = asyncio.run_coroutine_threadsafe(
-            self._database.query(selectors.load_jobs_by_status), self._loop
-        )
+        asking = asyncio.run_coroutine_threadsafe(self._database.query(_read_counts), self._loop)
         try:
             return asking.result(DATABASE_TIMEOUT_S)
         except (ApiError, TimeoutError, CancelledError):
             asking.cancel()
-            return {}
+            return None
+
+
+def _read_counts() -> DatabaseCounts:
+    return DatabaseCounts(load_jobs=load_jobs_by_status(), reservations=reservations_open())
 
 
 class _Server(ThreadingMixIn, WSGIServer):

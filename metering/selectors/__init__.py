@@ -1,7 +1,7 @@
 """Reads of accounts, keys, budgets and usage. No writes."""
 
 from metering.selectors.accounts import account_find, key_find
-from metering.selectors.budgets import BudgetStatus, budget_status, budgets_of
+from metering.selectors.budgets import BudgetStatus, budget_status, budgets_of, reservations_open
 from metering.selectors.usage import (
     UsageFilter,
     UsageGroup,
@@ -25,6 +25,7 @@ __all__ = [
     "budgets_of",
     "key_find",
     "period_of",
+    "reservations_open",
     "usage_list",
     "usage_total",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from django.db.models import Q
 
-from metering.models import Budget
+from metering.models import Budget, Reservation
 from metering.windows import Window, calendar_end_s
 
 
@@ -28,6 +28,11 @@ class BudgetStatus:
     window: str
     window_s: int | None
     window_ends_unix_s: int | None
+
+
+def reservations_open() -> int:
+    """How many reservations stand, one for each cap of an open request."""
+    return Reservation.objects.count()
 
 
 def budget_status(budget: Budget, *, now_unix_s: float) -> BudgetStatus:

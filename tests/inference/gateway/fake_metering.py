@@ -64,6 +64,8 @@ class FakeLedger:
         self.cap_tokens = 1_000_000
         self.is_away = False
         self.is_full = False
+        self.depth = 3
+        self.age_s = 0.5
         self.held: dict[str, int] = {}
         self.narrowed: list[Narrow] = []
         self.settled: list[Settle] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from inference.gateway.fleet_metrics import FleetCollector, fleet_metrics
+from inference.gateway.fleet_metrics import DatabaseCounts, FleetCollector, fleet_metrics
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 
 GIB = 1 << 30
@@ -95,6 +95,10 @@ def test_what_nobody_told_has_no_gauge() -> None:
 
 
 def test_a_fleet_that_cannot_be_seen_has_no_gauges() -> None:
-    families = list(FleetCollector(lambda: None, lambda: {"pending": 2}).collect())
+    counts = DatabaseCounts(load_jobs={"pending": 2}, reservations=7)
+    families = list(FleetCollector(lambda: None, lambda: counts).collect())
     values = [(s.name, s.labels, s.value) for family in families for s in family.samples]
-    assert values == [("helexa_load_jobs", {"state": "pending"}, 2)]
+    assert values == [
+        ("helexa_load_jobs", {"state": "pending"}, 2),
+        ("helexa_reservations_open", {}, 7),
+    ]

@@ -117,7 +117,6 @@ def test_an_answer_without_a_token_has_no_time_to_its_first() -> None:
         ("queue_full", "queue_full"),
         ("queue_timeout", "wait_timeout"),
         ("rate_limit_exceeded", "per_principal"),
-        ("anonymous_yields", "anon_yield"),
     ],
 )
 def test_refusals_for_want_of_room_are_counted_by_reason(code: str, reason: str) -> None:

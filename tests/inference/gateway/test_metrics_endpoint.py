@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -13,9 +13,11 @@ import pytest_asyncio
 
 from helexa_site.metrics_listen import MetricsListen
 from inference.gateway import metrics_endpoint
+from inference.gateway.fleet_metrics import DatabaseCounts
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics_endpoint import MetricsEndpoint
 from inference.wire.errors import ServiceUnavailableError
+from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron
 
 HOST = "127.0.0.1"
@@ -26,10 +28,10 @@ def load_jobs(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """What the database would say; it does not answer while this is empty."""
     counted: dict[str, int] = {"pending": 1, "running": 2}
 
-    async def query(_threads: object, _query: object) -> Mapping[str, int]:
+    async def query(_threads: object, _query: object) -> DatabaseCounts:
         if not counted:
             raise ServiceUnavailableError("database_unavailable", "away")
-        return counted
+        return DatabaseCounts(load_jobs=counted, reservations=4)
 
     monkeypatch.setattr(metrics_endpoint.DatabaseThreads, "query", query)
     return counted
@@ -83,6 +85,9 @@ async def test_a_scrape_shows_requests_fleet_and_load_jobs(
         'cortex_device_vram_free_mb{device="0",node="beast"} 4096.0',
         'helexa_load_jobs{state="running"} 2.0',
         "helexa_requests_open 0.0",
+        "helexa_reservations_open 4.0",
+        "helexa_ledger_queue_operations 3.0",
+        "helexa_ledger_queue_age_seconds 0.5",
     ):
         assert line in lines
     assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
@@ -127,10 +132,17 @@ async def test_readers_that_never_ask_do_not_keep_others_from_it_for_ever(
 
 
 async def test_a_port_in_use_is_a_warning(
-    gateway: Gateway, endpoint: MetricsEndpoint, caplog: pytest.LogCaptureFixture
+    gateway: Gateway,
+    endpoint: MetricsEndpoint,
+    directory: FakeDirectory,
+    ledger: FakeLedger,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert endpoint.port is not None
-    second = MetricsEndpoint(Gateway(gateway.config, gateway.catalogue))
+    another = Gateway(
+        gateway.config, gateway.catalogue, directory=directory, make_ledger=lambda _id: ledger
+    )
+    second = MetricsEndpoint(another)
     with caplog.at_level(logging.WARNING):
         second.start(MetricsListen(HOST, endpoint.port))
     assert second.port is None

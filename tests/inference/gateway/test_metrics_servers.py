@@ -19,8 +19,12 @@ QUESTION = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], 
 
 @pytest.fixture(scope="module")
 def there() -> Iterator[Stage]:
-    with stage(StageOptions(with_key=False)) as made:
+    with stage(StageOptions()) as made:
         yield made
+
+
+def key(there: Stage) -> dict[str, str]:
+    return {"Authorization": there.authorization}
 
 
 def scrape(port: int) -> list[str]:
@@ -40,10 +44,20 @@ def wait_for(port: int, line: str) -> None:
 def test_a_running_gateway_is_scraped(there: Stage, kind: str) -> None:
     port = free_port()
     gateway = there.start_gateway(kind, metrics_port=port)
-    answer = httpx.post(f"http://{HOST}:{gateway.port}{PATH}", json=QUESTION, timeout=30)
+    answer = httpx.post(
+        f"http://{HOST}:{gateway.port}{PATH}", json=QUESTION, headers=key(there), timeout=30
+    )
     assert answer.status_code == 200, answer.text
     wait_for(port, f'helexa_replica_status{{model="{MODEL}",node="bench",status="ready"}} 1.0')
     wait_for(port, 'helexa_load_jobs{state="pending"} 0.0')
+    wait_for(port, f'cortex_requests_total{{model="{MODEL}",node="bench"}} 1.0')
+    wait_for(port, f'cortex_completion_tokens_total{{model="{MODEL}",node="bench"}} 3.0')
+    # 7 and 3 tokens; the key's public prefix stands for it.
+    prefix, _, _ = there.authorization.removeprefix("Bearer ").rpartition("-")
+    wait_for(port, f'cortex_spend_tokens_total{{account="bench",key="{prefix}"}} 10.0')
+    assert there.authorization.removeprefix("Bearer ") not in "".join(scrape(port))
+    wait_for(port, "helexa_ledger_queue_operations 0.0")
+    wait_for(port, "helexa_reservations_open 0.0")
     gateway.stop()
     with pytest.raises(httpx.TransportError):
         scrape(port)
@@ -53,7 +67,9 @@ def test_a_second_gateway_serves_without_the_port_and_says_so(there: Stage) -> N
     port = free_port()
     first = there.start_gateway("daphne", metrics_port=port)
     second = there.start_gateway("uvicorn", metrics_port=port)
-    answer = httpx.post(f"http://{HOST}:{second.port}{PATH}", json=QUESTION, timeout=30)
+    answer = httpx.post(
+        f"http://{HOST}:{second.port}{PATH}", json=QUESTION, headers=key(there), timeout=30
+    )
     assert json.loads(answer.text)["usage"]["completion_tokens"] == 3
     assert f"no metrics: cannot listen on {HOST}:{port}" in second.log()
     assert scrape(port)
