@@ -57,10 +57,6 @@ class RedisLink:
             for name, entries in reply or ()
         ]
 
-    async def lpush(self, key: str, *values: bytes) -> int:
-        length: int = await self.command("LPUSH", key, *values)
-        return length
-
     def register_script(self, text: str) -> LinkScript:
         return LinkScript(self, text)
 

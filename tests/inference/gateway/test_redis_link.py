@@ -50,7 +50,7 @@ async def test_what_is_written_later_ends_the_wait(
 
 
 async def test_commands_under_way_together_get_their_own_replies(link: RedisLink) -> None:
-    lengths = await asyncio.gather(*(link.lpush("list", b"%d" % n) for n in range(50)))
+    lengths = await asyncio.gather(*(link.command("LPUSH", "list", n) for n in range(50)))
     assert lengths == list(range(1, 51))
     assert await link.command("LRANGE", "list", -2, -1) == [b"1", b"0"]
 
@@ -68,7 +68,7 @@ async def test_who_stops_waiting_leaves_the_connection_to_others(link: RedisLink
 async def test_a_refusal_is_an_error_of_its_command_alone(link: RedisLink) -> None:
     await link.command("SET", "text", "x")
     refused, length = await asyncio.gather(
-        link.command("INCR", "text"), link.lpush("list", b"x"), return_exceptions=True
+        link.command("INCR", "text"), link.command("LPUSH", "list", b"x"), return_exceptions=True
     )
     assert isinstance(refused, redis.ResponseError) and "not an integer" in str(refused)
     assert length == 1
