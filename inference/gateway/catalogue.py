@@ -48,12 +48,29 @@ class DatabaseCatalogue:
     def __init__(self) -> None:
         self._database = DatabaseThreads("catalogue")
         self._found: dict[str, tuple[float, CatalogueEntry]] = {}
+        self._looking: dict[str, asyncio.Task[CatalogueEntry]] = {}
+        """One look-up of a name at a time, for all who ask: a burst of requests may find that what
+        was kept is old."""
 
     async def find(self, name: str) -> CatalogueEntry:
         now_s = asyncio.get_running_loop().time()
         cached = self._found.get(name)
         if cached is not None and now_s - cached[0] < CACHE_S:
             return cached[1]
+        looking = self._looking.get(name)
+        if looking is None:
+            self._looking[name] = looking = asyncio.create_task(self._look_up(name, now_s))
+            looking.add_done_callback(lambda done: self._looked_up(name, done))
+        return await asyncio.shield(looking)
+
+    def _looked_up(self, name: str, done: asyncio.Task[CatalogueEntry]) -> None:
+        """Whoever asked may have left; then nobody else takes the error."""
+        del self._looking[name]
+        if not done.cancelled():
+            done.exception()
+
+    async def _look_up(self, name: str, now_s: float) -> CatalogueEntry:
+        cached = self._found.get(name)
         try:
             entry = await self._database.query(lambda: selectors.catalogue_find(name))
         except ServiceUnavailableError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -35,6 +37,30 @@ async def test_what_was_found_is_kept_for_a_moment(monkeypatch: pytest.MonkeyPat
         with pytest.raises(ModelNotFoundError):
             await catalogue.find("huge")
     assert asked == ["tiny", "huge", "huge"], "a name that is not there must not fill the cache"
+
+
+async def test_a_burst_looks_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    is_free = threading.Event()
+
+    def find(name: str) -> Any:
+        asked.append(name)
+        is_free.wait(60)
+        return "entry" if name == "tiny" else None
+
+    monkeypatch.setattr(selectors, "catalogue_find", find)
+    catalogue = DatabaseCatalogue()
+    finding = [asyncio.create_task(catalogue.find(name)) for name in ["tiny", "huge"] * 10]
+    await asyncio.sleep(0)
+    finding[0].cancel()
+    while len(asked) < 2:
+        await asyncio.sleep(0.01)
+    is_free.set()
+    found = await asyncio.gather(*finding, return_exceptions=True)
+    assert isinstance(found[0], asyncio.CancelledError)
+    assert found[2::2] == ["entry"] * 9
+    assert all(isinstance(error, ModelNotFoundError) for error in found[1::2])
+    assert sorted(asked) == ["huge", "tiny"]
 
 
 async def test_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
