@@ -58,7 +58,12 @@ class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self._exchange = asyncio.current_task()
         try:
-            await super().__call__(scope, receive, send)
+            # Channels' own loop makes a task of each receive, for layers that we have none of.
+            self.scope, self.base_send = scope, send
+            while True:
+                await self.dispatch(await receive())
+        except StopConsumer:
+            pass
         except asyncio.CancelledError:
             if not self._given_up:
                 raise
