@@ -15,8 +15,10 @@ MOST_PER_WEIGHT = 8.5
 read one by one, it would be 15 to 40, and memory would wait for them."""
 
 
-def test_kernels_compile_for_cards_that_are_not_here(tmp_path: Path) -> None:
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+def test_kernels_compile_for_cards_that_are_not_here(model_cache_dir: Path) -> None:
+    """Triton keeps what it compiled, by its source, for later runs."""
+    cache = {"TRITON_CACHE_DIR": str(model_cache_dir.parent / "triton")}
+    environment = os.environ | {"TRITON_INTERPRET": "0"} | cache
     command = [sys.executable, "-m", "tests.inference.models.cuda.compile_kernels"]
     finished = subprocess.run(
         command,
