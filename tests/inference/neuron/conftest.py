@@ -83,7 +83,7 @@ class TestGateway:
         request: GenerationRequest | None = None,
         **sampling: object,
     ) -> str:
-        request_id = f"r{next(self._ids)}"
+        request_id = f"{self.gateway_id}-{next(self._ids)}"
         options = SamplingOptions(**sampling)  # type: ignore[arg-type]
         self.put(
             Submit(
