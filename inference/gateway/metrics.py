@@ -1,11 +1,11 @@
 """What became of requests, counted for Prometheus. Names, labels and buckets are those that users
 of the original know; ours begin with ``helexa_``.
 
-    observe(one request's end) ─▶ counters and histograms ─▶ registry ◀─ scrape, another thread
+    observe(one request's end) ─▶ tallies ◀─ collect ◀─ scrape, in another thread
 
 No label ever holds a client's text: models are the catalogue's names, nodes the neurons', accounts
-and keys those that exist, codes our own words. Whoever observes pays for a few additions: what a
-name's series are is looked up once.
+and keys those that exist, codes our own words. Whoever observes pays for a few additions to plain
+numbers: the library's counters, each with a lock, would cost three times as much.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Generic, TypeVar
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 logger = logging.getLogger(__name__)
 
@@ -48,78 +46,160 @@ REJECTION_REASONS = {
 }
 """By the code of the refusal."""
 
-disable_created_metrics()  # type: ignore[no-untyped-call]
-
 Names = TypeVar("Names", bound=tuple[str, ...])
-Series = TypeVar("Series")
+Tally = TypeVar("Tally")
 
 
 @dataclass(slots=True)
-class _ModelSeries:
-    requests: Counter
-    errors: Counter
-    cold_starts: Counter
-    prompt_tokens: Counter
-    cached_tokens: Counter
-    completion_tokens: Counter
-    reasoning_tokens: Counter
-    duration_s: Histogram
-    first_token_s: Histogram
-    tokens_per_s: Histogram
+class _Distribution:
+    """Of numbers over buckets; the last count is of those over the last bound."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(init=False)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus has them: how many are at most each bound."""
+        bounds = (*self.bounds, math.inf)
+        return list(zip(map(floatToGoString, bounds), accumulate(self.counts), strict=True))
 
 
 @dataclass(slots=True)
-class _SpendSeries:
-    tokens: Counter
-    prompt_tokens: Counter
-    completion_tokens: Counter
+class _ModelTally:
+    requests: int = 0
+    errors: int = 0
+    cold_starts: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    duration_s: _Distribution = field(default_factory=lambda: _Distribution(DURATION_BUCKETS_S))
+    first_token_s: _Distribution = field(
+        default_factory=lambda: _Distribution(FIRST_TOKEN_BUCKETS_S)
+    )
+    tokens_per_s: _Distribution = field(default_factory=lambda: _Distribution(TOKENS_PER_S_BUCKETS))
 
 
-class _Known(Generic[Names, Series]):
-    """Series by their labels, made when they are first needed, up to ``limit``."""
+@dataclass(slots=True)
+class _SpendTally:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
-    def __init__(self, make: Callable[[Names], Series], others: Names, limit: int) -> None:
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(slots=True)
+class _Tally:
+    count: int = 0
+
+
+MODEL_COUNTERS = (
+    ("requests", "cortex_requests", "Requests for a model."),
+    ("errors", "cortex_request_errors", "Of those, refused or failed ones."),
+    ("cold_starts", "cortex_cold_starts", "Requests that had a model loaded for them."),
+    ("prompt_tokens", "cortex_prompt_tokens", "Tokens of prompts."),
+    ("cached_tokens", "cortex_cached_prompt_tokens", "Of those, served from the prefix cache."),
+    ("completion_tokens", "cortex_completion_tokens", "Tokens of answers."),
+    ("reasoning_tokens", "helexa_reasoning_tokens", "Of those, tokens of thinking."),
+)
+MODEL_HISTOGRAMS = (
+    (
+        "duration_s",
+        "cortex_request_duration_seconds",
+        "From a request's first header to its answer's last byte.",
+    ),
+    (
+        "first_token_s",
+        "cortex_time_to_first_token_seconds",
+        "From a request's first header to its answer's first token.",
+    ),
+    (
+        "tokens_per_s",
+        "cortex_tokens_per_second",
+        "Tokens of an answer after the first one, over the time they took.",
+    ),
+)
+SPEND_COUNTERS = (
+    ("tokens", "cortex_spend_tokens", "Tokens used."),
+    ("prompt_tokens", "cortex_spend_prompt_tokens", "Of those, of prompts."),
+    ("completion_tokens", "cortex_spend_completion_tokens", "Of those, of answers."),
+)
+REJECTIONS = "cortex_model_rejections"
+REJECTIONS_WORDS = "Requests refused because there was no room for them."
+ENDINGS = "helexa_requests_ended"
+ENDINGS_WORDS = "Requests by how they ended and the HTTP status, 0 where none was sent."
+
+
+class _Known(Generic[Names, Tally]):
+    """Tallies by their labels, made when they are first needed, up to ``limit``."""
+
+    def __init__(self, make: Callable[[], Tally], others: Names, limit: int) -> None:
         self._make = make
         self._others = others
         self._limit = limit
-        self._by_names: dict[Names, Series] = {}
+        self._by_names: dict[Names, Tally] = {}
 
-    def of(self, names: Names) -> Series:
-        series = self._by_names.get(names)
-        return series if series is not None else self._add(names)
+    def of(self, names: Names) -> Tally:
+        tally = self._by_names.get(names)
+        return tally if tally is not None else self._add(names)
 
-    def _add(self, names: Names) -> Series:
+    def items(self) -> list[tuple[Names, Tally]]:
+        """From any thread."""
+        return list(self._by_names.items())
+
+    def _add(self, names: Names) -> Tally:
         if len(self._by_names) >= self._limit:
             names = self._others
             if (others := self._by_names.get(names)) is not None:
                 return others
-        self._by_names[names] = series = self._make(names)
-        return series
+        self._by_names[names] = tally = self._make()
+        return tally
 
 
-class Metrics:
+class Metrics(Collector):
     """One gateway's. ``observe`` is for one thread; scrapes may come in any."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._models = _Known(self._model_series(), (OTHER, OTHER), MAX_NAMES)
-        self._spend = _Known(self._spend_series(), (OTHER, OTHER), MAX_NAMES)
-        rejections = self._counter(
-            "cortex_model_rejections_total",
-            "Requests refused because there was no room for them.",
+        self._models = _Known[tuple[str, str], _ModelTally](_ModelTally, (OTHER, OTHER), MAX_NAMES)
+        self._spend = _Known[tuple[str, str], _SpendTally](_SpendTally, (OTHER, OTHER), MAX_NAMES)
+        self._rejections = _Known[tuple[str, str, str], _Tally](
+            _Tally, (OTHER, OTHER, OTHER), MAX_NAMES
+        )
+        self._endings = _Known[tuple[str, str], _Tally](_Tally, (OTHER, OTHER), MAX_CODES)
+        self.registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the names are checked by being collected."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        models, spent = self._models.items(), self._spend.items()
+        yield from _counters(MODEL_COUNTERS, ("model", "node"), models)
+        for attribute, name, words in MODEL_HISTOGRAMS:
+            family = HistogramMetricFamily(name, words, labels=("model", "node"))
+            for names, tally in models:
+                numbers: _Distribution = getattr(tally, attribute)
+                family.add_metric(names, numbers.buckets(), numbers.total)
+            yield family
+        yield from _counters(SPEND_COUNTERS, ("account", "key"), spent)
+        yield from _counters(
+            (("count", REJECTIONS, REJECTIONS_WORDS),),
             ("model", "node", "reason"),
+            self._rejections.items(),
         )
-        self._rejections = _Known[tuple[str, str, str], Counter](
-            lambda names: rejections.labels(*names), (OTHER, OTHER, OTHER), MAX_NAMES
-        )
-        endings = self._counter(
-            "helexa_requests_ended_total",
-            "Requests by how they ended and the HTTP status, 0 where none was sent.",
-            ("status", "code"),
-        )
-        self._endings = _Known[tuple[str, str], Counter](
-            lambda names: endings.labels(*names), (OTHER, OTHER), MAX_CODES
+        yield from _counters(
+            (("count", ENDINGS, ENDINGS_WORDS),), ("status", "code"), self._endings.items()
         )
 
     def observe(
@@ -143,37 +223,31 @@ class Metrics:
         ``node``: its neuron, empty where it came to none. ``account``: ``None`` for nobody known.
         ``code``: ``finished``, ``cancelled``, or that of its refusal or failure."""
         word = code if CODE_PATTERN.fullmatch(code) else OTHER
-        self._endings.of((str(status_code), word)).inc()
+        self._endings.of((str(status_code), word)).count += 1
         if account is not None and (prompt_tokens or completion_tokens):
             spend = self._spend.of((account, key))
-            spend.tokens.inc(prompt_tokens + completion_tokens)
-            spend.prompt_tokens.inc(prompt_tokens)
-            spend.completion_tokens.inc(completion_tokens)
+            spend.prompt_tokens += prompt_tokens
+            spend.completion_tokens += completion_tokens
         if model is None:
             return
-        series = self._models.of((model, node))
-        series.requests.inc()
-        series.duration_s.observe(duration_s)
+        tally = self._models.of((model, node))
+        tally.requests += 1
+        tally.duration_s.add(duration_s)
         if code != FINISHED and code != CANCELLED:
-            series.errors.inc()
+            tally.errors += 1
             if reason := REJECTION_REASONS.get(code):
-                self._rejections.of((model, node, reason)).inc()
-        if cold_start:
-            series.cold_starts.inc()
-        if prompt_tokens:
-            series.prompt_tokens.inc(prompt_tokens)
-        if cached_tokens:
-            series.cached_tokens.inc(cached_tokens)
-        if completion_tokens:
-            series.completion_tokens.inc(completion_tokens)
-        if reasoning_tokens:
-            series.reasoning_tokens.inc(reasoning_tokens)
+                self._rejections.of((model, node, reason)).count += 1
+        tally.cold_starts += cold_start
+        tally.prompt_tokens += prompt_tokens
+        tally.cached_tokens += cached_tokens
+        tally.completion_tokens += completion_tokens
+        tally.reasoning_tokens += reasoning_tokens
         if time_to_first_token_s is None:
             return
-        series.first_token_s.observe(time_to_first_token_s)
+        tally.first_token_s.add(time_to_first_token_s)
         decoding_s = duration_s - time_to_first_token_s
         if completion_tokens > 1 and decoding_s > 0:
-            series.tokens_per_s.observe((completion_tokens - 1) / decoding_s)
+            tally.tokens_per_s.add((completion_tokens - 1) / decoding_s)
 
     def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """A gauge that is read at each scrape, in its thread; ``read`` must not wait. Where it
@@ -188,75 +262,14 @@ class Metrics:
 
         Gauge(name, documentation, registry=self.registry).set_function(value)
 
-    def _model_series(self) -> Callable[[tuple[str, str]], _ModelSeries]:
-        labels = ("model", "node")
-        requests = self._counter("cortex_requests_total", "Requests for a model.", labels)
-        errors = self._counter(
-            "cortex_request_errors_total", "Of those, refused or failed ones.", labels
-        )
-        cold_starts = self._counter(
-            "cortex_cold_starts_total", "Requests that had a model loaded for them.", labels
-        )
-        prompt_tokens = self._counter("cortex_prompt_tokens_total", "Tokens of prompts.", labels)
-        cached_tokens = self._counter(
-            "cortex_cached_prompt_tokens_total", "Of those, served from the prefix cache.", labels
-        )
-        completion_tokens = self._counter(
-            "cortex_completion_tokens_total", "Tokens of answers.", labels
-        )
-        reasoning_tokens = self._counter(
-            "helexa_reasoning_tokens_total", "Of those, tokens of thinking.", labels
-        )
-        duration_s = self._histogram(
-            "cortex_request_duration_seconds",
-            "From a request's first header to its answer's last byte.",
-            labels,
-            DURATION_BUCKETS_S,
-        )
-        first_token_s = self._histogram(
-            "cortex_time_to_first_token_seconds",
-            "From a request's first header to its answer's first token.",
-            labels,
-            FIRST_TOKEN_BUCKETS_S,
-        )
-        tokens_per_s = self._histogram(
-            "cortex_tokens_per_second",
-            "Tokens of an answer after the first one, over the time they took.",
-            labels,
-            TOKENS_PER_S_BUCKETS,
-        )
-        return lambda names: _ModelSeries(
-            requests=requests.labels(*names),
-            errors=errors.labels(*names),
-            cold_starts=cold_starts.labels(*names),
-            prompt_tokens=prompt_tokens.labels(*names),
-            cached_tokens=cached_tokens.labels(*names),
-            completion_tokens=completion_tokens.labels(*names),
-            reasoning_tokens=reasoning_tokens.labels(*names),
-            duration_s=duration_s.labels(*names),
-            first_token_s=first_token_s.labels(*names),
-            tokens_per_s=tokens_per_s.labels(*names),
-        )
 
-    def _spend_series(self) -> Callable[[tuple[str, str]], _SpendSeries]:
-        labels = ("account", "key")
-        tokens = self._counter("cortex_spend_tokens_total", "Tokens used.", labels)
-        prompt_tokens = self._counter(
-            "cortex_spend_prompt_tokens_total", "Of those, of prompts.", labels
-        )
-        completion_tokens = self._counter(
-            "cortex_spend_completion_tokens_total", "Of those, of answers.", labels
-        )
-        return lambda names: _SpendSeries(
-            tokens=tokens.labels(*names),
-            prompt_tokens=prompt_tokens.labels(*names),
-            completion_tokens=completion_tokens.labels(*names),
-        )
-
-    def _counter(self, name: str, documentation: str, labels: tuple[str, ...]) -> Counter:
-        return Counter(name, documentation, labels, registry=self.registry)
-
-    def _histogram(
-        self, name: str, documentation: str, labels: tuple[str, ...], buckets: tuple[float, ...]
-    ) -> Histogram:
-        return Histogram(name, documentation, labels, buckets=buckets, registry=self.registry)
+def _counters(
+    wanted: Iterable[tuple[str, str, str]],
+    labels: tuple[str, ...],
+    tallies: Sequence[tuple[tuple[str, ...], object]],
+) -> Iterator[Metric]:
+    for attribute, name, words in wanted:
+        family = CounterMetricFamily(name, words, labels=labels)
+        for names, tally in tallies:
+            family.add_metric(names, getattr(tally, attribute))
+        yield family
