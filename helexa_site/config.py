@@ -89,6 +89,8 @@ class Config:
     """What ``serve`` asks its own gateway with; made anew at each start."""
     max_open_requests: int = 4096
     """More at once are refused by this gateway."""
+    max_waiting_requests: int = 2000
+    """More than these are not let wait for models to be loaded."""
     max_stored_responses: int = 10_000
     """Of one account."""
     max_stored_response_bytes: int = 1024 * 1024 * 1024
@@ -129,6 +131,7 @@ def read_config() -> Config:
         ),
         serve_key=os.environ.get("HELEXA_SERVE_KEY") or None,
         max_open_requests=_integer("HELEXA_MAX_OPEN_REQUESTS", 4096, minimum=1),
+        max_waiting_requests=_integer("HELEXA_MAX_WAITING_REQUESTS", 2000, minimum=0),
         max_stored_responses=_integer("HELEXA_MAX_STORED_RESPONSES", 10_000, minimum=0),
         max_stored_response_bytes=_integer(
             "HELEXA_MAX_STORED_RESPONSE_BYTES", 1024 * 1024 * 1024, minimum=0

@@ -20,13 +20,15 @@ LEASE_S = 30.0
 FORGET_BATCH = 500
 
 
-def response_save(*, record: ResponseRecord) -> None:
-    """A response that is new here; an active one is leased to the caller's gateway."""
+def response_save(*, record: ResponseRecord) -> int:
+    """A response that is new here; an active one is leased to the caller's gateway. Returns how
+    many bytes it takes."""
     response_json, input_items_json = _json(record.response), _json(record.input_items)
+    size_bytes = len(response_json.encode()) + len(input_items_json.encode())
     StoredResponse.objects.create(
         id=record.id,
         account=record.account,
-        size_bytes=len(response_json.encode()) + len(input_items_json.encode()),
+        size_bytes=size_bytes,
         model=record.response["model"],
         status=record.status,
         background=record.background,
@@ -36,6 +38,7 @@ def response_save(*, record: ResponseRecord) -> None:
         created_at=datetime.fromtimestamp(record.response["created_at"], UTC),
         lease_until=_lease_end() if record.status in ACTIVE else None,
     )
+    return size_bytes
 
 
 def response_progress(*, response: dict[str, Any]) -> bool:

@@ -152,7 +152,12 @@ class Gateway:
         self._limiter = limiter
         self._directory.start()
         self._ledger.start()
-        self.placer = Placer(self.catalogue, self.liveness.placing_snapshot, self.streams)
+        self.placer = Placer(
+            self.catalogue,
+            self.liveness.placing_snapshot,
+            self.streams,
+            max_waiting=self.config.max_waiting_requests,
+        )
         self._loops = [
             asyncio.create_task(loop, name=f"gateway {name}")
             for name, loop in (

@@ -1,10 +1,10 @@
 """Carrying out what placement decides, until a request has a replica to go to.
 
     find ─▶ snapshot ─▶ place ─┬▶ Route   done
-              ▲                ├▶ Load    start the job ─┐
-              │                ├▶ Wait ──────────────────┤
-              └── 250 ms ──────┴▶ Reject  refuse         │
-              └──────────────────────────────────────────┘
+              ▲                ├▶ Reject  refuse
+              │                ├▶ Load    start the job ─┐
+              │                └▶ Wait ──────────────────┤
+              └────────────────────────── WaitingRoom ◀──┘
 
 Deciding is ``fleet.placement``'s. Here are only the effects, and a count of what this gateway has
 sent since the neurons last spoke, so that a burst spreads over replicas.
@@ -23,13 +23,13 @@ from fleet.placement import Load, Reject, Route, Wait, place
 from fleet.snapshot import FleetSnapshot
 from inference.gateway.catalogue import Catalogue
 from inference.gateway.streams import RequestStreams
+from inference.gateway.waiting_room import WaitingRoom
 from inference.protocol.events import Failure
 from inference.protocol.keys import HEARTBEAT_INTERVAL_S
 from inference.wire.errors import RequestFailedError, ServiceUnavailableError
 
 logger = logging.getLogger(__name__)
 
-POLL_INTERVAL_S = 0.25
 LOAD_REPEAT_S = 2.0
 """A load that was asked for shows in a heartbeat within this; until then it is not asked again."""
 UNKNOWN_ETA_RETRY_AFTER_S = 10.0
@@ -55,15 +55,24 @@ class Placer:
         catalogue: Catalogue,
         read_snapshot: Callable[[], Awaitable[FleetSnapshot]],
         streams: RequestStreams,
+        *,
+        max_waiting: int,
     ) -> None:
+        """``max_waiting``: requests that may wait for models at once."""
         self._catalogue = catalogue
         self._read_snapshot = read_snapshot
         self._streams = streams
+        self._waiting = WaitingRoom(max_waiting=max_waiting)
         self._loads_asked_s: dict[tuple[str, str], float] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose model is not there yet."""
+        return self._waiting.num_waiting
 
     async def find_place(self, entry: CatalogueEntry, *, deadline_s: float) -> Place:
         """``deadline_s`` is on the event loop's clock. Raises ``ApiError`` when placement refuses,
-        the deadline passes, or the database or Redis is away."""
+        the deadline passes, too many wait, or the database or Redis is away."""
         loop = asyncio.get_running_loop()
         was_cold = False
         while True:
@@ -79,9 +88,17 @@ class Placer:
                 case Wait():
                     pass
             was_cold = True
-            if loop.time() >= deadline_s:
+            left_s = deadline_s - loop.time()
+            if left_s <= 0:
                 raise _still_waiting(decision)
-            await asyncio.sleep(min(POLL_INTERVAL_S, max(0.0, deadline_s - loop.time())))
+            await self._waiting.wait(entry.name, lambda: self._look(entry), timeout_s=left_s)
+
+    async def _look(self, entry: CatalogueEntry) -> bool:
+        """For everybody who waits for this model."""
+        decision = place(entry, await self._read_snapshot())
+        if isinstance(decision, Load):
+            await self._start_load(decision)
+        return isinstance(decision, Route | Reject)
 
     async def _start_load(self, load: Load) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -103,9 +103,10 @@ class ResponseStore:
         return request.continued(history, stored)
 
     async def save(self, record: ResponseRecord) -> None:
-        await self._database.query(lambda: services.response_save(record=record))
+        size_bytes = await self._database.query(lambda: services.response_save(record=record))
         if (kept := self._kept.get(record.account)) is not None:
             kept.number += 1
+            kept.size_bytes += size_bytes
 
     async def save_failed(self, record: ResponseRecord) -> None:
         """The client has its id, so it may ask for it; it is told of the failure either way."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from inference.gateway.dispatch import redis_unavailable
 from inference.gateway.placing import Placer
 from inference.gateway.streams import RequestStream, RequestStreams
 from inference.gateway.tally import Tally
@@ -16,6 +17,7 @@ from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.wire.errors import ApiError
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 
+MAX_WAITING = 1000
 CPU = DeviceInfo(
     index=0, kind="cpu", name="CPU", total_memory_bytes=8 << 30, free_memory_bytes=4 << 30
 )
@@ -38,7 +40,7 @@ def placer_of(
     async def read() -> FleetSnapshot:
         return remaining.pop(0) if len(remaining) > 1 else remaining[0]
 
-    return Placer(catalogue, read, streams)
+    return Placer(catalogue, read, streams, max_waiting=MAX_WAITING)
 
 
 def soon_s() -> float:
@@ -74,7 +76,7 @@ async def test_a_burst_between_two_heartbeats_spreads() -> None:
 async def test_a_load_is_asked_for_once_however_many_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("inference.gateway.placing.POLL_INTERVAL_S", 0.001)
+    monkeypatch.setattr("inference.gateway.waiting_room.LOOK_INTERVAL_S", 0.001)
     empty = FleetSnapshot(neurons=(neuron("ant", None),))
     ready = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.READY),))
     catalogue = FakeCatalogue()
@@ -107,3 +109,73 @@ async def test_waiting_ends_with_the_deadline() -> None:
     with pytest.raises(ApiError) as refused:
         await placer.find_place(ENTRY, deadline_s=asyncio.get_running_loop().time() + 0.05)
     assert refused.value.code == "model_loading"
+
+
+async def test_a_thousand_who_wait_ask_placement_once_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once each when they come, once a round, and once each when there is a place."""
+    monkeypatch.setattr("inference.gateway.waiting_room.LOOK_INTERVAL_S", 0.001)
+    num_waiting, num_rounds, num_looks = 1000, 20, 0
+    ready = asyncio.Event()
+
+    async def read() -> FleetSnapshot:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks == num_waiting + num_rounds:
+            ready.set()
+        status = ReplicaStatus.READY if ready.is_set() else ReplicaStatus.LOADING
+        return FleetSnapshot(neurons=(neuron("ant", status),))
+
+    placer = Placer(FakeCatalogue(), read, RequestStreams(), max_waiting=MAX_WAITING)
+    order: list[int] = []
+
+    async def wait(number: int) -> None:
+        place = await placer.find_place(ENTRY, deadline_s=soon_s() + 60)
+        assert place.was_cold
+        order.append(number)
+
+    await asyncio.gather(*(wait(number) for number in range(num_waiting)))
+    assert num_looks == num_waiting + num_rounds + num_waiting
+    assert order == list(range(num_waiting)), "first come, first served"
+    assert placer.num_waiting == 0
+
+
+async def test_no_more_may_wait_than_are_allowed() -> None:
+    loading = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.LOADING),))
+
+    async def read() -> FleetSnapshot:
+        return loading
+
+    placer = Placer(FakeCatalogue(), read, RequestStreams(), max_waiting=2)
+    waiting = [
+        asyncio.create_task(placer.find_place(ENTRY, deadline_s=soon_s() + 60)) for _ in range(2)
+    ]
+    while placer.num_waiting < 2:
+        await asyncio.sleep(0)
+    with pytest.raises(ApiError) as refused:
+        await placer.find_place(ENTRY, deadline_s=soon_s())
+    assert (refused.value.status, refused.value.code) == (503, "queue_full")
+    assert "HELEXA_MAX_WAITING_REQUESTS" in refused.value.message
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    assert placer.num_waiting == 0
+
+
+async def test_what_breaks_while_they_wait_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.gateway.waiting_room.LOOK_INTERVAL_S", 0.001)
+    num_reads = 0
+
+    async def read() -> FleetSnapshot:
+        nonlocal num_reads
+        num_reads += 1
+        if num_reads > 5:
+            raise redis_unavailable()
+        return FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.LOADING),))
+
+    placer = Placer(FakeCatalogue(), read, RequestStreams(), max_waiting=9)
+    ends = await asyncio.gather(
+        *(placer.find_place(ENTRY, deadline_s=soon_s()) for _ in range(3)), return_exceptions=True
+    )
+    assert [end.code for end in ends if isinstance(end, ApiError)] == ["redis_unavailable"] * 3

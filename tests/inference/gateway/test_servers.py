@@ -209,6 +209,34 @@ async def test_a_body_over_the_limit(
     assert said.items() <= response.json()["error"].items()
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (CHAT, {"code": "invalid_api_key"}),
+        ("/v1/messages", {"type": "authentication_error"}),
+    ],
+)
+async def test_a_body_is_not_read_for_whoever_may_not_ask(
+    server: RunningServer, path: str, said: dict[str, str]
+) -> None:
+    """Most of it has not been sent when the refusal comes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    unknown = "hx-0123456789-" + 32 * "x"
+    writer.write(
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {unknown}\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n3e8\r\n".encode()
+        + b"x" * 1000
+        + b"\r\n"
+    )
+    async with asyncio.timeout(20):
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
+        body = await reader.readexactly(length)
+    assert head.startswith(b"http/1.1 401 ")
+    assert said.items() <= json.loads(body)["error"].items()
+    writer.close()
+
+
 async def test_a_form_is_the_applications_to_refuse(server: RunningServer) -> None:
     """Not the server's, which would read it whole and answer in no dialect."""
     async with httpx.AsyncClient(base_url=server.url) as client:
