@@ -19,7 +19,8 @@ import redis
 
 from inference.protocol.accounts import ACCOUNT_FIELD, RequestAccount, decode_request_account
 from inference.protocol.events import Usage
-from inference.protocol.keys import ACCOUNTS, gateway_alive_key
+from inference.protocol.held import decode_held_requests
+from inference.protocol.keys import ACCOUNTS, NEURONS, gateway_alive_key, held_key
 from metering import store
 from metering.entries import Release, Settle
 from metering.models import GatewayLease, Reservation
@@ -38,7 +39,11 @@ NOTHING_USED = Usage(prompt_tokens=0, completion_tokens=0)
 
 
 def accounts_settle(
-    *, client: redis.Redis, prices_of: Callable[[str], Prices | None], now_unix_s: float
+    *,
+    client: redis.Redis,
+    prices_of: Callable[[str], Prices | None],
+    now_unix_s: float,
+    using: str = "default",
 ) -> int:
     """Settles every account in the stream; how many. Raises what Redis and the database raise:
     then the rest is still there."""
@@ -47,26 +52,34 @@ def accounts_settle(
         list[tuple[bytes, dict[bytes, bytes]]], client.xrange(ACCOUNTS, count=ACCOUNTS_PER_BATCH)
     ):
         accounts = [account for _, fields in entries if (account := _read(fields)) is not None]
-        _settle(accounts, prices_of, now_unix_s)
+        _settle(accounts, prices_of, now_unix_s, using)
         client.xdel(ACCOUNTS, *(entry_id for entry_id, _ in entries))
         num_settled += len(accounts)
     return num_settled
 
 
-def reservations_sweep(*, client: redis.Redis, now_unix_s: float) -> int:
+def reservations_sweep(*, client: redis.Redis, now_unix_s: float, using: str = "default") -> int:
     """Releases what gateways without a lease and without a sign of life have reserved; how many
     requests. Accounts come first: what can be settled must not be swept."""
     lapsed_s = int(now_unix_s) - SWEEP_GRACE_S
-    leased = GatewayLease.objects.filter(lease_until_unix_s__gte=lapsed_s).values("gateway_id")
-    orphans = Reservation.objects.exclude(gateway_id__in=leased)
+    leases = GatewayLease.objects.using(using)
+    leased = leases.filter(lease_until_unix_s__gte=lapsed_s).values("gateway_id")
+    orphans = Reservation.objects.using(using).exclude(gateway_id__in=leased)
     gateway_ids = set(orphans.values_list("gateway_id", flat=True).distinct())
     dead = sorted(id for id in gateway_ids if not client.exists(gateway_alive_key(id)))
     num_released = 0
     for gateway_id in dead:
         held = _held(orphans.filter(gateway_id=gateway_id).values_list("request_id", "budget_id"))
-        releases = [Release(request_id=id, budgets=budgets) for id, budgets in held.items()]
+        known = _held_by_neurons(client, gateway_id)
+        releases = [
+            Release(request_id=id, budgets=budgets)
+            for id, budgets in held.items()
+            if id not in known
+        ]
         for start in range(0, len(releases), RELEASES_PER_BATCH):
-            store.apply(releases[start : start + RELEASES_PER_BATCH])
+            store.apply(releases[start : start + RELEASES_PER_BATCH], using=using)
+        if not releases:
+            continue
         logger.warning(
             "gateway %s died with %d requests that no neuron knows: what they had reserved is "
             "released",
@@ -74,10 +87,19 @@ def reservations_sweep(*, client: redis.Redis, now_unix_s: float) -> int:
             len(releases),
         )
         num_released += len(releases)
-    GatewayLease.objects.filter(lease_until_unix_s__lt=now_unix_s - LEASE_KEPT_S).exclude(
-        gateway_id__in=gateway_ids
-    ).delete()
+    forgotten = leases.filter(lease_until_unix_s__lt=now_unix_s - LEASE_KEPT_S)
+    forgotten.exclude(gateway_id__in=gateway_ids).delete()
     return num_released
+
+
+def _held_by_neurons(client: redis.Redis, gateway_id: str) -> set[str]:
+    """Requests of that gateway that some neuron still works on: its account is to come."""
+    known: set[str] = set()
+    for name in cast(list[bytes], client.zrange(NEURONS, 0, -1)):
+        listed = cast(bytes | None, client.hget(held_key(name.decode()), gateway_id))
+        if listed is not None:
+            known.update(decode_held_requests(listed).request_ids)
+    return known
 
 
 def _read(fields: dict[bytes, bytes]) -> RequestAccount | None:
@@ -97,17 +119,18 @@ def _settle(
     accounts: list[RequestAccount],
     prices_of: Callable[[str], Prices | None],
     now_unix_s: float,
+    using: str,
 ) -> None:
     prices = {model: prices_of(model) or FREE for model in {a.model for a in accounts}}
     ids = [account.request_id for account in accounts]
-    rows = Reservation.objects.filter(request_id__in=ids).values_list("request_id", "budget_id")
-    held = _held(rows)
+    rows = Reservation.objects.using(using).filter(request_id__in=ids)
+    held = _held(rows.values_list("request_id", "budget_id"))
     settles = [
         settle_of(account, held.get(account.request_id, ()), prices[account.model], now_unix_s)
         for account in accounts
     ]
     if settles:
-        store.apply(settles)
+        store.apply(settles, using=using)
 
 
 def settle_of(

@@ -13,7 +13,8 @@ from django.db import OperationalError
 from fleet import live, selectors, services
 from inference.protocol.accounts import ACCOUNT_FIELD, RequestAccount, encode_request_account
 from inference.protocol.events import Usage
-from inference.protocol.keys import ACCOUNTS, gateway_alive_key
+from inference.protocol.held import HeldRequests, encode_held_requests
+from inference.protocol.keys import ACCOUNTS, NEURONS, gateway_alive_key, held_key
 from metering import orphans, store, tasks
 from metering.actor import COMMAND
 from metering.models import Budget, GatewayLease, LedgerEntry, Reservation, UsageHour
@@ -211,6 +212,18 @@ def test_a_lease_or_a_sign_of_life_protects(redis_db: redis.Redis) -> None:
     redis_db.delete(gateway_alive_key("g2"))
     assert sweep(redis_db) == 1
     assert (amounts(id), amounts(other)) == ((0, 300), (0, 0))
+
+
+def test_what_a_neuron_still_works_on_is_not_swept(redis_db: redis.Redis) -> None:
+    id = hold()
+    redis_db.zadd(NEURONS, {"beast": 1.0})
+    listed = HeldRequests(epoch="e", beat=1, request_ids=["r1"])
+    redis_db.hset(held_key("beast"), "g1", encode_held_requests(listed))
+    assert sweep(redis_db) == 0
+    assert amounts(id) == (0, 300)
+    redis_db.hdel(held_key("beast"), "g1")
+    assert sweep(redis_db) == 1
+    assert amounts(id) == (0, 0)
 
 
 def test_accounts_come_before_the_sweep(
