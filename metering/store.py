@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from django.db import connections, transaction
 from django.db.backends.utils import CursorWrapper
@@ -33,7 +32,8 @@ Result = Granted | QuotaExceededError | None
 Value = int | str | datetime | None
 Row = Sequence[Value]
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH, NAIVE_EPOCH = datetime(1970, 1, 1, tzinfo=UTC), datetime(1970, 1, 1)
+HOUR_US = 3_600_000_000
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 ENDED_WELL = frozenset({"finished", "cancelled"})
@@ -42,6 +42,8 @@ USED = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens
 WORDS = ("account", "key", "model", "neuron", "endpoint", "client", "outcome")
 TIMES = ("time_to_first_token_ms", "duration_ms")
 LEDGER_COLUMNS = ("request_id", "at", *WORDS, *USED, *TIMES)
+USED_FROM = LEDGER_COLUMNS.index(USED[0])
+USED_TO = USED_FROM + len(USED)
 SUMS = ("requests", "failed_requests", *USED)
 HOUR_KEYS = ("hour", "account", "key", "model")
 
@@ -59,9 +61,12 @@ def _apply(operations: Sequence[Operation], cursor: CursorWrapper, using: str) -
     before = _held(cursor, budgets, {op.request_id for op in operations if op.budgets}, owners)
     book = Book(budgets, {request_id: dict(held) for request_id, held in before.items()})
     settles = {op.request_id: op for op in reversed(operations) if isinstance(op, Settle)}
-    inserted = _insert_entries(cursor, using, settles)
+    entries = {request_id: _entry(settles[request_id], using) for request_id in sorted(settles)}
+    inserted = _insert_entries(cursor, entries)
     results = [_perform(book, op, settles, inserted) for op in operations]
-    _add_to_hours(cursor, using, [settles[request_id] for request_id in inserted])
+    _add_to_hours(
+        cursor, using, [(settles[request_id], entries[request_id]) for request_id in inserted]
+    )
     _write_held(cursor, before, book.held, owners)
     _write_budgets(cursor, [budgets[id] for id in sorted(book.changed)])
     return results
@@ -146,27 +151,25 @@ def _held(
     return held
 
 
-def _insert_entries(cursor: CursorWrapper, using: str, settles: dict[str, Settle]) -> set[str]:
+def _insert_entries(cursor: CursorWrapper, entries: dict[str, Row]) -> set[str]:
     """Ids of the requests whose entry was not there before."""
-    if not settles:
+    if not entries:
         return set()
-    adapt = connections[using].ops.adapt_datetimefield_value
-    rows = [_entry(settles[request_id], adapt) for request_id in sorted(settles)]
     cursor.execute(
-        _insert("metering_ledgerentry", LEDGER_COLUMNS, len(rows))
+        _insert("metering_ledgerentry", LEDGER_COLUMNS, len(entries))
         + " ON CONFLICT (request_id) DO NOTHING RETURNING request_id",
-        _flat(rows),
+        _flat(entries.values()),
     )
     return {row[0] for row in cursor.fetchall()}
 
 
-def _entry(settle: Settle, adapt: Any) -> Row:
+def _entry(settle: Settle, using: str) -> Row:
     """Words are cut to what the columns hold and numbers bounded: one entry that a database
     refuses would hold up all that come after it."""
     first_token_ms = settle.time_to_first_token_ms
     return (
         settle.request_id,
-        adapt(_ended_at(settle)),
+        _stored(_ended_us(settle), using),
         _word(settle.account, 64),
         _word(settle.key, 16),
         _word(settle.model, 100),
@@ -174,35 +177,32 @@ def _entry(settle: Settle, adapt: Any) -> Row:
         _word(settle.endpoint, 40),
         _word(settle.client, 32),
         _word(settle.outcome, 64),
-        *_used(settle),
-        None if first_token_ms is None else _bounded(first_token_ms, MAX_INT32),
-        _bounded(settle.duration_ms),
-    )
-
-
-def _used(settle: Settle) -> tuple[int, ...]:
-    return (
         _bounded(settle.prompt_tokens),
         _bounded(settle.cached_tokens),
         _bounded(settle.completion_tokens),
         _bounded(settle.reasoning_tokens),
         _bounded(settle.cost_micro_usd),
+        None if first_token_ms is None else _bounded(first_token_ms, MAX_INT32),
+        _bounded(settle.duration_ms),
     )
 
 
-def _add_to_hours(cursor: CursorWrapper, using: str, settles: list[Settle]) -> None:
-    sums: dict[tuple[datetime, str, str, str], list[int]] = {}
-    for settle in settles:
-        hour = _ended_at(settle).replace(minute=0, second=0, microsecond=0)
-        key = (hour, _word(settle.account, 64), _word(settle.key, 16), _word(settle.model, 100))
-        added = (1, settle.outcome not in ENDED_WELL, *_used(settle))
-        total = sums.setdefault(key, [0] * len(SUMS))
-        for position, amount in enumerate(added):
-            total[position] += amount
+def _add_to_hours(cursor: CursorWrapper, using: str, entries: list[tuple[Settle, Row]]) -> None:
+    sums: dict[tuple[int, Value, Value, Value], list[int]] = {}
+    for settle, entry in entries:
+        key = (_ended_us(settle) // HOUR_US, entry[2], entry[3], entry[4])
+        total = sums.get(key)
+        if total is None:
+            total = sums[key] = [0] * len(SUMS)
+        total[0] += 1
+        total[1] += settle.outcome not in ENDED_WELL
+        for position, amount in enumerate(entry[USED_FROM:USED_TO], 2):
+            total[position] += amount  # type: ignore[operator]
     if not sums:
         return
-    adapt = connections[using].ops.adapt_datetimefield_value
-    rows = [(adapt(key[0]), *key[1:], *sums[key]) for key in sorted(sums)]
+    rows = [
+        (_stored(key[0] * HOUR_US, using), *key[1:], *sums[key]) for key in sorted(sums, key=str)
+    ]
     grown = ", ".join(f"{name} = metering_usagehour.{name} + excluded.{name}" for name in SUMS)
     cursor.execute(
         _insert("metering_usagehour", (*HOUR_KEYS, *SUMS), len(rows))
@@ -256,18 +256,27 @@ def _write_budgets(cursor: CursorWrapper, budgets: list[BudgetState]) -> None:
         )
 
 
-def _ended_at(settle: Settle) -> datetime:
+def _ended_us(settle: Settle) -> int:
     """Rounded down, as the book rounds, so that an entry lies in the window that it is charged
     to."""
-    return EPOCH + timedelta(microseconds=int(settle.ended_unix_s * 1_000_000))
+    return int(settle.ended_unix_s * 1_000_000)
+
+
+def _stored(unix_us: int, using: str) -> Value:
+    """A time as Django stores it: SQLite's are text in UTC without a zone."""
+    if connections[using].features.supports_timezones:
+        return EPOCH + timedelta(microseconds=unix_us)
+    return str(NAIVE_EPOCH + timedelta(microseconds=unix_us))
 
 
 def _word(text: str, max_chars: int) -> str:
+    if len(text) <= max_chars and "\0" not in text:
+        return text
     return text[:max_chars].replace("\0", "")
 
 
 def _bounded(number: int, maximum: int = MAX_INT64) -> int:
-    return min(max(number, 0), maximum)
+    return number if 0 <= number <= maximum else min(max(number, 0), maximum)
 
 
 def _flat(rows: Iterable[Row]) -> list[Value]:
