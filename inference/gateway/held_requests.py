@@ -94,7 +94,7 @@ class HeldRequestsWatch:
             stream.num_misses += 1
             if stream.num_misses >= MISSES_UNTIL_LOST and has_caught_up:
                 logger.error("request %s is lost: %s has it no more", stream.request_id, neuron)
-                stream.fail(request_lost(neuron))
+                stream.lose(request_lost(neuron))
 
     def _sightings(self, neuron: str, held: HeldRequests) -> Counter[tuple[str, str]]:
         sightings: Counter[tuple[str, str]] = Counter()

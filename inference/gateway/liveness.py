@@ -165,7 +165,7 @@ class Liveness:
         for stream in self._streams:
             current = self._epochs.get(stream.neuron)
             if current is None or ended.get(stream.neuron) == stream.epoch != current:
-                stream.fail(neuron_lost(stream.neuron))
+                stream.lose(neuron_lost(stream.neuron))
 
 
 def _silenced(snapshot: FleetSnapshot, before: FleetSnapshot) -> list[NeuronView]:

@@ -118,6 +118,12 @@ class RequestStream:
         self.end()
         self._wake()
 
+    def lose(self, error: ApiError) -> None:
+        """Nobody works on it any more, so there is no last word to wait for: what was told is what
+        it used."""
+        self.fail(error)
+        self.tally.give_up()
+
     def end(self) -> None:
         self.ended = True
         self._stop_deadline()

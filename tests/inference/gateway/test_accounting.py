@@ -259,3 +259,18 @@ async def test_a_cancel_from_elsewhere_settles(
     assert (await client.post(CHAT, BODY, headers=BEARER)).status == 503
     (entry,) = ledger.settled
     assert (entry.outcome, entry.prompt_tokens) == ("cancelled", 7)
+
+
+async def test_a_neuron_that_dies_has_said_its_last_word(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger
+) -> None:
+    """Nobody waits for more: what was told of the request is charged at once."""
+    neuron.script = endless
+    exchange = client.open("POST", CHAT, {**BODY, "stream": True}, headers=BEARER)
+    await exchange.until(b"on and")
+    await neuron.die()
+    await exchange.finish()
+    await until(lambda: ledger.settled)
+    (entry,) = ledger.settled
+    assert (entry.outcome, entry.prompt_tokens) == ("neuron_lost", 7)
+    assert entry.completion_tokens >= 1
