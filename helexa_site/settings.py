@@ -10,6 +10,7 @@ from django.utils.functional import SimpleLazyObject
 
 from helexa_site.config import REPOSITORY_DIR, read_config
 from helexa_site.hosts import allowed_hosts
+from helexa_site.login_limits import COOL_OFF, FAILURES_PER_USER
 from helexa_site.secret_key import secret_key
 
 CONFIG = read_config()
@@ -36,6 +37,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "channels",
     "rest_framework",
+    "axes",
     "fleet",
     "metering",
     "inference.conversations",
@@ -51,6 +53,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "axes.middleware.AxesMiddleware",
 ]
 
 ROOT_URLCONF = "helexa_site.urls"
@@ -88,6 +91,23 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
+
+# The first only refuses: ``helexa_site.login_throttle``.
+AUTHENTICATION_BACKENDS = [
+    "axes.backends.AxesStandaloneBackend",
+    "django.contrib.auth.backends.ModelBackend",
+]
+AXES_HANDLER = "helexa_site.login_throttle.LoginThrottle"
+AXES_CLIENT_IP_CALLABLE = "helexa_site.login_throttle.request_address"
+AXES_USERNAME_CALLABLE = "helexa_site.login_throttle.typed_username"
+AXES_LOCKOUT_CALLABLE = "helexa_site.login_throttle.locked_out"
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"], "ip_address"]
+AXES_FAILURE_LIMIT = FAILURES_PER_USER
+AXES_COOLOFF_TIME = COOL_OFF
+AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
+AXES_ENABLE_ADMIN = False
+"""``manage.py axes_list_attempts`` shows what is counted, ``axes_reset`` forgets it."""
+AXES_VERBOSE = False
 
 LOGGING_CONFIG = None
 """Each process sets its logs up itself: ``inference.logs``."""

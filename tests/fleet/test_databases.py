@@ -26,6 +26,7 @@ DATABASE_TESTS = (
     "test_services_load_jobs.py",
     "test_services_load_measurements.py",
     "../inference/conversations/test_storage.py",
+    "../helexa_site/test_login_throttle.py",
 )
 
 
@@ -87,6 +88,14 @@ def test_racing_starts_make_one_job(database_url: str, tmp_path: Path) -> None:
     result = json.loads(run(database_url, tmp_path, script))
     assert len(set(result["ids"])) == 1
     assert (result["jobs"], result["sent"]) == (1, 1)
+
+
+def test_a_burst_of_guesses_gains_nothing(database_url: str, tmp_path: Path) -> None:
+    """No more are looked at than one by one; fewer, where several count before one is checked."""
+    script = str(Path(__file__).parent.parent / "helexa_site/login_burst.py")
+    result = json.loads(run(database_url, tmp_path, script))
+    assert result["num_sent"] > 5 >= result["num_looked_at"]
+    assert set(result["statuses"]) == {429}
 
 
 @pytest.mark.postgres

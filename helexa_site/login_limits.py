@@ -1,0 +1,27 @@
+"""How many logins may fail before further ones are refused, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+FAILURES_PER_USER = 5
+"""Of one user from one address: nobody can lock a user out from elsewhere."""
+FAILURES_PER_ADDRESS = 50
+"""Of all users from one address, many of whom may be behind it."""
+COOL_OFF = timedelta(minutes=15)
+"""A failure counts for so long after the last one of the same user and address."""
+
+
+def free_at(failures: Iterable[tuple[datetime, int]], limit: int) -> datetime | None:
+    """When fewer than ``limit`` are left; ``None``: there are fewer now. ``failures``: when the
+    last one of a user was and how many that user has."""
+    oldest_first = sorted(failures)
+    num_left = sum(count for _, count in oldest_first)
+    freed_at = None
+    for last_at, count in oldest_first:
+        if num_left < limit:
+            break
+        num_left -= count
+        freed_at = last_at + COOL_OFF
+    return freed_at

@@ -1,0 +1,75 @@
+"""A program, run by ``test_databases``: many guesses of one user's password at the same time.
+
+Migrates ``DATABASE_URL`` first. No password is done with before each guess is either looked at or
+answered, as if looking took very long. Prints one JSON object: how many were sent, how many
+passwords were looked at, and the answers' statuses.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Condition
+
+import django
+from django.core.management import call_command
+
+NUM_GUESSES = 12
+LIMIT_S = 90
+
+
+class Guesses:
+    """Where each of them is."""
+
+    def __init__(self) -> None:
+        self.num_looked_at = 0
+        self.num_answered = 0
+        self.changed = Condition()
+
+    def look(self, *_: object, **__: object) -> None:
+        """Stands where the password is looked at, which is always wrong."""
+        with self.changed:
+            self.num_looked_at += 1
+            self.changed.notify_all()
+            self.changed.wait_for(
+                lambda: self.num_looked_at + self.num_answered >= NUM_GUESSES, LIMIT_S
+            )
+
+    def send(self, number: int) -> int:
+        from django.db import connection
+        from django.test import Client
+
+        try:
+            data = {"username": "alice", "password": f"guess {number}"}
+            response = Client(headers={"host": "localhost"}).post("/admin/login/", data)
+        finally:
+            connection.close()
+            with self.changed:
+                self.num_answered += 1
+                self.changed.notify_all()
+        return response.status_code
+
+
+def main() -> None:
+    django.setup()
+    call_command("migrate", verbosity=0)
+
+    from django.contrib.auth.backends import ModelBackend
+
+    guesses = Guesses()
+    ModelBackend.authenticate = guesses.look
+    with ThreadPoolExecutor(NUM_GUESSES) as pool:
+        statuses = list(pool.map(guesses.send, range(NUM_GUESSES)))
+    json.dump(
+        {
+            "num_sent": NUM_GUESSES,
+            "num_looked_at": guesses.num_looked_at,
+            "statuses": statuses,
+        },
+        sys.stdout,
+    )
+
+
+if __name__ == "__main__":
+    main()
