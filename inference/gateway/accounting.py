@@ -29,6 +29,14 @@ class Ledger(Protocol):
     """``metering.writer`` in front of the database. All but ``reserve`` return at once and are
     never lost."""
 
+    def start(self) -> None:
+        """Call on the event loop that will serve."""
+        ...
+
+    async def stop(self, timeout_s: float) -> None:
+        """Writes what is queued first."""
+        ...
+
     async def reserve(self, reserve: Reserve) -> Granted:
         """Raises ``QuotaExceededError`` or ``LedgerUnavailableError``."""
         ...
@@ -38,6 +46,15 @@ class Ledger(Protocol):
     def release(self, release: Release) -> None: ...
     @property
     def is_full(self) -> bool: ...
+    @property
+    def depth(self) -> int:
+        """How many operations are not written yet; from any thread, as is ``age_s``."""
+        ...
+
+    @property
+    def age_s(self) -> float:
+        """How long the oldest of them has waited."""
+        ...
 
 
 class Accounting:

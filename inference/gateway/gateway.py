@@ -17,7 +17,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
@@ -26,7 +26,7 @@ from redis.backoff import NoBackoff
 from helexa_site.config import Config
 from inference.gateway.accounting import Accounting, Ledger
 from inference.gateway.bounds import Bounds
-from inference.gateway.call import NO_MODEL, Call, RequestOutcome
+from inference.gateway.call import Call, RequestOutcome
 from inference.gateway.catalogue import Catalogue
 from inference.gateway.client_families import client_family
 from inference.gateway.dispatch import Dispatcher
@@ -36,7 +36,7 @@ from inference.gateway.identity import Directory, Identifier
 from inference.gateway.limiting import Limiting
 from inference.gateway.liveness import Liveness, repeat
 from inference.gateway.metrics import Metrics
-from inference.gateway.outcomes import Outcomes
+from inference.gateway.outcomes import Outcomes, counted_by
 from inference.gateway.placing import Place, Placer
 from inference.gateway.redis_link import RedisLink
 from inference.gateway.streams import RequestStream, RequestStreams
@@ -66,39 +66,14 @@ FAREWELL_S = 1.0
 """What requests that were cut short get to tell their clients."""
 
 
-class KeyDirectory(Directory, Protocol):
-    def start(self) -> None:
-        """Call on the event loop that will serve."""
-        ...
-
-    async def stop(self) -> None: ...
-
-
-class GatewayLedger(Ledger, Protocol):
-    def start(self) -> None: ...
-    async def stop(self, timeout_s: float) -> None:
-        """Writes what is queued first."""
-        ...
-
-    @property
-    def depth(self) -> int:
-        """How many operations are not written yet; from any thread, as is ``age_s``."""
-        ...
-
-    @property
-    def age_s(self) -> float:
-        """How long the oldest of them has waited."""
-        ...
-
-
 class Gateway:
     def __init__(
         self,
         config: Config,
         catalogue: Catalogue,
         *,
-        directory: KeyDirectory,
-        make_ledger: Callable[[str], GatewayLedger],
+        directory: Directory,
+        make_ledger: Callable[[str], Ledger],
     ) -> None:
         """``make_ledger`` is given this gateway's id."""
         self.config = config
@@ -123,7 +98,9 @@ class Gateway:
             max_open_requests=config.max_open_requests,
             max_open_body_bytes=config.max_open_body_bytes,
         )
-        self.outcomes = Outcomes(self.accounting.settle, self._count, self._free_limits)
+        self.outcomes = Outcomes(
+            self.accounting.settle, counted_by(self.metrics), self._free_limits
+        )
         self.draining = False
         self._handlers: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
@@ -184,7 +161,7 @@ class Gateway:
 
     async def is_ready(self, model: str) -> bool:
         """Whether a request for it needs no load. Raises ``ServiceUnavailableError``."""
-        snapshot = await self.liveness.snapshot()
+        snapshot = await self.liveness.placing_snapshot()
         return any(replica.status is ReplicaStatus.READY for replica in snapshot.replicas_of(model))
 
     async def check_headers(
@@ -203,24 +180,6 @@ class Gateway:
 
     def _free_limits(self, outcome: RequestOutcome) -> None:
         self.limits.settle(outcome)
-
-    def _count(self, outcome: RequestOutcome) -> None:
-        usage = outcome.usage
-        self.metrics.observe(
-            model=None if outcome.model == NO_MODEL else outcome.model,
-            node=outcome.neuron,
-            account=outcome.account or None,
-            key=outcome.key,
-            status_code=outcome.status,
-            code=outcome.outcome,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-            reasoning_tokens=usage.reasoning_tokens,
-            duration_s=outcome.duration_s,
-            time_to_first_token_s=outcome.time_to_first_token_s,
-            cold_start=outcome.was_cold,
-        )
 
     def spawn(self, handler: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs one request's handler; ``drain`` waits for it."""

@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from inference.gateway.call import RequestOutcome
+from inference.gateway.call import NO_MODEL, RequestOutcome
+from inference.gateway.metrics import Metrics
 
 logger = logging.getLogger("helexa.requests")
 
@@ -25,6 +26,28 @@ class Outcomes:
                 listener(outcome)
             except Exception:
                 logger.exception("the end of request %s is not recorded", outcome.request_id)
+
+
+def counted_by(metrics: Metrics) -> Listener:
+    def count(outcome: RequestOutcome) -> None:
+        usage = outcome.usage
+        metrics.observe(
+            model=None if outcome.model == NO_MODEL else outcome.model,
+            node=outcome.neuron,
+            account=outcome.account or None,
+            key=outcome.key,
+            status_code=outcome.status,
+            code=outcome.outcome,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            duration_s=outcome.duration_s,
+            time_to_first_token_s=outcome.time_to_first_token_s,
+            cold_start=outcome.was_cold,
+        )
+
+    return count
 
 
 def log(outcome: RequestOutcome) -> None:
