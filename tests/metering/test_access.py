@@ -1,0 +1,109 @@
+"""Who may open what of Django's own paths. Taken from the URL table itself: a path without its row
+here fails. The inference API's rows are in ``tests/inference/gateway/test_access.py``.
+
+The owner's key is asked about; a teammate has another key of the account, a stranger a key of
+another one, and a narrow key may only ask models. Nobody sends nothing to a server that asks for
+keys. Members are people with a session, operators are staff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.contrib.admin import site
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver
+
+from metering import services
+from metering.actor import COMMAND
+from metering.models import Account
+from metering.services import CreatedKey
+from tests.metering.api_support import person
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere")]
+
+ROLES = ("owner", "teammate", "stranger", "narrow", "member", "operator", "nobody")
+LOG_IN = 302
+ROWS: dict[str, tuple[str, dict[str, int]]] = {
+    "api/me": (
+        "/api/me",
+        dict.fromkeys(ROLES, 200) | {"nobody": 401},
+    ),
+    "api/usage": (
+        "/api/usage",
+        dict.fromkeys(ROLES, 200) | {"narrow": 403, "nobody": 401},
+    ),
+    "api/": ("/api/nothing", dict.fromkeys(ROLES, 404) | {"nobody": 401}),
+    "": ("/", dict.fromkeys(ROLES, 302)),
+}
+
+
+def paths(patterns: list[URLPattern | URLResolver], prefix: str = "") -> Iterator[str]:
+    for each in patterns:
+        path = prefix + str(each.pattern)
+        if path.startswith("admin/"):
+            continue
+        if isinstance(each, URLResolver):
+            yield from paths(each.url_patterns, path)
+        else:
+            yield path
+
+
+def test_every_path_has_its_row() -> None:
+    assert set(paths(get_resolver().url_patterns)) == ROWS.keys()
+
+
+@pytest.fixture
+def ask(account: Account, made: CreatedKey) -> Callable[[str, str], int]:
+    other = services.account_create(actor=COMMAND, name="elsewhere")
+    keys = {
+        "owner": made.key,
+        "teammate": services.key_create(actor=COMMAND, account=account).key,
+        "stranger": services.key_create(actor=COMMAND, account=other).key,
+        "narrow": services.key_create(actor=COMMAND, account=account, scopes=["inference"]).key,
+    }
+
+    def ask(role: str, path: str) -> int:
+        if role in keys:
+            found = Client().get(path, headers={"authorization": f"Bearer {keys[role]}"})
+        elif role == "member":
+            found = person("alice", account).get(path)
+        elif role == "operator":
+            client = Client()
+            client.force_login(User.objects.create_superuser("root"))
+            found = client.get(path)
+        else:
+            found = Client().get(path)
+        return found.status_code
+
+    return ask
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("row", ROWS)
+def test_access(ask: Callable[[str, str], int], row: str, role: str) -> None:
+    path, expected = ROWS[row]
+    assert ask(role, path) == expected[role]
+
+
+def admin_paths() -> list[str]:
+    """The index, and every list of every model."""
+    models = [model._meta for model in site._registry]
+    return ["/admin/", *(f"/admin/{meta.app_label}/{meta.model_name}/" for meta in models)]
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if role != "operator"])
+def test_the_admin_is_the_operators(ask: Callable[[str, str], int], role: str) -> None:
+    client = person("bob") if role == "member" else None
+    for path in admin_paths():
+        status = client.get(path).status_code if client else ask(role, path)
+        assert status == LOG_IN, path
+
+
+def test_every_list_of_the_admin_opens() -> None:
+    client = Client()
+    client.force_login(User.objects.create_superuser("chief"))
+    for path in admin_paths():
+        assert client.get(path).status_code == 200, path
