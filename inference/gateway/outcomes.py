@@ -11,6 +11,9 @@ from inference.gateway.metrics import Metrics
 
 logger = logging.getLogger("helexa.requests")
 
+PROBES = frozenset({"/health"})
+"""Asked every few seconds by whatever watches a gateway: their lines would bury the others."""
+
 Listener = Callable[[RequestOutcome], None]
 
 
@@ -53,7 +56,9 @@ def counted_by(metrics: Metrics) -> Listener:
 def log(outcome: RequestOutcome) -> None:
     """Holds no client's text: the model is the catalogue's name, the client one of a fixed set."""
     usage = outcome.usage
-    logger.info(
+    level = logging.DEBUG if outcome.endpoint in PROBES else logging.INFO
+    logger.log(
+        level,
         "%s %s %s/%s model=%s neuron=%s client=%s status=%d %s prompt=%d cached=%d completion=%d "
         "ms=%.0f",
         outcome.request_id,

@@ -25,13 +25,33 @@ def add_model(helexa: Serve, gguf: Path) -> str:
 def create_model(helexa: Serve, *, name: str, **fields: object) -> None:
     """As an operator's command does it; returns when the gateway knows it."""
     given = ", ".join(f"{key}={value!r}" for key, value in {"name": name, **fields}.items())
-    imports = "from fleet import services; from metering.actor import COMMAND"
-    code = f"{imports}; services.catalogue_model_create(actor=COMMAND, {given})"
+    run(helexa, f"services.catalogue_model_create(actor=COMMAND, {given})")
+    wait_until_offered(helexa, name, 200)
+
+
+def withdraw_model(helexa: Serve, name: str) -> None:
+    """It is not offered any more: other tests that use this server do not know it."""
+    lines = (
+        "from fleet.models import CatalogueModel",
+        f"model = CatalogueModel.objects.get(name={name!r})",
+        "model.enabled = False",
+        "services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=['enabled'])",
+    )
+    run(helexa, "\n".join(lines))
+    wait_until_offered(helexa, name, 404)
+
+
+def run(helexa: Serve, code: str) -> None:
+    imports = "from fleet import services\nfrom metering.actor import COMMAND\n"
+    command = [sys.executable, str(REPOSITORY_DIR / "manage.py"), "shell", "-v", "0", "-c"]
     subprocess.run(
-        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "shell", "-v", "0", "-c", code],
+        [*command, imports + code],
         env=helexa.find("gateway").environ(),
         check=True,
         timeout=WAIT_TIMEOUT_S,
     )
+
+
+def wait_until_offered(helexa: Serve, name: str, status: int) -> None:
     url = f"{helexa.url}/v1/models/{name}"
-    wait_until(lambda: httpx.get(url, timeout=30.0).status_code == 200, "the catalogue is read")
+    wait_until(lambda: httpx.get(url, timeout=30.0).status_code == status, "the catalogue is read")

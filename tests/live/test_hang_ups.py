@@ -13,7 +13,7 @@ import time
 import openai
 import pytest
 
-from tests.live.catalogue import create_model
+from tests.live.catalogue import create_model, withdraw_model
 from tests.live.hanging_up import MAIN_WAYS, WAYS
 from tests.live.scripted_model import FAMILIES, ScriptedModel, make_model
 from tests.live.scripted_server import ScriptedServe
@@ -143,14 +143,15 @@ def test_whoever_leaves_during_a_load_is_never_run(scripted_server: ScriptedServ
             )
 
         model.hold_load(False)
-        # The gateway looks for a place four times a second, for each request by itself: whoever
-        # had not been given up would be run within some of these.
+        # The gateway looks for a place four times a second: whoever had not been given up would
+        # be run within some of these.
         answers = []
         until_s = time.monotonic() + 1.0
         while time.monotonic() < until_s:
             answers.append(answer())
     assert set(answers) == {"It is loaded."}
     assert not model.received("left, asked during the load")
+    withdraw_model(scripted_server, model.name)
 
 
 @pytest.mark.slow

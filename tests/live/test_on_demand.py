@@ -67,8 +67,8 @@ def test_disconnect_while_queued(helexa: Serve, loaded: str) -> None:
             helexa,
             model=loaded,
             messages=[{"role": "user", "content": f"{number} " + "tell me of the sea " * 150}],
-            max_tokens=2000,
-            min_tokens=2000,
+            max_tokens=1000,
+            min_tokens=1000,
             ignore_eos=True,
         )
         for number in range(12)

@@ -163,3 +163,13 @@ async def test_draining_lets_finish_then_cuts_and_refuses(
     assert not await redis_client.exists(keys.gateway_alive_key(gateway.gateway_id))
     async with asyncio.timeout(10):
         assert {await neuron.cancelled.get(), await neuron.cancelled.get()}
+
+
+async def test_probes_do_not_bury_the_log(
+    client: AsgiClient, neuron: FakeNeuron, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="helexa.requests")
+    await client.get("/health")
+    await client.get("/v1/models")
+    (line,) = [record.message for record in caplog.records if record.name == "helexa.requests"]
+    assert " /v1/models " in line
