@@ -40,7 +40,7 @@ def catalogue_list() -> tuple[CatalogueEntry, ...]:
 
 
 def catalogue_prices(name: str) -> Prices | None:
-    """Of the model of that name, offered or not, as they are now; ``None`` where it is not priced
+    """Reads the prices of the model of that name, offered or not; ``None`` where it is not priced
     or not there. Not kept."""
     model = CatalogueModel.objects.filter(name=name).first()
     return None if model is None else model.prices()

@@ -73,7 +73,7 @@ class Client(asyncio.Protocol):
         self._failed = failed
         self._answer = bytearray()
         self._end: int | None = None
-        """Of the answer, where its length was told."""
+        """Where the answer ends, in bytes, once the server has said its length."""
         self._head_end = -1
         self._sent_s = 0.0
         self.stopping = False

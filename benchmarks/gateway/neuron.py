@@ -51,7 +51,7 @@ WORD = " word"
 FRAMES_PER_READ = 512
 IDLE_WAIT_S = 0.5
 NUM_REMEMBERED = 100_000
-"""Of requests that have ended, how many are known when a frame comes again."""
+"""How many ended requests it remembers, to drop a frame that comes again."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class SteppingNeuron:
         self._next_beat_s = 0.0
 
     def run(self) -> None:
-        """Until the process is ended."""
+        """Serve until the process is ended."""
         due_s = time.monotonic()
         while True:
             self._beat_if_due()

@@ -54,7 +54,7 @@ class RunningProcess:
             raise self._failed(f"ended with exit code {code}")
 
     def cpu_s(self) -> float:
-        """Of all its threads and those of its children, user and system."""
+        """CPU seconds, user and system, of all its threads and its children."""
         times = [process.cpu_times() for process in self._processes()]
         return float(sum(one.user + one.system for one in times))
 

@@ -39,7 +39,7 @@ class StreamsResult:
     """From the neuron to the client."""
     on_its_way_p99_ms: float
     cpu_share: float
-    """Of one core, the gateway's."""
+    """The share of one core that the gateway took."""
 
 
 def main(arguments: list[str] | None = None) -> None:
