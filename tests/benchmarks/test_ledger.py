@@ -11,6 +11,7 @@ import pytest
 from helexa_site.config import REPOSITORY_DIR
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "database", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 )

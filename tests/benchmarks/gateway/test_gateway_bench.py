@@ -31,6 +31,7 @@ def bench(*arguments: str) -> list[dict[str, Any]]:
     return results
 
 
+@pytest.mark.slow
 def test_both_servers_are_measured_streaming_and_whole() -> None:
     results = bench("--no-key")
     cells = [(row["server"], row["streams"], row["num_clients"]) for row in results]

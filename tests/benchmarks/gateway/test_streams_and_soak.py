@@ -25,6 +25,7 @@ def run_module(name: str, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_no_stream_loses_a_token() -> None:
     result = run_module(
         "streams", "--no-key", "--streams", "20", "--tokens-per-s", "10", "--seconds", "1"
@@ -36,6 +37,7 @@ def test_no_stream_loses_a_token() -> None:
     assert 0 < result["on_its_way_p50_ms"] <= result["on_its_way_p99_ms"]
 
 
+@pytest.mark.slow
 def test_a_soak_reads_memory_early_and_late() -> None:
     result = run_module(
         "soak", "--no-key", "--server", "uvicorn", "--requests", "1000", "--round-s", "0.1"
