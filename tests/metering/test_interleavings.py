@@ -477,5 +477,6 @@ def test_any_interleaving(using: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.limit_s(900)
 def test_many_interleavings(using: str) -> None:
-    drive(using, max_examples=400, steps=60)
+    drive(using, max_examples=60, steps=60)
