@@ -82,19 +82,19 @@ class Config:
     always_stream_usage: bool
     """Streams end with their usage whether or not the client asked for it."""
     metrics: MetricsSetting = METRICS_OFF
-    """Where Prometheus finds what is counted."""
+    """The address at which Prometheus finds what is counted."""
     allow_anonymous: bool | None
     """Whether callers without a key are served; ``None``: on loopback, while no key is set."""
-    serve_key: str | None = None
+    serve_key: str | None = field(default=None, repr=False)
     """What ``serve`` asks its own gateway with; made anew at each start."""
     max_open_requests: int = 4096
     """More at once are refused by this gateway."""
     max_waiting_requests: int = 2000
     """More than these are not let wait for models to be loaded."""
     max_stored_responses: int = 10_000
-    """Of one account."""
+    """How many one account may keep."""
     max_stored_response_bytes: int = 1024 * 1024 * 1024
-    """Of one account, together."""
+    """What those of one account may take together."""
     max_open_body_bytes: int = 256 * 1024 * 1024
     """What the bodies of open requests may take together."""
     response_retention_days: int = 30

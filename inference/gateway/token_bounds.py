@@ -14,7 +14,6 @@ import msgspec
 
 from inference.protocol.generation import (
     ChatInput,
-    EmbeddingRequest,
     GenerationRequest,
     Request,
     TextInput,
@@ -113,7 +112,3 @@ def _utf8_bytes(text: str) -> int:
 def is_billed(request: Request) -> bool:
     """Counting tokens is free, as it is elsewhere."""
     return not isinstance(request, TokenCountRequest)
-
-
-def is_embedding(request: Request) -> bool:
-    return isinstance(request, EmbeddingRequest)
