@@ -65,9 +65,6 @@ class Identifier:
     def __init__(self, config: Config, directory: Directory) -> None:
         self._config = config
         self._directory = directory
-        self._shared_keys = [
-            key.encode() for key in (config.api_key, config.serve_key) if key is not None
-        ]
         self._allows_anonymous = allows_anonymous(config)
 
     async def identify(self, headers: Headers, *, scope: Scope) -> Principal:
@@ -83,8 +80,8 @@ class Identifier:
         return principal
 
     async def _principal(self, named: Mapping[bytes, bytes]) -> Principal:
-        given = _given_keys(named)
-        if _any_equal(given, self._shared_keys):
+        given = presented_keys(named.get(b"authorization", b""), named.get(API_KEY_HEADER, b""))
+        if holds_shared_key(given, self._config):
             return self._directory.shared()
         for key in given:
             if prefix_of(text := key.decode("latin-1")) is not None:
@@ -115,16 +112,17 @@ class Identifier:
             )
 
 
-def _given_keys(named: Mapping[bytes, bytes]) -> list[bytes]:
-    """Some clients send both headers, one with a placeholder."""
-    bearer = named.get(b"authorization", b"")
-    keys = [bearer[len(BEARER) :]] if bearer[: len(BEARER)].lower() == BEARER else []
-    if API_KEY_HEADER in named:
-        keys.append(named[API_KEY_HEADER])
-    return [key.strip() for key in keys if key.strip()]
+def presented_keys(authorization: bytes, api_key: bytes) -> list[bytes]:
+    """The keys in these two headers, empty where one was not sent. Some clients send both, one with
+    a placeholder."""
+    is_bearer = authorization[: len(BEARER)].lower() == BEARER
+    bearer = authorization[len(BEARER) :] if is_bearer else b""
+    return [key.strip() for key in (bearer, api_key) if key.strip()]
 
 
-def _any_equal(given: list[bytes], keys: list[bytes]) -> bool:
-    """Compares all of them, so that the time it takes tells nothing."""
+def holds_shared_key(given: list[bytes], config: Config) -> bool:
+    """Whether one of them is the operator's. Compares all, so that the time it takes tells
+    nothing."""
+    keys = [key.encode() for key in (config.api_key, config.serve_key) if key is not None]
     equal = [hmac.compare_digest(one, key) for one in given for key in keys]
     return any(equal)

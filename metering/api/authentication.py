@@ -6,7 +6,6 @@ are read now and then, and by threads.
 
 from __future__ import annotations
 
-import hmac
 import time
 from dataclasses import dataclass
 
@@ -16,15 +15,13 @@ from rest_framework.authentication import BaseAuthentication, SessionAuthenticat
 from rest_framework.request import Request
 
 from helexa_site.config import Config
-from inference.gateway.identity import allows_anonymous
+from inference.gateway.identity import allows_anonymous, holds_shared_key, presented_keys
 from metering.api.problems import AUTHENTICATE, ProblemError
 from metering.errors import DisabledAccountError, InvalidKeyError
 from metering.key_records import AccountRecord, person_principal
 from metering.key_store import DatabaseKeyStore
 from metering.keys import digest_secret, prefix_of
 from metering.principal import ANONYMOUS_ACCOUNT, SHARED_ACCOUNT, Principal, Scope
-
-BEARER = "bearer "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +53,13 @@ class KeyAuthentication(BaseAuthentication):
 
     def authenticate(self, request: Request) -> Found | None:
         """Raises ``MeteringError``."""
-        given = _given_keys(request)
+        given = presented_keys(_header(request, "authorization"), _header(request, "x-api-key"))
         if not given:
             return None
         config: Config = settings.CONFIG
-        shared_keys = [key for key in (config.api_key, config.serve_key) if key is not None]
-        if _any_equal(given, shared_keys):
+        if holds_shared_key(given, config):
             return AnonymousUser(), _caller(_built_in(SHARED_ACCOUNT))
-        for key in given:
+        for key in (one.decode("latin-1") for one in given):
             if prefix := prefix_of(key):
                 return AnonymousUser(), _caller(_find(key, prefix))
         if allows_anonymous(config):
@@ -141,15 +137,7 @@ def _person(user: AbstractUser, account: str | None) -> Caller:
     )
 
 
-def _given_keys(request: Request) -> list[str]:
-    """Some clients send both headers, one with a placeholder."""
-    bearer = request.headers.get("authorization", "")
-    keys = [bearer[len(BEARER) :]] if bearer[: len(BEARER)].lower() == BEARER else []
-    keys.append(request.headers.get("x-api-key", ""))
-    return [key.strip() for key in keys if key.strip()]
-
-
-def _any_equal(given: list[str], keys: list[str]) -> bool:
-    """Compares all of them, so that the time it takes tells nothing."""
-    equal = [hmac.compare_digest(one.encode(), key.encode()) for one in given for key in keys]
-    return any(equal)
+def _header(request: Request, name: str) -> bytes:
+    """As it was sent."""
+    text: str = request.headers.get(name, "")
+    return text.encode("latin-1", "replace")
