@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import cast
 
-import dj_database_url
 from django.urls import reverse_lazy
 from django.utils.functional import SimpleLazyObject
 
 from helexa_site.config import REPOSITORY_DIR, read_config
+from helexa_site.databases import database_settings
 from helexa_site.hosts import allowed_hosts
 from helexa_site.login_limits import COOL_OFF, FAILURES_PER_USER
 from helexa_site.secret_key import secret_key
 
 CONFIG = read_config()
-
-CONNECTION_MAX_AGE_S = 600
-"""A thread of the gateway's or the control's keeps its connection from query to query: connecting
-to PostgreSQL costs several times a query. One that was lost is noticed before the next query."""
 
 BASE_DIR = REPOSITORY_DIR
 # Made, or refused, when something is to be signed: most commands sign nothing.
@@ -74,17 +70,7 @@ TEMPLATES = [
     },
 ]
 
-DATABASES = {
-    "default": dj_database_url.parse(
-        CONFIG.database_url, conn_max_age=CONNECTION_MAX_AGE_S, conn_health_checks=True
-    )
-}
-if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    DATABASES["default"]["OPTIONS"] = {
-        "timeout": 20,
-        "transaction_mode": "IMMEDIATE",
-        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
-    }
+DATABASES = {"default": database_settings(CONFIG.database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 AUTH_PASSWORD_VALIDATORS = [

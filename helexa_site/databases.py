@@ -1,0 +1,38 @@
+"""Django's settings of the database, from its URL. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dj_database_url
+
+CONNECTION_MAX_AGE_S = 600
+"""A thread of the gateway's or the control's keeps its connection from query to query: connecting
+to PostgreSQL costs several times a query. One that was lost is noticed before the next query."""
+POSTGRESQL_OPTIONS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+"""libpq's: a server that a broken network hides is given up after about ten seconds, where the
+system's own defaults wait for a quarter of an hour, and revoked keys would work as long. What the
+URL says of these goes before."""
+SQLITE_OPTIONS = {
+    "timeout": 20,
+    "transaction_mode": "IMMEDIATE",
+    "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+}
+
+
+def database_settings(url: str) -> dict[str, Any]:
+    """One entry of ``DATABASES``."""
+    parsed: dict[str, Any] = {
+        **dj_database_url.parse(url, conn_max_age=CONNECTION_MAX_AGE_S, conn_health_checks=True)
+    }
+    if parsed["ENGINE"] == "django.db.backends.sqlite3":
+        parsed["OPTIONS"] = SQLITE_OPTIONS
+    elif parsed["ENGINE"] == "django.db.backends.postgresql":
+        parsed["OPTIONS"] = POSTGRESQL_OPTIONS | parsed.get("OPTIONS", {})
+    return parsed

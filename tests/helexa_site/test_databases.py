@@ -1,0 +1,27 @@
+import psycopg
+
+from helexa_site.databases import POSTGRESQL_OPTIONS, database_settings
+
+
+def test_postgresql_is_given_up_soon_where_the_network_hides_it() -> None:
+    settings = database_settings("postgres://user:word@db.example/helexa")
+    assert settings["OPTIONS"] == POSTGRESQL_OPTIONS
+    assert settings["CONN_HEALTH_CHECKS"] is True
+
+
+def test_what_the_url_says_goes_before() -> None:
+    settings = database_settings(
+        "postgres://db.example/helexa?tcp_user_timeout=3000&sslmode=require"
+    )
+    assert settings["OPTIONS"] == POSTGRESQL_OPTIONS | {
+        "tcp_user_timeout": 3000,
+        "sslmode": "require",
+    }
+
+
+def test_libpq_knows_every_option() -> None:
+    assert psycopg.conninfo.make_conninfo("host=db.example", **POSTGRESQL_OPTIONS)
+
+
+def test_sqlite_waits_for_its_lock() -> None:
+    assert database_settings("sqlite:////tmp/helexa.sqlite3")["OPTIONS"]["timeout"] == 20
