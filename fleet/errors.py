@@ -5,6 +5,7 @@
     ├── UnknownModelError             404 model_not_found
     ├── ModelDisabledError            404 model_not_found
     ├── UnknownNeuronError            503 no_neuron            retryable
+    ├── NeuronAliveError              409 neuron_alive
     ├── ReplicaNotFoundError          404 replica_not_found
     ├── ModelPinnedError              409 model_pinned
     ├── CatalogueValueError           400 invalid_catalogue_value
@@ -44,6 +45,13 @@ class UnknownNeuronError(FleetError):
     http_status = 503
     code = "no_neuron"
     retryable = True
+
+
+class NeuronAliveError(FleetError):
+    """Only a neuron that is away can be removed: another would be there again a second later."""
+
+    http_status = 409
+    code = "neuron_alive"
 
 
 class ReplicaNotFoundError(FleetError):

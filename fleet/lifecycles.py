@@ -1,6 +1,7 @@
 """The states of what the database holds, and the one table of legal moves for each.
 
-    neuron     ONLINE ⇄ AWAY
+    neuron     ONLINE, DRAINING, REFUSED, AWAY, from each to each: AWAY in silence, else what its
+               report and the operator's wishes come to
 
     load job   PENDING ─▶ RUNNING ─▶ SUCCEEDED
                   │          ├────▶ FAILED
@@ -27,11 +28,24 @@ from inference.protocol.heartbeat import ReplicaStatus
 class NeuronStatus(TextChoices):
     ONLINE = "online"
     AWAY = "away"
+    DRAINING = "draining"
+    REFUSED = "refused"
+    """Not admitted: it waits for an operator's click, or was refused by one."""
 
 
 NEURON_TRANSITIONS: dict[NeuronStatus, frozenset[NeuronStatus]] = {
-    NeuronStatus.ONLINE: frozenset({NeuronStatus.AWAY}),
-    NeuronStatus.AWAY: frozenset({NeuronStatus.ONLINE}),
+    NeuronStatus.ONLINE: frozenset(
+        {NeuronStatus.AWAY, NeuronStatus.DRAINING, NeuronStatus.REFUSED}
+    ),
+    NeuronStatus.AWAY: frozenset(
+        {NeuronStatus.ONLINE, NeuronStatus.DRAINING, NeuronStatus.REFUSED}
+    ),
+    NeuronStatus.DRAINING: frozenset(
+        {NeuronStatus.ONLINE, NeuronStatus.AWAY, NeuronStatus.REFUSED}
+    ),
+    NeuronStatus.REFUSED: frozenset(
+        {NeuronStatus.ONLINE, NeuronStatus.AWAY, NeuronStatus.DRAINING}
+    ),
 }
 
 

@@ -1,6 +1,6 @@
 """The live fleet at one moment, frozen: what placement decides by and what /health shows.
 
-    NeuronHeartbeat* ──build_snapshot──▶ FleetSnapshot ▷ NeuronView* ▷ ReplicaView*
+    NeuronHeartbeat*, Wishes ──build_snapshot──▶ FleetSnapshot ▷ NeuronView* ▷ ReplicaView*
 
 Pure: no ORM, no Redis, no clock. A neuron that is not in here is away.
 """
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from fleet.measurements import DeviceKind
+from fleet.wishes import NO_WISHES, Admission, Wishes
 from inference.protocol.heartbeat import (
     Capability,
     DeviceInfo,
@@ -78,6 +79,13 @@ class NeuronView:
     devices: tuple[DeviceInfo, ...]
     replicas: tuple[ReplicaView, ...]
     problems: tuple[str, ...] = ()
+    is_draining: bool = False
+    """The operator wishes it, or the neuron is leaving: no new loads, and requests only for what
+    nothing else can serve."""
+    is_leaving: bool = False
+    """It ends by itself soon and refuses new requests."""
+    is_admitted: bool = True
+    """False: nothing is placed or routed there."""
 
     @property
     def free_memory_bytes(self) -> int:
@@ -99,6 +107,8 @@ class FleetSnapshot:
     """``neurons`` are sorted by name."""
 
     neurons: tuple[NeuronView, ...]
+    wishes: Wishes = NO_WISHES
+    """As last published: what holds for neurons that are not here as well."""
 
     def replicas(self) -> Iterator[ReplicaView]:
         for neuron in self.neurons:
@@ -111,9 +121,11 @@ class FleetSnapshot:
         return next((neuron for neuron in self.neurons if neuron.name == name), None)
 
 
-def build_snapshot(heartbeats: Iterable[NeuronHeartbeat]) -> FleetSnapshot:
-    views = sorted((_neuron_view(heartbeat) for heartbeat in heartbeats), key=lambda v: v.name)
-    return FleetSnapshot(neurons=tuple(views))
+def build_snapshot(
+    heartbeats: Iterable[NeuronHeartbeat], wishes: Wishes = NO_WISHES
+) -> FleetSnapshot:
+    views = (_neuron_view(heartbeat, wishes) for heartbeat in heartbeats)
+    return FleetSnapshot(neurons=tuple(sorted(views, key=lambda view: view.name)), wishes=wishes)
 
 
 def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
@@ -123,7 +135,8 @@ def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
     return max(0.0, elapsed_s * (total - done) / done)
 
 
-def _neuron_view(heartbeat: NeuronHeartbeat) -> NeuronView:
+def _neuron_view(heartbeat: NeuronHeartbeat, wishes: Wishes) -> NeuronView:
+    wish = wishes.of(heartbeat.name)
     return NeuronView(
         name=heartbeat.name,
         epoch=heartbeat.epoch,
@@ -134,6 +147,9 @@ def _neuron_view(heartbeat: NeuronHeartbeat) -> NeuronView:
             for state in sorted(heartbeat.replicas, key=lambda state: state.model)
         ),
         problems=tuple(heartbeat.host.problems),
+        is_draining=wish.drain or heartbeat.is_leaving,
+        is_leaving=heartbeat.is_leaving,
+        is_admitted=wish.admission is Admission.ADMITTED,
     )
 
 

@@ -10,7 +10,6 @@ import logging
 
 from fleet import live, services
 from fleet.errors import SnapshotUnavailableError
-from fleet.snapshot import build_snapshot
 from helexa_site.celery import TASK_RECONCILE, TASK_RECORD_HEARTBEATS, app
 
 logger = logging.getLogger(__name__)
@@ -20,14 +19,15 @@ logger = logging.getLogger(__name__)
 def record_heartbeats() -> None:
     """Expiry comes after recording, so that a control that was away does not fail live jobs."""
     try:
-        heartbeats = live.read_heartbeats(live.redis_client())
+        fleet = live.read_live_fleet(live.redis_client())
     except SnapshotUnavailableError as error:
         logger.warning("heartbeats not recorded: %s", error)
         return
-    for heartbeat in heartbeats:
-        services.heartbeat_record(heartbeat=heartbeat)
-    services.silent_neurons_mark_away(snapshot=build_snapshot(heartbeats))
+    for report in fleet.reports:
+        services.report_record(report=report)
+    services.silent_neurons_mark_away(snapshot=fleet.snapshot())
     services.load_jobs_expire()
+    services.wishes_publish()
 
 
 @app.task(name=TASK_RECONCILE)  # type: ignore[untyped-decorator]

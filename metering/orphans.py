@@ -20,7 +20,13 @@ import redis
 from inference.protocol.accounts import ACCOUNT_FIELD, RequestAccount, decode_request_account
 from inference.protocol.events import Usage
 from inference.protocol.held import decode_held_requests
-from inference.protocol.keys import ACCOUNTS, NEURONS, gateway_alive_key, held_key
+from inference.protocol.keys import (
+    ACCOUNTS,
+    NEURON_WISHES,
+    NEURONS,
+    gateway_alive_key,
+    held_key,
+)
 from metering import store
 from metering.entries import Release, Settle
 from metering.models import GatewayLease, Reservation
@@ -95,10 +101,16 @@ def reservations_sweep(*, client: redis.Redis, now_unix_s: float, using: str = "
 def _held_by_neurons(client: redis.Redis, gateway_id: str) -> set[str]:
     """Requests of that gateway that some neuron still works on: its account is to come."""
     known: set[str] = set()
-    for name in cast(list[bytes], client.zrange(NEURONS, 0, -1)):
+    spoken = cast(list[bytes], client.zrange(NEURONS, 0, -1))
+    invited = cast(list[bytes], client.hkeys(NEURON_WISHES))
+    for name in {*spoken, *invited} - {b""}:
         listed = cast(bytes | None, client.hget(held_key(name.decode()), gateway_id))
-        if listed is not None:
+        if listed is None:
+            continue
+        try:
             known.update(decode_held_requests(listed).request_ids)
+        except msgspec.DecodeError as error:
+            logger.warning("what neuron %s holds is not understood: %s", name, error)
     return known
 
 

@@ -15,7 +15,12 @@ from fleet.admin.unfold_types import display
 from fleet.lifecycles import NeuronStatus
 from fleet.models import Device, Neuron
 
-NEURON_LABELS = {NeuronStatus.ONLINE.label: "success", NeuronStatus.AWAY.label: "danger"}
+NEURON_LABELS = {
+    NeuronStatus.ONLINE.label: "success",
+    NeuronStatus.AWAY.label: "danger",
+    NeuronStatus.DRAINING.label: "warning",
+    NeuronStatus.REFUSED.label: "default",
+}
 
 
 @admin.register(Neuron)
@@ -57,7 +62,7 @@ class NeuronAdmin(ReportedAdmin):
 
     @display(description="Last seen", ordering="last_seen_at")
     def last_seen(self, neuron: Neuron) -> str:
-        if neuron.status == NeuronStatus.ONLINE:
+        if neuron.status != NeuronStatus.AWAY:
             return "now"
         return f"{timesince(neuron.last_seen_at)} ago"
 

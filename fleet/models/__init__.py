@@ -5,13 +5,16 @@ from fleet.models.load_job import LoadJob
 from fleet.models.load_measurement import LoadMeasurement
 from fleet.models.neuron import Device, Neuron
 from fleet.models.replica import Replica
+from fleet.models.standing import FleetPolicy, NeuronWish
 
 __all__ = [
     "Alias",
     "CatalogueModel",
     "Device",
+    "FleetPolicy",
     "LoadJob",
     "LoadMeasurement",
     "Neuron",
+    "NeuronWish",
     "Replica",
 ]

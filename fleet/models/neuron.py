@@ -25,6 +25,10 @@ class Neuron(models.Model):
     total_memory_bytes = models.PositiveBigIntegerField(default=0)
     free_memory_bytes = models.PositiveBigIntegerField(default=0)
     problems = models.JSONField(default=list, blank=True)
+    is_leaving = models.BooleanField(default=False, help_text="It was asked to stop.")
+    drained_at = models.DateTimeField(
+        null=True, blank=True, help_text="Since when nothing runs on it, where it is draining."
+    )
 
     class Meta:
         ordering = ["name"]

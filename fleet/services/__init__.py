@@ -14,6 +14,7 @@ from fleet.services.catalogue import (
 from fleet.services.heartbeats import (
     heartbeat_record,
     neuron_mark_away,
+    report_record,
     silent_neurons_mark_away,
 )
 from fleet.services.load_jobs import (
@@ -22,8 +23,20 @@ from fleet.services.load_jobs import (
     pinned_models_reconcile,
     replica_unload,
 )
+from fleet.services.neurons import (
+    admission_policy_set,
+    neuron_admit,
+    neuron_drain,
+    neuron_expect,
+    neuron_refuse,
+    neuron_remove,
+    neuron_resume,
+    wishes_publish,
+    wishes_read,
+)
 
 __all__ = [
+    "admission_policy_set",
     "alias_check",
     "alias_create",
     "alias_delete",
@@ -36,8 +49,17 @@ __all__ = [
     "heartbeat_record",
     "load_job_start",
     "load_jobs_expire",
+    "neuron_admit",
+    "neuron_drain",
+    "neuron_expect",
     "neuron_mark_away",
+    "neuron_refuse",
+    "neuron_remove",
+    "neuron_resume",
     "pinned_models_reconcile",
     "replica_unload",
+    "report_record",
     "silent_neurons_mark_away",
+    "wishes_publish",
+    "wishes_read",
 ]

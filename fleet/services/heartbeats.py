@@ -12,7 +12,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
-from django.db import models
+from django.db import (
+    DataError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    models,
+    transaction,
+)
 from django.utils import timezone
 
 from fleet import selectors
@@ -22,22 +29,54 @@ from fleet.lifecycles import (
     RecordedReplicaStatus,
     ensure_transition,
 )
-from fleet.models import CatalogueModel, Device, Neuron, Replica
+from fleet.models import CatalogueModel, Device, Neuron, NeuronWish, Replica
+from fleet.reports import Report, tell_refusal
 from fleet.services.load_jobs import load_job_advance
 from fleet.services.load_measurements import prefill_averages_record
+from fleet.services.neurons import neuron_wish_of_first_sight
 from fleet.snapshot import FleetSnapshot
-from inference.protocol.heartbeat import DeviceInfo, NeuronHeartbeat, ReplicaState
+from fleet.wishes import Admission
+from inference.protocol.heartbeat import (
+    DeviceInfo,
+    NeuronHeartbeat,
+    ReplicaState,
+    ReplicaStatus,
+)
+from inference.protocol.keys import NEURON_NAME
+from inference.version import VERSION
 
 logger = logging.getLogger(__name__)
 
 REFRESH_EVERY = timedelta(seconds=10)
+DRAIN_SETTLES_AFTER = timedelta(seconds=3)
+"""Two heartbeats and what a gateway's snapshot may be old."""
+
+
+def report_record(*, report: Report) -> bool:
+    """Whether it was recorded. Whatever is wrong with a report is its neuron's problem and no other
+    neuron's; a database that is away is everybody's, and raised."""
+    problem = report.problem
+    if report.heartbeat is not None:
+        try:
+            with transaction.atomic():
+                heartbeat_record(heartbeat=report.heartbeat)
+            return True
+        except (DataError, IntegrityError, ValueError, OverflowError) as error:
+            problem = tell_refusal(report.name, f"it cannot be stored: {error}")
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception:
+            logger.exception("the report of %s could not be recorded", report.name)
+            problem = "its report could not be recorded; the control's log says why"
+    _problem_record(report.name, problem)
+    return False
 
 
 def heartbeat_record(*, heartbeat: NeuronHeartbeat) -> None:
     """Brings the neuron, its devices and its replicas up to date, advances its load jobs and keeps
     how fast its prompts go."""
     now = timezone.now()
-    neuron = _neuron_record(heartbeat, now)
+    neuron = _neuron_record(heartbeat, neuron_wish_of_first_sight(heartbeat.name), now)
     _devices_record(neuron, heartbeat.devices, refresh=neuron.last_seen_at == now)
     _replicas_record(neuron, heartbeat.replicas)
     _load_jobs_advance(neuron, heartbeat.replicas, now)
@@ -45,10 +84,10 @@ def heartbeat_record(*, heartbeat: NeuronHeartbeat) -> None:
 
 
 def silent_neurons_mark_away(*, snapshot: FleetSnapshot) -> int:
-    """Marks every online neuron that is not in the snapshot; returns how many."""
+    """Marks every neuron that is not in the snapshot; returns how many."""
     alive = [neuron.name for neuron in snapshot.neurons]
-    online = Neuron.objects.filter(status=NeuronStatus.ONLINE).exclude(name__in=alive)
-    return sum(neuron_mark_away(neuron=neuron) for neuron in online)
+    silent = Neuron.objects.exclude(status=NeuronStatus.AWAY).exclude(name__in=alive)
+    return sum(neuron_mark_away(neuron=neuron) for neuron in silent)
 
 
 def neuron_mark_away(*, neuron: Neuron) -> bool:
@@ -57,7 +96,7 @@ def neuron_mark_away(*, neuron: Neuron) -> bool:
     ensure_transition(NEURON_TRANSITIONS, NeuronStatus(neuron.status), NeuronStatus.AWAY)
     now = timezone.now()
     marked = Neuron.objects.filter(pk=neuron.pk, status=neuron.status).update(
-        status=NeuronStatus.AWAY, status_since=now
+        status=NeuronStatus.AWAY, status_since=now, is_leaving=False, drained_at=None
     )
     if marked:
         logger.warning("neuron %s is away", neuron.name)
@@ -67,9 +106,21 @@ def neuron_mark_away(*, neuron: Neuron) -> bool:
     return marked == 1
 
 
-def _neuron_record(heartbeat: NeuronHeartbeat, now: datetime) -> Neuron:
+def _problem_record(name: str, problem: str) -> None:
+    """On the row of a neuron whose report is refused. It is made where there is none: somebody will
+    look for it. What cannot be a name gets none."""
+    if not NEURON_NAME.fullmatch(name):
+        return
+    now = timezone.now()
+    unknown = {"started_at": now, "last_seen_at": now, "status": NeuronStatus.AWAY}
+    neuron, _ = Neuron.objects.get_or_create(name=name, defaults={"status_since": now, **unknown})
+    _write(neuron, {"problems": [problem]})
+
+
+def _neuron_record(heartbeat: NeuronHeartbeat, wish: NeuronWish, now: datetime) -> Neuron:
     """The row, with ``last_seen_at == now`` when it was written."""
-    described = {
+    status = _status(heartbeat, wish)
+    described: dict[str, Any] = {
         "epoch": heartbeat.epoch,
         "version": heartbeat.version,
         "started_at": _moment(heartbeat.started_unix_s),
@@ -77,22 +128,57 @@ def _neuron_record(heartbeat: NeuronHeartbeat, now: datetime) -> Neuron:
         "operating_system": heartbeat.host.os,
         "num_cores": heartbeat.host.num_cores,
         "total_memory_bytes": heartbeat.host.total_memory_bytes,
-        "problems": list(heartbeat.host.problems),
+        "problems": [*heartbeat.host.problems, *_version_problems(heartbeat.version)],
+        "is_leaving": heartbeat.is_leaving,
+        "status": status,
     }
     seen = {"last_seen_at": now, "free_memory_bytes": heartbeat.host.free_memory_bytes}
     neuron, created = Neuron.objects.get_or_create(
         name=heartbeat.name, defaults={"status_since": now, **described, **seen}
     )
     if created:
-        logger.info("neuron %s is new", neuron.name)
+        logger.info("neuron %s is new (%s)", neuron.name, neuron.status)
         return neuron
-    if neuron.status == NeuronStatus.AWAY:
-        ensure_transition(NEURON_TRANSITIONS, NeuronStatus.AWAY, NeuronStatus.ONLINE)
-        described |= {"status": NeuronStatus.ONLINE, "status_since": now}
-        logger.info("neuron %s is back", neuron.name)
+    if neuron.status != status:
+        before = NeuronStatus(neuron.status)
+        ensure_transition(NEURON_TRANSITIONS, before, status)
+        described["status_since"] = now
+        logger.info("neuron %s was %s and is %s", neuron.name, before, status)
+    described["drained_at"] = _drained_at(neuron, heartbeat, wish, now)
     if _differs(neuron, described) or now - neuron.last_seen_at >= REFRESH_EVERY:
         _write(neuron, described | seen)
     return neuron
+
+
+def _version_problems(version: str) -> list[str]:
+    if version == VERSION:
+        return []
+    return [f"it runs helexa {version or 'of an unknown version'}, and the control {VERSION}"]
+
+
+def _status(heartbeat: NeuronHeartbeat, wish: NeuronWish) -> NeuronStatus:
+    if wish.admission != Admission.ADMITTED:
+        return NeuronStatus.REFUSED
+    if wish.drain_wanted_at is not None or heartbeat.is_leaving:
+        return NeuronStatus.DRAINING
+    return NeuronStatus.ONLINE
+
+
+def _drained_at(
+    neuron: Neuron, heartbeat: NeuronHeartbeat, wish: NeuronWish, now: datetime
+) -> datetime | None:
+    """Since when nothing runs there. Not before gateways have read the wish, and what they sent
+    until then has shown in a report."""
+    if wish.drain_wanted_at is None or now - wish.drain_wanted_at < DRAIN_SETTLES_AFTER:
+        return None
+    is_busy = any(_is_busy(state) for state in heartbeat.replicas)
+    return None if is_busy else neuron.drained_at or now
+
+
+def _is_busy(state: ReplicaState) -> bool:
+    if state.status in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING):
+        return True
+    return state.stats is not None and state.stats.in_flight + state.stats.queue_depth > 0
 
 
 def _devices_record(neuron: Neuron, infos: list[DeviceInfo], *, refresh: bool) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import redis
@@ -138,7 +139,7 @@ class Liveness:
 
     async def _refresh(self) -> FleetSnapshot:
         try:
-            snapshot = await read_snapshot(self._redis)
+            snapshot = await read_snapshot(self._redis, before=self._snapshot)
         except SnapshotUnavailableError as error:
             self._is_answering = False
             self._continuity.interrupted()
@@ -175,7 +176,7 @@ def _silenced(snapshot: FleetSnapshot, before: FleetSnapshot) -> list[NeuronView
 
 def _with(snapshot: FleetSnapshot, silenced: list[NeuronView]) -> FleetSnapshot:
     neurons = sorted([*snapshot.neurons, *silenced], key=lambda view: view.name)
-    return FleetSnapshot(neurons=tuple(neurons))
+    return replace(snapshot, neurons=tuple(neurons))
 
 
 class SharedWork(Generic[Result]):

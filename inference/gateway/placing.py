@@ -132,7 +132,7 @@ class Placer:
             )
             for neuron in snapshot.neurons
         )
-        return FleetSnapshot(neurons=neurons)
+        return replace(snapshot, neurons=neurons)
 
 
 def _place_of(route: Route, snapshot: FleetSnapshot, *, was_cold: bool) -> Place:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import socket
 import sys
 import threading
@@ -25,6 +24,7 @@ from inference.neuron.redis_client import connect
 from inference.neuron.service import NeuronService
 from inference.neuron.silence import silence_limit_s
 from inference.neuron.tasks import register_tasks
+from inference.protocol.keys import NEURON_NAME
 from inference.protocol.stalls import stall_limit_s
 
 log = logging.getLogger("inference.neuron")
@@ -36,7 +36,6 @@ SWITCH_INTERVAL_S = 0.0005
 """How long a thread that renders a long conversation keeps the interpreter from the others. A
 request's first token passes through a dozen of their hands: at Python's 5 ms that is 50 ms."""
 EXIT_MISCONFIGURED = 2
-NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def main(arguments: list[str]) -> int:
@@ -105,7 +104,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _name(word: str) -> str:
-    if not NAME_PATTERN.fullmatch(word):
+    if not NEURON_NAME.fullmatch(word):
         raise argparse.ArgumentTypeError(
             f"{word!r}: a neuron's name is letters, digits, '.', '_' and '-', 63 at most"
         )

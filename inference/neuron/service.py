@@ -34,12 +34,12 @@ from inference.neuron.request_table import RequestTable
 from inference.neuron.restart_policy import RestartPolicy
 from inference.neuron.specs import SpecStore
 from inference.neuron.starter import Starter
-from inference.neuron.version import VERSION
 from inference.protocol.generation import Cancel, InboxFrame, Submit
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
 from inference.protocol.held import HeldRequests, held_requests
 from inference.protocol.load import LoadSpec
 from inference.protocol.stalls import DEFAULT_STALL_LIMIT_S, KEPT_AFTER_LIMIT_S
+from inference.version import VERSION
 
 log = logging.getLogger(__name__)
 

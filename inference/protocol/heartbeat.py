@@ -99,6 +99,8 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     host: HostInfo
     devices: list[DeviceInfo]
     replicas: list[ReplicaState]
+    is_leaving: bool = False
+    """It was asked to stop: it finishes what runs, and refuses what is new."""
 
 
 encode_heartbeat = msgspec.json.Encoder().encode

@@ -3,6 +3,8 @@
 | key | type | writer → reader |
 |---|---|---|
 | helexa:neurons | zset name → last heartbeat (unix s) | neuron → gateway, control |
+| helexa:neurons:wishes | hash name → JSON Wish | control → gateway |
+| helexa:neuron:<name>:lease | string, JSON NameLease, expires | neuron → another of its name |
 | helexa:neuron:<name>:heartbeat | string, JSON, expires | neuron → gateway, control |
 | helexa:neuron:<name>:frames | stream of msgpack InboxFrame, expires | gateway → neuron |
 | helexa:neuron:<name>:held | hash gateway → HeldRequests, expires | neuron → gateway |
@@ -17,7 +19,14 @@ A stream of events is made by its gateway alone, and neurons add to it only wher
 was deleted stays away, and one that is missing tells that Redis has lost what it held.
 """
 
+from __future__ import annotations
+
+import re
+
+NEURON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 NEURONS = "helexa:neurons"
+NEURON_WISHES = "helexa:neurons:wishes"
+"""What the operator wishes of them: ``fleet.wishes``. It also names neurons that were invited."""
 
 HEARTBEAT_INTERVAL_S = 1.0
 HEARTBEAT_EXPIRY_S = 4.0
@@ -57,6 +66,10 @@ def neuron_queue(name: str) -> str:
 
 def heartbeat_key(name: str) -> str:
     return f"helexa:neuron:{name}:heartbeat"
+
+
+def lease_key(name: str) -> str:
+    return f"helexa:neuron:{name}:lease"
 
 
 def inbox_key(name: str) -> str:

@@ -25,6 +25,7 @@ DATABASE_TESTS = (
     "test_services_heartbeats.py",
     "test_services_load_jobs.py",
     "test_services_load_measurements.py",
+    "test_reports.py",
     "../inference/conversations/test_storage.py",
     "../helexa_site/test_login_throttle.py",
 )

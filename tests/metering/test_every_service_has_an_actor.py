@@ -29,6 +29,10 @@ WITHOUT_AN_ACTOR = {
     "fleet.services.load_measurements.load_measurements_forget": "its caller is audited",
     # What machines report, each second.
     "fleet.services.heartbeats.heartbeat_record": "a neuron's report",
+    "fleet.services.heartbeats.report_record": "a neuron's report",
+    "fleet.services.neurons.neuron_wish_of_first_sight": "a neuron's report, by the policy",
+    "fleet.services.neurons.wishes_publish": "writes to Redis what is in the database",
+    "fleet.services.neurons.wishes_read": "reads",
     "fleet.services.heartbeats.neuron_mark_away": "follows from a neuron's silence",
     "fleet.services.heartbeats.silent_neurons_mark_away": "follows from neurons' silence",
     "fleet.services.load_jobs.load_job_advance": "a neuron's report",

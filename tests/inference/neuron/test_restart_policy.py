@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 from inference.neuron.restart_policy import RestartPolicy
-from inference.neuron.version import VERSION
+from inference.version import VERSION
 
 
 def test_the_first_restart_is_at_once_then_delays_double_up_to_a_limit() -> None:

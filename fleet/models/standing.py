@@ -1,0 +1,65 @@
+"""What the operator wishes of neurons: kept by name, apart from what the neurons report."""
+
+from __future__ import annotations
+
+from django.db import models
+
+from fleet.wishes import Admission, AdmissionPolicy, Wish
+
+
+class NeuronWish(models.Model):
+    """Also of a neuron that has not reported yet. Written by ``fleet.services.neurons`` only."""
+
+    neuron_name = models.CharField(max_length=100, unique=True)
+    admission = models.CharField(
+        max_length=16,
+        choices=[(word.value, word.value) for word in Admission],
+        default=Admission.ADMITTED.value,
+    )
+    drain_wanted_at = models.DateTimeField(
+        null=True, blank=True, help_text="Since when it is to be drained; empty: it is not."
+    )
+
+    class Meta:
+        ordering = ["neuron_name"]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(admission__in=[word.value for word in Admission]),
+                name="neuron_wish_admission_known",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.neuron_name
+
+    def wish(self) -> Wish:
+        return Wish(
+            drain=self.drain_wanted_at is not None,
+            admission=Admission(self.admission),
+        )
+
+
+class FleetPolicy(models.Model):
+    """One row, of key 1: what holds for the fleet as a whole."""
+
+    admission = models.CharField(
+        max_length=16,
+        choices=[
+            (AdmissionPolicy.AUTOMATIC.value, "Automatic: whoever reaches Redis"),
+            (AdmissionPolicy.CLICK.value, "By click: each new neuron waits for an operator"),
+        ],
+        default=AdmissionPolicy.AUTOMATIC.value,
+        help_text="What neurons are that have not been seen before.",
+    )
+
+    class Meta:
+        verbose_name_plural = "fleet policy"
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(admission__in=[word.value for word in AdmissionPolicy]),
+                name="fleet_policy_admission_known",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"admission: {self.admission}"

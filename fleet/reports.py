@@ -1,0 +1,101 @@
+"""One neuron's report: understood, or refused by name with the reason. Pure.
+
+A neuron may be of another version, broken or hostile. Whatever it says concerns itself alone: a
+report that is refused here is as good as none, and its neuron's row says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from fleet.report_bounds import value_problem
+from inference.protocol.heartbeat import NeuronHeartbeat, decode_heartbeat
+
+logger = logging.getLogger(__name__)
+
+MAX_REPORT_BYTES = 1024 * 1024
+MAX_NAME_LENGTH = 100
+MAX_DEVICES = 64
+MAX_REPLICAS = 256
+MAX_REMEMBERED = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """``heartbeat`` is ``None`` where ``problem`` says why it is refused."""
+
+    name: str
+    heartbeat: NeuronHeartbeat | None
+    problem: str = ""
+
+
+def read_report(name: str, payload: bytes | str) -> Report:
+    """What the neuron of that name says of itself. A refusal is logged once."""
+    last = _last_read.get(name)
+    if last is not None and last[0] == payload:
+        return last[1]
+    try:
+        report = Report(name, _understood(name, payload))
+        _told.forget(name)
+    except ValueError as error:
+        report = Report(name, None, tell_refusal(name, str(error)))
+    while len(_last_read) >= MAX_REMEMBERED:
+        _last_read.pop(next(iter(_last_read)), None)
+    _last_read[name] = (payload, report)
+    return report
+
+
+def tell_refusal(name: str, why: str) -> str:
+    """The neuron's problem in words; logged where it is another than before."""
+    problem = f"its report is refused: {why[:300]}"
+    _told.tell_once(name, problem)
+    return problem
+
+
+def _understood(name: str, payload: bytes | str) -> NeuronHeartbeat:
+    """Raises ``ValueError``, which msgspec's errors are."""
+    if len(payload) > MAX_REPORT_BYTES:
+        raise ValueError(f"{len(payload)} bytes are over the bound of {MAX_REPORT_BYTES}")
+    if len(name) > MAX_NAME_LENGTH:
+        raise ValueError(f"a name of {len(name)} letters is over the bound of {MAX_NAME_LENGTH}")
+    heartbeat = decode_heartbeat(payload)
+    if heartbeat.name != name:
+        raise ValueError(f"it calls itself {heartbeat.name[:MAX_NAME_LENGTH]!r}")
+    for noun, found, bound in (
+        ("devices", heartbeat.devices, MAX_DEVICES),
+        ("replicas", heartbeat.replicas, MAX_REPLICAS),
+    ):
+        if len(found) > bound:
+            raise ValueError(f"{len(found)} {noun} are over the bound of {bound}")
+    if len({replica.model for replica in heartbeat.replicas}) < len(heartbeat.replicas):
+        raise ValueError("it names one model twice")
+    if len({(device.kind, device.index) for device in heartbeat.devices}) < len(heartbeat.devices):
+        raise ValueError("it names one device twice")
+    if problem := value_problem(heartbeat):
+        raise ValueError(problem)
+    return heartbeat
+
+
+class _Told:
+    """What has been logged of each neuron: reports come each second, or five times that."""
+
+    def __init__(self) -> None:
+        self._problems: OrderedDict[str, str] = OrderedDict()
+
+    def tell_once(self, name: str, problem: str) -> None:
+        if self._problems.get(name) != problem:
+            logger.warning("neuron %s: %s", name[:MAX_NAME_LENGTH], problem)
+        self._problems[name] = problem
+        self._problems.move_to_end(name)
+        while len(self._problems) > MAX_REMEMBERED:
+            self._problems.popitem(last=False)
+
+    def forget(self, name: str) -> None:
+        self._problems.pop(name, None)
+
+
+_told = _Told()
+_last_read: dict[str, tuple[bytes | str, Report]] = {}
+"""Gateways look several times between two reports."""

@@ -1,0 +1,168 @@
+"""What the operator wishes of neurons: drain, admit, refuse, remove. Each wish is a row, audited,
+and published in Redis when it is committed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import redis
+from django.db import transaction
+from django.utils import timezone
+
+from fleet import live
+from fleet.errors import NeuronAliveError, UnknownNeuronError
+from fleet.lifecycles import NeuronStatus
+from fleet.models import FleetPolicy, Neuron, NeuronWish
+from fleet.wishes import Admission, AdmissionPolicy, Wishes, encode_wishes
+from inference.protocol import keys
+from metering.actor import Actor
+from metering.services.audit import audit_entry_create
+
+logger = logging.getLogger(__name__)
+
+
+def neuron_drain(*, actor: Actor, neuron_name: str) -> NeuronWish:
+    """Nothing new is placed there; what runs finishes. Raises ``UnknownNeuronError``."""
+    return _wish(actor, "neuron.drain", neuron_name, drain_wanted_at=timezone.now())
+
+
+def neuron_resume(*, actor: Actor, neuron_name: str) -> NeuronWish:
+    """The end of a drain. Raises ``UnknownNeuronError``."""
+    return _wish(actor, "neuron.resume", neuron_name, drain_wanted_at=None)
+
+
+def neuron_admit(*, actor: Actor, neuron_name: str) -> NeuronWish:
+    """Raises ``UnknownNeuronError``."""
+    return _wish(actor, "neuron.admit", neuron_name, admission=Admission.ADMITTED.value)
+
+
+def neuron_refuse(*, actor: Actor, neuron_name: str) -> NeuronWish:
+    """Nothing is placed or routed there; what runs finishes. Raises ``UnknownNeuronError``."""
+    return _wish(actor, "neuron.refuse", neuron_name, admission=Admission.REFUSED.value)
+
+
+def neuron_expect(*, actor: Actor, neuron_name: str) -> NeuronWish:
+    """Admits a neuron before it has reported, unless somebody has decided on it already."""
+    with transaction.atomic():
+        wish, created = NeuronWish.objects.get_or_create(neuron_name=neuron_name)
+        if created:
+            audit_entry_create(actor=actor, action="neuron.admit", object_id=neuron_name)
+            transaction.on_commit(wishes_publish)
+    return wish
+
+
+def neuron_remove(*, actor: Actor, neuron_name: str) -> None:
+    """Forgets a neuron that is away: its rows, with its load jobs, and what is in Redis of it.
+    Raises ``UnknownNeuronError``, ``NeuronAliveError``."""
+    if _is_alive(neuron_name):
+        raise NeuronAliveError(f"{neuron_name} reports: stop it before it is removed")
+    with transaction.atomic():
+        neuron = Neuron.objects.select_for_update().filter(name=neuron_name).first()
+        wish = NeuronWish.objects.filter(neuron_name=neuron_name).first()
+        if neuron is None and wish is None:
+            raise UnknownNeuronError(f"There is no neuron named {neuron_name!r}")
+        if neuron is not None and neuron.status != NeuronStatus.AWAY:
+            raise NeuronAliveError(
+                f"{neuron_name} is {neuron.status}: stop it before it is removed"
+            )
+        for row in (neuron, wish):
+            if row is not None:
+                row.delete()
+        audit_entry_create(actor=actor, action="neuron.remove", object_id=neuron_name)
+        transaction.on_commit(lambda: _forget_in_redis(neuron_name))
+        transaction.on_commit(wishes_publish)
+
+
+def admission_policy_set(*, actor: Actor, policy: AdmissionPolicy) -> None:
+    """For neurons that have not been seen yet; those that have stay what they are."""
+    with transaction.atomic():
+        known = set(NeuronWish.objects.values_list("neuron_name", flat=True))
+        NeuronWish.objects.bulk_create(
+            NeuronWish(neuron_name=name)
+            for name in Neuron.objects.values_list("name", flat=True)
+            if name not in known
+        )
+        FleetPolicy.objects.update_or_create(pk=1, defaults={"admission": policy.value})
+        audit_entry_create(
+            actor=actor,
+            action="fleet.admission",
+            object_id="fleet",
+            detail={"admission": policy.value},
+        )
+        transaction.on_commit(wishes_publish)
+
+
+def neuron_wish_of_first_sight(neuron_name: str) -> NeuronWish:
+    """The wish for a neuron that reports, made by the policy where there is none."""
+    wish = NeuronWish.objects.filter(neuron_name=neuron_name).first()
+    if wish is None:
+        admission = _policy().first_admission.value
+        wish, _ = NeuronWish.objects.get_or_create(
+            neuron_name=neuron_name, defaults={"admission": admission}
+        )
+    return wish
+
+
+def wishes_publish() -> None:
+    """Writes all wishes to Redis. Where Redis is away the control's next tick does."""
+    fields = encode_wishes(wishes_read())
+    try:
+        pipeline = live.redis_client().pipeline(transaction=True)
+        pipeline.delete(keys.NEURON_WISHES)
+        pipeline.hset(keys.NEURON_WISHES, mapping=fields)
+        pipeline.execute()
+    except (redis.RedisError, OSError) as error:
+        logger.warning("what is wished of neurons is not published yet: %s", error)
+
+
+def wishes_read() -> Wishes:
+    rows = NeuronWish.objects.all()
+    return Wishes(by_neuron={row.neuron_name: row.wish() for row in rows}, policy=_policy())
+
+
+def _policy() -> AdmissionPolicy:
+    row = FleetPolicy.objects.filter(pk=1).first()
+    return AdmissionPolicy.AUTOMATIC if row is None else AdmissionPolicy(row.admission)
+
+
+def _wish(actor: Actor, action: str, neuron_name: str, **values: Any) -> NeuronWish:
+    """Writes, audits and publishes the wish, unless it is one already."""
+    with transaction.atomic():
+        wish = NeuronWish.objects.select_for_update().filter(neuron_name=neuron_name).first()
+        if wish is None:
+            if not Neuron.objects.filter(name=neuron_name).exists():
+                raise UnknownNeuronError(f"There is no neuron named {neuron_name!r}")
+            wish = neuron_wish_of_first_sight(neuron_name)
+        before = wish.wish()
+        for name, value in values.items():
+            setattr(wish, name, value)
+        if wish.wish() == before:
+            wish.refresh_from_db()
+            return wish
+        wish.save(update_fields=list(values))
+        audit_entry_create(actor=actor, action=action, object_id=neuron_name)
+        transaction.on_commit(wishes_publish)
+    return wish
+
+
+def _is_alive(neuron_name: str) -> bool:
+    """By its heartbeat; where Redis is away its row tells."""
+    try:
+        return bool(live.redis_client().exists(keys.heartbeat_key(neuron_name)))
+    except (redis.RedisError, OSError):
+        return False
+
+
+def _forget_in_redis(neuron_name: str) -> None:
+    try:
+        pipeline = live.redis_client().pipeline(transaction=True)
+        pipeline.zrem(keys.NEURONS, neuron_name)
+        pipeline.delete(
+            keys.specs_key(neuron_name),
+            keys.inbox_key(neuron_name),
+            keys.neuron_queue(neuron_name),
+        )
+        pipeline.execute()
+    except (redis.RedisError, OSError) as error:
+        logger.warning("%s is not forgotten in Redis: %s", neuron_name, error)

@@ -1,0 +1,89 @@
+"""What the operator wishes of each neuron, as the control publishes it beside the heartbeats.
+
+    rows in the database ─▶ hash helexa:neurons:wishes ─▶ every gateway's FleetSnapshot
+                            neuron's name ─▶ Wish, POLICY_FIELD ─▶ AdmissionPolicy
+
+The rows are the truth. The hash is written again with every tick of the control, so a Redis that
+came back empty has it a second later. Pure: knows no Redis and no database.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+POLICY_FIELD = ""
+"""No neuron's name is empty."""
+
+
+class Admission(StrEnum):
+    ADMITTED = "admitted"
+    WAITING = "waiting"
+    """For an operator's click."""
+    REFUSED = "refused"
+
+
+class AdmissionPolicy(StrEnum):
+    """What a neuron that nobody has seen before is."""
+
+    AUTOMATIC = "automatic"
+    CLICK = "click"
+
+    @property
+    def first_admission(self) -> Admission:
+        return Admission.ADMITTED if self is AdmissionPolicy.AUTOMATIC else Admission.WAITING
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One field of the hash, JSON."""
+
+    drain: bool = False
+    admission: Admission = Admission.ADMITTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    by_neuron: Mapping[str, Wish] = field(default_factory=dict)
+    policy: AdmissionPolicy = AdmissionPolicy.AUTOMATIC
+
+    def of(self, neuron: str) -> Wish:
+        return self.by_neuron.get(neuron) or Wish(admission=self.policy.first_admission)
+
+
+NO_WISHES = Wishes()
+
+
+def encode_wishes(wishes: Wishes) -> dict[Any, Any]:
+    """The fields of the hash, as redis-py takes them: names to bytes."""
+    policy = {POLICY_FIELD: wishes.policy.value.encode()}
+    return policy | {name: msgspec.json.encode(wish) for name, wish in wishes.by_neuron.items()}
+
+
+def decode_wishes(fields: Mapping[bytes | str, bytes | str]) -> Wishes | None:
+    """``None``: nobody has published any, or Redis has lost them."""
+    texts = {_text(name): value for name, value in fields.items()}
+    policy = texts.pop(POLICY_FIELD, None)
+    if policy is None:
+        return None
+    wishes = {}
+    for name, value in texts.items():
+        try:
+            wishes[name] = msgspec.json.decode(value, type=Wish)
+        except msgspec.DecodeError as error:
+            logger.warning("the wish for %s is not understood: %s", name, error)
+    try:
+        return Wishes(by_neuron=wishes, policy=AdmissionPolicy(_text(policy)))
+    except ValueError:
+        logger.warning("the admission policy %r is not understood", policy)
+        return Wishes(by_neuron=wishes)
+
+
+def _text(word: bytes | str) -> str:
+    return word.decode(errors="replace") if isinstance(word, bytes) else word

@@ -1,0 +1,121 @@
+"""A report that is malformed or hostile is refused by name, told once, and stops nothing."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+
+from fleet import services
+from fleet.lifecycles import NeuronStatus
+from fleet.models import Neuron
+from fleet.reports import MAX_REPLICAS, Report, read_report
+from inference.protocol.engine import EngineStats
+from inference.protocol.heartbeat import HostInfo, NeuronHeartbeat, encode_heartbeat
+from inference.protocol.load import LoadFailure
+from inference.version import VERSION
+
+
+def hostile(build: Any) -> dict[str, NeuronHeartbeat]:
+    """Each decodes; none can be recorded."""
+    host = build.heartbeat().host
+    failed = build.replica(failure=LoadFailure(code="broken", message="a\0b"))
+    busy = build.replica(stats=build.stats(in_flight=2**40))
+    return {
+        "NUL": build.heartbeat(replicas=[failed]),
+        "letters": build.heartbeat(epoch="e" * 65),
+        "hostname": build.heartbeat(host=changed(host, hostname="h" * 256)),
+        "bytes": build.heartbeat(host=changed(host, total_memory_bytes=2**63)),
+        "negative": build.heartbeat(devices=[build.device(free_memory_bytes=-1)]),
+        "cores": build.heartbeat(host=changed(host, num_cores=2**31)),
+        "in_flight": build.heartbeat(replicas=[busy]),
+        "time": build.heartbeat(started_unix_s=1e300),
+        "since": build.heartbeat(replicas=[build.replica(since_unix_s=-5.0)]),
+        "replicas": build.heartbeat(
+            replicas=[build.replica(model=f"model-{i}") for i in range(MAX_REPLICAS + 1)]
+        ),
+        "twice": build.heartbeat(replicas=[build.replica(), build.replica()]),
+        "devices": build.heartbeat(devices=[build.device(index=i) for i in range(65)]),
+        "problems": build.heartbeat(host=changed(host, problems=["p" * 5000])),
+    }
+
+
+def changed(host: HostInfo, **changes: Any) -> HostInfo:
+    return msgspec.structs.replace(host, **changes)
+
+
+KINDS = (
+    *("NUL", "letters", "hostname", "bytes", "negative", "cores", "in_flight", "time", "since"),
+    *("replicas", "twice", "devices", "problems"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_refused_by_name_and_told_once(kind: str, build, caplog) -> None:
+    payload = encode_heartbeat(hostile(build)[kind])
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            report = read_report("beast", payload)
+            payload += b" "  # another report of the same kind
+    assert report.heartbeat is None
+    assert "its report is refused" in report.problem
+    (record,) = caplog.records
+    assert record.getMessage().startswith("neuron beast: its report is refused")
+    assert read_report("beast", encode_heartbeat(build.heartbeat())).heartbeat is not None
+
+
+def test_every_kind_is_tried(build) -> None:
+    assert set(hostile(build)) == set(KINDS)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"{}", b"\xff\xfe", b'{"name": "beast"}', b"[" * 100_000, b" " * 2**20 + b"{}"]
+)
+def test_what_is_no_report(payload: bytes) -> None:
+    assert read_report("beast", payload).heartbeat is None
+
+
+def test_an_ordinary_report_passes(build) -> None:
+    stats: EngineStats = build.stats(in_flight=3, last_forward_unix_s=1_700_000_000.0)
+    beat = build.heartbeat(replicas=[build.replica(report=build.report(), stats=stats)])
+    report = read_report("beast", encode_heartbeat(beat))
+    assert report == Report("beast", beat)
+    assert read_report("beast", encode_heartbeat(beat)) is report
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_database_is_not_asked_to_hold_it(kind: str, build) -> None:
+    """Were it not refused before, the database would: then too it stops nothing."""
+    ordinary = Report("other", build.heartbeat("other"))
+    services.report_record(report=Report("beast", hostile(build)[kind]))
+    services.report_record(report=ordinary)
+    assert Neuron.objects.get(name="other").status == NeuronStatus.ONLINE
+
+
+@pytest.mark.django_db
+def test_the_problem_is_on_the_neurons_row_until_it_is_over(build) -> None:
+    services.report_record(report=Report("beast", build.heartbeat(version=VERSION)))
+    services.report_record(report=Report("beast", None, "its report is refused: a NUL is in it"))
+    assert Neuron.objects.get().problems == ["its report is refused: a NUL is in it"]
+    services.report_record(report=Report("beast", build.heartbeat(version=VERSION)))
+    assert Neuron.objects.get().problems == []
+
+
+@pytest.mark.django_db
+def test_one_that_was_never_understood_has_a_row_as_well(build) -> None:
+    services.report_record(report=Report("newer", None, "its report is refused: who knows"))
+    neuron = Neuron.objects.get()
+    assert (neuron.name, neuron.status) == ("newer", NeuronStatus.AWAY)
+    services.report_record(report=Report("../no/name", None, "its report is refused"))
+    assert Neuron.objects.count() == 1
+
+
+@pytest.mark.django_db
+def test_another_version_is_a_problem(build) -> None:
+    services.report_record(report=Report("beast", build.heartbeat(version="9.9.9")))
+    (problem,) = Neuron.objects.get().problems
+    assert "9.9.9" in problem
+    assert VERSION in problem

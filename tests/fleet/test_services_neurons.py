@@ -1,0 +1,177 @@
+"""Drain, resume, admit, refuse and remove: rows, audit, and what gateways read in Redis."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from fleet import live, services
+from fleet.errors import NeuronAliveError, UnknownNeuronError
+from fleet.lifecycles import NeuronStatus
+from fleet.models import Device, Neuron, NeuronWish
+from fleet.snapshot import FleetSnapshot
+from fleet.wishes import AdmissionPolicy
+from inference.protocol import keys
+from inference.protocol.heartbeat import ReplicaStatus
+from metering.actor import COMMAND
+from metering.models import AuditEntry
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NOBODY = FleetSnapshot(neurons=())
+
+
+@pytest.fixture
+def beat(publish):
+    """The neuron speaks: into Redis, and recorded."""
+
+    def beat(*args, **changes):
+        heartbeat = publish(*args, **changes)
+        services.heartbeat_record(heartbeat=heartbeat)
+        return heartbeat
+
+    return beat
+
+
+def view(redis_db):
+    return live.read_snapshot_sync(redis_db).neurons[0]
+
+
+def status() -> str:
+    return Neuron.objects.get().status
+
+
+def actions() -> list[str]:
+    return [entry.action for entry in AuditEntry.objects.order_by("id")]
+
+
+def test_a_drain_from_wish_to_drained(beat, build, redis_db) -> None:
+    busy = [build.replica(stats=build.stats(in_flight=1))]
+    beat(replicas=busy)
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    assert view(redis_db).is_draining, "gateways know at once"
+    beat(replicas=busy)
+    assert status() == NeuronStatus.DRAINING
+    NeuronWish.objects.update(drain_wanted_at=timezone.now() - timedelta(seconds=10))
+    beat(replicas=busy)
+    assert Neuron.objects.get().drained_at is None
+    beat(replicas=[build.replica(stats=build.stats())])
+    drained_at = Neuron.objects.get().drained_at
+    assert drained_at is not None
+    beat(replicas=[build.replica(stats=build.stats())])
+    assert Neuron.objects.get().drained_at == drained_at
+
+    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    assert not view(redis_db).is_draining
+    beat()
+    assert (status(), Neuron.objects.get().drained_at) == (NeuronStatus.ONLINE, None)
+    assert actions() == ["neuron.drain", "neuron.resume"]
+
+
+def test_a_fresh_wish_is_not_drained_yet(beat) -> None:
+    """A gateway may just have sent it something."""
+    beat()
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    beat()
+    assert Neuron.objects.get().drained_at is None
+
+
+def test_a_load_under_way_is_not_drained(beat, build) -> None:
+    beat()
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    NeuronWish.objects.update(drain_wanted_at=timezone.now() - timedelta(seconds=10))
+    beat(replicas=[build.replica(status=ReplicaStatus.LOADING)])
+    assert Neuron.objects.get().drained_at is None
+
+
+def test_what_is_wished_already_is_not_written_again(beat) -> None:
+    beat()
+    first = services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    again = services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    assert again.drain_wanted_at == first.drain_wanted_at
+    services.neuron_admit(actor=COMMAND, neuron_name="beast")
+    assert actions() == ["neuron.drain"]
+
+
+def test_refused_and_admitted_again(beat, redis_db) -> None:
+    beat()
+    services.neuron_refuse(actor=COMMAND, neuron_name="beast")
+    assert not view(redis_db).is_admitted
+    beat()
+    assert status() == NeuronStatus.REFUSED
+    services.neuron_admit(actor=COMMAND, neuron_name="beast")
+    assert view(redis_db).is_admitted
+    beat()
+    assert status() == NeuronStatus.ONLINE
+    assert actions() == ["neuron.refuse", "neuron.admit"]
+
+
+def test_by_click_new_neurons_wait_and_known_ones_stay(beat, redis_db) -> None:
+    beat("old")
+    services.admission_policy_set(actor=COMMAND, policy=AdmissionPolicy.CLICK)
+    beat("new")
+    admitted = {n.name: n.is_admitted for n in live.read_snapshot_sync(redis_db).neurons}
+    assert admitted == {"old": True, "new": False}
+    beat("old")
+    assert dict(Neuron.objects.values_list("name", "status")) == {
+        "old": NeuronStatus.ONLINE,
+        "new": NeuronStatus.REFUSED,
+    }
+    services.neuron_admit(actor=COMMAND, neuron_name="new")
+    assert all(n.is_admitted for n in live.read_snapshot_sync(redis_db).neurons)
+    assert actions() == ["fleet.admission", "neuron.admit"]
+
+
+def test_one_that_is_expected_is_admitted_before_it_is_seen(beat, redis_db) -> None:
+    live.redis_client()
+    services.admission_policy_set(actor=COMMAND, policy=AdmissionPolicy.CLICK)
+    services.neuron_expect(actor=COMMAND, neuron_name="beast")
+    beat()
+    assert status() == NeuronStatus.ONLINE
+    services.neuron_refuse(actor=COMMAND, neuron_name="beast")
+    services.neuron_expect(actor=COMMAND, neuron_name="beast")
+    assert not view(redis_db).is_admitted, "an operator has decided"
+
+
+def test_leaving_is_draining(beat) -> None:
+    beat(is_leaving=True)
+    assert (status(), Neuron.objects.get().is_leaving) == (NeuronStatus.DRAINING, True)
+    services.silent_neurons_mark_away(snapshot=NOBODY)
+    assert (status(), Neuron.objects.get().is_leaving) == (NeuronStatus.AWAY, False)
+
+
+def test_a_dead_neuron_is_removed_with_all_its_rows(beat, build, redis_db) -> None:
+    beat(replicas=[build.replica()])
+    with pytest.raises(NeuronAliveError):
+        services.neuron_remove(actor=COMMAND, neuron_name="beast")
+    redis_db.delete(keys.heartbeat_key("beast"))
+    with pytest.raises(NeuronAliveError):
+        services.neuron_remove(actor=COMMAND, neuron_name="beast")
+    services.silent_neurons_mark_away(snapshot=NOBODY)
+    redis_db.hset(keys.specs_key("beast"), "tiny", b"{}")
+    services.neuron_remove(actor=COMMAND, neuron_name="beast")
+    assert not (Neuron.objects.exists() or Device.objects.exists() or NeuronWish.objects.exists())
+    assert set(redis_db.keys()) == {keys.NEURON_WISHES.encode()}
+    assert live.read_snapshot_sync(redis_db).neurons == ()
+    assert actions() == ["neuron.remove"]
+    with pytest.raises(UnknownNeuronError):
+        services.neuron_remove(actor=COMMAND, neuron_name="beast")
+
+
+@pytest.mark.parametrize("name", ["neuron_drain", "neuron_resume", "neuron_admit", "neuron_refuse"])
+def test_nobody_knows_that_neuron(name: str) -> None:
+    with pytest.raises(UnknownNeuronError):
+        getattr(services, name)(actor=COMMAND, neuron_name="nobody")
+
+
+def test_a_wish_stands_where_redis_is_away(beat, monkeypatch, redis_db) -> None:
+    beat()
+    nowhere = live.redis.Redis.from_url("redis://127.0.0.1:1/0")
+    monkeypatch.setattr(live, "redis_client", lambda: nowhere)
+    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
+    assert not view(redis_db).is_draining
+    services.wishes_publish()
+    assert view(redis_db).is_draining
