@@ -98,7 +98,9 @@ class CatalogueEntry:
             max_context_tokens=self.max_context_tokens,
             max_output_tokens=self.max_output_tokens,
             max_prefill_s=self.max_prefill_s,
-            earlier_loads=measured.earlier_loads(neuron) if measured else None,
+            earlier_loads=(
+                measured.earlier_loads(neuron, self.kv_memory_bytes) if measured else None
+            ),
             kv_memory_bytes=self.kv_memory_bytes,
         )
 

@@ -41,10 +41,11 @@ class MeasuredLoad:
         kv_bytes = self.kv_token_bytes * SHORTEST_CONTEXT_TOKENS
         return self.load_bytes + self.process_bytes + (kv_memory_bytes or kv_bytes)
 
-    def earlier_loads(self, neuron: str) -> EarlierLoads:
-        """For a load on ``neuron``. Speed is the machine's own and does not travel."""
+    def earlier_loads(self, neuron: str, kv_memory_bytes: int | None = None) -> EarlierLoads:
+        """For a load on ``neuron`` with that KV. Speed is the machine's own and does not travel."""
         return EarlierLoads(
             device_kind=self.device_kind,
+            needed_bytes=self.needed_bytes(kv_memory_bytes),
             memory_correction_bytes=self.memory_correction_bytes,
             prefill_speed=self.prefill_speed if neuron == self.neuron else None,
         )

@@ -53,10 +53,22 @@ class ReplicaView:
     max_output_tokens: int | None = None
     """The bound on an answer that its neuron enforces."""
     failure: LoadFailure | None = None
+    spec_digest: str = ""
+    """Of the spec that it was loaded from; empty where the neuron does not say."""
+    devices: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    """All that it may take of those devices; ``None`` where nobody has measured."""
+    last_used_age_s: float | None = None
+    """``None``: nobody has used it since it was loaded."""
 
     @property
     def num_requests(self) -> int:
         return self.in_flight + self.queue_depth
+
+    @property
+    def is_idle(self) -> bool:
+        """By what its neuron last said: nothing runs in it or waits for it."""
+        return self.num_requests == 0
 
     @property
     def context_tokens(self) -> int | None:
@@ -168,11 +180,14 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         max_in_flight=state.max_in_flight,
         max_queue_depth=state.max_queue_depth,
         failure=state.failure,
+        spec_digest=state.spec_digest,
+        devices=tuple(state.devices),
+        memory_bytes=state.memory_bytes,
+        last_used_age_s=_age_s(heartbeat, state.last_used_unix_s),
     )
     if state.stats is None:
         return view
     stats = state.stats
-    forward = stats.last_forward_unix_s
     return replace(
         view,
         in_flight=stats.in_flight,
@@ -183,5 +198,10 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         prefix_hit_tokens=stats.prefix_hit_tokens,
         decode_tokens_per_s=stats.decode_tokens_per_s,
         prefill_tokens_per_s=stats.prefill_tokens_per_s,
-        last_forward_age_s=None if forward is None else max(0.0, heartbeat.time_unix_s - forward),
+        last_forward_age_s=_age_s(heartbeat, stats.last_forward_unix_s),
     )
+
+
+def _age_s(heartbeat: NeuronHeartbeat, moment_unix_s: float | None) -> float | None:
+    """By the neuron's own clock."""
+    return None if moment_unix_s is None else max(0.0, heartbeat.time_unix_s - moment_unix_s)

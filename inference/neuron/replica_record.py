@@ -24,7 +24,15 @@ from inference.neuron.restart_policy import RestartPolicy
 from inference.protocol.engine import EngineStats
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import REPLICA_TRANSITIONS, ReplicaState, ReplicaStatus
-from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage
+from inference.protocol.load import (
+    LOADED,
+    LoadFailure,
+    LoadProgress,
+    LoadReport,
+    LoadSpec,
+    LoadStage,
+    spec_digest,
+)
 
 
 class ReplicaRecord:
@@ -58,13 +66,17 @@ class ReplicaRecord:
     def state(self, spec: LoadSpec) -> ReplicaState:
         with self._lock:
             is_loading = self._status in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
+            report = self._text.report if self._text is not None else None
             return ReplicaState(
                 model=spec.model,
                 job_id=spec.job_id,
                 status=self._status,
                 since_unix_s=self._since_unix_s,
-                progress=self._progress if is_loading else None,
-                report=self._text.report if self._text is not None else None,
+                spec_digest=spec_digest(spec),
+                devices=[report.device] if report is not None else list(spec.devices),
+                memory_bytes=_memory_bytes(report),
+                progress=self._progress if is_loading else _progress_at_rest(self._status),
+                report=report,
                 capabilities=self._text.capabilities if self._text is not None else [],
                 max_output_tokens=spec.max_output_tokens,
                 max_in_flight=spec.max_concurrent_sequences,
@@ -78,8 +90,8 @@ class ReplicaRecord:
     def take_request(self) -> tuple[EngineProcess, ModelText]:
         """What runs a new request. Raises ``RequestRefusedError`` unless the model is ready."""
         with self._lock:
-            self._last_used_unix_s = time.time()
             if self._status is ReplicaStatus.READY and self._engine and self._text:
+                self._last_used_unix_s = time.time()
                 return self._engine, self._text
             raise RequestRefusedError(self._refusal())
 
@@ -170,3 +182,14 @@ class ReplicaRecord:
             raise IllegalTransitionError(f"{self._model}: {self._status} -> {status}")
         self._status = status
         self._since_unix_s = time.time()
+
+
+def _memory_bytes(report: LoadReport | None) -> int | None:
+    """An engine that did not measure what it took says 0."""
+    if report is None or report.actual_bytes == 0:
+        return None
+    return report.process_bytes + report.actual_bytes
+
+
+def _progress_at_rest(status: ReplicaStatus) -> LoadProgress | None:
+    return LOADED if status is ReplicaStatus.READY else None

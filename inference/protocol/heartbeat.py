@@ -46,11 +46,16 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     total_memory_bytes: int
     free_memory_bytes: int
+    """What nobody holds and nobody was promised."""
     compute_capability: str | None = None
     driver: str | None = None
     utilization_percent: int | None = None
     """Of the last moments, in how many it computed; ``None`` where nobody can tell."""
     temperature_c: int | None = None
+    power_w: float | None = None
+    """What it draws."""
+    reserved_bytes: int = 0
+    """Promised to loads and loaded models that do not hold it yet; not in the free memory."""
 
 
 class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +78,14 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     status: ReplicaStatus
     since_unix_s: float
+    spec_digest: str = ""
+    """Of the spec that it was loaded from; empty where the neuron does not say."""
+    devices: list[str] = []
+    """Where it is or is going: ``["cuda:1"]``."""
+    memory_bytes: int | None = None
+    """All that it may take of those devices, ``None`` while nobody has measured."""
     progress: LoadProgress | None = None
+    """Of a READY replica the last one, which is complete."""
     report: LoadReport | None = None
     capabilities: list[Capability] = []
     """What the loaded model can do, as its files say; empty before it is loaded."""
@@ -87,6 +99,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     stats: EngineStats | None = None
     num_restarts: int = 0
     last_used_unix_s: float | None = None
+    """When it last had work; ``None``: not since it was loaded."""
 
 
 class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):

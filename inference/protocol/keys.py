@@ -8,6 +8,7 @@
 | helexa:neuron:<name>:heartbeat | string, JSON, expires | neuron → gateway, control |
 | helexa:neuron:<name>:frames | stream of msgpack InboxFrame, expires | gateway → neuron |
 | helexa:neuron:<name>:held | hash gateway → HeldRequests, expires | neuron → gateway |
+| helexa:neuron:<name>:downloads | string, JSON CacheReport, expires | neuron → control |
 | helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its own next life |
 | helexa:gateway:<id>:events | stream of EventBatch, expires | neuron → gateway |
 | helexa:gateway:<id>:alive | string, expires | gateway → neuron |
@@ -53,6 +54,12 @@ ACCOUNTS_MAX_ENTRIES = 100_000
 TASK_DRAIN_INBOX = "neuron.drain_inbox"
 TASK_LOAD_MODEL = "neuron.load_model"
 TASK_UNLOAD_MODEL = "neuron.unload_model"
+TASK_PULL_MODEL = "neuron.pull_model"
+"""One argument, a ``PullSpec`` as builtins: see ``inference.protocol.downloads``."""
+TASK_CANCEL_PULL = "neuron.cancel_pull"
+"""One argument, the pull's job id."""
+TASK_DELETE_CACHED = "neuron.delete_cached"
+"""One argument, a ``DeleteSpec`` as builtins."""
 
 DRAIN_INBOX_EXPIRES_S = 10
 """A ring that waited longer is pointless: the heartbeat has drained the inbox since."""
@@ -78,6 +85,10 @@ def inbox_key(name: str) -> str:
 
 def held_key(name: str) -> str:
     return f"helexa:neuron:{name}:held"
+
+
+def downloads_key(name: str) -> str:
+    return f"helexa:neuron:{name}:downloads"
 
 
 def specs_key(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
 from typing import Literal
 
@@ -23,6 +24,8 @@ class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     and changes nothing of what is loaded; on a device of another kind it is left aside."""
 
     device_kind: Literal["cpu", "cuda"]
+    needed_bytes: int | None = None
+    """What must be free for another such load, by what they took; ``None``: nobody has measured."""
     memory_correction_bytes: int = 0
     """To be added to the estimate made from the files; below 0 where that is too high."""
     prefill_speed: PrefillSpeed | None = None
@@ -45,7 +48,13 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sha256: str | None = None
     """Of the downloaded archive or file; refused when it differs."""
     devices: list[str] = []
-    """``["cpu"]``, ``["cuda:0"]``; empty: the neuron's default."""
+    """``["cpu"]``, ``["cuda:1"]``; ``["cuda"]``: the neuron chooses which card; empty: it chooses a
+    card before the CPU."""
+    min_devices: int = 1
+    """How many devices one replica spans. More than one is refused by name for now."""
+    evict: list[str] = []
+    """Models that must leave the neuron first. They are unloaded only if they are idle still; else
+    the load fails with ``lost_its_room``."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Quantization = "auto"
     kv_dtype: KVDtype = "auto"
@@ -67,16 +76,33 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     context by measured speed. ``None``: no bound."""
     earlier_loads: EarlierLoads | None = None
     promised_bytes: int = 0
-    """Of the host's free memory, what other models there may still take. The neuron says so when it
-    starts an engine; on CUDA devices it is of no account."""
+    """Of its device's free memory, what other models there may still take. The neuron says so when
+    it starts an engine."""
+
+
+NOT_IN_DIGEST = ("job_id", "devices", "evict", "earlier_loads", "promised_bytes")
+"""Where a load goes and what is known of earlier ones changes nothing of what is loaded."""
+
+
+def spec_digest(spec: LoadSpec) -> str:
+    """16 hex digits over what decides what is loaded and how it serves. Fields at their defaults
+    do not count, so that a field that is added later changes no digest."""
+    fields = msgspec.to_builtins(spec)
+    for name in NOT_IN_DIGEST:
+        fields.pop(name, None)
+    return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()[:16]
 
 
 class LoadStage(StrEnum):
+    QUEUED = "queued"
+    """Accepted; other loads of this neuron come first. ``detail`` says which."""
     STARTING = "starting"
     DOWNLOADING = "downloading"
     PREFLIGHT = "preflight"
     WEIGHTS = "weights"
     WARMUP = "warmup"
+    DONE = "done"
+    """The model is loaded."""
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -149,6 +175,35 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Why a load was refused or broke: what failed, the nearest valid value, the fix."""
 
     code: str
-    """unknown_architecture, missing_file, quantization_not_found, does_not_fit, hash_mismatch,
-    download_failed, bad_source, bad_file, engine_crashed, device_fault, engine_hung"""
+    """unknown_architecture, missing_file, quantization_not_found, does_not_fit, exceeds_device,
+    lost_its_room, disk_full, hash_mismatch, download_failed, bad_source, bad_file, engine_crashed,
+    device_fault, engine_hung"""
     message: str
+
+    @property
+    def is_permanent(self) -> bool:
+        """The same load fails again on the same neuron until somebody changes the model's entry,
+        its files or the host."""
+        return is_permanent_failure(self.code)
+
+
+PERMANENT_FAILURES = frozenset(
+    {
+        "unknown_architecture",
+        "missing_file",
+        "quantization_not_found",
+        "exceeds_device",
+        "hash_mismatch",
+        "bad_source",
+        "bad_file",
+    }
+)
+
+
+def is_permanent_failure(code: str) -> bool:
+    """Of a ``LoadFailure.code``."""
+    return code in PERMANENT_FAILURES
+
+
+LOADED = LoadProgress(stage=LoadStage.DONE, done=1, total=1, unit="steps")
+"""The last progress of every load that succeeds."""

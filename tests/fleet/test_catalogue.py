@@ -134,8 +134,11 @@ def test_what_loads_showed_goes_along_and_speed_stays_at_home() -> None:
     at_home = entry.load_spec(job_id="job", neuron="beast").earlier_loads
     assert at_home == EarlierLoads(
         device_kind="cpu",
+        needed_bytes=1200 + 3 * 256,
         memory_correction_bytes=-70,
         prefill_speed=PrefillSpeed(token_s=0.01),
     )
     elsewhere = entry.load_spec(job_id="job", neuron="other").earlier_loads
-    assert elsewhere == EarlierLoads(device_kind="cpu", memory_correction_bytes=-70)
+    assert elsewhere == EarlierLoads(
+        device_kind="cpu", needed_bytes=1200 + 3 * 256, memory_correction_bytes=-70
+    )

@@ -75,7 +75,9 @@ def test_the_next_load_is_told(loaded, sent) -> None:
     services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
     _, (spec,), _ = sent.tasks[-1]
     assert msgspec.convert(spec, LoadSpec).earlier_loads == EarlierLoads(
-        device_kind="cpu", memory_correction_bytes=-GIB
+        device_kind="cpu",
+        needed_bytes=7 * GIB // 2,  # with the process, and 256 tokens of keys and values
+        memory_correction_bytes=-GIB,
     )
 
 

@@ -41,6 +41,23 @@ def test_a_view_says_what_the_neuron_enforces(build) -> None:
     assert (view.capabilities, view.max_output_tokens) == (("chat", "tool_call"), 128)
 
 
+def test_a_view_says_where_a_replica_is_and_what_it_was_loaded_from(build) -> None:
+    state = build.replica(
+        spec_digest="12ab", devices=["cuda:1"], memory_bytes=GIB, last_used_unix_s=1_699_999_970.0
+    )
+    (view,) = build_snapshot([build.heartbeat(replicas=[state])]).replicas()
+    assert (view.spec_digest, view.devices, view.memory_bytes) == ("12ab", ("cuda:1",), GIB)
+    assert view.last_used_age_s == 30.0
+    assert view.is_idle
+
+
+def test_a_replica_that_has_something_queued_is_not_idle(build) -> None:
+    state = build.replica(stats=build.stats(queue_depth=1))
+    (view,) = build_snapshot([build.heartbeat(replicas=[state])]).replicas()
+    assert not view.is_idle
+    assert view.last_used_age_s is None
+
+
 def test_without_stats_counters_are_zero(build) -> None:
     beat = build.heartbeat(replicas=[build.replica(status=ReplicaStatus.LOADING)])
     (view,) = build_snapshot([beat]).replicas()

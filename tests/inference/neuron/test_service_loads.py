@@ -15,7 +15,7 @@ from inference.neuron.discovery import Discovery
 from inference.neuron.service import NeuronService
 from inference.protocol.events import Failed, Finished
 from inference.protocol.keys import heartbeat_key, specs_key
-from inference.protocol.load import EarlierLoads
+from inference.protocol.load import LOADED, EarlierLoads, spec_digest
 from tests.inference.neuron.fake_engines import running_engines
 
 MakeService = Callable[..., NeuronService]
@@ -64,6 +64,19 @@ def test_a_replica_says_what_it_can_do_once_it_is_loaded(
     assert "structured_output" in state.capabilities
     assert "tool_call" not in state.capabilities
     assert state.max_output_tokens == 7
+
+
+def test_a_loaded_model_says_of_which_spec_and_that_its_load_is_complete(
+    loaded: Any, fake_spec: Any, gateway: Any, wait_until: Any
+) -> None:
+    state = gateway.replica()
+    assert state.spec_digest == spec_digest(fake_spec())
+    assert state.devices == ["cpu"]
+    assert state.progress == LOADED
+    assert state.last_used_unix_s is None
+    gateway.submit(max_tokens=1)
+    loaded.drain_inbox()
+    wait_until(lambda: gateway.replica().last_used_unix_s is not None)
 
 
 def test_a_second_load_of_the_same_spec_takes_over_the_job(

