@@ -43,7 +43,7 @@ def catalogue_prices(name: str) -> Prices | None:
     """Reads the prices of the model of that name, offered or not; ``None`` where it is not priced
     or not there. Not kept."""
     model = CatalogueModel.objects.filter(name=name).first()
-    return None if model is None else model.prices()
+    return None if model is None else model.settings().prices
 
 
 def catalogue_cache_clear() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django import forms
 from django.contrib import admin
@@ -14,67 +14,17 @@ from django.urls import reverse
 from unfold.widgets import UnfoldAdminSelectWidget
 
 from fleet import services
+from fleet.admin.catalogue_forms import (
+    AliasForm,
+    AnyForm,
+    CatalogueModelForm,
+    fieldsets,
+    setting_field,
+)
 from fleet.admin.loading import actor_of, load_on, load_placed, tell, unload_everywhere
 from fleet.admin.unfold_types import UnfoldAdmin, action, display
-from fleet.admin.usd_field import UsdField
-from fleet.errors import CatalogueValueError
 from fleet.lifecycles import NeuronStatus
 from fleet.models import Alias, CatalogueModel, Neuron
-
-if TYPE_CHECKING:
-    AnyForm = forms.ModelForm[Any]
-else:
-    AnyForm = forms.ModelForm
-
-
-class CheckedForm(AnyForm):
-    """A row of the catalogue, by the rules of the services."""
-
-    def check_row(self) -> None:
-        """Raises ``CatalogueValueError``."""
-        raise NotImplementedError
-
-    def _post_clean(self) -> None:
-        """Once Django has filled the row: each error at its field."""
-        super()._post_clean()  # type: ignore[misc]
-        if self.errors:
-            return
-        try:
-            self.check_row()
-        except CatalogueValueError as error:
-            self.add_error(error.field, str(error))
-
-
-class CatalogueModelForm(CheckedForm):
-    input_price_micro_usd = UsdField(
-        label="Input price",
-        help_text="USD per million prompt tokens. 0: free. Empty: the model is not priced.",
-    )
-    cached_input_price_micro_usd = UsdField(
-        label="Cached input price",
-        help_text="USD per million prompt tokens that the prefix cache held. Empty: the input "
-        "price.",
-    )
-    output_price_micro_usd = UsdField(
-        label="Output price",
-        help_text="USD per million completion tokens. 0: free. Empty: the model is not priced.",
-    )
-
-    class Meta:
-        model = CatalogueModel
-        fields = "__all__"
-
-    def check_row(self) -> None:
-        services.catalogue_model_check(model=self.instance)
-
-
-class AliasForm(CheckedForm):
-    class Meta:
-        model = Alias
-        fields = "__all__"
-
-    def check_row(self) -> None:
-        services.alias_check(alias=self.instance)
 
 
 class LoadOnNeuronForm(forms.Form):
@@ -101,33 +51,7 @@ class CatalogueModelAdmin(UnfoldAdmin):
     list_filter = ("enabled", "pinned")
     search_fields = ("name", "source", "description")
     actions = ("load_selected", "load_selected_on_neuron", "unload_selected")
-    fieldsets = (
-        (None, {"fields": ("name", "description", "enabled", "pinned")}),
-        ("Files", {"fields": ("source", "file", "revision", "sha256")}),
-        ("Weights", {"fields": ("dtype", "quantization")}),
-        (
-            "Limits",
-            {
-                "fields": (
-                    "max_context_tokens",
-                    "max_output_tokens",
-                    "max_prefill_s",
-                    "kv_dtype",
-                    "kv_memory_bytes",
-                )
-            },
-        ),
-        (
-            "Prices",
-            {
-                "fields": (
-                    "input_price_micro_usd",
-                    "cached_input_price_micro_usd",
-                    "output_price_micro_usd",
-                )
-            },
-        ),
-    )
+    fieldsets = fieldsets()
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).prefetch_related("aliases", "replicas__neuron")
@@ -135,6 +59,13 @@ class CatalogueModelAdmin(UnfoldAdmin):
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         """Clients, neurons and jobs know a model by its name, so it stays."""
         return ("name",) if obj is not None else ()
+
+    def formfield_for_dbfield(
+        self, db_field: Any, request: HttpRequest, **options: Any
+    ) -> forms.Field | None:
+        return setting_field(db_field.name) or super().formfield_for_dbfield(
+            db_field, request, **options
+        )
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("fleet.change_cataloguemodel")

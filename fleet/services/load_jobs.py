@@ -70,7 +70,7 @@ def replica_unload(*, actor: Actor, model_name: str, neuron_name: str) -> None:
     """Tells the neuron to drain and unload once the transaction commits, and cancels a load that
     is under way. Raises ``ReplicaNotFoundError``, ``ModelPinnedError``."""
     model = CatalogueModel.objects.filter(name=model_name).first()
-    if model is not None and model.pinned and model.enabled:
+    if model is not None and model.settings().is_kept_loaded:
         raise ModelPinnedError(f"{model_name} is pinned and would be loaded again: unpin it first")
     jobs = selectors.load_jobs_active().filter(model__name=model_name, neuron__name=neuron_name)
     replicas = Replica.objects.filter(model_name=model_name, neuron__name=neuron_name)
@@ -167,7 +167,7 @@ def _enabled_model(name: str) -> CatalogueModel:
     model = CatalogueModel.objects.filter(name=name).first()
     if model is None:
         raise UnknownModelError(f"There is no model named {name!r} in the catalogue")
-    if not model.enabled:
+    if not model.settings().enabled:
         raise ModelDisabledError(f"{name} is in the catalogue but not enabled")
     return model
 

@@ -10,11 +10,13 @@ from django.test import Client
 from django.urls import reverse
 
 from fleet import live, selectors, services
+from fleet.catalogue import SETTINGS
 from fleet.lifecycles import LoadJobStatus
 from fleet.models import Alias, CatalogueModel, Device, LoadJob, Neuron, Replica
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 from metering.actor import COMMAND
+from metering.models import AuditEntry
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -25,6 +27,10 @@ FORM = {
     "dtype": "auto",
     "quantization": "auto",
     "kv_dtype": "auto",
+    "device": "auto",
+    "min_devices": "1",
+    "min_replicas": "0",
+    "max_replicas": "1",
     "enabled": "on",
 }
 
@@ -123,7 +129,13 @@ def test_adding_a_model(admin_client) -> None:
         ({"sha256": "12"}, "64 lower-case hexadecimal digits"),
         ({"max_context_tokens": "0"}, "greater than"),
         ({"max_output_tokens": "0"}, "greater than"),
-        ({"input_price_micro_usd": "1"}, "has an input price and an output price"),
+        ({"input_price_micro_usd": "1"}, "A model that is priced has an output price"),
+        ({"min_replicas": "2"}, "At most 1 and at least 2 replicas cannot both be"),
+        ({"max_replicas": "0"}, "greater than"),
+        ({"min_devices": "65"}, "65 is more than 64"),
+        ({"device": "tpu"}, "not one of the available choices"),
+        ({"pinned_on": "beast be/auty"}, "'be/auty' is not a neuron name"),
+        ({"pinned_on": "beast, beast"}, "A neuron is named once"),
         ({"input_price_micro_usd": "0.1234567", "output_price_micro_usd": "1"}, "6 decimal places"),
         ({"input_price_micro_usd": "-1", "output_price_micro_usd": "1"}, "greater than or equal"),
         ({"input_price_micro_usd": "NaN", "output_price_micro_usd": "1"}, "Enter a number"),
@@ -149,6 +161,34 @@ def test_changing_a_model_leaves_its_name(admin_client, model) -> None:
     entry = selectors.catalogue_find("tiny")
     assert entry is not None
     assert (entry.source, entry.pinned, entry.max_output_tokens) == ("pypi:other", True, 128)
+
+
+def test_a_source_without_a_scheme_is_told_beside_its_field_what_one_looks_like(
+    admin_client,
+) -> None:
+    answer = admin_client.post(
+        reverse("admin:fleet_cataloguemodel_add"), FORM | {"source": "llama3"}
+    )
+    (error,) = answer.context["adminform"].form.errors["source"]
+    assert "huggingface:Qwen/Qwen3-0.6B" in error and "pypi:" in error and "path:" in error
+    assert list(answer.context["adminform"].form.errors) == ["source"]
+
+
+def test_neurons_are_pinned_on_by_name(admin_client, model) -> None:
+    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+    assert admin_client.post(url, FORM | {"pinned_on": "beast, beauty"}).status_code == 302
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None and entry.pinned_on == ("beast", "beauty")
+    assert 'value="beast, beauty"' in admin_client.get(url).content.decode()
+    assert "pinned_on" in (AuditEntry.objects.get(action="model.update").detail)
+
+
+def test_every_setting_is_in_the_form_with_its_help(admin_client) -> None:
+    answer = admin_client.get(reverse("admin:fleet_cataloguemodel_add"))
+    form = answer.context["adminform"].form
+    assert set(form.fields) == {"name", *SETTINGS}
+    for name, setting in SETTINGS.items():
+        assert form.fields[name].help_text == setting.help_text
 
 
 def test_prices_are_written_and_shown_in_usd(admin_client, model) -> None:

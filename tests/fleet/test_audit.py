@@ -83,6 +83,10 @@ def test_an_operator_in_the_admin(client: Client) -> None:
         "dtype": "auto",
         "quantization": "auto",
         "kv_dtype": "auto",
+        "device": "auto",
+        "min_devices": "1",
+        "min_replicas": "0",
+        "max_replicas": "1",
         "enabled": "on",
     }
     response = client.post("/admin/fleet/cataloguemodel/add/", form)

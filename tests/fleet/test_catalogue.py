@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 
 from fleet import catalogue
-from fleet.catalogue import CatalogueEntry
+from fleet.catalogue import SETTINGS, CatalogueEntry, SettingValue, rules
 from fleet.errors import CatalogueValueError
 from fleet.measurements import MeasuredLoad
-from inference.protocol.load import EarlierLoads
+from inference.protocol.load import EarlierLoads, LoadSpec, spec_digest
 from inference.protocol.prefill_speed import PrefillSpeed
 
 
@@ -71,34 +73,129 @@ def test_sources_that_are_none_are_told_what_would_be(source: str, message: str)
 
 
 def test_sha256() -> None:
-    catalogue.check_sha256("0123456789abcdef" * 4)
+    rules.check_sha256("0123456789abcdef" * 4)
     for digest in ("0123", "0123456789ABCDEF" * 4, "g" * 64):
         with pytest.raises(CatalogueValueError):
-            catalogue.check_sha256(digest)
+            rules.check_sha256(digest)
 
 
-def test_load_spec_carries_every_setting() -> None:
-    entry = CatalogueEntry(
-        name="tiny",
-        source="pypi:tiny",
-        file="tiny.gguf",
-        revision="1.0",
-        sha256="0" * 64,
-        dtype="float32",
-        quantization="q4",
-        kv_dtype="int8",
-        max_context_tokens=512,
-        max_output_tokens=128,
-        max_prefill_s=60,
-        kv_memory_bytes=1024,
-    )
-    spec = entry.load_spec(job_id="job", neuron="beast")
-    assert (spec.job_id, spec.model, spec.source) == ("job", "tiny", "pypi:tiny")
-    assert (spec.file, spec.revision, spec.sha256) == ("tiny.gguf", "1.0", "0" * 64)
-    assert (spec.dtype, spec.quantization, spec.kv_memory_bytes) == ("float32", "q4", 1024)
-    assert (spec.max_context_tokens, spec.max_output_tokens) == (512, 128)
-    assert spec.kv_dtype == "int8"
-    assert (spec.max_prefill_s, spec.earlier_loads) == (60, None)
+OTHER_VALUES: dict[str, SettingValue] = {
+    "enabled": False,
+    "pinned": True,
+    "description": "words",
+    "source": "pypi:other",
+    "file": "tiny.gguf",
+    "revision": "1.0",
+    "sha256": "0" * 64,
+    "dtype": "float32",
+    "quantization": "q4",
+    "max_context_tokens": 512,
+    "max_output_tokens": 128,
+    "max_prefill_s": 60,
+    "max_concurrent_sequences": 8,
+    "kv_dtype": "int8",
+    "kv_memory_bytes": 2**40,
+    "device": "cuda",
+    "min_devices": 2,
+    "min_device_vram_mb": 24_000,
+    "vram_mb": 9_000,
+    "pinned_on": ("beast", "beauty"),
+    "residency_priority": 0,
+    "min_replicas": 1,
+    "max_replicas": 3,
+    "idle_ttl_s": 600,
+    "input_price_micro_usd": 3,
+    "cached_input_price_micro_usd": 1,
+    "output_price_micro_usd": 5,
+}
+"""A value other than the default for every setting; a new one belongs here as well."""
+
+
+def entry_of(**values: Any) -> CatalogueEntry:
+    return CatalogueEntry(name="tiny", **{"source": "pypi:tiny"} | values)
+
+
+def test_every_setting_can_hold_another_value() -> None:
+    assert set(OTHER_VALUES) == set(SETTINGS)
+    plain = entry_of()
+    for name, value in OTHER_VALUES.items():
+        assert getattr(plain, name) != value
+    catalogue.check_settings(entry_of(**OTHER_VALUES))
+
+
+def test_the_load_spec_carries_what_travels() -> None:
+    spec = entry_of(**OTHER_VALUES).load_spec(job_id="job", neuron="beast")
+    assert (spec.job_id, spec.model, spec.earlier_loads) == ("job", "tiny", None)
+    travelling = {name for name, setting in SETTINGS.items() if setting.travels}
+    assert travelling == set(OTHER_VALUES) & {field.name for field in msgspec.structs.fields(spec)}
+    for name in travelling:
+        assert getattr(spec, name) == OTHER_VALUES[name]
+
+
+def test_what_is_not_set_is_as_the_spec_has_it() -> None:
+    spec = entry_of().load_spec(job_id="", neuron="beast")
+    by_default = LoadSpec(job_id="", model="tiny", source="pypi:tiny")
+    assert spec.max_concurrent_sequences == by_default.max_concurrent_sequences
+
+
+@pytest.mark.parametrize("name", OTHER_VALUES)
+def test_the_digest_changes_with_what_travels_and_with_nothing_else(name: str) -> None:
+    is_outdated = entry_of(**{name: OTHER_VALUES[name]}).spec_digest() != entry_of().spec_digest()
+    assert is_outdated == SETTINGS[name].travels
+
+
+def test_the_digest_is_that_of_the_spec_which_the_neuron_reads() -> None:
+    entry = entry_of(**OTHER_VALUES, measured_loads=(MEASURED_ON_BEAST,), aliases=("other",))
+    sent = msgspec.json.encode(entry.load_spec(job_id="job", neuron="beast"))
+    assert spec_digest(msgspec.json.decode(sent, type=LoadSpec)) == entry.spec_digest()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("pinned", 1, "neither true nor false"),
+        ("source", None, "needed"),
+        ("file", "a" * 256, "At most 255"),
+        ("file", 7, "is not text"),
+        ("revision", "a\x00", "NUL"),
+        ("dtype", "int3", "is not one of auto, float32"),
+        ("device", "tpu", "is not one of auto, cuda, cpu"),
+        ("max_context_tokens", 0, "less than 1"),
+        ("max_context_tokens", "512", "is not a whole number"),
+        ("max_context_tokens", True, "is not a whole number"),
+        ("max_context_tokens", 2**31, "is more than"),
+        ("kv_memory_bytes", 2**63, "is more than"),
+        ("min_devices", None, "is needed"),
+        ("residency_priority", -1, "less than 0"),
+        ("max_replicas", 0, "less than 1"),
+        ("max_replicas", 1, "At most 1 and at least 2"),
+        ("idle_ttl_s", 0, "less than 1"),
+        ("pinned_on", ("-",), "is not a neuron name"),
+        ("pinned_on", ("a", "a"), "named once"),
+        ("pinned_on", "beast", "is not a list"),
+        ("input_price_micro_usd", 1.5, "whole number of micro-USD"),
+    ],
+)
+def test_what_a_setting_cannot_hold_is_said_at_its_name(
+    field: str, value: Any, message: str
+) -> None:
+    with pytest.raises(CatalogueValueError, match=message) as caught:
+        catalogue.check_settings(
+            entry_of(**{"min_replicas": 2, "max_replicas": 2} | {field: value})
+        )
+    assert caught.value.field == field
+
+
+def test_priority_follows_the_pins_unless_it_is_set() -> None:
+    assert entry_of().effective_priority == 100
+    assert entry_of(pinned_on=("beast",)).effective_priority == 1000
+    assert entry_of(pinned_on=("beast",), residency_priority=7).effective_priority == 7
+
+
+def test_a_pinned_model_has_at_least_one_replica() -> None:
+    assert entry_of(min_replicas=0).effective_min_replicas == 0
+    assert entry_of(pinned=True).effective_min_replicas == 1
+    assert entry_of(pinned=True, min_replicas=2).effective_min_replicas == 2
 
 
 def test_needed_memory_is_unknown_until_something_is() -> None:
@@ -106,6 +203,8 @@ def test_needed_memory_is_unknown_until_something_is() -> None:
     assert entry.needed_memory_bytes("beast", "cpu") is None
     sized = replace(entry, weight_bytes=10, kv_memory_bytes=5)
     assert sized.needed_memory_bytes("beast", "cpu") == 15
+    assert replace(sized, vram_mb=3).needed_memory_bytes("beast", "cpu") == 15
+    assert replace(entry, vram_mb=3).needed_memory_bytes("beast", "cpu") == 3 * 1024**2
 
 
 MEASURED_ON_BEAST = MeasuredLoad(

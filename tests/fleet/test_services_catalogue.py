@@ -37,6 +37,27 @@ def test_a_created_model_is_found_at_once() -> None:
     assert entry.created_unix_s > 1_600_000_000
 
 
+def test_every_setting_is_stored_and_read_back() -> None:
+    values = {
+        "pinned_on": ("beast", "beauty"),
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "residency_priority": 5,
+        "device": "cuda",
+        "idle_ttl_s": 60,
+    }
+    settings = create(**values).settings()
+    stored = CatalogueModel.objects.get(name="tiny").settings()
+    assert stored == settings
+    assert {name: getattr(stored, name) for name in values} == values
+    assert (stored.file, stored.description) == (None, "")
+
+
+def test_a_setting_that_is_none_is_our_bug() -> None:
+    with pytest.raises(TypeError, match="no setting named 'colour'"):
+        create(colour="red")
+
+
 def test_prices() -> None:
     create("unpriced")
     create("free", input_price_micro_usd=0, output_price_micro_usd=0)
@@ -183,6 +204,11 @@ def test_the_command_ensures_the_default_model(capsys) -> None:
         {"max_context_tokens": 0},
         {"max_output_tokens": 0},
         {"kv_memory_bytes": 0},
+        {"device": "tpu"},
+        {"min_devices": 0},
+        {"max_replicas": 0},
+        {"min_replicas": 2},
+        {"idle_ttl_s": 0},
     ],
 )
 def test_the_database_refuses_what_a_service_would(values: dict[str, object]) -> None:

@@ -15,4 +15,4 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         model = services.default_model_ensure(actor=COMMAND)
-        self.stdout.write(f"{model.name}: {model.source}")
+        self.stdout.write(f"{model.name}: {model.settings().source}")

@@ -48,7 +48,13 @@ async def test_a_finished_request_is_one_entry(
     client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger, catalogue: FakeCatalogue
 ) -> None:
     prices = Prices(input_micro_usd=100, output_micro_usd=200)
-    catalogue.listed = [replace(ENTRY, prices=prices)]
+    priced = replace(
+        ENTRY,
+        input_price_micro_usd=100,
+        cached_input_price_micro_usd=0,
+        output_price_micro_usd=200,
+    )
+    catalogue.listed = [priced]
     answer = await client.post(CHAT, BODY, headers=BEARER)
     (entry,) = ledger.settled
     assert entry.request_id == answer.headers["x-request-id"]

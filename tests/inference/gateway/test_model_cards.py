@@ -9,7 +9,6 @@ from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.models import model_card
 from inference.protocol.heartbeat import Capability, ReplicaStatus
 from inference.wire.model_card import ModelPrices
-from metering.prices import Prices
 
 ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny")
 
@@ -43,8 +42,13 @@ def test_what_every_ready_replica_can_do() -> None:
 
 def test_prices_are_the_catalogues() -> None:
     assert model_card(ENTRY, FleetSnapshot(neurons=())).prices is None
-    prices = Prices(input_micro_usd=3, cached_input_micro_usd=1, output_micro_usd=5)
-    card = model_card(replace(ENTRY, prices=prices), FleetSnapshot(neurons=()))
+    priced = replace(
+        ENTRY,
+        input_price_micro_usd=3,
+        cached_input_price_micro_usd=1,
+        output_price_micro_usd=5,
+    )
+    card = model_card(priced, FleetSnapshot(neurons=()))
     assert card.prices == ModelPrices(
         input_micro_usd=3, cached_input_micro_usd=1, output_micro_usd=5
     )

@@ -1,0 +1,24 @@
+"""What the operator offers, as plain data. Pure: no ORM, no clock, no I/O."""
+
+from fleet.catalogue.entry import CatalogueEntry
+from fleet.catalogue.rules import (
+    check_alias_name,
+    check_name,
+    check_settings,
+    check_source,
+)
+from fleet.catalogue.setting import Section, Setting
+from fleet.catalogue.settings import SETTINGS, CatalogueSettings, SettingValue
+
+__all__ = [
+    "SETTINGS",
+    "CatalogueEntry",
+    "CatalogueSettings",
+    "Section",
+    "Setting",
+    "SettingValue",
+    "check_alias_name",
+    "check_name",
+    "check_settings",
+    "check_source",
+]

@@ -1,0 +1,58 @@
+"""A catalogue model as plain data, frozen.
+
+Pure: no ORM, no clock, no I/O. ``fleet.models.catalogue`` stores what is described here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from fleet.catalogue.settings import SETTINGS, CatalogueSettings
+from fleet.measurements import DeviceKind, MeasuredLoad, measured_for
+from inference.protocol.load import LoadSpec, spec_digest
+
+MIB = 1024**2
+TRAVELLING = tuple(name for name, setting in SETTINGS.items() if setting.travels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntry(CatalogueSettings):
+    """What the operator offers under one name, resolved: ``name`` is never an alias."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    weight_bytes: int | None = None
+    """What its weights took when it was last loaded; ``None`` before the first load."""
+    measured_loads: tuple[MeasuredLoad, ...] = ()
+    """The last load on each neuron."""
+    created_unix_s: int = 0
+
+    def needed_memory_bytes(self, neuron: str, device_kind: DeviceKind) -> int | None:
+        """What must be free there for a load, by what loads took, else by what the operator
+        expects; ``None`` while nobody knows. A device of a kind that it never ran on is judged by
+        the weights alone."""
+        if measured := measured_for(self.measured_loads, neuron, device_kind):
+            return measured.needed_bytes(self.kv_memory_bytes)
+        if self.weight_bytes is not None:
+            return self.weight_bytes + (self.kv_memory_bytes or 0)
+        return None if self.vram_mb is None else self.vram_mb * MIB
+
+    def load_spec(self, *, job_id: str, neuron: str) -> LoadSpec:
+        """``neuron`` is where it is going: what is known of its loads goes along. What is not set
+        is as the spec has it."""
+        measured = measured_for(self.measured_loads, neuron)
+        values: dict[str, Any] = {
+            name: value for name in TRAVELLING if (value := getattr(self, name)) is not None
+        }
+        values |= {"job_id": job_id, "model": self.name}
+        if measured is not None:
+            values["earlier_loads"] = measured.earlier_loads(neuron, self.kv_memory_bytes)
+        # As it is once it has travelled: seconds are floats there.
+        return msgspec.convert(values, LoadSpec)
+
+    def spec_digest(self) -> str:
+        """Of what it is loaded as now. A replica of another digest is outdated."""
+        return spec_digest(self.load_spec(job_id="", neuron=""))

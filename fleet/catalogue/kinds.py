@@ -1,0 +1,103 @@
+"""What a setting of a catalogue model may hold.
+
+A kind checks a value and says what is wrong with it. How a setting looks as a column, in a form
+or in models.toml follows from its kind. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+NEURON_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+MAX_COUNT = 2**31 - 1
+MAX_BYTES = 2**63 - 1
+MAX_PRICE_MICRO_USD = 10**15 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """``None`` where nothing is set; a text of several lines is empty then."""
+
+    max_length: int
+    is_required: bool = False
+    has_lines: bool = False
+
+    def problem(self, value: object) -> str | None:
+        if value is None:
+            return "This is needed" if self.is_required else None
+        if not isinstance(value, str):
+            return f"{value!r} is not text"
+        if "\x00" in value:
+            return "Text holds no NUL"
+        if len(value) > self.max_length:
+            return f"At most {self.max_length} characters; this has {len(value)}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    def problem(self, value: object) -> str | None:
+        return None if value in self.words else f"{value!r} is not one of {', '.join(self.words)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """A whole number; ``None`` where it may be left open."""
+
+    least: int = 1
+    most: int = MAX_COUNT
+    is_optional: bool = True
+
+    def problem(self, value: object) -> str | None:
+        if value is None:
+            return None if self.is_optional else "A number is needed"
+        if not isinstance(value, int) or isinstance(value, bool):
+            return f"{value!r} is not a whole number"
+        if value < self.least:
+            return f"{value} is less than {self.least}"
+        return f"{value} is more than {self.most}" if value > self.most else None
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """Micro-USD, per million tokens; ``None``: not priced."""
+
+    def problem(self, value: object) -> str | None:
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool):
+            return f"{value!r} is not a whole number of micro-USD"
+        if not 0 <= value <= MAX_PRICE_MICRO_USD:
+            return "A price is from 0 up to 999,999,999.999999 USD"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    def problem(self, value: object) -> str | None:
+        return None if isinstance(value, bool) else f"{value!r} is neither true nor false"
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronNames:
+    """Neurons that have joined, or that will."""
+
+    def problem(self, value: object) -> str | None:
+        if not isinstance(value, tuple):
+            return f"{value!r} is not a list of neuron names"
+        for name in value:
+            if not isinstance(name, str) or not NEURON_PATTERN.fullmatch(name):
+                return (
+                    f"{name!r} is not a neuron name: letters, digits, '.', '_' and '-', 63 at most"
+                )
+        if len(set(value)) < len(value):
+            return "A neuron is named once"
+        return None
+
+
+Kind = Text | Word | Count | Money | Flag | NeuronNames

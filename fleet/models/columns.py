@@ -1,0 +1,124 @@
+"""The columns of a catalogue model's settings, and what the database itself refuses.
+
+Derived from the table in ``fleet.catalogue.settings``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, assert_never
+
+from django.core.validators import MinValueValidator
+from django.db import models
+
+from fleet.catalogue.kinds import MAX_COUNT, Count, Flag, Kind, Money, NeuronNames, Text, Word
+from fleet.catalogue.setting import Setting
+from fleet.catalogue.settings import SETTINGS, CatalogueSettings, SettingValue
+
+WORD_LENGTH = 16
+POSITIVE_CONSTRAINTS = {
+    "max_context_tokens": "catalogue_context_positive",
+    "max_output_tokens": "catalogue_output_positive",
+    "max_prefill_s": "catalogue_max_prefill_positive",
+    "kv_memory_bytes": "catalogue_kv_memory_positive",
+}
+"""Names that databases have; others follow the field's name."""
+
+
+class CatalogueColumns(models.Model):
+    """One column for each setting. Empty text and ``None`` mean "not set". Read them through
+    ``settings()``, which has their types."""
+
+    class Meta:
+        abstract = True
+
+    def settings(self) -> CatalogueSettings:
+        return CatalogueSettings(**self.setting_values())
+
+    def assign(self, values: Mapping[str, SettingValue]) -> None:
+        """Sets columns and saves nothing. Raises ``TypeError`` for what is no setting."""
+        for name, value in values.items():
+            if name not in SETTINGS:
+                raise TypeError(f"a catalogue model has no setting named {name!r}")
+            setattr(self, name, stored(SETTINGS[name].kind, value))
+
+    def setting_values(self) -> dict[str, Any]:
+        return {
+            name: restored(setting.kind, getattr(self, name)) for name, setting in SETTINGS.items()
+        }
+
+
+def stored(kind: Kind, value: Any) -> Any:
+    """The value of a setting, as its column holds it."""
+    if isinstance(kind, Text):
+        return "" if value is None else value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def restored(kind: Kind, value: Any) -> Any:
+    """What a column holds, as a value of the setting."""
+    if isinstance(kind, Text) and not kind.has_lines:
+        return value or None
+    return tuple(value) if isinstance(value, list) else value
+
+
+def setting_constraints() -> list[models.CheckConstraint]:
+    return [
+        models.CheckConstraint(condition=condition, name=name)
+        for name, condition in map(_constraint, SETTINGS, SETTINGS.values())
+        if condition is not None
+    ]
+
+
+def _constraint(name: str, setting: Setting) -> tuple[str, models.Q | None]:
+    match setting.kind:
+        case Word(words=words):
+            return f"catalogue_{name}_known", models.Q(**{f"{name}__in": words})
+        case Count(least=least, is_optional=is_optional) if least > 0:
+            positive = models.Q(**{f"{name}__gt": 0})
+            if is_optional:
+                positive = models.Q(**{f"{name}__isnull": True}) | positive
+            return POSITIVE_CONSTRAINTS.get(name, f"catalogue_{name}_positive"), positive
+        case _:
+            return "", None
+
+
+def _column(setting: Setting, default: Any) -> models.Field[Any, Any]:
+    options: dict[str, Any] = {"help_text": setting.help_text}
+    if setting.label:
+        options["verbose_name"] = setting.label
+    match setting.kind:
+        case Text(has_lines=True):
+            return models.TextField(blank=True, **options)
+        case Text(max_length=max_length, is_required=is_required):
+            return models.CharField(max_length=max_length, blank=not is_required, **options)
+        case Word(words=words):
+            return models.CharField(
+                max_length=WORD_LENGTH,
+                default=default,
+                choices=[(word, word) for word in words],
+                **options,
+            )
+        case Count() as count:
+            if default is not None:
+                options["default"] = default
+            if count.is_optional:
+                options |= {"null": True, "blank": True}
+            is_big = count.most > MAX_COUNT
+            kind = models.PositiveBigIntegerField if is_big else models.PositiveIntegerField
+            return kind(validators=[MinValueValidator(count.least)], **options)
+        case Money():
+            return models.PositiveBigIntegerField(null=True, blank=True, **options)
+        case Flag():
+            return models.BooleanField(default=default, **options)
+        case NeuronNames():
+            return models.JSONField(default=list, blank=True, **options)
+        case _:
+            assert_never(setting.kind)
+
+
+for described in fields(CatalogueSettings):
+    CatalogueColumns.add_to_class(
+        described.name, _column(SETTINGS[described.name], described.default)
+    )
