@@ -12,12 +12,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import replace
 
 from helexa_site.bootstrap.arguments import default_neuron_name
 from helexa_site.bootstrap.child import ChildSpec
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.redis_server import PrivateRedis
 from inference.environment import Role, environment_for
+from inference.protocol.draining import DRAIN_VARIABLE
 
 WARNINGS = re.compile(
     r"^\d{4}-\d\d-\d\d \S+ (WARNING|ERROR|CRITICAL) |"
@@ -51,13 +53,15 @@ def redis_spec(server: PrivateRedis) -> ChildSpec:
 
 
 def neuron_spec() -> ChildSpec:
-    return _python_spec(
+    """The gateway has ended its requests by the time that the neuron is asked to stop."""
+    spec = _python_spec(
         "neuron",
         ("-m", "inference.neuron", "--name", default_neuron_name()),
         role=Role.NEURON,
         tier=NEURON_TIER,
         stop_grace_s=NEURON_GRACE_S,
     )
+    return replace(spec, environment={**spec.environment, DRAIN_VARIABLE: "0"})
 
 
 def control_spec() -> ChildSpec:

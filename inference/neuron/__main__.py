@@ -10,31 +10,32 @@ import logging
 import os
 import socket
 import sys
-import threading
 from pathlib import Path
-from typing import Any
 
 from celery.signals import setup_logging, worker_shutting_down
 
 from inference.logs.setup import configure_logging
 from inference.neuron.celery_app import create_app, create_worker
 from inference.neuron.discovery import Discovery
+from inference.neuron.earlier_life import EarlierLife
+from inference.neuron.ending import EXIT_NAME_LOST, Ending
 from inference.neuron.engine_process import engine_command
+from inference.neuron.name_lease import NameHeldError
 from inference.neuron.redis_client import connect
 from inference.neuron.service import NeuronService
 from inference.neuron.silence import silence_limit_s
 from inference.neuron.tasks import register_tasks
+from inference.protocol.draining import drain_limit_s
 from inference.protocol.keys import NEURON_NAME
 from inference.protocol.stalls import stall_limit_s
 
 log = logging.getLogger("inference.neuron")
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
-EXIT_TIMEOUT_S = 4.5
-"""After the signal. A worker that is waiting for an absent Redis is not waited for."""
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread that renders a long conversation keeps the interpreter from the others. A
 request's first token passes through a dozen of their hands: at Python's 5 ms that is 50 ms."""
+EXIT_NAME_HELD = 1
 EXIT_MISCONFIGURED = 2
 
 
@@ -55,6 +56,7 @@ def main(arguments: list[str]) -> int:
     try:
         limit_s = silence_limit_s(os.environ)
         stalled_s = stall_limit_s(os.environ)
+        ending = Ending(limit_s=drain_limit_s(os.environ))
     except ValueError as error:
         log.critical("%s", error)
         return EXIT_MISCONFIGURED
@@ -67,34 +69,23 @@ def main(arguments: list[str]) -> int:
         discovery=Discovery.run(),
         silence_limit_s=limit_s,
         stall_limit_s=stalled_s,
+        on_name_lost=ending.name_is_lost,
     )
+    try:
+        service.lease.acquire(EarlierLife(data_dir, options.name))
+    except NameHeldError as error:
+        log.critical("%s", error)
+        return EXIT_NAME_HELD
     app = create_app(name=options.name, redis_url=redis_url)
     register_tasks(app, service)
     worker = create_worker(app, name=options.name)
-    stopper = _stop_on_signal(service)
+    worker_shutting_down.connect(ending.begin, weak=False)
+    ending.watch(service)
     service.start()
     log.info("neuron %s is up (epoch %s)", options.name, service.epoch)
     worker.start()
-    stopper.set()
-    service.stop()
-    return int(worker.exitcode or 0)
-
-
-def _stop_on_signal(service: NeuronService) -> threading.Event:
-    """Engines end as soon as the signal comes; the process ends in time whatever Celery does."""
-    finished = threading.Event()
-
-    def stop_and_leave() -> None:
-        service.stop()
-        if not finished.wait(EXIT_TIMEOUT_S):
-            log.warning("the worker did not end in time; leaving it")
-            os._exit(0)
-
-    def on_shutdown(**_: Any) -> None:
-        threading.Thread(target=stop_and_leave, name="stop", daemon=True).start()
-
-    worker_shutting_down.connect(on_shutdown, weak=False)
-    return finished
+    ending.finish()
+    return EXIT_NAME_LOST if ending.is_name_lost else int(worker.exitcode or 0)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -10,13 +10,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import redis
 
+from inference.neuron.name_lease import LEASE_EXPIRY_MS, NameLease, NameLostError, in_words
 from inference.protocol.heartbeat import NeuronHeartbeat, encode_heartbeat
 from inference.protocol.held import HeldRequests, encode_held_requests
 from inference.protocol.keys import (
-    HEARTBEAT_EXPIRY_S,
     HEARTBEAT_INTERVAL_S,
     NEURONS,
     gateway_alive_key,
@@ -33,26 +34,57 @@ MISSES_UNTIL_DEAD_ANYWAY = 15
 """Where beats come so slowly that Redis never seems to have settled."""
 
 
+WRITE = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then
+    return holder
+end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[2])
+redis.call('DEL', KEYS[3])
+for i = 4, #ARGV, 2 do
+    redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1])
+end
+redis.call('PEXPIRE', KEYS[3], ARGV[2])
+return false
+"""
+"""KEYS: lease, heartbeat, held. ARGV: the lease's value, expiry, heartbeat, pairs of held. Returns
+whoever else holds the lease."""
+
+
 class HeartbeatWriter:
-    def __init__(self, client: redis.Redis, *, neuron: str) -> None:
+    def __init__(self, client: redis.Redis, *, lease: NameLease) -> None:
         self._client = client
-        self._neuron = neuron
+        self._lease = lease
+        self._neuron = lease.neuron
+        self._may_tell_its_name = True
 
     def write(self, heartbeat: NeuronHeartbeat, held: Mapping[str, HeldRequests]) -> None:
-        """``held``: as the fields of ``inference.protocol.held``. Raises ``redis.RedisError``."""
-        expiry_ms = int(HEARTBEAT_EXPIRY_S * 1000)
-        key = held_key(self._neuron)
-        pipeline = self._client.pipeline(transaction=True)
-        pipeline.set(heartbeat_key(self._neuron), encode_heartbeat(heartbeat), px=expiry_ms)
-        pipeline.zadd(NEURONS, {self._neuron: heartbeat.time_unix_s})
-        pipeline.delete(key)
-        pipeline.hset(key, mapping={name: encode_held_requests(one) for name, one in held.items()})
-        pipeline.pexpire(key, expiry_ms)
-        pipeline.execute()
+        """``held``: as the fields of ``inference.protocol.held``. Raises ``NameLostError``,
+        ``redis.RedisError``."""
+        pairs = [word for name, one in held.items() for word in (name, encode_held_requests(one))]
+        other: Any = self._client.eval(
+            WRITE,
+            3,
+            *(self._lease.key, heartbeat_key(self._neuron), held_key(self._neuron)),
+            *(self._lease.value, LEASE_EXPIRY_MS, encode_heartbeat(heartbeat), *pairs),
+        )
+        if other is not None:
+            raise NameLostError(self._neuron, in_words(other))
+        self._tell_its_name(heartbeat.time_unix_s)
 
     def remove(self) -> None:
-        """The neuron ends in order: it is away from now on, not in a few seconds."""
-        self._client.delete(heartbeat_key(self._neuron), held_key(self._neuron))
+        """The neuron ends in order: it is away from now on, not in a few seconds, and its name is
+        free. Raises ``redis.RedisError``."""
+        self._lease.release(heartbeat_key(self._neuron), held_key(self._neuron))
+
+    def _tell_its_name(self, time_unix_s: float) -> None:
+        """A neuron that was invited may not, and need not: it is named beside the wishes."""
+        if self._may_tell_its_name:
+            try:
+                self._client.zadd(NEURONS, {self._neuron: time_unix_s})
+            except redis.exceptions.NoPermissionError:
+                self._may_tell_its_name = False
 
 
 class GatewayWatch:
@@ -89,10 +121,12 @@ class GatewayWatch:
 
 
 class Heart:
-    """Calls ``on_beat`` each second from its own thread. Redis being away does not stop it."""
+    """Calls ``on_beat`` each second from its own thread. Redis being away does not stop it; losing
+    the neuron's name does, and calls ``on_lost``."""
 
-    def __init__(self, on_beat: Callable[[], None]) -> None:
+    def __init__(self, on_beat: Callable[[], None], on_lost: Callable[[], None]) -> None:
         self._on_beat = on_beat
+        self._on_lost = on_lost
         self._wake = threading.Event()
         self._stopping = False
         self._is_reaching = True
@@ -117,6 +151,10 @@ class Heart:
                 self._tell(None)
             except redis.RedisError as error:
                 self._tell(error)
+            except NameLostError as error:
+                log.critical("%s; this one ends", error)
+                self._on_lost()
+                return
             except Exception:
                 log.exception("a heartbeat broke")
             self._wake.wait(HEARTBEAT_INTERVAL_S)

@@ -9,11 +9,12 @@ Every method that a task calls returns at once. Knows no Celery.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import redis
@@ -27,6 +28,7 @@ from inference.neuron.heartbeat import GatewayWatch, Heart, HeartbeatWriter
 from inference.neuron.inbox import Inbox
 from inference.neuron.intake import Intake
 from inference.neuron.model_text import ModelText
+from inference.neuron.name_lease import NameLease
 from inference.neuron.promised_memory import without_promised
 from inference.neuron.replica import Replica
 from inference.neuron.replica_context import ReplicaContext
@@ -45,6 +47,9 @@ log = logging.getLogger(__name__)
 
 FAREWELL_S = 0.5
 """What the last events get to reach Redis when the neuron stops."""
+LEAVING_AT_LEAST_S = 1.5
+"""Until then gateways have read that it is leaving, and what they sent before is here."""
+LEAVING_POLL_S = 0.05
 STOP_GRACE_S = 2.5
 """How long engines get to end in order when the neuron stops; then they are killed."""
 
@@ -60,16 +65,20 @@ class NeuronService:
         restart_policy: RestartPolicy | None = None,
         silence_limit_s: float | None = None,
         stall_limit_s: float = DEFAULT_STALL_LIMIT_S,
+        on_name_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """``stall_limit_s``: how long gateways wait for a Redis that does not answer."""
+        """``stall_limit_s``: how long gateways wait for a Redis that does not answer.
+        ``on_name_lost``: another neuron has this one's name; called once, by the heartbeat."""
         self.name = name
         self.epoch = uuid.uuid4().hex
+        self.lease = NameLease(client, neuron=name, epoch=self.epoch)
         self._started_unix_s = time.time()
         self._discovery = discovery
         self._lock = threading.Lock()
         self._replicas: dict[str, Replica] = {}
         self._is_restored = False
         self._is_stopping = False
+        self._is_leaving = False
         self._stopped = threading.Event()
         self._client = client
         self._accounts = AccountBook(name)
@@ -86,9 +95,9 @@ class NeuronService:
         )
         self._inbox = Inbox(client, neuron=name, handle=self._handle)
         self._specs = SpecStore(client, neuron=name)
-        self._heartbeats = HeartbeatWriter(client, neuron=name)
+        self._heartbeats = HeartbeatWriter(client, lease=self.lease)
         self._gateways = GatewayWatch(client)
-        self._heart = Heart(self._beat)
+        self._heart = Heart(self._beat, on_name_lost)
         self._num_beats = 0
         self._context = ReplicaContext(
             table=self._table,
@@ -153,7 +162,25 @@ class NeuronService:
             host=self._discovery.host(),
             devices=without_promised(self._discovery.devices(), _promised_bytes(replicas)),
             replicas=[replica.state() for replica in replicas],
+            is_leaving=self._is_leaving,
         )
+
+    def leave(self, limit_s: float, hurry: threading.Event) -> None:
+        """Says that it is leaving, refuses what is new and returns when nothing runs any more, or
+        at the limit, or when somebody is in a hurry. ``stop`` comes next."""
+        with self._lock:
+            self._is_leaving = True
+        self._heart.beat_now()
+        started_s = time.monotonic()
+        while not hurry.wait(LEAVING_POLL_S):
+            stayed_s = time.monotonic() - started_s
+            if stayed_s >= limit_s:
+                log.warning("requests are cut off: they did not end in %.0f s", limit_s)
+                return
+            with contextlib.suppress(redis.RedisError):
+                self.drain_inbox()  # nobody rings for a worker that takes no tasks any more
+            if stayed_s >= LEAVING_AT_LEAST_S and not self._table.gateway_ids():
+                return
 
     def stop(self) -> None:
         """Takes nothing new, fails what runs, ends every engine, says goodbye. A few seconds;
@@ -194,8 +221,8 @@ class NeuronService:
     def _take(self, model: str) -> tuple[EngineProcess, ModelText]:
         with self._lock:
             replica = self._replicas.get(model)
-            is_stopping = self._is_stopping
-        if is_stopping:
+            is_ending = self._is_stopping or self._is_leaving
+        if is_ending:
             raise RequestRefusedError(neuron_stopping())
         if replica is None:
             raise RequestRefusedError(model_not_loaded(model))
@@ -218,7 +245,8 @@ class NeuronService:
             raise
 
     def _speak_to_redis(self) -> None:
-        """Raises ``redis.RedisError``."""
+        """Raises ``NameLostError``, ``redis.RedisError``."""
+        self.lease.renew()
         if not self._is_restored:
             self._restore()
         # Before it is said which requests are held: one that was in the inbox is among them.

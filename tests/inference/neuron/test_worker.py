@@ -28,7 +28,7 @@ from inference.protocol.events import Cancelled, Failed, Finished
 from inference.protocol.keys import TASK_DRAIN_INBOX, TASK_LOAD_MODEL, TASK_UNLOAD_MODEL
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
-StartNeuron = Callable[[], subprocess.Popen[bytes]]
+StartNeuron = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def start_neuron(
 ) -> Iterator[StartNeuron]:
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(url: str = redis_url) -> subprocess.Popen[bytes]:
+    def start(url: str = redis_url, **options: Any) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-m", "inference.neuron", "--name", "n1"],
             cwd=REPOSITORY_DIR,
@@ -47,6 +47,7 @@ def start_neuron(
                 "HELEXA_DATA_DIR": str(tmp_path),
                 "HELEXA_ENGINE_COMMAND": shlex.join(engine_command),
             },
+            **options,
         )
         started.append(process)
         return process
@@ -126,7 +127,7 @@ def test_load_stream_cancel_and_both_kills(
     gateway.wait_status("ready")
     (engine,) = _engines(neuron)
     neuron.send_signal(signal.SIGTERM)
-    assert neuron.wait(5) == 0
+    assert neuron.wait(30) == 0
     assert not engine.is_running()
     assert gateway.heartbeat() is None
 
@@ -140,8 +141,42 @@ def test_sigterm_during_a_load(
     wait_until(lambda: _engines(neuron))
     (engine,) = _engines(neuron)
     neuron.send_signal(signal.SIGTERM)
-    assert neuron.wait(5) == 0
+    assert neuron.wait(30) == 0
     assert not engine.is_running()
+
+
+def test_a_second_one_of_the_name_ends_and_says_who_has_it(
+    start_neuron: StartNeuron, gateway: Any, wait_until: Any
+) -> None:
+    first = start_neuron()
+    wait_until(lambda: gateway.heartbeat() is not None)
+    epoch = gateway.heartbeat().epoch
+    second = start_neuron(stderr=subprocess.PIPE)
+    _, said = second.communicate(timeout=60)
+    assert second.returncode == 1
+    assert f"process {first.pid}, epoch {epoch[:8]}, since 20" in said.decode()
+    assert gateway.heartbeat().epoch == epoch
+
+
+def test_sigterm_lets_finish_what_runs_and_a_second_one_does_not(
+    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any, wait_until: Any
+) -> None:
+    neuron = start_neuron()
+    _load(celery_app, fake_spec())
+    gateway.wait_status("ready")
+    bounded, endless = gateway.submit(max_tokens=300), gateway.submit()
+    for request_id in (bounded, endless):
+        gateway.wait_events(request_id, lambda events: len(events) > 2)
+    neuron.send_signal(signal.SIGTERM)
+    wait_until(lambda: gateway.heartbeat().is_leaving)
+    assert isinstance(gateway.wait_end(bounded)[-1], Finished)
+    assert neuron.poll() is None
+    neuron.send_signal(signal.SIGTERM)
+    (*_, failed) = gateway.wait_end(endless)
+    assert isinstance(failed, Failed)
+    assert failed.failure.code == "neuron_stopping"
+    assert neuron.wait(30) == 0
+    assert gateway.heartbeat() is None
 
 
 def test_redis_dies_and_comes_back_empty(

@@ -1,0 +1,77 @@
+"""How the neuron's process ends: on a signal it leaves in order, on a second one at once.
+
+    SIGTERM ─▶ leave (finishes what runs, refuses what is new, at most HELEXA_NEURON_DRAIN_S)
+                 └─ second signal, or the name is lost ─▶ stop (engines end) ─▶ the process ends
+
+Celery's own handlers tell of the signals until its worker has ended, then ours do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import threading
+
+from inference.neuron.service import NeuronService
+
+log = logging.getLogger(__name__)
+
+EXIT_TIMEOUT_S = 4.5
+"""After everything has stopped. A worker that waits for an absent Redis is not waited for."""
+EXIT_NAME_LOST = 1
+
+
+class Ending:
+    """Of this process."""
+
+    def __init__(self, *, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._service: NeuronService | None = None
+        self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """The one queue that a signal handler may put into whatever it interrupts."""
+        self._has_begun = False
+        self._hurry = threading.Event()
+        self._worker_has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ending", daemon=True)
+        self.is_name_lost = False
+
+    def watch(self, service: NeuronService) -> None:
+        self._service = service
+        self._thread.start()
+
+    def begin(self, *_: object, **__: object) -> None:
+        """On a signal; on a second one there is a hurry."""
+        self._has_begun = True
+        self._signals.put(None)
+
+    def name_is_lost(self) -> None:
+        """Called by the heartbeat. The worker ends by a signal, as it always does."""
+        self.is_name_lost = True
+        self._hurry.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def finish(self) -> None:
+        """Celery's worker has ended, by a signal or not: returns when everything has."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.begin)
+        self._worker_has_ended.set()
+        if not self._has_begun:
+            self.begin()
+        self._thread.join()
+
+    def _run(self) -> None:
+        assert self._service is not None
+        self._signals.get()
+        threading.Thread(target=self._watch_for_hurry, name="hurry", daemon=True).start()
+        if self._limit_s > 0:
+            self._service.leave(self._limit_s, self._hurry)
+        self._service.stop()
+        if not self._worker_has_ended.wait(EXIT_TIMEOUT_S):
+            log.warning("the worker did not end in time; leaving it")
+            os._exit(EXIT_NAME_LOST if self.is_name_lost else 0)
+
+    def _watch_for_hurry(self) -> None:
+        self._signals.get()
+        self._hurry.set()
