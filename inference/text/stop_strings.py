@@ -56,23 +56,35 @@ class StopStrings:
         """Raises ``ValueError`` for an empty stop string, which would end every answer."""
         if not all(stops):
             raise ValueError("a stop string is empty")
-        self._matchers = [_Matcher(stop) for stop in sorted(stops, key=len, reverse=True)]
+        self._by_first: dict[str, list[_Matcher]] = {}
+        for stop in stops:
+            self._by_first.setdefault(stop[0], []).append(_Matcher(stop))
+        self._begun: list[_Matcher] = []
+        """Those that are in the middle of their string."""
         self._held = ""
 
     def feed(self, text: str) -> StopFeed:
-        if not self._matchers:
+        if not self._by_first:
             return StopFeed(text)
         # [ held | text ]: held is what the matchers are in the middle of.
         pending = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
-            found = [matcher for matcher in self._matchers if matcher.advance(character)]
-            if found:
+            if found := self._advance(character):
                 self._held = ""
-                stop = found[0].pattern
+                stop = max((matcher.pattern for matcher in found), key=len)
                 return StopFeed(pending[: end - len(stop)], stop)
-        num_held = max(matcher.num_matched for matcher in self._matchers)
+        num_held = max((matcher.num_matched for matcher in self._begun), default=0)
         self._held = pending[len(pending) - num_held :]
         return StopFeed(pending[: len(pending) - num_held])
+
+    def _advance(self, character: str) -> list[_Matcher]:
+        """The matchers whose string ends with this character. Most characters begin no stop string
+        and go on with none, so that many stop strings cost no more than one."""
+        starting = self._by_first.get(character, ())
+        trying = [*self._begun, *(one for one in starting if not one.num_matched)]
+        found = [matcher for matcher in trying if matcher.advance(character)]
+        self._begun = [matcher for matcher in trying if matcher.num_matched]
+        return found
 
     def flush(self) -> str:
         """What was held back and turned out to be plain text."""

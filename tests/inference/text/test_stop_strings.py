@@ -12,7 +12,7 @@ from inference.text.stop_strings import StopStrings
 
 ALPHABET = "ab\n🙂"
 TEXTS = st.text(ALPHABET, max_size=40)
-STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=4)
+STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=9)
 
 
 def _run(stops: list[str], chunks: list[str]) -> tuple[str, str | None]:
@@ -53,6 +53,13 @@ def test_only_what_could_become_a_stop_is_held(stops: list[str], text: str) -> N
         emitted += found.text
         held = text[len(emitted) : position + 1]
         assert not held or any(stop.startswith(held) for stop in stops)
+
+
+def test_sixty_four_stop_strings_that_begin_alike() -> None:
+    stops = [f"\n\nUser {number}:" for number in range(64)]
+    text = "One.\n\nUser 6, not a turn.\n\nUser 63: Two."
+    assert _run(stops, list(text)) == ("One.\n\nUser 6, not a turn.", "\n\nUser 63:")
+    assert _run(stops, [text]) == _run(stops, list(text))
 
 
 def test_an_empty_stop_string_is_refused() -> None:
