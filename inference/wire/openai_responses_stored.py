@@ -23,6 +23,10 @@ ReadValue = Callable[[str, str], Any]
 """(value, name) to what it means, as a ``Check`` of text."""
 
 
+BETA: dict[str, ReadValue] = {"beta": one_of("true")}
+"""The openai SDK's beta client says so after every path. It changes nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemPage:
     """``after``: the id of the item before the page, in the ``order`` asked for."""
@@ -85,12 +89,14 @@ def deleted_body(response_id: str) -> bytes:
 def _read(query: bytes, known: dict[str, ReadValue]) -> dict[str, Any]:
     """Of a name given twice the last counts, but for ``include``, which is a list."""
     read = {}
+    known = known | BETA
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     for name, value in pairs:
         plain = name.removesuffix("[]") if name.startswith("include[") else name
         if plain not in known:
             raise UnsupportedParameterError(shown(name), "it is not known to this server")
         read[plain] = known[plain](value, plain)
+    read.pop("beta", None)
     return read
 
 

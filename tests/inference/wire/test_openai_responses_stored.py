@@ -77,6 +77,13 @@ def test_pages_hold_every_item_once(order: str, limit: int, num_items: int) -> N
     assert seen == (everything if order == "asc" else everything[::-1])
 
 
+def test_the_mark_of_a_beta_client_changes_nothing() -> None:
+    read_retrieval(b"beta=true")
+    assert read_item_page(b"beta=true&limit=3") == ItemPage(limit=3)
+    with pytest.raises(ApiError, match="beta"):
+        read_retrieval(b"beta=yes")
+
+
 def test_the_page_asked_for() -> None:
     assert read_item_page(b"") == ItemPage(limit=20, order="desc", after=None)
     asked = read_item_page(
