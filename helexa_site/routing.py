@@ -19,6 +19,7 @@ from inference.gateway.lifespan import LifespanConsumer
 from inference.gateway.metrics_endpoint import MetricsEndpoint
 from inference.gateway.models import ModelConsumer, ModelListConsumer
 from inference.gateway.origins import with_cors
+from inference.gateway.paths import api_path, api_path_of
 from inference.gateway.response_socket import ResponseSocket
 from inference.gateway.response_store import ResponseStore
 from inference.gateway.responses import ResponsesConsumer
@@ -40,13 +41,13 @@ from inference.wire import (
 )
 from inference.wire.dialect import ErrorDialect
 
-RESPONSES_PATH = re.compile(r"/v1/responses/?")
-API_PATH = re.compile(r"/(v1(/|$)|health/?$)")
+RESPONSES_PATH = re.compile(r"(/v1)?/responses/?")
 
 
 def errors_of(path: bytes) -> ErrorDialect:
     """For refusals before there is a consumer."""
-    return anthropic_errors if path.startswith(b"/v1/messages") else openai_errors
+    known = api_path_of(path) or ""
+    return anthropic_errors if known.startswith("/v1/messages") else openai_errors
 
 
 def build_application(
@@ -61,8 +62,11 @@ def build_application(
     api = with_cors(URLRouter(api_routes(gateway, store)), gateway.config)
 
     async def http(scope: Any, receive: Any, send: Any) -> None:
-        application = api if API_PATH.match(scope["path"]) else django_app
-        await application(scope, receive, send)
+        path = api_path(scope["path"])
+        if path is None:
+            await django_app(scope, receive, send)
+        else:
+            await api({**scope, "path": path}, receive, send)
 
     socket = ResponseSocket.as_asgi(gateway=gateway, store=store)
 

@@ -6,6 +6,8 @@ from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
 
+handler404 = "helexa_site.not_found.page_not_found"
+
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("api/", include("metering.api.urls")),

@@ -22,6 +22,7 @@ from inference.gateway.advice import advice_headers
 from inference.gateway.call import FINISHED, Call
 from inference.gateway.gateway import Gateway
 from inference.gateway.limiting import limit_headers
+from inference.gateway.paths import unknown_url
 from inference.wire import openai_errors
 from inference.wire.dialect import ErrorDialect, RequestContext
 from inference.wire.errors import (
@@ -263,4 +264,4 @@ class UnknownUrlConsumer(ApiConsumer):
     endpoint = "unknown"
 
     def _check_before_body(self) -> None:
-        raise UnknownUrlError(f"There is no {self.scope['method']} {self.scope['path']} here.")
+        raise UnknownUrlError(unknown_url(self.scope["method"], self.scope["path"]))

@@ -37,6 +37,7 @@ from inference.gateway.limiting import Limiting
 from inference.gateway.liveness import Liveness, repeat
 from inference.gateway.metrics import Metrics
 from inference.gateway.outcomes import Outcomes, counted_by
+from inference.gateway.paths import api_path_of
 from inference.gateway.placing import Place, Placer
 from inference.gateway.redis_link import RedisLink
 from inference.gateway.streams import RequestStream, RequestStreams
@@ -49,7 +50,6 @@ from metering.rate_limiter import RateLimiter
 
 logger = logging.getLogger(__name__)
 
-API_PREFIX = b"/v1/"
 COMMAND_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 3.0
 """Longer than the reader blocks, so that a Redis that hangs is noticed."""
@@ -169,7 +169,7 @@ class Gateway:
     ) -> ApiError | None:
         """Why a large body to ``path`` is not worth reading, where that is so. The admin asks who
         somebody is by itself."""
-        if not path.startswith(API_PREFIX):
+        if api_path_of(path) is None:
             return None
         self.ensure_started()
         try:

@@ -43,6 +43,18 @@ async def test_unknown_paths_under_v1(client: AsgiClient, path: str) -> None:
     assert (answer.status, answer.error["code"]) == (404, "unknown_url")
 
 
+async def test_the_api_answers_without_its_version_too(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Capital of France?"}]}
+    answer = await client.open("POST", "/chat/completions", body).finish()
+    assert answer.status == 200
+    assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
+    assert (await client.get("/models/tiny")).json["id"] == "tiny"
+    refused = await client.open("POST", "/messages", {}).finish()
+    assert refused.json["type"] == "error", "in the dialect of that path"
+
+
 async def test_other_paths_are_djangos(client: AsgiClient) -> None:
     assert (await client.get("/admin/")).status == 418
 

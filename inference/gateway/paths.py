@@ -1,0 +1,68 @@
+"""Which paths are the API's, and which one a wrong path may have meant. Pure.
+
+    /v1/chat/completions ──────────────▶ as it is
+    /chat/completions ─────────────────▶ /v1/chat/completions    a base URL without /v1
+    /v1/v1/chat/completions ───────────▶ no such path; did you mean /v1/chat/completions?
+    /admin/ ───────────────────────────▶ None: not the API's
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+VERSION = "/v1"
+KNOWN_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/models",
+    "/v1/responses",
+    "/v1/responses/compact",
+    "/v1/responses/input_tokens",
+    "/health",
+)
+"""Those without a name in them: what a wrong path is compared to."""
+
+MAX_COMPARED_CHARS = 100
+LEAST_LIKENESS = 0.7
+
+_API_PATH = re.compile(r"/(v1(/.*)?|health/?)", re.DOTALL)
+_WITHOUT_VERSION = re.compile(
+    r"/(chat/completions|completions|embeddings|messages|messages/count_tokens|models(/.+)?"
+    r"|responses(/.+)?)/?",
+    re.DOTALL,
+)
+
+
+def api_path(path: str) -> str | None:
+    """The path by which the API's routes know it; ``None``: it is not the API's."""
+    if _API_PATH.fullmatch(path):
+        return path
+    return VERSION + path if _WITHOUT_VERSION.fullmatch(path) else None
+
+
+def api_path_of(target: bytes) -> str | None:
+    """The same of a request's target, whose query may be there still."""
+    return api_path(target.partition(b"?")[0].decode("latin-1"))
+
+
+def near_path(path: str) -> str | None:
+    """The known path that a wrong one ends with, or that is spelled nearly so."""
+    wanted = path.rstrip("/").lower()
+    for known in sorted(KNOWN_PATHS, key=len, reverse=True):
+        if wanted.endswith((known, known.removeprefix(VERSION))):
+            return known
+    if len(wanted) > MAX_COMPARED_CHARS:
+        return None
+    near = difflib.get_close_matches(wanted, KNOWN_PATHS, n=1, cutoff=LEAST_LIKENESS)
+    return near[0] if near else None
+
+
+def unknown_url(method: str, path: str) -> str:
+    """What a client is told."""
+    near = near_path(path)
+    help_ = "" if near is None else f" Did you mean {near}?"
+    return f"There is no {method} {path} here.{help_}"
