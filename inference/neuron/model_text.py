@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+from inference.neuron.version import VERSION
 from inference.protocol.heartbeat import Capability
 from inference.protocol.load import LoadReport, LoadSpec
 from inference.text.chat_template import ChatTemplate
@@ -28,6 +32,8 @@ class ModelText:
     """How it writes tool calls; ``None``: its template takes no tools, or in no known way."""
     max_output_tokens: int | None = None
     """The operator's bound on an answer."""
+    fingerprint: str = ""
+    """Of its files, settings and device, and of this release."""
 
     @classmethod
     def load(cls, spec: LoadSpec, report: LoadReport) -> ModelText:
@@ -42,6 +48,7 @@ class ModelText:
             markers=find_markers(tokenizer, templates.default),
             tool_format=find_tool_format(templates.for_tools, tokenizer),
             max_output_tokens=spec.max_output_tokens,
+            fingerprint=fingerprint(spec, report),
         )
 
     @property
@@ -62,3 +69,14 @@ class ModelText:
         """Some models have the markers from a relative that thinks and never write them."""
         template = self.template.sources.default or ""
         return markers.opens in template or markers.closes in template or "thinking" in template
+
+
+def fingerprint(spec: LoadSpec, report: LoadReport) -> str:
+    """Another one where the same request with the same seed may get other tokens."""
+    decisive = (
+        VERSION,
+        *(spec.source, spec.file, spec.revision, spec.sha256, spec.chat_template),
+        *(report.architecture, report.device, report.dtype, report.quantization),
+        *(report.kv_dtype, report.compiled, report.generation_defaults),
+    )
+    return "fp_" + hashlib.sha256(msgspec.json.encode(decisive)).hexdigest()[:10]

@@ -36,7 +36,11 @@ from inference.protocol.generation import (
 from inference.protocol.load import LoadReport
 from inference.protocol.sampling import SamplingOptions, SamplingParams, ThinkingLimit
 from inference.text.chat_template import rendered_tools
-from inference.text.errors import TemplateRenderError, TooManyTokensError
+from inference.text.errors import (
+    NoPlaceForToolsError,
+    TemplateRenderError,
+    TooManyTokensError,
+)
 from inference.text.reasoning import ReasoningMarkers, opens_block
 from inference.text.token_bounds import num_bytes
 
@@ -129,8 +133,13 @@ def _thinking_limit(
 
 
 def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
-    """Raises ``RequestRefusedError``."""
+    """Raises ``RequestRefusedError``, also for what an answer could not be held to: who counts means
+    to send the same request."""
     (prompt,) = _prompts(request.input, text, None)
+    asked = GenerationRequest(
+        model=request.model, input=request.input, output_format=request.output_format
+    )
+    request_grammar(asked, text)
     return len(prompt)
 
 
@@ -197,8 +206,9 @@ def _render(chat: ChatInput, text: ModelText) -> str:
     try:
         return text.template.render(chat)
     except TemplateRenderError as error:
+        param = "tools" if isinstance(error, NoPlaceForToolsError) else "messages"
         raise RequestRefusedError(
-            Failure(code="template_render_failed", message=str(error), param="messages")
+            Failure(code="template_render_failed", message=str(error), param=param)
         ) from error
 
 

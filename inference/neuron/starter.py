@@ -101,6 +101,7 @@ class Starter:
             request_id=request_id,
             prompt_tokens=prepared.num_prompt_tokens,
             sampling=used_sampling(prepared.params),
+            fingerprint=text.fingerprint,
         )
         self._hand_over(submit, accepted, answer, commands, engine)
 

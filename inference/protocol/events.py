@@ -67,6 +67,8 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     prompt_tokens: int
     sampling: UsedSampling | None = None
     """``None`` where nothing is sampled."""
+    fingerprint: str = ""
+    """Of what answers: another one where the same seed may give other tokens."""
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):

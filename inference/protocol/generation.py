@@ -132,6 +132,8 @@ class TokenCountRequest(msgspec.Struct, frozen=True, kw_only=True, tag="token_co
 
     model: str
     input: ChatInput
+    output_format: OutputFormat | None = None
+    """Takes no room in the prompt; refused where it could not be held to."""
 
 
 Request = GenerationRequest | EmbeddingRequest | TokenCountRequest

@@ -13,7 +13,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from inference.protocol.generation import ChatInput, ChatMessage, ToolDefinition
-from inference.text.errors import TemplateRenderError
+from inference.text.errors import NoPlaceForToolsError, TemplateRenderError
 from inference.text.template_sources import TemplateSources
 from inference.text.turns import Turn, arrangements, plain_turns
 
@@ -78,20 +78,25 @@ class ChatTemplate:
             log.warning("the model has no chat template: rendering plain ChatML")
             return self._render_chatml(chat)
         try:
-            return self._render_arranged(source, chat)
+            rendered = self._render_arranged(source, chat)
         except Exception as error:  # templates are foreign code and may raise anything
             if _is_about_tools(chat):
                 raise TemplateRenderError(f"the model's chat template failed: {error}") from error
             log.warning("chat template failed (%s): rendering plain ChatML", error)
             return self._render_chatml(chat)
+        if self.sources.for_tools is None:
+            _check_results_are_kept(rendered, chat.messages)
+        return rendered
 
     def _source(self, chat: ChatInput) -> str | None:
         if not _is_about_tools(chat):
             return self.sources.default
         source = self.sources.for_tools
-        if source is None:
-            raise TemplateRenderError("this model's chat template has no place for tools")
-        if "tool_calls" not in source and any(message.tool_calls for message in chat.messages):
+        if source is None and rendered_tools(chat):
+            raise NoPlaceForToolsError
+        source = source or self.sources.default
+        has_calls = any(message.tool_calls for message in chat.messages)
+        if source is None or (has_calls and "tool_calls" not in source):
             raise TemplateRenderError("this model's chat template has no place for tool calls")
         return source
 
@@ -155,6 +160,20 @@ def _tool(tool: ToolDefinition) -> dict[str, Any]:
         function["description"] = tool.description
     function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": function}
+
+
+def _check_results_are_kept(rendered: str, messages: list[ChatMessage]) -> None:
+    """Of a template that says nothing of tools, which may drop turns of a role it does not know.
+    Raises ``TemplateRenderError``."""
+    position = 0
+    for message in messages:
+        if message.role != "tool":
+            continue
+        text = (message.content or "").strip()
+        found = rendered.find(text, position)
+        if found < 0:
+            raise TemplateRenderError("this model's chat template drops what a tool returned")
+        position = found + len(text)
 
 
 def _keeps_system_texts(rendered: str, messages: list[ChatMessage]) -> bool:

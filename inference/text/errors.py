@@ -4,6 +4,7 @@ TextError
 ├── TokenizerFilesError      the model's tokenizer files are missing or not understood
 ├── TooManyTokensError       a text has more tokens than the caller has use for
 ├── TemplateRenderError      the chat template refused the conversation
+│   └── NoPlaceForToolsError   it has no place for the tools of the request
 └── SchemaError              a JSON schema is invalid or cannot be enforced
 """
 
@@ -26,6 +27,11 @@ class TooManyTokensError(TextError):
 
 class TemplateRenderError(TextError):
     """``str(error)`` is written for the client."""
+
+
+class NoPlaceForToolsError(TemplateRenderError):
+    def __init__(self) -> None:
+        super().__init__("this model's chat template has no place for tools")
 
 
 class SchemaError(TextError):

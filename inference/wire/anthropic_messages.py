@@ -197,9 +197,10 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> MessagesRequest:
 def parse_count(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenCountRequest:
     """Raises ``ApiError`` (400)."""
     read = read_fields(read_json_object(body), COUNT_FIELDS, required=("model", "messages"))
-    _output_format(read)
     return TokenCountRequest(
-        model=read["model"], input=_chat_input(read, read.get("thinking", Thinking()))
+        model=read["model"],
+        input=_chat_input(read, read.get("thinking", Thinking())),
+        output_format=_output_format(read),
     )
 
 

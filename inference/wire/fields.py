@@ -30,10 +30,14 @@ from inference.wire.errors import (
 Check = Callable[[Any, str], Any]
 """(JSON value, path) to the value the parser keeps."""
 
+LEAST_LARGE = 2**63
+"""JSON's integers from here on, either side of 0, are read as floats where 64 bits do not hold
+them."""
 MAX_OBJECT_DEPTH = 32
 MAX_SCHEMA_DEPTH = 96
 MAX_TOKEN_ID = 2**31 - 1
 MAX_SHOWN_NAME_CHARS = 64
+MAX_SHOWN_DIGITS = 20
 
 
 class Support(StrEnum):
@@ -131,15 +135,21 @@ def number(minimum: float, maximum: float, *, above: bool = False) -> Check:
 
 def integer(minimum: int, maximum: int) -> Check:
     def check(value: Any, path: str) -> int:
+        if isinstance(value, float) and value.is_integer() and abs(value) >= LEAST_LARGE:
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise wrong_type(path, "an integer", value)
         if not minimum <= value <= maximum:
             raise InvalidRequestError(
-                f"'{path}' must be from {minimum} up to {maximum}; it is {value}.", param=path
+                f"'{path}' must be from {minimum} up to {maximum}; it is {_short(value)}.", param=path
             )
         return value
 
     return check
+
+
+def _short(value: int) -> str:
+    return str(value) if abs(value) < 10**MAX_SHOWN_DIGITS else f"{float(value):.3g}"
 
 
 def flag(value: Any, path: str) -> bool:

@@ -42,7 +42,18 @@ class ToldUsage(StrEnum):
 
 def answer_head(answer_id: str, kind: str, created_unix_s: int, model: str) -> dict[str, Any]:
     """How every object of one answer begins."""
-    return {"id": answer_id, "object": kind, "created": created_unix_s, "model": model}
+    return {
+        "id": answer_id,
+        "object": kind,
+        "created": created_unix_s,
+        "model": model,
+        "system_fingerprint": None,
+    }
+
+
+def told_system(head: dict[str, Any], event: Accepted) -> dict[str, Any]:
+    """The head once it is known what answers."""
+    return {**head, "system_fingerprint": event.fingerprint or None}
 
 
 class Chunks:
@@ -50,9 +61,14 @@ class Chunks:
     the JSON of a chunk's one choice, for whoever writes that choice himself."""
 
     def __init__(self, head: dict[str, Any], usage: ToldUsage) -> None:
+        self._head = head
         self._usage = usage
-        self.start = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self.start = _start(head)
         self.end = b"]}\n\n" if usage is ToldUsage.NEVER else NO_USAGE_YET
+
+    def begin(self, event: Accepted) -> None:
+        """``start`` is another one from here on."""
+        self.start = _start(told_system(self._head, event))
 
     def choice(
         self,
@@ -72,6 +88,10 @@ class Chunks:
             return DONE_FRAME
         told = orjson.dumps(usage_object(usage))
         return self.start + b'],"usage":' + told + b"}\n\n" + DONE_FRAME
+
+
+def _start(head: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
 
 
 class RunningUsage:

@@ -27,7 +27,13 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.protocol.generation import GenerationRequest
-from inference.wire.openai_answers import LEAST_LOGPROB, Chunks, finish_reason, whole_body
+from inference.wire.openai_answers import (
+    LEAST_LOGPROB,
+    Chunks,
+    finish_reason,
+    told_system,
+    whole_body,
+)
 
 
 class Reasoning(StrEnum):
@@ -74,11 +80,9 @@ class ChatStreamEncoder:
 
     def __init__(self, chunks: Chunks, num_choices: int, reasoning: Reasoning) -> None:
         self._chunks = chunks
+        self._num_choices = num_choices
         self._reasoning = reasoning
-        self._content = [
-            chunks.start + b'{"index":%d,"delta":{"content":' % index
-            for index in range(num_choices)
-        ]
+        self._content: list[bytes] = []
         self._content_end = b'},"logprobs":null,"finish_reason":null}' + chunks.end
 
     def encode(self, event: Event) -> bytes:
@@ -94,12 +98,19 @@ class ChatStreamEncoder:
                 delta = added(event, self._reasoning)
                 return self._chunk(event.index, delta) if delta else b""
             case Accepted():
-                return b"".join(self._chunk(index, ROLE) for index in range(len(self._content)))
+                return self._begin(event)
             case ChoiceFinished():
                 return self._chunk(event.index, {}, finish_reason=finish_reason(event.reason))
             case Finished():
                 return self._chunks.last(event.usage)
         return b""
+
+    def _begin(self, event: Accepted) -> bytes:
+        self._chunks.begin(event)
+        indices = range(self._num_choices)
+        start = self._chunks.start
+        self._content = [start + b'{"index":%d,"delta":{"content":' % index for index in indices]
+        return b"".join(self._chunk(index, ROLE) for index in indices)
 
     def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> bytes:
         return self._chunks.choice(index, {"delta": delta}, **more)
@@ -162,6 +173,8 @@ class ChatBodyEncoder:
 
     def encode(self, event: Event) -> bytes:
         match event:
+            case Accepted():
+                self._head = told_system(self._head, event)
             case Delta():
                 choice = self._choices[event.index]
                 choice.add(added(event, self._reasoning))

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from inference.protocol.events import (
+    Accepted,
     ChoiceFinished,
     Delta,
     Event,
@@ -23,7 +24,13 @@ from inference.protocol.events import (
     TextLogprob,
     Usage,
 )
-from inference.wire.openai_answers import LEAST_LOGPROB, Chunks, finish_reason, whole_body
+from inference.wire.openai_answers import (
+    LEAST_LOGPROB,
+    Chunks,
+    finish_reason,
+    told_system,
+    whole_body,
+)
 
 
 @dataclass(slots=True)
@@ -76,12 +83,17 @@ class CompletionStreamEncoder:
 
     def __init__(self, chunks: Chunks, num_choices: int) -> None:
         self._chunks = chunks
-        self._text = [chunks.start + b'{"index":%d,"text":' % index for index in range(num_choices)]
+        self._text: list[bytes] = []
         self._text_end = b',"logprobs":null,"finish_reason":null}' + chunks.end
         self._num_chars = [0] * num_choices
 
     def encode(self, event: Event) -> bytes:
         match event:
+            case Accepted():
+                self._chunks.begin(event)
+                start = self._chunks.start
+                indices = range(len(self._num_chars))
+                self._text = [start + b'{"index":%d,"text":' % index for index in indices]
             case Delta(logprobs=None) | ReasoningDelta():
                 piece = text_of(event)
                 if not piece:
@@ -119,6 +131,8 @@ class CompletionBodyEncoder:
 
     def encode(self, event: Event) -> bytes:
         match event:
+            case Accepted():
+                self._head = told_system(self._head, event)
             case Delta() | ReasoningDelta():
                 choice = self._choices[event.index]
                 choice.texts.append(text_of(event))

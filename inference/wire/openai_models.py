@@ -16,6 +16,7 @@ def model_object(card: ModelCard) -> dict[str, Any]:
         "object": "model",
         "created": card.created_unix_s,
         "owned_by": "helexa",
+        "max_model_len": card.context_tokens,
         **own_fields(card),
         "capabilities": card.capabilities,
     }

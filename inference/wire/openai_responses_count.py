@@ -46,7 +46,11 @@ def count_of(request: ResponsesRequest) -> TokenCountRequest:
     """``request``: whole, as ``ResponsesRequest`` says."""
     chat = request.generation.input
     assert isinstance(chat, ChatInput), "Responses requests are chats"
-    return TokenCountRequest(model=request.generation.model, input=chat)
+    return TokenCountRequest(
+        model=request.generation.model,
+        input=chat,
+        output_format=request.generation.output_format,
+    )
 
 
 def body(num_tokens: int) -> bytes:

@@ -82,7 +82,7 @@ def test_tools_need_a_template_that_knows_them(client: openai.OpenAI) -> None:
             tools=[tool],
             tool_choice="required",
         )
-    assert refusal.value.code == "template_render_failed"
+    assert (refusal.value.code, refusal.value.param) == ("template_render_failed", "tools")
 
 
 def test_choices_are_seeded(client: openai.OpenAI) -> None:

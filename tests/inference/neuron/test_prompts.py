@@ -23,10 +23,12 @@ from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
     GenerationRequest,
+    OutputFormat,
     TextInput,
     TokenCountRequest,
     TokensInput,
     ToolCall,
+    ToolDefinition,
 )
 from inference.protocol.sampling import SamplingOptions, ThinkingLimit
 from tests.inference.neuron.model_texts import model_text
@@ -253,6 +255,34 @@ def test_counting_renders_what_answering_renders(thinking_dir: Path) -> None:
         counted = count_tokens(TokenCountRequest(model="m", input=chat), text)
         assert counted == prepare(_ask(input=chat), text).num_prompt_tokens
     assert counted > count_tokens(TokenCountRequest(model="m", input=_chat()), text)
+
+
+def test_counting_refuses_what_answering_refuses(byte_level_dir: Path) -> None:
+    text = model_text(byte_level_dir, chat_template="{{ tools }}{{ messages[0].content }}")
+    tool = ToolDefinition(name="f", path="tools[0].parameters", parameters={"type": "object"})
+    wrong = OutputFormat(path="output_format.schema", schema={"type": "no such type"})
+    for chat, output_format in ((_chat(tools=[tool]), None), (_chat(), wrong)):
+        with pytest.raises(RequestRefusedError) as answering:
+            prepare(_ask(input=chat, output_format=output_format), text)
+        with pytest.raises(RequestRefusedError) as counting:
+            count_tokens(
+                TokenCountRequest(model="m", input=chat, output_format=output_format), text
+            )
+        assert counting.value.failure == answering.value.failure
+
+
+def test_tools_without_a_place_are_refused_as_tools(byte_level_dir: Path) -> None:
+    text = model_text(byte_level_dir, chat_template="{{ messages[0].content }}")
+    with pytest.raises(RequestRefusedError) as refused:
+        _prepare(text, _chat(tools=[ToolDefinition(name="f", path="tools[0].parameters")]))
+    assert refused.value.failure.param == "tools"
+
+
+def test_the_fingerprint_is_of_what_answers(byte_level_dir: Path) -> None:
+    made = model_text(byte_level_dir).fingerprint
+    assert made == model_text(byte_level_dir).fingerprint
+    assert made != model_text(byte_level_dir, dtype="bfloat16").fingerprint
+    assert made != model_text(byte_level_dir, chat_template="x").fingerprint
 
 
 def test_capabilities_are_what_the_files_say(byte_level_dir: Path, thinking_dir: Path) -> None:

@@ -16,7 +16,11 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.text.chat_template import ChatTemplate, _keeps_system_texts
-from inference.text.errors import TemplateRenderError, TokenizerFilesError
+from inference.text.errors import (
+    NoPlaceForToolsError,
+    TemplateRenderError,
+    TokenizerFilesError,
+)
 from inference.text.template_sources import TemplateSources, find_templates
 
 REFUSES_SYSTEM = (
@@ -122,6 +126,24 @@ def test_calls_that_a_template_cannot_show_are_refused(kwargs: dict[str, object]
             _render(source, _with_call(**kwargs))
 
 
+SHOWS_CALLS = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}({{ c.function.name }})"
+    "{% endfor %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+def test_earlier_calls_need_no_place_for_tools() -> None:
+    assert _render(SHOWS_CALLS, _with_call()) == "(f)[assistant][tool]2"
+    with pytest.raises(NoPlaceForToolsError):
+        _render(SHOWS_CALLS, _with_call(tools=[TOOL]))
+
+
+def test_a_result_that_a_template_drops_is_refused() -> None:
+    source = "{% for m in messages if m.role != 'tool' %}{{ m.tool_calls }}{% endfor %}"
+    with pytest.raises(TemplateRenderError, match="drops what a tool returned"):
+        _render(source, _with_call())
+
+
 def test_a_refusing_template_with_calls_in_the_history_is_an_error() -> None:
     source = "{# tools tool_calls #}{{ raise_exception('one call at a time') }}"
     with pytest.raises(TemplateRenderError, match="one call at a time"):
@@ -177,7 +199,7 @@ def test_a_refusing_template_with_tools_is_an_error() -> None:
 
 
 def test_a_template_without_tools_refuses_them() -> None:
-    with pytest.raises(TemplateRenderError, match="no place for tools"):
+    with pytest.raises(NoPlaceForToolsError, match="no place for tools"):
         _render("{{ messages[0].content }}", _chat(("user", "x"), tools=[TOOL]))
 
 

@@ -58,6 +58,11 @@ def test_the_limit_that_is_enforced(shape: Any, card: ModelCard, limit: Any) -> 
     assert model["aliases"] == list(card.aliases)
 
 
+def test_vllms_name_of_the_limit() -> None:
+    assert openai_shape(CARD)["max_model_len"] == 8192
+    assert openai_shape(UNLOADED)["max_model_len"] is None
+
+
 @pytest.mark.parametrize("dialect", [openai_shape, anthropic_shape])
 def test_a_model_that_is_not_priced_has_no_cost(dialect: Any) -> None:
     assert "cost" not in dialect(CARD)
