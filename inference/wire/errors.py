@@ -85,7 +85,8 @@ class UnsupportedParameterError(InvalidRequestError):
     code = "unsupported_parameter"
 
     def __init__(self, param: str, reason: str) -> None:
-        super().__init__(f"Unsupported parameter: '{param}': {reason}.", param=param)
+        end = "" if reason.endswith("?") else "."
+        super().__init__(f"Unsupported parameter: '{param}': {reason}{end}", param=param)
 
 
 class ThreadUnsupportedError(UnsupportedParameterError):

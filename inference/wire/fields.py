@@ -26,6 +26,7 @@ from inference.wire.errors import (
     MissingParameterError,
     UnsupportedParameterError,
 )
+from inference.wire.near_names import near_name
 
 Check = Callable[[Any, str], Any]
 """(JSON value, path) to the value the parser keeps."""
@@ -102,13 +103,22 @@ def read_fields(
     for name, given in value.items():
         field = fields.get(name)
         if field is None:
-            raise UnsupportedParameterError(path + shown(name), "it is not known to this server")
+            taken = [one.name for one in fields.values() if one.support is not Support.REFUSED]
+            raise unknown_field(name, taken, path)
         if given is not None:
             read[name] = field.check(given, path + name)
     for name in required:
         if name not in read:
             raise MissingParameterError(path + name)
     return read
+
+
+def unknown_field(name: str, known: Iterable[str], path: str = "") -> UnsupportedParameterError:
+    near = near_name(name, known)
+    help_ = "" if near is None else f"; did you mean '{path}{near}'?"
+    return UnsupportedParameterError(
+        path + shown(name), f"it is not known to this server{help_}"
+    )
 
 
 def shown(name: str) -> str:

@@ -33,6 +33,7 @@ from inference.wire.fields import (
 )
 from inference.wire.openai_answers import Chunks, RunningUsage, ToldUsage, answer_head
 from inference.wire.openai_chat_answers import ChatBodyEncoder, ChatStreamEncoder, Reasoning
+from inference.wire.openai_extensions import NEUTRAL_FIELDS
 from inference.wire.openai_formats import FORMAT_FIELDS, SCHEMA_FIELDS, response_format
 from inference.wire.openai_messages import MESSAGE_FIELDS, PART_FIELDS, messages
 
@@ -46,6 +47,7 @@ INLINE_REASONING_HEADER = "x-include-thinking"
 PROMPT_CACHE_FIELDS = table(neutral("mode", only("implicit", reason="only implicit"), "implicit"))
 FIELDS = table(
     *openai_sampling.SHARED_FIELDS,
+    *NEUTRAL_FIELDS,
     honoured("messages", messages, "At least one turn; text only."),
     honoured("tools", openai_tools.tools, "Functions; custom tools are refused."),
     honoured(
@@ -79,7 +81,12 @@ FIELDS = table(
     neutral("safety_identifier", text(128), "A label; kept nowhere."),
     neutral("prompt_cache_key", text(1024), "Prefixes are shared by content, without a key."),
     neutral("prompt_cache_retention", only("in_memory", reason="only in_memory"), "in_memory"),
-    neutral("store", only(False, reason="answers are not stored; only false"), "false"),
+    neutral("store", flag, "Kept nowhere either way: this API reads nothing back."),
+    neutral("best_of", only(1, reason="every answer is returned; use n"), "1"),
+    neutral("echo", only(False, reason="a chat's turns are not told again"), "false"),
+    neutral("add_special_tokens", only(False, reason="the chat template writes them"), "false"),
+    neutral("documents", only([], reason="put them into a turn"), "[]"),
+    refused("chat_template", "the model's own is used, or its operator's"),
     neutral("service_tier", only("auto", "default", reason="only auto or default"), "auto"),
     neutral("modalities", only(["text"], reason="only text is generated"), '["text"]'),
     neutral("verbosity", only("medium", reason="only medium, the default"), "medium"),

@@ -20,9 +20,9 @@ from inference.wire.fields import (
     honoured,
     integer,
     neutral,
+    only,
     read_fields,
     read_json_object,
-    refused,
     table,
 )
 from inference.wire.openai_answers import Chunks, RunningUsage, ToldUsage, answer_head
@@ -30,6 +30,7 @@ from inference.wire.openai_completion_answers import (
     CompletionBodyEncoder,
     CompletionStreamEncoder,
 )
+from inference.wire.openai_extensions import NEUTRAL_FIELDS
 from inference.wire.openai_prompts import prompts
 from inference.wire.openai_sampling import MAX_CHOICES, MAX_TOKENS
 
@@ -39,6 +40,7 @@ DEFAULT_MAX_TOKENS = 16
 
 FIELDS = table(
     *openai_sampling.SHARED_FIELDS,
+    *NEUTRAL_FIELDS,
     honoured(
         "prompt", prompts(MAX_CHOICES), "A string or an array of token ids, or several of one kind."
     ),
@@ -46,7 +48,8 @@ FIELDS = table(
     honoured("logprobs", integer(0, MAX_LOGPROBS), "0 to 5."),
     honoured("max_tokens", integer(0, MAX_TOKENS), "0 only with echo; 16 where it is missing."),
     neutral("best_of", integer(1, MAX_CHOICES), "1, or what n is."),
-    refused("suffix", "text is not inserted"),
+    neutral("suffix", only("", reason="text is not inserted"), '""'),
+    neutral("add_special_tokens", only(True, reason="token ids are taken as they are"), "true"),
 )
 
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import orjson
 
 from inference.wire.errors import InvalidRequestError, UnsupportedParameterError
-from inference.wire.fields import one_of, shown
+from inference.wire.fields import one_of, shown, unknown_field
 from inference.wire.openai_responses_fields import INCLUDABLE
 
 DEFAULT_ITEMS = 20
@@ -94,7 +94,7 @@ def _read(query: bytes, known: dict[str, ReadValue]) -> dict[str, Any]:
     for name, value in pairs:
         plain = name.removesuffix("[]") if name.startswith("include[") else name
         if plain not in known:
-            raise UnsupportedParameterError(shown(name), "it is not known to this server")
+            raise unknown_field(name, known)
         read[plain] = known[plain](value, plain)
     read.pop("beta", None)
     return read
