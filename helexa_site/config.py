@@ -38,6 +38,14 @@ def _flag(name: str) -> bool:
     raise ConfigError(f"{name}={word!r} is neither true nor false; use 1 or 0")
 
 
+def _word(name: str, known: tuple[str, ...]) -> str:
+    """The first of ``known`` where nothing is set."""
+    word = os.environ.get(name, "").strip().lower() or known[0]
+    if word not in known:
+        raise ConfigError(f"{name}={word!r} is none of {', '.join(known)}")
+    return word
+
+
 def _integer(name: str, default: int, *, minimum: int) -> int:
     word = os.environ.get(name, "").strip()
     if not word:
@@ -81,6 +89,9 @@ class Config:
     """One shared bearer for clients that are not on loopback."""
     always_stream_usage: bool
     """Streams end with their usage whether or not the client asked for it."""
+    ignores_unknown_fields: bool = False
+    """Fields of requests that no dialect knows are left out, and named in a header of the answer,
+    instead of being refused."""
     metrics: MetricsSetting = METRICS_OFF
     """The address at which Prometheus finds what is counted."""
     allow_anonymous: bool | None
@@ -125,6 +136,7 @@ def read_config() -> Config:
         request_timeout_s=_integer("HELEXA_REQUEST_TIMEOUT_S", 600, minimum=1),
         api_key=os.environ.get("HELEXA_API_KEY") or None,
         always_stream_usage=_flag("HELEXA_ALWAYS_STREAM_USAGE"),
+        ignores_unknown_fields=_word("HELEXA_UNKNOWN_FIELDS", ("refuse", "ignore")) == "ignore",
         metrics=_metrics("HELEXA_METRICS_LISTEN"),
         allow_anonymous=(
             _flag("HELEXA_ALLOW_ANONYMOUS") if os.environ.get("HELEXA_ALLOW_ANONYMOUS") else None

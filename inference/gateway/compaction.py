@@ -25,7 +25,7 @@ class CompactionConsumer(ApiConsumer):
         await self.respond(200, await self._compacted(body))
 
     async def _compacted(self, body: bytes) -> bytes:
-        asked = openai_responses_compact.parse(body, self.context())
+        asked = self.parsed(openai_responses_compact.parse, body)
         history = await self._store.history(asked.previous_response_id, self.call.who)
         request = await self._store.continued(asked, self.call.who, history)
         summary, usage = await self._summary(openai_responses_compact.summary_request(request))

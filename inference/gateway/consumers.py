@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Coroutine
-from typing import Any, ClassVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, TypeVar
 
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
@@ -21,6 +21,7 @@ from channels.exceptions import StopConsumer
 from inference.gateway.advice import advice_headers
 from inference.gateway.call import FINISHED, Call
 from inference.gateway.gateway import Gateway
+from inference.gateway.ignored_fields import ignored_headers
 from inference.gateway.limiting import limit_headers
 from inference.gateway.paths import unknown_url
 from inference.wire import openai_errors
@@ -34,11 +35,13 @@ from inference.wire.errors import (
     error_headers,
     shutting_down,
 )
+from inference.wire.unknown_fields import unknown_fields_ignored
 from metering.principal import Scope
 
 logger = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
+Parsed = TypeVar("Parsed")
 
 JSON_TYPE = (b"content-type", b"application/json")
 REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
@@ -111,9 +114,19 @@ class ApiConsumer(AbortableConsumer):
         self._is_open = False
         self._is_counted = False
         self._num_body_bytes = 0
+        self._ignored_fields: list[str] = []
 
     async def answer(self, body: bytes) -> None:
         raise NotImplementedError
+
+    def parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
+        """As the operator wants unknown fields treated. Raises ``ApiError``."""
+        if not self.gateway.config.ignores_unknown_fields:
+            return parse(body, self.context())
+        with unknown_fields_ignored() as ignored:
+            parsed = parse(body, self.context())
+        self._ignored_fields = ignored
+        return parsed
 
     def stop_working(self) -> None:
         if self._handler is not None and not self._handler.done():
@@ -176,7 +189,7 @@ class ApiConsumer(AbortableConsumer):
         self.call.status = status
         request_id = [(name, self.request_id.encode()) for name in REQUEST_ID_HEADERS]
         limits = limit_headers(self.call.limit_state, self.errors)
-        headers = [*headers, *limits, *request_id]
+        headers = [*headers, *limits, *ignored_headers(self._ignored_fields), *request_id]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send_body(self, body: bytes, *, last: bool = False) -> None:

@@ -21,7 +21,7 @@ class EmbeddingsConsumer(ApiConsumer):
     endpoint = "/v1/embeddings"
 
     async def answer(self, body: bytes) -> None:
-        request = openai_embeddings.parse(body, self.context())
+        request = self.parsed(openai_embeddings.parse, body)
         async with run_request(
             self.gateway, self.call, request.embedding, abort=self.abort
         ) as stream:

@@ -58,7 +58,7 @@ class GenerationConsumer(ApiConsumer):
         self._sending = asyncio.Lock()
 
     async def answer(self, body: bytes) -> None:
-        await self._generate(self._parse(body, self.context()))
+        await self._generate(self.parsed(self._parse, body))
 
     async def _generate(self, request: ParsedRequest) -> None:
         if request.stream:

@@ -19,7 +19,7 @@ LOCAL_ORIGIN = re.compile(
     r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
     r"|(app|file|tauri|vscode-file|vscode-webview)://.*"
 )
-SENT_BACK = ("x-request-id", "request-id", "retry-after", "x-helexa-advice")
+SENT_BACK = ("x-request-id", "request-id", "retry-after", "x-helexa-advice", "x-helexa-ignored")
 """Of our answers' headers, what scripts may read."""
 
 

@@ -1,9 +1,9 @@
 """Which paths are the API's, and which one a wrong path may have meant. Pure.
 
-    /v1/chat/completions ──────────────▶ as it is
-    /chat/completions ─────────────────▶ /v1/chat/completions    a base URL without /v1
-    /v1/v1/chat/completions ───────────▶ no such path; did you mean /v1/chat/completions?
-    /admin/ ───────────────────────────▶ None: not the API's
+/v1/chat/completions ──────────────▶ as it is
+/chat/completions ─────────────────▶ /v1/chat/completions    a base URL without /v1
+/v1/v1/chat/completions ───────────▶ no such path; did you mean /v1/chat/completions?
+/admin/ ───────────────────────────▶ None: not the API's
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from inference.wire.errors import (
 )
 from inference.wire.openai_responses import ResponsesRequest
 from inference.wire.openai_responses_input import InputItem, items, with_ids
+from inference.wire.unknown_fields import unknown_fields_ignored
 from metering.principal import Principal
 
 logger = logging.getLogger(__name__)
@@ -169,5 +170,7 @@ def record_of(request: ResponsesRequest, response: dict[str, Any], *, call: Call
 
 
 def read_back(stored: list[dict[str, Any]]) -> list[InputItem]:
-    """Items as the parser reads them: what was stored is what it once took or what was answered."""
-    return [items([item], "stored")[0] for item in stored]
+    """Items as the parser reads them: what was stored is what it once took or what was answered,
+    perhaps while unknown fields were ignored."""
+    with unknown_fields_ignored():
+        return [items([item], "stored")[0] for item in stored]

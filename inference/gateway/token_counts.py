@@ -44,7 +44,7 @@ class MessageTokenCountConsumer(TokenCountConsumer):
         super().__init__(gateway=gateway, errors=anthropic_errors)
 
     async def read(self, body: bytes) -> TokenCountRequest:
-        return anthropic_messages.parse_count(body, self.context())
+        return self.parsed(anthropic_messages.parse_count, body)
 
     def count_body(self, num_tokens: int) -> bytes:
         return anthropic_messages.count_body(num_tokens)
@@ -60,7 +60,7 @@ class ResponseTokenCountConsumer(TokenCountConsumer):
         self._store = store
 
     async def read(self, body: bytes) -> TokenCountRequest:
-        asked = openai_responses_count.parse(body, self.context())
+        asked = self.parsed(openai_responses_count.parse, body)
         return openai_responses_count.count_of(await self._store.continued(asked, self.call.who))
 
     def count_body(self, num_tokens: int) -> bytes:

@@ -133,8 +133,8 @@ def _thinking_limit(
 
 
 def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
-    """Raises ``RequestRefusedError``, also for what an answer could not be held to: who counts means
-    to send the same request."""
+    """Raises ``RequestRefusedError``, also for what no answer could be held to: the same request is
+    meant to be sent."""
     (prompt,) = _prompts(request.input, text, None)
     asked = GenerationRequest(
         model=request.model, input=request.input, output_format=request.output_format

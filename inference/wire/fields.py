@@ -2,7 +2,8 @@
 
 A dialect is one table of ``Field``: every name its specification knows, each either honoured,
 accepted only where it asks for nothing (neutral), or refused by name. Names that are not in the
-table are refused too. ``null`` means the same as leaving a field out.
+table are refused too, unless the operator wants them ignored. ``null`` means the same as leaving a
+field out.
 
 A ``Check`` turns one JSON value into what the parser keeps, or raises an ``ApiError`` that names
 the path to the value.
@@ -27,6 +28,7 @@ from inference.wire.errors import (
     UnsupportedParameterError,
 )
 from inference.wire.near_names import near_name
+from inference.wire.unknown_fields import is_left_out
 
 Check = Callable[[Any, str], Any]
 """(JSON value, path) to the value the parser keeps."""
@@ -103,6 +105,8 @@ def read_fields(
     for name, given in value.items():
         field = fields.get(name)
         if field is None:
+            if is_left_out(path + name):
+                continue
             taken = [one.name for one in fields.values() if one.support is not Support.REFUSED]
             raise unknown_field(name, taken, path)
         if given is not None:
@@ -116,9 +120,7 @@ def read_fields(
 def unknown_field(name: str, known: Iterable[str], path: str = "") -> UnsupportedParameterError:
     near = near_name(name, known)
     help_ = "" if near is None else f"; did you mean '{path}{near}'?"
-    return UnsupportedParameterError(
-        path + shown(name), f"it is not known to this server{help_}"
-    )
+    return UnsupportedParameterError(path + shown(name), f"it is not known to this server{help_}")
 
 
 def shown(name: str) -> str:
@@ -151,7 +153,8 @@ def integer(minimum: int, maximum: int) -> Check:
             raise wrong_type(path, "an integer", value)
         if not minimum <= value <= maximum:
             raise InvalidRequestError(
-                f"'{path}' must be from {minimum} up to {maximum}; it is {_short(value)}.", param=path
+                f"'{path}' must be from {minimum} up to {maximum}; it is {_short(value)}.",
+                param=path,
             )
         return value
 

@@ -1,4 +1,4 @@
-"""Which of a dialect's fields an unknown one may have meant: other servers' words, and slips. Pure."""
+"""Which of a dialect's fields an unknown one may have meant. Pure."""
 
 from __future__ import annotations
 

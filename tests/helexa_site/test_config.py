@@ -20,6 +20,17 @@ def test_usage_of_every_stream_is_the_operators_to_set(
     assert read_config().always_stream_usage is wanted
 
 
+def test_what_becomes_of_unknown_fields(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path))
+    assert not read_config().ignores_unknown_fields
+    for word, wanted in (("refuse", False), ("Ignore", True)):
+        monkeypatch.setenv("HELEXA_UNKNOWN_FIELDS", word)
+        assert read_config().ignores_unknown_fields is wanted
+    monkeypatch.setenv("HELEXA_UNKNOWN_FIELDS", "yes")
+    with pytest.raises(ConfigError, match="HELEXA_UNKNOWN_FIELDS"):
+        read_config()
+
+
 def test_a_word_that_is_neither_yes_nor_no_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
