@@ -28,9 +28,10 @@ from inference.protocol.sampling import Grammar
 from inference.text.bare_calls import ARGUMENTS_KEYS, bare_call_part
 from inference.text.chat_template import rendered_tools, wants_thinking
 from inference.text.compiling import calls_part, grammar_text, json_part, problem_of
-from inference.text.errors import SchemaError
+from inference.text.errors import GrammarTextError, SchemaError
 from inference.text.grammars import Thinking, answer_grammar
 from inference.text.schemas import checked_schema
+from inference.text.text_formats import text_part
 from inference.text.tool_calls.errors import UnsupportedSchemaError
 
 
@@ -45,7 +46,7 @@ def request_grammar(
         thinking = _thinking(request.input, text, starts_thinking)
         must_call = request.input.tool_choice.mode == "required"
     if request.output_format is not None and not must_call:
-        parts.append(_json_part(request.output_format))
+        parts.append(_format_part(request.output_format))
     if not parts:
         return None
     if text.report.grammar_problem is not None:
@@ -72,7 +73,9 @@ def _thinking(chat: ChatInput, text: ModelText, starts_thinking: bool) -> Thinki
     return Thinking.POSSIBLE
 
 
-def _json_part(output_format: OutputFormat) -> dict[str, Any]:
+def _format_part(output_format: OutputFormat) -> dict[str, Any]:
+    if not output_format.is_json:
+        return _text_part(output_format)
     schema = output_format.schema
     if schema is not None:
         try:
@@ -81,6 +84,20 @@ def _json_part(output_format: OutputFormat) -> dict[str, Any]:
             failure = invalid_schema(str(error), error.path(output_format.path))
             raise RequestRefusedError(failure) from error
     return json_part(schema)
+
+
+def _text_part(output_format: OutputFormat) -> dict[str, Any]:
+    """Checked by itself, so that what is wrong with it is told of its own place."""
+    try:
+        part = text_part(output_format)
+        problem = problem_of(grammar_text([part]))
+    except GrammarTextError as error:
+        problem = str(error)
+    if problem is not None:
+        raise RequestRefusedError(
+            Failure(code="invalid_grammar", message=problem, param=output_format.path)
+        )
+    return part
 
 
 def _call_parts(

@@ -84,11 +84,19 @@ class TokensInput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
 
 
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer's text must be JSON: any object when ``schema`` is ``None``, else what the JSON
-    schema allows. ``path`` is where the schema stood in the client's body, for refusals."""
+    """What the answer's text must be: what ``regex`` matches, one of ``choices``, what ``grammar``
+    (Lark's or GBNF's notation) derives, and without any of these JSON: what ``schema`` allows, else
+    any object. ``path`` is where that stood in the client's body, for refusals."""
 
     path: str
     schema: dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choices: list[str] = []
+    grammar: str | None = None
+
+    @property
+    def is_json(self) -> bool:
+        return self.regex is None and not self.choices and self.grammar is None
 
 
 class GenerationRequest(

@@ -5,6 +5,7 @@ TextError
 ├── TooManyTokensError       a text has more tokens than the caller has use for
 ├── TemplateRenderError      the chat template refused the conversation
 │   └── NoPlaceForToolsError   it has no place for the tools of the request
+├── GrammarTextError         a grammar is in no notation that is read here
 └── SchemaError              a JSON schema is invalid or cannot be enforced
 """
 
@@ -32,6 +33,10 @@ class TemplateRenderError(TextError):
 class NoPlaceForToolsError(TemplateRenderError):
     def __init__(self) -> None:
         super().__init__("this model's chat template has no place for tools")
+
+
+class GrammarTextError(TextError):
+    """``str(error)`` is written for the client."""
 
 
 class SchemaError(TextError):

@@ -34,7 +34,14 @@ from inference.wire.fields import (
 from inference.wire.openai_answers import Chunks, RunningUsage, ToldUsage, answer_head
 from inference.wire.openai_chat_answers import ChatBodyEncoder, ChatStreamEncoder, Reasoning
 from inference.wire.openai_extensions import NEUTRAL_FIELDS
-from inference.wire.openai_formats import FORMAT_FIELDS, SCHEMA_FIELDS, response_format
+from inference.wire.openai_formats import (
+    FORMAT_FIELDS,
+    OUTPUT_FIELDS,
+    SCHEMA_FIELDS,
+    STRUCTURED_FIELDS,
+    check_with_tools,
+    output_format,
+)
 from inference.wire.openai_messages import MESSAGE_FIELDS, PART_FIELDS, messages
 
 MAX_TOP_LOGPROBS = 20
@@ -56,7 +63,7 @@ FIELDS = table(
         "auto, none, required, a function, or allowed_tools.",
     ),
     honoured("parallel_tool_calls", flag, "false: at most one call in an answer."),
-    honoured("response_format", response_format, "text, json_object or json_schema."),
+    *OUTPUT_FIELDS,
     honoured(
         "reasoning_effort",
         one_of(*NOT_THINKING_EFFORTS, *THINKING_EFFORTS),
@@ -115,6 +122,7 @@ NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
     "allowed_tools": openai_tools.ALLOWED_FIELDS,
     "response_format": FORMAT_FIELDS,
     "json_schema": SCHEMA_FIELDS,
+    "structured_outputs": STRUCTURED_FIELDS,
     "stream_options": openai_sampling.STREAM_OPTION_FIELDS,
     "prompt_cache_options": PROMPT_CACHE_FIELDS,
     "cache_control": openai_tools.CACHE_CONTROL_FIELDS,
@@ -146,15 +154,17 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
     """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), FIELDS, required=("model", "messages"))
     reasoning = _shown_reasoning(read, context)
+    chat, demanded = _chat(read, reasoning), output_format(read)
+    check_with_tools(demanded, may_call=bool(chat.tools) and chat.tool_choice.mode != "none")
     generation = GenerationRequest(
         model=read["model"],
-        input=_chat(read, reasoning),
+        input=chat,
         sampling=openai_sampling.sampling_options(
             read, max_tokens=_max_tokens(read), top_logprobs=_top_logprobs(read)
         ),
         stop=read.get("stop", []),
         n=read.get("n", 1),
-        output_format=read.get("response_format"),
+        output_format=demanded,
     )
     return ChatRequest(
         generation=generation,

@@ -31,6 +31,7 @@ from inference.wire.openai_completion_answers import (
     CompletionStreamEncoder,
 )
 from inference.wire.openai_extensions import NEUTRAL_FIELDS
+from inference.wire.openai_formats import OUTPUT_FIELDS, output_format
 from inference.wire.openai_prompts import prompts
 from inference.wire.openai_sampling import MAX_CHOICES, MAX_TOKENS
 
@@ -41,6 +42,7 @@ DEFAULT_MAX_TOKENS = 16
 FIELDS = table(
     *openai_sampling.SHARED_FIELDS,
     *NEUTRAL_FIELDS,
+    *OUTPUT_FIELDS,
     honoured(
         "prompt", prompts(MAX_CHOICES), "A string or an array of token ids, or several of one kind."
     ),
@@ -93,6 +95,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionReques
         ),
         stop=read.get("stop", []),
         n=_n(read),
+        output_format=output_format(read),
         echo=echo,
     )
     return CompletionRequest(

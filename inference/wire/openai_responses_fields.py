@@ -74,13 +74,13 @@ def output_text_format(value: Any, path: str) -> TextSettings:
     kind = kind_of(value, path)
     if kind not in FORMAT_FIELDS:
         raise UnsupportedParameterError(f"{path}.type", "text, json_object or json_schema")
-    required = ("name", "schema") if kind == "json_schema" else ()
+    required = ("schema",) if kind == "json_schema" else ()
     read = read_fields(value, FORMAT_FIELDS[kind], path=f"{path}.", required=required)
     if kind == "text":
         return PLAIN_TEXT
     if kind == "json_object":
         return TextSettings({"type": kind}, OutputFormat(path=path))
-    echoed = {"description": None, "strict": False, **read}
+    echoed = {"name": None, "description": None, "strict": False, **read}
     return TextSettings(echoed, OutputFormat(path=f"{path}.schema", schema=read["schema"]))
 
 

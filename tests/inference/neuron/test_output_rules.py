@@ -55,6 +55,14 @@ def _grammars(request: GenerationRequest, text: ModelText) -> list[dict[str, Any
     return found
 
 
+@pytest.mark.parametrize(
+    "demand", [{"regex": "("}, {"grammar": "start: nothing"}, {"grammar": "root ::="}]
+)
+def test_what_is_no_grammar_is_told_of_its_place(text: ModelText, demand: dict[str, Any]) -> None:
+    failure = _refusal(_request(OutputFormat(path="guided_grammar", **demand)), text)
+    assert (failure.code, failure.param) == ("invalid_grammar", "guided_grammar")
+
+
 def _refusal(request: GenerationRequest, text: ModelText) -> Failure:
     with pytest.raises(RequestRefusedError) as refused:
         request_grammar(request, text)

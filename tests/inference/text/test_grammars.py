@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.protocol.generation import OutputFormat, ToolChoice, ToolDefinition
 from inference.protocol.sampling import Grammar
 from inference.text.bare_calls import bare_call_part
 from inference.text.compiling import calls_part, json_part, problem_of
+from inference.text.errors import GrammarTextError
 from inference.text.grammars import Thinking, answer_grammar
 from inference.text.reasoning import ReasoningMarkers
+from inference.text.text_formats import text_part
 from inference.text.tokenizer import Tokenizer
 from tests.inference.text.marked_calls import MarkedCalls
 
@@ -75,6 +77,29 @@ def test_what_a_schema_allows(accepts: Accepts) -> None:
     for text in ('{"city": 1}', '{"city": "Rome", "b": 1}', "{}"):
         assert not accepts(grammar, text), text
     assert accepts(answer_grammar([json_part(True)]), "[1]")
+
+
+@pytest.mark.parametrize(
+    ("demand", "allowed", "not_allowed"),
+    [
+        ({"regex": r"[a-z]+/\d\n"}, "ab/1\n", "ab/1"),
+        ({"choices": ["yes", 'no "way"', "yes"]}, 'no "way"', "yes no"),
+        ({"grammar": 'start: "a" | "b" "c"'}, "bc", "b"),
+        ({"grammar": 'root ::= "a" [0-9]+'}, "a12", "a"),
+    ],
+)
+def test_texts_that_are_not_json(
+    accepts: Accepts, demand: dict[str, Any], allowed: str, not_allowed: str
+) -> None:
+    part = text_part(OutputFormat(path="p", **demand))
+    for grammar in (answer_grammar([part]), answer_grammar([part, part])):
+        assert accepts(grammar, allowed)
+        assert not accepts(grammar, not_allowed)
+
+
+def test_a_grammar_that_cannot_be_read() -> None:
+    with pytest.raises(GrammarTextError, match="cannot be read"):
+        text_part(OutputFormat(path="p", grammar="root ::= " + "(" * 5000))
 
 
 def test_a_schema_that_refers_to_itself(accepts: Accepts) -> None:
