@@ -66,6 +66,8 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     answer_start: str = ""
     """The answer's first words, written by the client: the model goes on from them, and what it
     answers is what comes after."""
+    adds_generation_prompt: bool = True
+    """``False``: the prompt ends with the last turn, not where the assistant speaks."""
     shows_reasoning: bool = False
     """Whether the client will see what the model thinks. When it will not and has not asked for
     thinking, the template is told ``enable_thinking: false``."""

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}{{ '<|im_start|>assistant\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
 RESERVED_TEMPLATE_KWARGS = frozenset(
@@ -67,7 +67,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, chat: ChatInput) -> str:
-        """The prompt up to where the assistant speaks, special tokens (bos too) written out.
+        """The prompt, as a rule up to where the assistant speaks, special tokens (bos too) written
+        out.
 
         Raises ``TemplateRenderError`` for a chat with tools that the template cannot express;
         without tools a refusing template is replaced by ChatML, which the log tells.
@@ -127,7 +128,7 @@ class ChatTemplate:
             conversations=[turns],
             tools=[_tool(tool) for tool in rendered_tools(chat)] or None,
             chat_template=source,
-            add_generation_prompt=True,
+            add_generation_prompt=chat.adds_generation_prompt,
             **{**self._special_tokens, **_template_kwargs(chat)},
         )
         prompts, _ = rendered

@@ -23,6 +23,7 @@ from inference.protocol.generation import (
 )
 from inference.protocol.sampling import SamplingOptions
 from inference.wire import anthropic_fields as options
+from inference.wire.answer_start import without_answer_start
 from inference.wire.anthropic_content import BLOCK_FIELDS, REFERENCE_FIELDS
 from inference.wire.anthropic_encoders import MessageBodyEncoder, MessageStreamEncoder, Style
 from inference.wire.anthropic_fields import MAX_TOKENS, Thinking
@@ -41,7 +42,6 @@ from inference.wire.anthropic_turns import (
     messages,
     system,
     tool_references,
-    without_answer_start,
 )
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError

@@ -122,20 +122,6 @@ def chat_messages(turns: list[Turn], system_text: str) -> list[ChatMessage]:
     return chat
 
 
-def without_answer_start(chat: list[ChatMessage]) -> tuple[list[ChatMessage], str]:
-    """A last turn of the assistant is the start of the answer, and no turn. Raises
-    ``InvalidRequestError`` where it holds more than text."""
-    *earlier, last = chat
-    if last.role != "assistant":
-        return chat, ""
-    if last.tool_calls or last.reasoning:
-        raise InvalidRequestError(
-            "The last of 'messages' is the start of the answer and may hold text only.",
-            param="messages",
-        )
-    return earlier, last.content or ""
-
-
 def tool_references(turns: Iterable[Turn]) -> Iterator[ToolReference]:
     for turn in turns:
         for block in turn.blocks:

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inference.protocol.generation import ChatInput, GenerationRequest
+from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest, ToolChoice
 from inference.wire import openai_sampling, openai_tools
+from inference.wire.answer_start import without_answer_start
 from inference.wire.dialect import NO_CONTEXT, Encoder, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
 from inference.wire.fields import (
@@ -84,6 +85,16 @@ FIELDS = table(
     honoured("logprobs", flag, "Log probabilities of the output tokens."),
     honoured("top_logprobs", integer(0, MAX_TOP_LOGPROBS), "0 to 20; only with logprobs."),
     honoured("chat_template_kwargs", json_object, "Extension; handed to the chat template."),
+    honoured(
+        "continue_final_message",
+        flag,
+        "Extension; true: the last turn is the assistant's and starts the answer.",
+    ),
+    honoured(
+        "add_generation_prompt",
+        flag,
+        "Extension; false: the prompt ends with the last turn, unless that starts the answer.",
+    ),
     neutral("metadata", openai_sampling.metadata, "Labels; kept nowhere."),
     neutral("safety_identifier", text(128), "A label; kept nowhere."),
     neutral("prompt_cache_key", text(1024), "Prefixes are shared by content, without a key."),
@@ -179,8 +190,11 @@ def _chat(read: dict[str, Any], reasoning: Reasoning) -> ChatInput:
         read.get("tools", []), read.get("tool_choice", openai_tools.FREELY)
     )
     effort = read.get("reasoning_effort")
+    turns, answer_start = _continued(read, choice)
     return ChatInput(
-        messages=read["messages"],
+        messages=turns,
+        answer_start=answer_start,
+        adds_generation_prompt=bool(answer_start) or read.get("add_generation_prompt", True),
         tools=offered,
         tool_choice=choice,
         parallel_tool_calls=read.get("parallel_tool_calls", True),
@@ -189,6 +203,29 @@ def _chat(read: dict[str, Any], reasoning: Reasoning) -> ChatInput:
         reasoning_effort=effort if effort in THINKING_EFFORTS else None,
         shows_reasoning=reasoning is not Reasoning.HIDDEN,
     )
+
+
+def _continued(read: dict[str, Any], choice: ToolChoice) -> tuple[list[ChatMessage], str]:
+    """The turns, and the start of the answer. What has a say in how an answer begins leaves no room
+    for one that has begun."""
+    turns: list[ChatMessage] = read["messages"]
+    if not read.get("continue_final_message", False):
+        return turns, ""
+    turns, answer_start = without_answer_start(turns)
+    hindrances = {
+        "add_generation_prompt": read.get("add_generation_prompt", False),
+        "tool_choice": choice.mode == "required",
+        "response_format": output_format(read) is not None,
+        "messages": not answer_start,
+    }
+    for name, is_in_the_way in hindrances.items():
+        if is_in_the_way:
+            raise InvalidRequestError(
+                "'continue_final_message' goes on from the text of the assistant's last turn; "
+                f"'{name}' does not allow that.",
+                param=name,
+            )
+    return turns, answer_start
 
 
 def _shown_reasoning(read: dict[str, Any], context: RequestContext) -> Reasoning:

@@ -112,6 +112,8 @@ FIELDS = table(
     honoured("top_p", number(0, 1), "0 to 1."),
     honoured("presence_penalty", number(-2, 2), "Of Open Responses; -2 to 2."),
     honoured("frequency_penalty", number(-2, 2), "Of Open Responses; -2 to 2."),
+    honoured("top_k", openai_sampling.top_k, "Extension; -1 or 0 is off."),
+    honoured("seed", openai_sampling.seed, "Extension; a 64-bit integer."),
     honoured("top_logprobs", integer(0, MAX_TOP_LOGPROBS), "0 to 20."),
     honoured(
         "include",
@@ -266,6 +268,8 @@ def _generation(read: dict[str, Any]) -> GenerationRequest:
         sampling=SamplingOptions(
             temperature=read.get("temperature"),
             top_p=read.get("top_p"),
+            top_k=read.get("top_k"),
+            seed=read.get("seed"),
             presence_penalty=read.get("presence_penalty"),
             frequency_penalty=read.get("frequency_penalty"),
             top_logprobs=_top_logprobs(read),

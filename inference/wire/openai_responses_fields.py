@@ -28,6 +28,8 @@ from inference.wire.fields import (
 )
 
 MAX_FORMAT_NAME_CHARS = 128
+DEFAULT_FORMAT_NAME = "response_schema"
+"""Echoed where a schema came without a name: the API's own objects have one."""
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 INCLUDABLE = (
@@ -62,7 +64,9 @@ FORMAT_FIELDS: dict[str, dict[str, Field]] = {
     "json_object": table(_format_type),
     "json_schema": table(
         _format_type,
-        neutral("name", text(MAX_FORMAT_NAME_CHARS, min_chars=1), "A label; echoed."),
+        neutral(
+            "name", text(MAX_FORMAT_NAME_CHARS, min_chars=1), "A label; echoed. It may be missing."
+        ),
         honoured("schema", json_schema, "A JSON schema."),
         neutral("description", _string, "A note; the schema itself is enforced."),
         neutral("strict", flag, "The schema is followed exactly either way."),
@@ -80,7 +84,7 @@ def output_text_format(value: Any, path: str) -> TextSettings:
         return PLAIN_TEXT
     if kind == "json_object":
         return TextSettings({"type": kind}, OutputFormat(path=path))
-    echoed = {"name": None, "description": None, "strict": False, **read}
+    echoed = {"name": DEFAULT_FORMAT_NAME, "description": None, "strict": False, **read}
     return TextSettings(echoed, OutputFormat(path=f"{path}.schema", schema=read["schema"]))
 
 

@@ -36,6 +36,7 @@ MAX_REPETITION_PENALTY = 10.0
 MAX_MODEL_NAME_CHARS = 256
 
 token_id = integer(0, MAX_TOKEN_ID)
+seed = integer(-(2**63), 2**63 - 1)
 _bias = number(-100, 100)
 _stop_string = text(min_chars=1)
 _stop_strings = array(_stop_string, MAX_STOP_STRINGS)
@@ -110,7 +111,7 @@ SHARED_FIELDS: tuple[Field, ...] = (
     honoured("presence_penalty", number(-2, 2), "-2 to 2."),
     honoured("frequency_penalty", number(-2, 2), "-2 to 2."),
     honoured("logit_bias", logit_bias, "Token ids to -100 … 100."),
-    honoured("seed", integer(-(2**63), 2**63 - 1), "A 64-bit integer."),
+    honoured("seed", seed, "A 64-bit integer."),
     honoured("n", integer(1, MAX_CHOICES), f"Answers to each prompt, up to {MAX_CHOICES}."),
     honoured("top_k", top_k, "Extension; -1 or 0 is off."),
     honoured("min_p", number(0, 1), "Extension; 0 to 1."),

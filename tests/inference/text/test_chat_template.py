@@ -178,6 +178,14 @@ def test_the_effort_reaches_the_template() -> None:
     assert _render("{{ reasoning_effort }}", chat) == "high"
 
 
+def test_a_prompt_may_end_with_the_last_turn(caplog: pytest.LogCaptureFixture) -> None:
+    chat = _chat(("user", "Hi"), adds_generation_prompt=False)
+    source = "{{ messages[0].content }}{% if add_generation_prompt %}[answer]{% endif %}"
+    assert _render(source, chat) == "Hi"
+    assert _render(source, _chat(("user", "Hi"))) == "Hi[answer]"
+    assert _render(None, chat) == "<|im_start|>user\nHi<|im_end|>\n"
+
+
 def test_a_missing_template_is_chatml_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         rendered = _render(None, _chat(("user", "Hi")))
