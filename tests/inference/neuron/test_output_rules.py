@@ -56,7 +56,7 @@ def _grammars(request: GenerationRequest, text: ModelText) -> list[dict[str, Any
 
 
 @pytest.mark.parametrize(
-    "demand", [{"regex": "("}, {"grammar": "start: nothing"}, {"grammar": "root ::="}]
+    "demand", [{"regex": "("}, {"grammar": "start: nothing"}, {"grammar": "root ::= ("}]
 )
 def test_what_is_no_grammar_is_told_of_its_place(text: ModelText, demand: dict[str, Any]) -> None:
     failure = _refusal(_request(OutputFormat(path="guided_grammar", **demand)), text)

@@ -139,7 +139,7 @@ def test_earlier_calls_need_no_place_for_tools() -> None:
 
 
 def test_a_result_that_a_template_drops_is_refused() -> None:
-    source = "{% for m in messages if m.role != 'tool' %}{{ m.tool_calls }}{% endfor %}"
+    source = "{% for m in messages if m.role != 'tool' %}{{ m.tool_calls[0].type }}{% endfor %}"
     with pytest.raises(TemplateRenderError, match="drops what a tool returned"):
         _render(source, _with_call())
 
