@@ -8,15 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from inference.neuron.version import VERSION
 from inference.protocol.heartbeat import Capability
-from inference.protocol.load import LoadReport, LoadSpec
+from inference.protocol.load import LoadReport, LoadSpec, spec_digest
 from inference.text.chat_template import ChatTemplate
 from inference.text.parts import ToolFormat
 from inference.text.reasoning import ReasoningMarkers, find_markers
 from inference.text.template_sources import find_templates
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.registry import find_tool_format
+from inference.version import VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def fingerprint(spec: LoadSpec, report: LoadReport) -> str:
     """Another one where the same request with the same seed may get other tokens."""
     decisive = (
         VERSION,
-        *(spec.source, spec.file, spec.revision, spec.sha256, spec.chat_template),
+        spec_digest(spec),
         *(report.architecture, report.device, report.dtype, report.quantization),
         *(report.kv_dtype, report.compiled, report.generation_defaults),
     )
