@@ -8,6 +8,7 @@
     ├── NeuronAliveError              409 neuron_alive
     ├── ReplicaNotFoundError          404 replica_not_found
     ├── ModelPinnedError              409 model_pinned
+    ├── JobCannotBeCancelledError     409 job_cannot_be_cancelled
     ├── CatalogueValueError           400 invalid_catalogue_value
     ├── BrokerUnavailableError        503 broker_unavailable   retryable
     └── SnapshotUnavailableError      503 fleet_unavailable    retryable
@@ -62,6 +63,11 @@ class ReplicaNotFoundError(FleetError):
 class ModelPinnedError(FleetError):
     http_status = 409
     code = "model_pinned"
+
+
+class JobCannotBeCancelledError(FleetError):
+    http_status = 409
+    code = "job_cannot_be_cancelled"
 
 
 class BrokerUnavailableError(FleetError):

@@ -6,7 +6,8 @@
     load job   PENDING ─▶ RUNNING ─▶ SUCCEEDED
                   │          ├────▶ FAILED
                   └──────────┴────▶ CANCELLED        PENDING may also end at once: a load can finish
-                                                     or fail between two heartbeats
+                                                     or fail between two heartbeats.
+                                                     The same for all three kinds of job
 
     replica    moved by its neuron, by the table in ``inference.protocol.heartbeat``; what is stored
                here is what the neuron last said, or AWAY while it says nothing
@@ -60,6 +61,12 @@ class RecordedReplicaStatus(TextChoices):
     DRAINING = ReplicaStatus.DRAINING.value
     FAILED = ReplicaStatus.FAILED.value
     AWAY = "away"
+
+
+class LoadJobKind(TextChoices):
+    LOAD = "load"
+    UNLOAD = "unload"
+    RELOAD = "reload"
 
 
 class LoadJobStatus(TextChoices):

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from django.db.models import Count, QuerySet
 
 from fleet.catalogue import CatalogueEntry
-from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobStatus
-from fleet.models import CatalogueModel, LoadJob
+from fleet.errors import ModelDisabledError, UnknownModelError, UnknownNeuronError
+from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus
+from fleet.models import CatalogueModel, LoadJob, Neuron
 from metering.prices import Prices
 
 CATALOGUE_CACHE_S = 1.0
@@ -55,11 +56,34 @@ def catalogue_pinned() -> tuple[CatalogueEntry, ...]:
     return tuple(entry for entry in catalogue_list() if entry.pinned)
 
 
+def model_enabled(name: str) -> CatalogueModel:
+    """Raises ``UnknownModelError``, ``ModelDisabledError``."""
+    model = CatalogueModel.objects.filter(name=name).first()
+    if model is None:
+        raise UnknownModelError(f"There is no model named {name!r} in the catalogue")
+    if not model.settings().enabled:
+        raise ModelDisabledError(f"{name} is in the catalogue but not enabled")
+    return model
+
+
+def neuron_known(name: str) -> Neuron:
+    """Raises ``UnknownNeuronError``."""
+    neuron = Neuron.objects.filter(name=name).first()
+    if neuron is None:
+        raise UnknownNeuronError(f"No neuron named {name!r} has reported yet")
+    return neuron
+
+
 def load_jobs_active() -> QuerySet[LoadJob]:
-    """Pending and running, newest first, with their model and neuron."""
+    """Pending and running, newest first, with their model, neuron and replacement."""
     return LoadJob.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).select_related(
-        "model", "neuron"
+        "model", "neuron", "replacement__neuron"
     )
+
+
+def unload_job_is_active(model_name: str, neuron: Neuron) -> bool:
+    unloads = LoadJob.objects.filter(kind=LoadJobKind.UNLOAD, status__in=ACTIVE_LOAD_JOB_STATUSES)
+    return unloads.filter(model_name=model_name, neuron=neuron).exists()
 
 
 def load_jobs_by_status() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Load jobs: how each load is going, refreshed while one looks."""
+"""Load jobs: how each load, unload and reload is going, refreshed while one looks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.template.loader import render_to_string
 
-from fleet.admin.loading import actor_of, tell, unload
+from fleet.admin.loading import actor_of, cancel, tell
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
-from fleet.lifecycles import LoadJobStatus
+from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.models import LoadJob
 
 LOAD_JOB_LABELS = {
@@ -22,11 +22,18 @@ LOAD_JOB_LABELS = {
     LoadJobStatus.CANCELLED.label: "default",
 }
 
+DONE = {
+    LoadJobKind.LOAD: "loaded",
+    LoadJobKind.UNLOAD: "unloaded",
+    LoadJobKind.RELOAD: "reloaded",
+}
+
 
 @admin.register(LoadJob)
 class LoadJobAdmin(ReportedAdmin):
     list_display = (
         "__str__",
+        "kind",
         "status_label",
         "progress_bar",
         "created_at",
@@ -34,14 +41,19 @@ class LoadJobAdmin(ReportedAdmin):
         "requested_by",
         "failure_message",
     )
-    list_select_related = ("model", "neuron")
-    list_filter = ("status", "neuron", "model")
+    list_select_related = ("neuron",)
+    list_filter = ("kind", "status", "neuron", "model")
     actions = ("cancel_selected",)
     fields = (
         "id",
-        "model",
+        "kind",
+        "model_name",
         "neuron",
+        "devices",
+        "evict",
         "status_label",
+        "note",
+        "replacement",
         "progress_bar",
         "progress_detail",
         "requested_by",
@@ -59,14 +71,14 @@ class LoadJobAdmin(ReportedAdmin):
 
     @display(description="Progress")
     def progress_bar(self, job: LoadJob) -> str:
-        """Of the present stage; a job that has ended shows where it ended."""
+        """Of the present stage; what failed or was cancelled shows where it ended."""
         fraction = job.progress_fraction
         return render_to_string(
             "fleet/load_progress.html",
             {
-                "stage": job.stage or ("waiting for the neuron" if job.is_active else ""),
+                "stage": _stage_in_words(job),
                 "percent": None if fraction is None else round(100 * fraction),
-                "amount": _amount(job),
+                "amount": "" if job.status == LoadJobStatus.SUCCEEDED else _amount(job),
                 "detail": job.progress_detail,
                 "eta_s": job.eta_s,
                 "is_active": job.is_active,
@@ -75,13 +87,18 @@ class LoadJobAdmin(ReportedAdmin):
 
     @action(description="Cancel", permissions=["operate"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[LoadJob]) -> None:
-        for job in queryset.select_related("model", "neuron"):
-            tell(
-                request,
-                unload(
-                    actor=actor_of(request), model_name=job.model.name, neuron_name=job.neuron.name
-                ),
-            )
+        for job in queryset.select_related("neuron"):
+            tell(request, cancel(actor=actor_of(request), job=job))
+
+
+def _stage_in_words(job: LoadJob) -> str:
+    if job.status == LoadJobStatus.SUCCEEDED:
+        return DONE[LoadJobKind(job.kind)]
+    if not job.is_active:
+        return job.stage
+    if job.replacement_id is not None:
+        return job.note
+    return job.stage or ("unloading" if job.started_at else "waiting for the neuron")
 
 
 def _amount(job: LoadJob) -> str:

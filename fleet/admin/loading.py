@@ -1,4 +1,4 @@
-"""What the Load and Unload actions do, and the words they answer with."""
+"""What the Load, Unload and Reload actions do, and the words they answer with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from django.http import HttpRequest
 
 from fleet import live, services
 from fleet.errors import FleetError
-from fleet.models import CatalogueModel, Replica
+from fleet.lifecycles import LoadJobStatus
+from fleet.models import CatalogueModel, LoadJob
+from fleet.outdated import outdated_neurons
 from fleet.placement import Load, Reject, Route, Wait, place
 from metering.actor import Actor, user_actor
 
@@ -30,42 +32,76 @@ def actor_of(request: HttpRequest) -> Actor:
 
 
 def load_placed(*, actor: Actor, model: CatalogueModel) -> Outcome:
-    """Loads the model where placement would, unless it is loaded or on its way."""
+    """Loads the model where placement would, unless it is loaded or on its way. What is loaded by
+    an earlier spec is reloaded."""
     try:
-        decision = place(model.entry(), live.read_snapshot_sync(live.redis_client()))
+        snapshot = live.read_snapshot_sync(live.redis_client())
+        decision = place(model.entry(), snapshot)
     except FleetError as error:
         return Outcome(messages.ERROR, f"{model.name}: {error}")
     match decision:
         case Route():
+            if outdated := outdated_neurons(model.entry(), snapshot):
+                return reload(actor=actor, model_name=model.name, neuron_name=outdated[0])
             return Outcome(messages.INFO, f"{model.name} is loaded on {decision.neuron} already")
         case Wait():
             return Outcome(messages.INFO, decision.reason)
         case Reject():
             return Outcome(messages.ERROR, decision.message)
         case Load():
-            return load_on(actor=actor, model=model, neuron_name=decision.neuron)
+            return load_on(
+                actor=actor, model=model, neuron_name=decision.neuron, evict=decision.evict
+            )
 
 
-def load_on(*, actor: Actor, model: CatalogueModel, neuron_name: str) -> Outcome:
+def load_on(
+    *, actor: Actor, model: CatalogueModel, neuron_name: str, evict: tuple[str, ...] = ()
+) -> Outcome:
     try:
-        job = services.load_job_start(actor=actor, model_name=model.name, neuron_name=neuron_name)
+        job = services.load_job_start(
+            actor=actor, model_name=model.name, neuron_name=neuron_name, evict=evict
+        )
     except FleetError as error:
         return Outcome(messages.ERROR, f"{model.name}: {error}")
-    if job.is_active:
-        return Outcome(messages.SUCCESS, f"Loading {model.name} on {neuron_name}")
-    return Outcome(messages.ERROR, f"{model.name} on {neuron_name}: {job.failure_message}")
+    return _started(job, f"Loading {model.name} on {neuron_name}")
+
+
+def reload(*, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
+    try:
+        job = services.reload_job_start(actor=actor, model_name=model_name, neuron_name=neuron_name)
+    except FleetError as error:
+        return Outcome(messages.ERROR, str(error))
+    return _started(job, f"Reloading {model_name} on {neuron_name}. {job.note}".strip())
 
 
 def unload(*, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
     try:
-        services.replica_unload(actor=actor, model_name=model_name, neuron_name=neuron_name)
+        job = services.unload_job_start(actor=actor, model_name=model_name, neuron_name=neuron_name)
     except FleetError as error:
         return Outcome(messages.ERROR, str(error))
-    return Outcome(messages.SUCCESS, f"Unloading {model_name} from {neuron_name}")
+    return _started(job, f"Unloading {model_name} from {neuron_name}")
 
 
 def unload_everywhere(*, actor: Actor, model: CatalogueModel) -> list[Outcome]:
-    neurons = Replica.objects.filter(model_name=model.name).values_list("neuron__name", flat=True)
-    if not neurons:
+    try:
+        jobs = services.model_unload_everywhere(actor=actor, model_name=model.name)
+    except FleetError as error:
+        return [Outcome(messages.ERROR, str(error))]
+    if not jobs:
         return [Outcome(messages.INFO, f"{model.name} is not loaded anywhere")]
-    return [unload(actor=actor, model_name=model.name, neuron_name=neuron) for neuron in neurons]
+    return [_started(job, f"Unloading {job.model_name} from {job.neuron.name}") for job in jobs]
+
+
+def cancel(*, actor: Actor, job: LoadJob) -> Outcome:
+    try:
+        unload_job = services.load_job_cancel(actor=actor, job=job)
+    except FleetError as error:
+        return Outcome(messages.ERROR, str(error))
+    return _started(unload_job, f"Cancelling the {job.kind} of {job}")
+
+
+def _started(job: LoadJob, message: str) -> Outcome:
+    """The broker may have refused the job's message by now."""
+    if job.status == LoadJobStatus.FAILED:
+        return Outcome(messages.ERROR, f"{job}: {job.failure_message}")
+    return Outcome(messages.SUCCESS, message)

@@ -1,4 +1,4 @@
-"""Replicas: what is loaded where, and unloading it."""
+"""Replicas: what is loaded where, unloading and reloading it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from django.template.defaultfilters import filesizeformat
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from fleet.admin.loading import actor_of, tell, unload
+from fleet import selectors
+from fleet.admin.loading import actor_of, reload, tell, unload
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
 from fleet.lifecycles import RecordedReplicaStatus
 from fleet.models import Replica
+from fleet.outdated import is_outdated
 
 REPLICA_LABELS = {
     RecordedReplicaStatus.READY.label: "success",
@@ -27,6 +29,9 @@ REPLICA_LABELS = {
     RecordedReplicaStatus.AWAY.label: "danger",
 }
 
+UP_TO_DATE, OUTDATED, NOT_OFFERED = "up to date", "outdated", "not in the catalogue"
+SPEC_LABELS = {UP_TO_DATE: "success", OUTDATED: "warning", NOT_OFFERED: "danger"}
+
 
 @admin.register(Replica)
 class ReplicaAdmin(ReportedAdmin):
@@ -34,6 +39,7 @@ class ReplicaAdmin(ReportedAdmin):
         "model_name",
         "neuron",
         "status_label",
+        "spec_label",
         "status_since",
         "in_flight",
         "queue_depth",
@@ -45,12 +51,15 @@ class ReplicaAdmin(ReportedAdmin):
     list_select_related = ("neuron",)
     list_filter = ("status", "neuron")
     search_fields = ("model_name",)
-    actions = ("unload_selected",)
+    actions = ("unload_selected", "reload_selected")
     fields = (
         "model_name",
         "neuron",
         "status_label",
+        "spec_label",
         "status_since",
+        "devices",
+        "last_used_at",
         "job_id",
         "in_flight",
         "queue_depth",
@@ -69,6 +78,14 @@ class ReplicaAdmin(ReportedAdmin):
     @display(description="Status", ordering="status", label=REPLICA_LABELS)
     def status_label(self, replica: Replica) -> str:
         return replica.get_status_display()
+
+    @display(description="Spec", label=SPEC_LABELS)
+    def spec_label(self, replica: Replica) -> str:
+        """Whether it was loaded by the spec that the catalogue has now."""
+        entry = selectors.catalogue_find(replica.model_name)
+        if entry is None:
+            return NOT_OFFERED
+        return OUTDATED if is_outdated(replica.spec_digest, entry) else UP_TO_DATE
 
     @display(description="KV blocks")
     def kv_use(self, replica: Replica) -> str:
@@ -102,6 +119,16 @@ class ReplicaAdmin(ReportedAdmin):
     def unload_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
         for replica in queryset.select_related("neuron"):
             outcome = unload(
+                actor=actor_of(request),
+                model_name=replica.model_name,
+                neuron_name=replica.neuron.name,
+            )
+            tell(request, outcome)
+
+    @action(description="Reload by the catalogue", permissions=["operate"])
+    def reload_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
+        for replica in queryset.select_related("neuron"):
+            outcome = reload(
                 actor=actor_of(request),
                 model_name=replica.model_name,
                 neuron_name=replica.neuron.name,

@@ -1,4 +1,4 @@
-"""Load jobs: the durable record of bringing one model to one neuron."""
+"""Load jobs: the durable record of loading, unloading or reloading one model on one neuron."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django.db import models
 from fleet.lifecycles import (
     ACTIVE_LOAD_JOB_STATUSES,
     LOAD_JOB_TRANSITIONS,
+    LoadJobKind,
     LoadJobStatus,
     ensure_transition,
 )
@@ -18,20 +19,49 @@ from fleet.snapshot import remaining_s
 from inference.protocol.load import LoadStage
 
 ACTIVE = models.Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
+UNLOADS = models.Q(kind=LoadJobKind.UNLOAD)
 
 
 class LoadJob(models.Model):
-    """At most one is active for a (model, neuron); ``fleet.services.load_jobs`` moves it along
-    the table in ``fleet.lifecycles``. The id is a UUID because neurons remember it across lives
-    and databases."""
+    """For a model on a neuron at most one load or reload is active, and at most one unload beside
+    it: a load under way ends when its neuron has dropped it, not when that was asked for.
+    ``fleet.services`` moves jobs along the table in ``fleet.lifecycles``. The id is a UUID because
+    neurons remember it across lives and databases."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    model = models.ForeignKey(CatalogueModel, on_delete=models.CASCADE, related_name="load_jobs")
+    kind = models.CharField(max_length=8, choices=LoadJobKind.choices, default=LoadJobKind.LOAD)
+    model_name = models.CharField(max_length=100)
+    model = models.ForeignKey(
+        CatalogueModel,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="load_jobs",
+        help_text="Empty when the catalogue no longer has it.",
+    )
     neuron = models.ForeignKey(Neuron, on_delete=models.CASCADE, related_name="load_jobs")
+    devices = models.JSONField(
+        default=list, blank=True, help_text="Where on the neuron; empty: the neuron decides."
+    )
+    evict = models.JSONField(
+        default=list, blank=True, help_text="Models that leave the neuron for this one."
+    )
+    spec_digest = models.CharField(
+        max_length=64, blank=True, help_text="Of the load spec that was sent."
+    )
+    replacement = models.ForeignKey(
+        "self",
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="reloads",
+        help_text="A reload's load on another neuron, which ends before this one's is unloaded.",
+    )
     requested_by = models.CharField(max_length=150, blank=True)
     status = models.CharField(
         max_length=16, choices=LoadJobStatus.choices, default=LoadJobStatus.PENDING
     )
+    note = models.TextField(blank=True, help_text="How it is done, in words.")
     stage = models.CharField(
         max_length=16, blank=True, choices=[(stage.value, stage.value) for stage in LoadStage]
     )
@@ -54,7 +84,17 @@ class LoadJob(models.Model):
         indexes = [models.Index(fields=["model", "-created_at"], name="load_job_model_newest")]
         constraints = [
             models.UniqueConstraint(
-                fields=["model", "neuron"], condition=ACTIVE, name="load_job_one_active"
+                fields=["model_name", "neuron"],
+                condition=ACTIVE & ~UNLOADS,
+                name="load_job_one_active",
+            ),
+            models.UniqueConstraint(
+                fields=["model_name", "neuron"],
+                condition=ACTIVE & UNLOADS,
+                name="load_job_one_active_unload",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(kind__in=LoadJobKind.values), name="load_job_kind_known"
             ),
             models.CheckConstraint(
                 condition=models.Q(status__in=LoadJobStatus.values), name="load_job_status_known"
@@ -71,7 +111,7 @@ class LoadJob(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.model.name} on {self.neuron.name}"
+        return f"{self.model_name} on {self.neuron.name}"
 
     @property
     def is_active(self) -> bool:
@@ -79,7 +119,10 @@ class LoadJob(models.Model):
 
     @property
     def progress_fraction(self) -> float | None:
-        """Of the present stage, 0 to 1; ``None`` while its total is not known."""
+        """Of the present stage, 0 to 1; ``None`` while its total is not known. What has succeeded
+        is complete."""
+        if self.status == LoadJobStatus.SUCCEEDED:
+            return 1.0
         return self.progress_done / self.progress_total if self.progress_total else None
 
     @property

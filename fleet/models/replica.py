@@ -19,6 +19,14 @@ class Replica(models.Model):
         CatalogueModel, null=True, blank=True, on_delete=models.SET_NULL, related_name="replicas"
     )
     job_id = models.CharField(max_length=64, help_text="The load job that loaded it.")
+    spec_digest = models.CharField(
+        max_length=64, blank=True, help_text="Of the load spec that it was loaded by."
+    )
+    devices = models.JSONField(default=list, blank=True, help_text="Where on the neuron.")
+    memory_bytes = models.PositiveBigIntegerField(
+        null=True, blank=True, help_text="What it takes on those devices, all of it."
+    )
+    last_used_at = models.DateTimeField(null=True, blank=True)
     status = models.CharField(max_length=16, choices=RecordedReplicaStatus.choices)
     status_since = models.DateTimeField()
     num_restarts = models.PositiveIntegerField(default=0)

@@ -18,10 +18,12 @@ from fleet.services.heartbeats import (
     silent_neurons_mark_away,
 )
 from fleet.services.load_jobs import (
+    load_job_cancel,
     load_job_start,
     load_jobs_expire,
+    model_unload_everywhere,
     pinned_models_reconcile,
-    replica_unload,
+    unload_job_start,
 )
 from fleet.services.neurons import (
     admission_policy_set,
@@ -34,6 +36,7 @@ from fleet.services.neurons import (
     wishes_publish,
     wishes_read,
 )
+from fleet.services.reloads import reload_job_start
 
 __all__ = [
     "admission_policy_set",
@@ -47,8 +50,10 @@ __all__ = [
     "catalogue_model_update",
     "default_model_ensure",
     "heartbeat_record",
+    "load_job_cancel",
     "load_job_start",
     "load_jobs_expire",
+    "model_unload_everywhere",
     "neuron_admit",
     "neuron_drain",
     "neuron_expect",
@@ -57,9 +62,10 @@ __all__ = [
     "neuron_remove",
     "neuron_resume",
     "pinned_models_reconcile",
-    "replica_unload",
+    "reload_job_start",
     "report_record",
     "silent_neurons_mark_away",
+    "unload_job_start",
     "wishes_publish",
     "wishes_read",
 ]

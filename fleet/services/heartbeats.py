@@ -31,7 +31,7 @@ from fleet.lifecycles import (
 )
 from fleet.models import CatalogueModel, Device, Neuron, NeuronWish, Replica
 from fleet.reports import Report, tell_refusal
-from fleet.services.load_jobs import load_job_advance
+from fleet.services.job_moves import load_job_advance
 from fleet.services.load_measurements import prefill_averages_record
 from fleet.services.neurons import neuron_wish_of_first_sight
 from fleet.snapshot import FleetSnapshot
@@ -225,6 +225,9 @@ def _replicas_record(neuron: Neuron, states: list[ReplicaState]) -> None:
 def _replica_values(state: ReplicaState) -> dict[str, Any]:
     values: dict[str, Any] = {
         "job_id": state.job_id,
+        "spec_digest": state.spec_digest,
+        "devices": list(state.devices),
+        "memory_bytes": state.memory_bytes,
         "status": RecordedReplicaStatus(state.status.value),
         "status_since": _moment(state.since_unix_s),
         "num_restarts": state.num_restarts,
@@ -232,6 +235,8 @@ def _replica_values(state: ReplicaState) -> dict[str, Any]:
         "failure_code": state.failure.code if state.failure else "",
         "failure_message": state.failure.message if state.failure else "",
     }
+    if state.last_used_unix_s is not None:
+        values["last_used_at"] = _moment(state.last_used_unix_s)
     if state.stats is not None:
         for name in ("in_flight", "queue_depth", "kv_blocks_used", "kv_blocks_total"):
             values[name] = getattr(state.stats, name)
@@ -242,8 +247,7 @@ def _replica_values(state: ReplicaState) -> dict[str, Any]:
 def _load_jobs_advance(neuron: Neuron, states: list[ReplicaState], now: datetime) -> None:
     by_model = {state.model: state for state in states}
     for job in selectors.load_jobs_active().filter(neuron=neuron):
-        if state := by_model.get(job.model.name):
-            load_job_advance(job=job, state=state, now=now)
+        load_job_advance(job=job, state=by_model.get(job.model_name), now=now)
 
 
 def _differs(row: models.Model, values: dict[str, Any]) -> bool:

@@ -90,7 +90,8 @@ def test_a_list_costs_the_same_however_many_rows(
         services.heartbeat_record(
             heartbeat=build.heartbeat(name, replicas=[build.replica(stats=build.stats())])
         )
-        LoadJob.objects.create(model=model, neuron=Neuron.objects.get(name=name))
+        neuron = Neuron.objects.get(name=name)
+        LoadJob.objects.create(model=model, model_name="tiny", neuron=neuron)
     for noun in NOUNS:
         with django_assert_max_num_queries(14):
             page(admin_client, noun)
@@ -295,7 +296,8 @@ def test_unload_from_both_lists(admin_client, model, beat, build, sent) -> None:
     message = "Unloading tiny from beast"
     assert message in act(admin_client, "cataloguemodel", "unload_selected", model)
     assert message in act(admin_client, "replica", "unload_selected", Replica.objects.get())
-    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"] * 2
+    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]  # one job for both
+    assert "unload" in page(admin_client, "loadjob")
 
 
 def test_unload_of_a_pinned_model_says_why_not(admin_client, model, beat, build, sent) -> None:
@@ -367,12 +369,42 @@ def test_a_replica_without_a_report_has_nothing_to_show(admin_client, model, bea
     assert "Not loaded yet" in page(admin_client, "replica", "change", Replica.objects.get().pk)
 
 
-def test_cancelling_a_job(admin_client, model, beat, sent) -> None:
+def test_cancelling_a_job(admin_client, model, beat, build, sent) -> None:
     beat()
     job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    act(admin_client, "loadjob", "cancel_selected", job)
+    assert "Cancelling the load" in act(admin_client, "loadjob", "cancel_selected", job)
+    beat(replicas=[build.replica(job_id=str(job.pk), status=ReplicaStatus.DRAINING)])
     job.refresh_from_db()
     assert job.status == LoadJobStatus.CANCELLED
+    assert "has ended" in act(admin_client, "loadjob", "cancel_selected", job)
+
+
+def test_load_of_what_is_outdated_reloads_it(admin_client, model, beat, build, sent) -> None:
+    beat(replicas=[build.replica(spec_digest="0123456789abcdef")])
+    assert "outdated" in page(admin_client, "replica")
+    html = act(admin_client, "cataloguemodel", "load_selected", model)
+    assert "Reloading tiny on beast" in html and "no other neuron has room" in html
+    assert LoadJob.objects.get().kind == "reload"
+
+
+def test_reload_from_the_list_of_replicas(admin_client, model, beat, build, sent) -> None:
+    beat(replicas=[build.replica()])
+    html = act(admin_client, "replica", "reload_selected", Replica.objects.get())
+    assert "Reloading tiny on beast" in html
+    assert [name for name, *_ in sent.tasks] == ["neuron.unload_model", "neuron.load_model"]
+
+
+def test_a_job_that_succeeded_says_so_instead_of_its_last_stage(
+    admin_client, model, beat, build, sent
+) -> None:
+    beat()
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    progress = LoadProgress(stage=LoadStage.WARMUP, done=62, total=100, unit="steps")
+    loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING, progress=progress)
+    beat(replicas=[loading])
+    beat(replicas=[build.replica(job_id=str(job.pk))])
+    html = page(admin_client, "loadjob")
+    assert "loaded 100 %" in html and "warmup" not in html
 
 
 def test_who_may_only_look_cannot_load(client, django_user_model, model, beat, sent) -> None:

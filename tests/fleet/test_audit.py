@@ -70,8 +70,8 @@ def test_a_load_that_a_request_started(neuron: Neuron, sent: Any) -> None:
     detail = {"neuron": "beast", "load_job": str(job.pk)}
     assert what(newest()) == ("gateway", "model.load", "tiny", detail)
     assert AuditEntry.objects.filter(action="model.load").count() == 1
-    services.replica_unload(actor=ALICE, model_name="tiny", neuron_name="beast")
-    detail = {"neuron": "beast", "cancelled_loads": 1}
+    job = services.unload_job_start(actor=ALICE, model_name="tiny", neuron_name="beast")
+    detail = {"neuron": "beast", "load_job": str(job.pk)}
     assert what(newest()) == ("user:alice", "model.unload", "tiny", detail)
 
 

@@ -12,6 +12,7 @@ from django.utils import timezone
 from fleet import selectors, services
 from fleet.errors import (
     IllegalTransitionError,
+    JobCannotBeCancelledError,
     ModelDisabledError,
     ModelPinnedError,
     ReplicaNotFoundError,
@@ -49,6 +50,10 @@ def job(model, neuron, sent) -> LoadJob:
 
 def start() -> LoadJob:
     return services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+
+
+def unload() -> LoadJob:
+    return services.unload_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
 
 
 def fresh(job: LoadJob) -> LoadJob:
@@ -125,7 +130,7 @@ def test_start_refuses_what_is_not_there(model, neuron, sent) -> None:
 
 def test_the_database_holds_one_active_job_for_a_model_and_neuron(job, model, neuron) -> None:
     with pytest.raises(IntegrityError), transaction.atomic():
-        LoadJob.objects.create(model=model, neuron=neuron)
+        LoadJob.objects.create(model=model, model_name="tiny", neuron=neuron)
 
 
 def test_a_load_runs_and_succeeds(job, build) -> None:
@@ -181,8 +186,33 @@ def test_a_job_may_end_between_two_heartbeats(job, build) -> None:
     assert hear(build, job, ReplicaStatus.READY).status == LoadJobStatus.SUCCEEDED
 
 
-def test_a_model_that_another_job_loaded_ends_this_job_too(job, build) -> None:
-    assert hear(build, job, ReplicaStatus.READY, job_id="x").status == LoadJobStatus.SUCCEEDED
+def test_a_model_that_another_job_loaded_by_the_same_spec_ends_this_job_too(job, build) -> None:
+    same = {"job_id": "x", "spec_digest": job.spec_digest}
+    assert hear(build, job, ReplicaStatus.READY, **same).status == LoadJobStatus.SUCCEEDED
+
+
+@pytest.mark.parametrize("digest", ["", "0123456789abcdef"])
+def test_a_replica_of_another_spec_does_not_end_the_job(job, build, digest) -> None:
+    other = {"job_id": "x", "spec_digest": digest}
+    assert hear(build, job, ReplicaStatus.READY, **other).status == LoadJobStatus.PENDING
+
+
+def test_a_replica_that_is_about_to_go_does_not_end_the_next_load(job, build, sent) -> None:
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
+    unload()
+    again = start()
+    assert again.pk != job.pk
+    same = {"job_id": "x", "spec_digest": again.spec_digest}
+    assert hear(build, again, ReplicaStatus.READY, **same).status == LoadJobStatus.PENDING
+    assert hear(build, again, ReplicaStatus.READY).status == LoadJobStatus.SUCCEEDED
+
+
+def test_what_succeeded_is_complete(job, build) -> None:
+    progress = LoadProgress(stage=LoadStage.WARMUP, done=62, total=100, unit="steps")
+    hear(build, job, ReplicaStatus.LOADING, progress=progress)
+    ended = hear(build, job, ReplicaStatus.READY)
+    assert (ended.progress_fraction, ended.stage) == (1.0, "done")
+    assert ended.progress_done == ended.progress_total
 
 
 @pytest.mark.parametrize("status", [ReplicaStatus.FAILED, ReplicaStatus.LOADING])
@@ -204,33 +234,126 @@ def test_who_changes_no_row_has_lost_the_claim(job) -> None:
     assert fresh(job).status == LoadJobStatus.CANCELLED
 
 
-def test_unload_is_sent(model, neuron, sent, build) -> None:
+def test_an_unload_is_a_job_that_ends_when_the_replica_is_gone(model, neuron, sent, build) -> None:
+    def say(*replicas) -> LoadJob:
+        services.heartbeat_record(heartbeat=build.heartbeat(replicas=list(replicas)))
+        return fresh(job)
+
     services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
-    services.replica_unload(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    job = unload()
+    assert (job.kind, job.status, job.requested_by) == ("unload", "pending", "command")
     ((name, arguments, options),) = sent.tasks
-    assert (name, arguments, options["queue"]) == (
-        "neuron.unload_model",
-        ["tiny"],
-        "neuron.beast",
-    )
+    assert (name, arguments, options["queue"]) == ("neuron.unload_model", ["tiny"], "neuron.beast")
+    assert say(build.replica()).status == LoadJobStatus.PENDING
+    busy = build.stats(in_flight=2, queue_depth=1)
+    draining = say(build.replica(status=ReplicaStatus.DRAINING, stats=busy))
+    assert (draining.status, draining.progress_detail) == ("running", "waiting for 3 requests")
+    ended = say()
+    assert (ended.status, ended.progress_fraction) == (LoadJobStatus.SUCCEEDED, 1.0)
 
 
-def test_unload_cancels_a_load_under_way(job, sent) -> None:
-    services.replica_unload(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    assert fresh(job).status == LoadJobStatus.CANCELLED
+def test_unload_is_idempotent(model, neuron, sent, build) -> None:
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
+    assert unload().pk == unload().pk
+    assert len(sent.tasks) == 1
+
+
+def test_a_load_under_way_ends_when_the_neuron_has_dropped_it(job, build, sent) -> None:
+    hear(build, job, ReplicaStatus.LOADING)
+    ending = unload()
     assert [name for name, *_ in sent.tasks] == ["neuron.load_model", "neuron.unload_model"]
+    assert fresh(job).status == LoadJobStatus.RUNNING
+    assert hear(build, job, ReplicaStatus.DRAINING).status == LoadJobStatus.CANCELLED
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    assert fresh(ending).status == LoadJobStatus.SUCCEEDED
+
+
+def test_a_load_that_was_not_taken_up_ends_with_its_unload(job, build, sent) -> None:
+    ending = unload()
+    services.heartbeat_record(heartbeat=build.heartbeat())  # may be older than both messages
+    assert (fresh(job).status, fresh(ending).status) == ("pending", "pending")
+    LoadJob.objects.update(created_at=later(seconds=-6))
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    assert (fresh(job).status, fresh(ending).status) == ("cancelled", "succeeded")
+
+
+def test_an_unload_that_the_broker_did_not_take_failed_and_cancels_nothing(job, sent) -> None:
+    sent.broker_is_away = True
+    ending = unload()
+    assert (ending.status, ending.failure_code) == (LoadJobStatus.FAILED, "broker_away")
+    assert fresh(job).status == LoadJobStatus.PENDING
+
+
+def test_an_unload_ends_when_a_later_load_has_taken_the_place(model, neuron, sent, build) -> None:
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
+    ending, job = unload(), start()
+    assert hear(build, job, ReplicaStatus.LOADING).status == LoadJobStatus.RUNNING
+    assert fresh(ending).status == LoadJobStatus.SUCCEEDED
 
 
 def test_unload_refuses_what_is_not_loaded_and_what_is_pinned(model, neuron, sent) -> None:
     with pytest.raises(ReplicaNotFoundError):
-        services.replica_unload(actor=COMMAND, model_name="tiny", neuron_name="beast")
+        unload()
+    with pytest.raises(UnknownNeuronError):
+        services.unload_job_start(actor=COMMAND, model_name="tiny", neuron_name="other")
     Replica.objects.create(
         neuron=neuron, model_name="tiny", status="ready", status_since=timezone.now()
     )
     CatalogueModel.objects.update(pinned=True)
     with pytest.raises(ModelPinnedError, match="unpin"):
-        services.replica_unload(actor=COMMAND, model_name="tiny", neuron_name="beast")
+        unload()
     assert sent.tasks == []
+
+
+def test_what_the_catalogue_has_lost_is_unloaded_and_remembered(job, build, sent) -> None:
+    hear(build, job, ReplicaStatus.READY)
+    CatalogueModel.objects.all().delete()
+    assert (fresh(job).model, fresh(job).model_name) == (None, "tiny")
+    (ending,) = services.model_unload_everywhere(actor=COMMAND, model_name="tiny")
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    assert fresh(ending).status == LoadJobStatus.SUCCEEDED
+    assert str(ending) == "tiny on beast"
+
+
+def test_cancelling_a_load_unloads_it(job, build, sent) -> None:
+    ending = services.load_job_cancel(actor=COMMAND, job=job)
+    assert (ending.kind, len(sent.tasks)) == ("unload", 2)
+    with pytest.raises(JobCannotBeCancelledError, match="called back"):
+        services.load_job_cancel(actor=COMMAND, job=ending)
+    load_jobs.load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+    with pytest.raises(JobCannotBeCancelledError, match="has ended"):
+        services.load_job_cancel(actor=COMMAND, job=job)
+
+
+def test_a_load_of_an_edited_model_takes_the_place_of_the_one_under_way(job, model, sent) -> None:
+    CatalogueModel.objects.update(revision="2.0")
+    edited = start()
+    assert (edited.pk != job.pk, fresh(job).status) == (True, LoadJobStatus.CANCELLED)
+    assert sent.tasks[-1][1][0]["revision"] == "2.0"
+
+
+def test_where_and_what_must_go_travels_with_the_load(model, neuron, sent) -> None:
+    job = services.load_job_start(
+        actor=COMMAND,
+        model_name="tiny",
+        neuron_name="beast",
+        devices=("cuda:1",),
+        evict=("other",),
+    )
+    assert (job.devices, job.evict) == (["cuda:1"], ["other"])
+    spec = msgspec.convert(sent.tasks[0][1][0], LoadSpec)
+    assert (spec.devices, spec.evict) == (["cuda:1"], ["other"])
+
+
+@pytest.mark.parametrize(
+    ("device", "devices"), [("auto", []), ("cpu", ["cpu"]), ("cuda", ["cuda"])]
+)
+def test_the_kind_of_device_that_the_catalogue_asks_for_travels(
+    model, neuron, sent, device, devices
+) -> None:
+    CatalogueModel.objects.update(device=device)
+    start()
+    assert sent.tasks[0][1][0].get("devices", []) == devices
 
 
 def later(**delta: int):
@@ -299,6 +422,7 @@ def test_failures_of_a_pinned_model_put_off_the_next_try(
     for _ in range(num_failures):
         LoadJob.objects.create(
             model=model,
+            model_name="tiny",
             neuron=neuron,
             status=LoadJobStatus.FAILED,
             failure_code="download_failed",
@@ -330,4 +454,4 @@ def test_a_neuron_that_is_not_recorded_yet_is_tried_at_the_next_tick(model, sent
 )
 def test_the_database_refuses_a_job_that_contradicts_itself(model, neuron, values) -> None:
     with pytest.raises(IntegrityError), transaction.atomic():
-        LoadJob.objects.create(model=model, neuron=neuron, **values)
+        LoadJob.objects.create(model=model, model_name="tiny", neuron=neuron, **values)

@@ -60,7 +60,7 @@ def twice(shared_server: Serve, default_gguf: Path) -> TwiceLoaded:
     shell(
         helexa,
         "from fleet import services; from metering.actor import COMMAND; "
-        f"services.replica_unload(actor=COMMAND, model_name={name!r}, neuron_name={neuron!r})",
+        f"services.unload_job_start(actor=COMMAND, model_name={name!r}, neuron_name={neuron!r})",
     )
     wait_until(lambda: helexa.replica(name) is None, "it is unloaded")
     assert "Paris" in helexa.answer(model=name)

@@ -1,0 +1,230 @@
+"""Moving load jobs along their lifecycle, by what their neurons say.
+
+Every move is claimed by one conditional UPDATE on the status it starts from. Whoever changes no
+row has lost the claim and does nothing.
+
+    load, reload in place   the neuron's replica says how it goes; READY ends it
+    unload                  ends when the neuron no longer has what was loaded then
+    reload elsewhere first  waits for its replacement, then unloads here
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from fleet import neuron_client, selectors
+from fleet.errors import BrokerUnavailableError
+from fleet.lifecycles import LoadJobKind, LoadJobStatus
+from fleet.models import CatalogueModel, LoadJob
+from fleet.services.load_measurements import load_measurement_record
+from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
+from inference.protocol.keys import HEARTBEAT_EXPIRY_S
+from inference.protocol.load import LOADED, LoadFailure, LoadProgress, LoadReport
+
+logger = logging.getLogger(__name__)
+
+REPORTED_AT_EVERY = timedelta(seconds=5)
+OLD_HEARTBEAT = timedelta(seconds=HEARTBEAT_EXPIRY_S + 1)
+"""A heartbeat that is read so long after a job was asked for was written after it."""
+
+
+def load_job_advance(*, job: LoadJob, state: ReplicaState | None, now: datetime) -> None:
+    """Moves an active job to where its neuron says it is. ``state``: of the job's model there;
+    ``None``: it has none."""
+    if job.kind == LoadJobKind.UNLOAD:
+        _unload_advance(job, state, now)
+    elif job.replacement is not None:
+        _replacing_advance(job, job.replacement, state, now)
+    elif state is not None:
+        _load_advance(job, state, now)
+
+
+def load_job_end(
+    *, job: LoadJob, status: LoadJobStatus, failure: LoadFailure | None = None
+) -> bool:
+    """Whether this call ended it; False when it had moved on meanwhile. Raises
+    ``IllegalTransitionError``."""
+    values: dict[str, Any] = {"finished_at": timezone.now()}
+    if status == LoadJobStatus.SUCCEEDED and job.kind != LoadJobKind.UNLOAD:
+        values |= _progress_values(job, LOADED, timezone.now())
+    if failure is not None:
+        values |= {"failure_code": failure.code, "failure_message": failure.message}
+    ended = load_job_claim(job=job, status=status, values=values)
+    if ended:
+        logger.info("%s job %s (%s): %s %s", job.kind, job.pk, job, status, job.failure_message)
+    return ended
+
+
+def load_job_claim(*, job: LoadJob, status: LoadJobStatus, values: dict[str, Any]) -> bool:
+    """Raises ``IllegalTransitionError``."""
+    job.ensure_may_become(status)
+    claimed = LoadJob.objects.filter(pk=job.pk, status=job.status).update(status=status, **values)
+    if claimed:
+        for name, value in {"status": status, **values}.items():
+            setattr(job, name, value)
+    return claimed == 1
+
+
+def load_job_not_sent(*, job: LoadJob) -> None:
+    """The broker did not take the message: nothing has happened on the neuron."""
+    failure = LoadFailure(
+        code="broker_away", message="Redis did not take the task: nothing was sent to the neuron"
+    )
+    load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+
+
+def _load_advance(job: LoadJob, state: ReplicaState, now: datetime) -> None:
+    is_own = state.job_id == str(job.pk)
+    if state.status is ReplicaStatus.READY:
+        if is_own or _is_what_was_asked_for(job, state):
+            _load_succeeded(job, state, is_own=is_own)
+    elif not is_own:
+        return
+    elif state.status is ReplicaStatus.FAILED:
+        failure = state.failure or LoadFailure(code="unknown", message="No reason was given")
+        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+    elif state.status is ReplicaStatus.DRAINING:
+        load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+    else:
+        _report(job, state.progress, now)
+
+
+def _is_what_was_asked_for(job: LoadJob, state: ReplicaState) -> bool:
+    """Another job loaded it, by the spec that this one sent too. Not while it is on its way out,
+    and never for a reload, which wants it loaded anew."""
+    return (
+        job.kind == LoadJobKind.LOAD
+        and job.spec_digest != ""
+        and job.spec_digest == state.spec_digest
+        and not selectors.unload_job_is_active(job.model_name, job.neuron)
+    )
+
+
+def _load_succeeded(job: LoadJob, state: ReplicaState, *, is_own: bool) -> None:
+    if not load_job_end(job=job, status=LoadJobStatus.SUCCEEDED) or state.report is None:
+        return
+    if job.model is None:
+        return
+    _weights_measured(job.model, state.report)
+    if is_own:
+        load_measurement_record(model=job.model, neuron=job.neuron, report=state.report)
+
+
+def _unload_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> None:
+    if state is None or _was_asked_for_later(job, state.job_id):
+        overtaken = [one for one in _loads_before(job) if one.pk != job.pk]
+        # A load that the neuron has not taken up shows in no heartbeat, nor does one that came
+        # after the heartbeat that was read.
+        if overtaken and now - job.created_at < OLD_HEARTBEAT:
+            return
+        with transaction.atomic():
+            if load_job_end(job=job, status=LoadJobStatus.SUCCEEDED):
+                for load in overtaken:
+                    load_job_end(job=load, status=LoadJobStatus.CANCELLED)
+    elif state.status is ReplicaStatus.DRAINING:
+        _report(job, None, now, detail=_waiting_for(state))
+
+
+def _replacing_advance(
+    job: LoadJob, replacement: LoadJob, state: ReplicaState | None, now: datetime
+) -> None:
+    if replacement.is_active:
+        return
+    if replacement.status == LoadJobStatus.CANCELLED:
+        load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+    elif replacement.status == LoadJobStatus.FAILED:
+        failure = LoadFailure(
+            code=replacement.failure_code,
+            message=f"On {replacement.neuron.name}, where it was to be loaded first: "
+            f"{replacement.failure_message}. What is loaded on {job.neuron.name} serves on",
+        )
+        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+    elif state is None or _was_asked_for_later(job, state.job_id):
+        load_job_end(job=job, status=LoadJobStatus.SUCCEEDED)
+    elif job.status == LoadJobStatus.PENDING:
+        _replaced_unload(job, now)
+    elif state.status is ReplicaStatus.DRAINING:
+        _report(job, None, now, detail=_waiting_for(state))
+
+
+def _replaced_unload(job: LoadJob, now: datetime) -> None:
+    """Whoever claims the move to RUNNING tells the neuron, once."""
+    values = {"started_at": now, "reported_at": now}
+    if not load_job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
+        return
+    try:
+        neuron_client.send_unload(neuron_name=job.neuron.name, model_name=job.model_name)
+    except BrokerUnavailableError:
+        load_job_not_sent(job=job)
+
+
+def _waiting_for(state: ReplicaState) -> str:
+    num_requests = state.stats.in_flight + state.stats.queue_depth if state.stats else 0
+    return f"waiting for {num_requests} requests" if num_requests else "ending its engine"
+
+
+def _was_asked_for_later(job: LoadJob, job_id: str) -> bool:
+    """Whether what is there now was loaded by a job that came after this one."""
+    try:
+        pk = uuid.UUID(job_id)
+    except ValueError:
+        return False
+    return LoadJob.objects.filter(pk=pk, created_at__gt=job.created_at).exists()
+
+
+def _loads_before(job: LoadJob) -> list[LoadJob]:
+    loads = selectors.load_jobs_active().exclude(kind=LoadJobKind.UNLOAD)
+    return list(
+        loads.filter(
+            model_name=job.model_name,
+            neuron=job.neuron,
+            created_at__lte=job.created_at,
+            replacement=None,
+        )
+    )
+
+
+def _report(
+    job: LoadJob, progress: LoadProgress | None, now: datetime, *, detail: str = ""
+) -> None:
+    values = _progress_values(job, progress, now)
+    if detail and detail != job.progress_detail:
+        values["progress_detail"] = detail
+    if job.status == LoadJobStatus.PENDING:
+        values |= {"started_at": now, "reported_at": now}
+        load_job_claim(job=job, status=LoadJobStatus.RUNNING, values=values)
+    elif values or job.reported_at is None or now - job.reported_at >= REPORTED_AT_EVERY:
+        LoadJob.objects.filter(pk=job.pk, status=job.status).update(reported_at=now, **values)
+
+
+def _progress_values(job: LoadJob, progress: LoadProgress | None, now: datetime) -> dict[str, Any]:
+    """The columns that changed; empty when none did."""
+    if progress is None:
+        return {}
+    values: dict[str, Any] = {
+        "stage": progress.stage.value,
+        "progress_done": progress.done,
+        "progress_total": progress.total,
+        "progress_unit": progress.unit,
+        "progress_detail": progress.detail,
+    }
+    changed = {name: value for name, value in values.items() if getattr(job, name) != value}
+    if "stage" in changed:
+        changed["stage_started_at"] = now
+    return changed
+
+
+def _weights_measured(model: CatalogueModel, report: LoadReport) -> None:
+    changed = (
+        CatalogueModel.objects.filter(pk=model.pk)
+        .exclude(weight_bytes=report.weight_bytes)
+        .update(weight_bytes=report.weight_bytes)
+    )
+    if changed:
+        selectors.catalogue_cache_clear()

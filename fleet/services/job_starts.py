@@ -1,0 +1,111 @@
+"""A load job's first step: its row and its audit entry in one transaction, then the message.
+
+The database holds one active load or reload for a model and neuron, and one active unload. Who
+asks for what is under way gets that job; a load by another spec takes its place.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+from django.db import IntegrityError, transaction
+
+from fleet import neuron_client, selectors
+from fleet.errors import BrokerUnavailableError
+from fleet.lifecycles import LoadJobKind, LoadJobStatus
+from fleet.models import LoadJob
+from fleet.services.job_moves import load_job_end, load_job_not_sent
+from inference.protocol.load import LoadSpec, spec_digest
+from metering.actor import Actor
+from metering.services.audit import audit_entry_create
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[LoadJob], None]
+"""Raises ``BrokerUnavailableError``."""
+
+
+def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
+    """The job that is under way and does the same, or ``job``, saved; ``send`` runs once the
+    transaction commits."""
+    if job.kind != LoadJobKind.UNLOAD:
+        job.spec_digest = spec_digest(_spec_of(job))
+    job.requested_by = str(actor)[:150]
+    while True:
+        active = _active_beside(job)
+        if active is not None and _does_the_same(active, job):
+            return active
+        try:
+            with transaction.atomic():
+                if active is not None:
+                    load_job_end(job=active, status=LoadJobStatus.CANCELLED)
+                job.save(force_insert=True)
+                audit_entry_create(
+                    actor=actor,
+                    action=f"model.{job.kind}",
+                    object_id=job.model_name,
+                    detail=_detail(job),
+                )
+                if send is not None:
+                    transaction.on_commit(partial(_send_or_fail, job, send))
+            return job
+        except IntegrityError:
+            logger.info("another %s job for %s came first", job.kind, job)
+
+
+def send_load(job: LoadJob) -> None:
+    """Raises ``BrokerUnavailableError``."""
+    neuron_client.send_load(neuron_name=job.neuron.name, spec=_spec_of(job))
+
+
+def send_unload(job: LoadJob) -> None:
+    """Raises ``BrokerUnavailableError``."""
+    neuron_client.send_unload(neuron_name=job.neuron.name, model_name=job.model_name)
+
+
+def _spec_of(job: LoadJob) -> LoadSpec:
+    assert job.model is not None, "a load is of a model in the catalogue"
+    entry = job.model.entry()
+    spec = entry.load_spec(job_id=str(job.pk), neuron=job.neuron.name)
+    devices = list(job.devices)
+    if not devices and entry.device != "auto":
+        devices = [entry.device]
+    return msgspec.structs.replace(spec, devices=devices, evict=list(job.evict))
+
+
+def _active_beside(job: LoadJob) -> LoadJob | None:
+    """The one that the database allows no second beside."""
+    active = selectors.load_jobs_active().filter(model_name=job.model_name, neuron=job.neuron)
+    if job.kind == LoadJobKind.UNLOAD:
+        return active.filter(kind=LoadJobKind.UNLOAD).first()
+    return active.exclude(kind=LoadJobKind.UNLOAD).first()
+
+
+def _does_the_same(active: LoadJob, job: LoadJob) -> bool:
+    """A load that was asked to end since, or that is of another spec, is not what is wanted now."""
+    if job.kind == LoadJobKind.UNLOAD:
+        return True
+    return active.spec_digest == job.spec_digest and not selectors.unload_job_is_active(
+        job.model_name, job.neuron
+    )
+
+
+def _detail(job: LoadJob) -> dict[str, Any]:
+    detail: dict[str, Any] = {"neuron": job.neuron.name, "load_job": str(job.pk)}
+    if job.devices:
+        detail["devices"] = job.devices
+    if job.evict:
+        detail["evict"] = job.evict
+    return detail
+
+
+def _send_or_fail(job: LoadJob, send: Send) -> None:
+    try:
+        send(job)
+    except BrokerUnavailableError as error:
+        logger.warning("%s job %s could not be sent: %s", job.kind, job.pk, error)
+        load_job_not_sent(job=job)

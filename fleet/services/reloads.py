@@ -1,0 +1,79 @@
+"""Reloading an outdated or ailing replica: without a gap where there is room for a second one.
+
+A neuron holds one replica of a model, so a second one is on another neuron:
+
+    somebody else serves it ────────▶ in place        they serve meanwhile
+    another neuron has free room ───▶ elsewhere first  then it is unloaded here
+    else ───────────────────────────▶ in place        requests wait while it loads
+"""
+
+from __future__ import annotations
+
+from django.db import transaction
+
+from fleet import live, selectors
+from fleet.catalogue import CatalogueEntry
+from fleet.errors import ReplicaNotFoundError
+from fleet.lifecycles import LoadJobKind
+from fleet.models import LoadJob, Replica
+from fleet.placement import Load, Route, Wait, place
+from fleet.services.job_starts import job_create, send_load, send_unload
+from fleet.services.load_jobs import load_job_start
+from fleet.snapshot import FleetSnapshot
+from inference.protocol.heartbeat import ReplicaStatus
+from metering.actor import Actor
+
+
+def reload_job_start(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJob:
+    """The active load or reload of this model on this neuron by the catalogue's present spec: a
+    new one, or the one that is there. Its ``note`` says how it is done.
+
+    Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
+    ``ReplicaNotFoundError``, ``SnapshotUnavailableError``.
+    """
+    model, neuron = selectors.model_enabled(model_name), selectors.neuron_known(neuron_name)
+    replica = Replica.objects.filter(model_name=model_name, neuron=neuron).first()
+    if replica is None:
+        raise ReplicaNotFoundError(f"{model_name} is not loaded on {neuron_name}: load it instead")
+    job = LoadJob(kind=LoadJobKind.RELOAD, model=model, model_name=model.name, neuron=neuron)
+    plan = reload_plan(model.entry(), neuron_name, live.read_snapshot_sync(live.redis_client()))
+    if isinstance(plan, Load):
+        return _elsewhere_first(actor, job, plan)
+    job.note = plan
+    return job_create(actor=actor, job=job, send=_send_in_place)
+
+
+def reload_plan(entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot) -> Load | str:
+    """Pure. Where it is to be loaded first, or why it is reloaded in place."""
+    neuron = snapshot.neuron(neuron_name)
+    replica = neuron.replica_of(entry.name) if neuron is not None else None
+    if replica is None or replica.status is not ReplicaStatus.READY:
+        return "In place: it serves nobody now"
+    others = tuple(one for one in snapshot.neurons if one.name != neuron_name)
+    decision = place(entry, FleetSnapshot(neurons=others))
+    match decision:
+        case Load(evict=()):
+            return decision
+        case Route():
+            return f"In place: {decision.neuron} serves it meanwhile"
+        case Wait():
+            return f"In place; requests wait meanwhile: {decision.reason}"
+    return "In place; requests wait meanwhile: no other neuron has room for a second one"
+
+
+def _elsewhere_first(actor: Actor, job: LoadJob, plan: Load) -> LoadJob:
+    job.note = f"With no gap: on {plan.neuron} first, then it leaves {job.neuron.name}"
+    with transaction.atomic():
+        job.replacement = load_job_start(
+            actor=actor, model_name=plan.model, neuron_name=plan.neuron
+        )
+        return job_create(actor=actor, job=job, send=None)
+
+
+def _send_in_place(job: LoadJob) -> None:
+    """A neuron replaces what was loaded by another spec, and only that; what has the same one is
+    unloaded first. Raises ``BrokerUnavailableError``."""
+    replica = Replica.objects.filter(model_name=job.model_name, neuron=job.neuron).first()
+    if replica is None or replica.spec_digest in ("", job.spec_digest):
+        send_unload(job)
+    send_load(job)

@@ -1,0 +1,154 @@
+"""Reloads: what is decided, and how each way goes to its end."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet import services
+from fleet.errors import ReplicaNotFoundError
+from fleet.lifecycles import LoadJobStatus
+from fleet.models import CatalogueModel, LoadJob
+from fleet.placement import Load
+from fleet.services.reloads import reload_plan
+from fleet.snapshot import build_snapshot
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load import LoadFailure
+from metering.actor import COMMAND
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+OLD = {"job_id": "old", "spec_digest": "0123456789abcdef"}
+
+
+@pytest.fixture
+def model() -> CatalogueModel:
+    return services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+
+
+@pytest.fixture
+def say(publish):
+    """A neuron's heartbeat with these replicas: in Redis, and recorded."""
+
+    def say(name: str, *replicas) -> None:
+        services.heartbeat_record(heartbeat=publish(name, replicas=list(replicas)))
+
+    return say
+
+
+def reload() -> LoadJob:
+    return services.reload_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+
+
+def names(sent) -> list[tuple[str, str]]:
+    return [(name.partition(".")[2], options["queue"]) for name, _, options in sent.tasks]
+
+
+def status_of(job: LoadJob) -> str:
+    return LoadJob.objects.get(pk=job.pk).status
+
+
+@pytest.mark.parametrize(
+    ("beast", "beauty", "plan"),
+    [
+        ("ready", None, "beauty"),
+        ("ready", "ready", "In place: beauty serves it meanwhile"),
+        ("ready", "loading", "In place; requests wait meanwhile: tiny is loading on beauty"),
+        ("ready", "full", "In place; requests wait meanwhile: no other neuron has room"),
+        ("failed", None, "In place: it serves nobody now"),
+        (None, None, "In place: it serves nobody now"),
+    ],
+)
+def test_plan(build, model, beast: str | None, beauty: str | None, plan: str) -> None:
+    def beat(name: str, status: str | None):
+        if status == "full":
+            return build.heartbeat(name, devices=[])
+        states = [] if status is None else [build.replica(status=ReplicaStatus(status))]
+        return build.heartbeat(name, replicas=states)
+
+    snapshot = build_snapshot([beat("beast", beast), beat("beauty", beauty)])
+    found = reload_plan(model.entry(), "beast", snapshot)
+    assert (found.neuron if isinstance(found, Load) else found).startswith(plan)
+
+
+def test_in_place_only_its_own_replica_ends_it(model, say, build, sent) -> None:
+    say("beast", build.replica(**OLD))
+    job = reload()
+    assert reload().pk == job.pk
+    assert names(sent) == [("load_model", "neuron.beast")]
+    same = {"spec_digest": job.spec_digest}
+    say("beast", build.replica(job_id="x", **same))
+    assert status_of(job) == LoadJobStatus.PENDING
+    say("beast", build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING))
+    assert status_of(job) == LoadJobStatus.RUNNING
+    say("beast", build.replica(job_id=str(job.pk), **same))
+    assert status_of(job) == LoadJobStatus.SUCCEEDED
+
+
+def test_what_has_the_same_spec_is_unloaded_first(model, say, build, sent) -> None:
+    say("beast", build.replica(job_id="old", spec_digest=model.entry().spec_digest()))
+    reload()
+    assert names(sent) == [("unload_model", "neuron.beast"), ("load_model", "neuron.beast")]
+
+
+def test_with_room_elsewhere_the_old_one_serves_until_the_new_one_is_ready(
+    model, say, build, sent
+) -> None:
+    say("beast", build.replica(**OLD))
+    say("beauty")
+    job = reload()
+    assert (job.replacement.neuron.name, job.status) == ("beauty", LoadJobStatus.PENDING)
+    assert "on beauty first" in job.note
+    assert names(sent) == [("load_model", "neuron.beauty")]
+    say("beast", build.replica(**OLD))
+    assert len(sent.tasks) == 1
+    say("beauty", build.replica(job_id=str(job.replacement.pk)))
+    for _ in range(2):
+        say("beast", build.replica(**OLD))
+    assert names(sent)[1:] == [("unload_model", "neuron.beast")]
+    say("beast", build.replica(**OLD, status=ReplicaStatus.DRAINING))
+    assert status_of(job) == LoadJobStatus.RUNNING
+    say("beast")
+    assert status_of(job) == LoadJobStatus.SUCCEEDED
+
+
+def test_when_the_replacement_fails_the_old_one_serves_on(model, say, build, sent) -> None:
+    say("beast", build.replica(**OLD))
+    say("beauty")
+    job = reload()
+    failure = LoadFailure(code="does_not_fit", message="needs 8 GB, has 4 GB")
+    failed = {"status": ReplicaStatus.FAILED, "failure": failure}
+    say("beauty", build.replica(job_id=str(job.replacement.pk), **failed))
+    say("beast", build.replica(**OLD))
+    job.refresh_from_db()
+    assert (job.status, job.failure_code) == (LoadJobStatus.FAILED, "does_not_fit")
+    assert "beast serves on" in job.failure_message
+    assert len(sent.tasks) == 1
+
+
+def test_cancelling_cancels_the_replacement_and_keeps_the_old_one(model, say, build, sent) -> None:
+    say("beast", build.replica(**OLD))
+    say("beauty")
+    job = reload()
+    services.load_job_cancel(actor=COMMAND, job=job)
+    assert names(sent)[1:] == [("unload_model", "neuron.beauty")]
+    drained = build.replica(job_id=str(job.replacement.pk), status=ReplicaStatus.DRAINING)
+    say("beauty", drained)
+    say("beast", build.replica(**OLD))
+    assert status_of(job) == LoadJobStatus.CANCELLED
+
+
+def test_a_reload_that_waits_for_its_replacement_does_not_expire(model, say, build, sent) -> None:
+    say("beast", build.replica(**OLD))
+    say("beauty")
+    job = reload()
+    assert services.load_jobs_expire(now=job.created_at) == 0
+    LoadJob.objects.exclude(pk=job.pk).update(status="running", reported_at=None)
+    LoadJob.objects.filter(pk=job.pk).update(created_at="2020-01-01T00:00:00Z")
+    assert services.load_jobs_expire() == 0
+    assert status_of(job) == LoadJobStatus.PENDING
+
+
+def test_there_is_nothing_to_reload(model, say, sent) -> None:
+    say("beast")
+    with pytest.raises(ReplicaNotFoundError, match="load it instead"):
+        reload()
