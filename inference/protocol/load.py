@@ -86,11 +86,22 @@ NOT_IN_DIGEST = ("job_id", "devices", "evict", "earlier_loads", "promised_bytes"
 
 def spec_digest(spec: LoadSpec) -> str:
     """16 hex digits over what decides what is loaded and how it serves. Fields at their defaults
-    do not count, so that a field that is added later changes no digest."""
-    fields = msgspec.to_builtins(spec)
-    for name in NOT_IN_DIGEST:
-        fields.pop(name, None)
+    do not count, so that a field that is added later changes no digest. Who sends a spec and who
+    receives it agree."""
+    received = msgspec.json.decode(msgspec.json.encode(spec), type=LoadSpec)
+    values = ((name, getattr(received, name), default) for name, default in _DIGESTED.items())
+    fields = {name: value for name, value, default in values if value != default}
     return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()[:16]
+
+
+_DIGESTED = {
+    field.name: (
+        field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    )
+    for field in msgspec.structs.fields(LoadSpec)
+    if field.name not in NOT_IN_DIGEST
+}
+"""Each field that counts, with its default: no value equals that of a field without one."""
 
 
 class LoadStage(StrEnum):

@@ -60,3 +60,13 @@ def test_what_memory_or_a_network_may_mend_is_not_permanent() -> None:
         assert not LoadFailure(code=code, message="").is_permanent
     for code in PERMANENT_FAILURES:
         assert LoadFailure(code=code, message="").is_permanent
+
+
+def test_who_sends_a_spec_and_who_receives_it_agree_on_its_digest() -> None:
+    """A default word that was read from a database is another object, and an int a float."""
+    word = "".join(["au", "to"])
+    sent = msgspec.structs.replace(SPEC, dtype=word, max_prefill_s=300)
+    received = msgspec.convert(msgspec.to_builtins(sent), LoadSpec)
+    stored = msgspec.json.decode(msgspec.json.encode(received), type=LoadSpec)
+    plain = msgspec.structs.replace(SPEC, max_prefill_s=300.0)
+    assert len({spec_digest(spec) for spec in (sent, received, stored, plain)}) == 1
