@@ -7,10 +7,11 @@ Pure: no ORM, no Redis, no clock. A neuron that is not in here is away.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from fleet.measurements import DeviceKind
+from fleet.turns import Turn
 from fleet.wishes import NO_WISHES, Admission, Wishes
 from inference.protocol.heartbeat import (
     Capability,
@@ -20,6 +21,8 @@ from inference.protocol.heartbeat import (
     ReplicaStatus,
 )
 from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
+
+EXPECTED_BACK = (ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,21 +103,28 @@ class NeuronView:
     """False: nothing is placed or routed there."""
 
     @property
-    def free_memory_bytes(self) -> int:
-        """Free on the one device that a model without a device list would be loaded on."""
-        candidates = [device for device in self.devices if device.kind == self.load_device_kind]
-        return max((device.free_memory_bytes for device in candidates), default=0)
+    def may_load(self) -> bool:
+        """Whether models may be loaded there."""
+        return self.is_admitted and not self.is_draining and not self.is_leaving
 
     @property
-    def load_device_kind(self) -> DeviceKind:
-        """Of that device."""
-        return "cuda" if any(device.kind == "cuda" for device in self.devices) else "cpu"
+    def may_serve(self) -> bool:
+        """Whether requests may go there."""
+        return self.is_admitted and not self.is_leaving
 
     def replica_of(self, model: str) -> ReplicaView | None:
         return next((replica for replica in self.replicas if replica.model == model), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Absence:
+    """A neuron that has just fallen silent, as it was."""
+
+    neuron: NeuronView
+    silent_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class FleetSnapshot:
     """``neurons`` are sorted by name."""
 
@@ -122,15 +132,40 @@ class FleetSnapshot:
     wishes: Wishes = NO_WISHES
     """As last published: what holds for neurons that are not here as well."""
 
+    absent: tuple[Absence, ...] = ()
+    """What they hold is expected back."""
+    turns: tuple[Turn, ...] = ()
+    """Room that is promised to models that wait for it."""
+
+    @cached_property
+    def by_model(self) -> Mapping[str, tuple[ReplicaView, ...]]:
+        """The replicas of each model, by the names of their neurons."""
+        found: dict[str, list[ReplicaView]] = {}
+        for replica in self.replicas():
+            found.setdefault(replica.model, []).append(replica)
+        return {model: tuple(replicas) for model, replicas in found.items()}
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, NeuronView]:
+        return {neuron.name: neuron for neuron in self.neurons}
+
     def replicas(self) -> Iterator[ReplicaView]:
         for neuron in self.neurons:
             yield from neuron.replicas
 
     def replicas_of(self, model: str) -> tuple[ReplicaView, ...]:
-        return tuple(replica for replica in self.replicas() if replica.model == model)
+        return self.by_model.get(model, ())
 
     def neuron(self, name: str) -> NeuronView | None:
-        return next((neuron for neuron in self.neurons if neuron.name == name), None)
+        return self._by_name.get(name)
+
+    def absent_holders(self, model: str) -> tuple[str, ...]:
+        """The neurons that held it when they fell silent, and are expected back."""
+        return tuple(
+            absence.neuron.name
+            for absence in self.absent
+            if any(r.model == model and r.status in EXPECTED_BACK for r in absence.neuron.replicas)
+        )
 
 
 def build_snapshot(

@@ -64,21 +64,6 @@ def test_without_stats_counters_are_zero(build) -> None:
     assert (view.num_requests, view.last_forward_age_s, view.context_tokens) == (0, None, None)
 
 
-def test_free_memory_is_that_of_the_device_a_load_would_use(build) -> None:
-    cuda = [
-        build.device(kind="cuda", index=0, free_memory_bytes=2 * GIB),
-        build.device(kind="cuda", index=1, free_memory_bytes=5 * GIB),
-    ]
-    processor = build.device(free_memory_bytes=100 * GIB)
-    with_cuda, without, bare = (
-        build_snapshot([build.heartbeat(devices=devices)]).neurons[0]
-        for devices in ([processor, *cuda], [processor], [])
-    )
-    assert with_cuda.free_memory_bytes == 5 * GIB
-    assert without.free_memory_bytes == 100 * GIB
-    assert bare.free_memory_bytes == 0
-
-
 def test_eta_is_a_straight_line(build) -> None:
     progress = LoadProgress(stage=LoadStage.DOWNLOADING, done=75, total=100)
     loading = build.replica(status=ReplicaStatus.LOADING, progress=progress)

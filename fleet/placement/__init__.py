@@ -1,0 +1,24 @@
+"""Where models and requests go, and what leaves for them. Pure: snapshots in, decisions out.
+
+place        one request: Route | Load | Wait | Reject
+place_on     one load on one neuron: its devices, and what leaves for it
+"""
+
+from fleet.placement.decisions import Catalogue, Decision, Load, Reject, Route, Wait
+from fleet.placement.failures import FAILED_LOAD_BACKOFF_S
+from fleet.placement.place import place
+from fleet.placement.refusals import NO_NEURON_RETRY_AFTER_S
+from fleet.placement.routing import RoutingHint
+
+__all__ = [
+    "FAILED_LOAD_BACKOFF_S",
+    "NO_NEURON_RETRY_AFTER_S",
+    "Catalogue",
+    "Decision",
+    "Load",
+    "Reject",
+    "Route",
+    "RoutingHint",
+    "Wait",
+    "place",
+]

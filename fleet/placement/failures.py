@@ -1,0 +1,65 @@
+"""What failed loads forbid: when one may be tried again, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleet.catalogue import CatalogueEntry
+from fleet.snapshot import ReplicaView
+from inference.protocol.heartbeat import ReplicaStatus
+
+FAILED_LOAD_BACKOFF_S = 30.0
+"""A load that failed on a neuron is not tried there again for this long."""
+LOST_ITS_ROOM = "lost_its_room"
+"""What was to leave for it was in use after all: nothing is wrong, and it is placed again."""
+LOCAL_SOURCE = "path:"
+LOCAL_FAILURES = frozenset({"exceeds_device"})
+"""Permanent on that neuron; another one may be larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedLoads:
+    """Of one model: the neurons on which it is not tried now, and why."""
+
+    recent: tuple[ReplicaView, ...] = ()
+    permanent: tuple[ReplicaView, ...] = ()
+    """Not tried again until its entry changes."""
+    everywhere: ReplicaView | None = None
+    """One of those that would be the same on every neuron."""
+
+    @property
+    def neurons(self) -> frozenset[str]:
+        return frozenset(replica.neuron for replica in (*self.recent, *self.permanent))
+
+
+NONE_FAILED = FailedLoads()
+
+
+def failed_loads(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> FailedLoads:
+    """``replicas`` are the model's own. Those that were asked for by another spec do not count."""
+    failed = [replica for replica in replicas if replica.status is ReplicaStatus.FAILED]
+    if not failed:
+        return NONE_FAILED
+    digest = entry.spec_digest()
+    current = [replica for replica in failed if replica.spec_digest in ("", digest)]
+    permanent = tuple(r for r in current if r.failure is not None and r.failure.is_permanent)
+    everywhere = None
+    if not entry.source.startswith(LOCAL_SOURCE):  # otherwise every host has files of its own
+        everywhere = next((r for r in permanent if not _is_local(r)), None)
+    return FailedLoads(
+        recent=tuple(r for r in current if r not in permanent and retry_in_s(r) > 0),
+        permanent=permanent,
+        everywhere=everywhere,
+    )
+
+
+def retry_in_s(failed: ReplicaView) -> float:
+    """How long until the load may be tried on that neuron again."""
+    if failed.failure is not None and failed.failure.code == LOST_ITS_ROOM:
+        return 0.0
+    return max(0.0, FAILED_LOAD_BACKOFF_S - failed.status_age_s)
+
+
+def _is_local(failed: ReplicaView) -> bool:
+    return failed.failure is not None and failed.failure.code in LOCAL_FAILURES

@@ -1,0 +1,54 @@
+"""What a model asks of devices: which kinds, how many, how large, and how many bytes on each."""
+
+from __future__ import annotations
+
+from fleet.catalogue import CatalogueEntry
+from fleet.measurements import DeviceKind
+
+MIB = 1024**2
+
+
+class Needs:
+    """Of one entry; looks through its measured loads once."""
+
+    __slots__ = ("_fallback_bytes", "_largest", "_own", "entry", "least_total_bytes", "num_devices")
+
+    def __init__(self, entry: CatalogueEntry) -> None:
+        self.entry = entry
+        self.num_devices = max(1, entry.min_devices)
+        self.least_total_bytes = (entry.min_device_vram_mb or 0) * MIB
+        self._own: dict[tuple[str, DeviceKind], int] = {}
+        self._largest: dict[DeviceKind, tuple[int, str]] = {}
+        for load in entry.measured_loads:
+            self._own[load.neuron, load.device_kind] = load.needed_bytes(entry.kv_memory_bytes)
+            size = (load.load_bytes, load.neuron)
+            if size > self._largest.get(load.device_kind, (-1, "")):
+                self._largest[load.device_kind] = size
+        self._fallback_bytes: dict[DeviceKind, int | None] = {}
+
+    @property
+    def kinds(self) -> tuple[DeviceKind, ...]:
+        """Best first. A processor is one device, so nothing spans several of them."""
+        match self.entry.device:
+            case "cuda":
+                return ("cuda",)
+            case "cpu":
+                return ("cpu",)
+            case _:
+                return ("cuda", "cpu") if self.num_devices == 1 else ("cuda",)
+
+    def total_bytes(self, neuron: str, kind: DeviceKind) -> int | None:
+        """Over all its devices; ``None`` while nobody knows."""
+        own = self._own.get((neuron, kind))
+        if own is not None:
+            return own
+        if kind not in self._fallback_bytes:
+            largest = self._largest.get(kind)
+            measured_on = largest[1] if largest else neuron
+            self._fallback_bytes[kind] = self.entry.needed_memory_bytes(measured_on, kind)
+        return self._fallback_bytes[kind]
+
+    def device_bytes(self, neuron: str, kind: DeviceKind) -> int | None:
+        """On each of its devices."""
+        total = self.total_bytes(neuron, kind)
+        return None if total is None else -(-total // self.num_devices)

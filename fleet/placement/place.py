@@ -1,0 +1,133 @@
+"""Where a request for a model goes. Pure: an entry and a snapshot in, one decision out.
+
+    READY replica ────────────▶ Route    the conversation's own, else the least busy
+    LOADING or RECOVERING ────▶ Wait     a load is under way, or its neuron blinks
+    room on a device ─────────▶ Load     cards before processors, the snuggest comfortable one
+    room if idle ones leave ──▶ Load     that names what leaves first: where least is lost
+    room after a turn ────────▶ Wait     those that are in use there have their turn first
+    only DRAINING ────────────▶ Wait     it may be loaded again once it is gone
+    else ─────────────────────▶ Reject   with the reason and when to come back, if ever
+
+No ORM, no Redis, no clock: ages come with the snapshot. Performing a decision is others' work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet.catalogue import CatalogueEntry
+from fleet.placement.decisions import Catalogue, Decision, Load, Route, Wait
+from fleet.placement.failures import failed_loads
+from fleet.placement.refusals import never_loads, refuse
+from fleet.placement.residents import ground_of
+from fleet.placement.room import find_room
+from fleet.placement.routing import RoutingHint, choose_replica
+from fleet.placement.spots import Spot
+from fleet.snapshot import FleetSnapshot, ReplicaView
+from inference.protocol.heartbeat import ReplicaStatus
+
+GONE_ETA_S = 5.0
+"""Told for a neuron that fell silent: it is back by then, or the model is loaded elsewhere."""
+
+
+def place(
+    entry: CatalogueEntry,
+    snapshot: FleetSnapshot,
+    *,
+    catalogue: Catalogue | None = None,
+    hint: RoutingHint | None = None,
+) -> Decision:
+    """``catalogue`` says what other models are worth; without it nothing is evicted."""
+    replicas = _reachable(snapshot, entry.name)
+    if ready := _serving(entry, snapshot, replicas):
+        chosen = choose_replica(ready, hint)
+        return Route(neuron=chosen.neuron, model=entry.name)
+    if under_way := _with_status(replicas, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING):
+        return _wait(min(under_way, key=_soonest))
+    if absent := snapshot.absent_holders(entry.name):
+        return _wait_for_return(entry, absent)
+    failed = failed_loads(entry, replicas)
+    if failed.everywhere is not None:
+        return never_loads(failed.everywhere)
+    ground = ground_of(snapshot, catalogue)
+    draining = _with_status(replicas, ReplicaStatus.DRAINING)
+    excluded = failed.neurons | {replica.neuron for replica in draining}
+    room = find_room(entry, ground, excluded=excluded)
+    if room.spot is not None:
+        return load_decision(entry, room.spot)
+    if draining:
+        return _wait(min(draining, key=_soonest))
+    if room.turn is not None:
+        return _wait_for_turn(entry, room.turn)
+    return refuse(entry, snapshot, ground, failed)
+
+
+def load_decision(entry: CatalogueEntry, spot: Spot) -> Load:
+    return Load(neuron=spot.neuron, model=entry.name, devices=spot.devices, evict=spot.evict)
+
+
+def _reachable(snapshot: FleetSnapshot, model: str) -> list[ReplicaView]:
+    """Those of neurons that take requests."""
+    return [
+        replica
+        for replica in snapshot.replicas_of(model)
+        if (neuron := snapshot.neuron(replica.neuron)) is not None and neuron.may_serve
+    ]
+
+
+def _serving(
+    entry: CatalogueEntry, snapshot: FleetSnapshot, replicas: Sequence[ReplicaView]
+) -> Sequence[ReplicaView]:
+    """The READY replicas that requests go to: those of a neuron that drains only while no other
+    serves, those of an older spec only while none of the present one does."""
+    ready = _with_status(replicas, ReplicaStatus.READY)
+    if len(ready) < 2:
+        return ready
+    serving = [replica for replica in ready if _stays(snapshot, replica)] or ready
+    if len({replica.spec_digest for replica in serving}) > 1:
+        digest = entry.spec_digest()
+        serving = [replica for replica in serving if replica.spec_digest == digest] or serving
+    return serving
+
+
+def _stays(snapshot: FleetSnapshot, replica: ReplicaView) -> bool:
+    neuron = snapshot.neuron(replica.neuron)
+    return neuron is not None and not neuron.is_draining
+
+
+def _with_status(
+    replicas: Sequence[ReplicaView], *statuses: ReplicaStatus
+) -> tuple[ReplicaView, ...]:
+    return tuple(replica for replica in replicas if replica.status in statuses)
+
+
+def _soonest(replica: ReplicaView) -> tuple[float, str]:
+    return (float("inf") if replica.eta_s is None else replica.eta_s, replica.neuron)
+
+
+def _wait(replica: ReplicaView) -> Wait:
+    reason = f"{replica.model} is {replica.status} on {replica.neuron}"
+    if replica.progress is not None:
+        reason += f" ({replica.progress.stage})"
+    return Wait(neuron=replica.neuron, model=replica.model, reason=reason, eta_s=replica.eta_s)
+
+
+def _wait_for_return(entry: CatalogueEntry, absent: Sequence[str]) -> Wait:
+    return Wait(
+        neuron=absent[0],
+        model=entry.name,
+        reason=f"{entry.name} is on {' and '.join(absent)}, which has just fallen silent",
+        eta_s=GONE_ETA_S,
+    )
+
+
+def _wait_for_turn(entry: CatalogueEntry, turn: Spot) -> Wait:
+    where = f"{' and '.join(turn.devices)} of {turn.neuron}"
+    users = ", ".join(turn.evict)
+    return Wait(
+        neuron=turn.neuron,
+        model=entry.name,
+        reason=f"{entry.name} waits for its turn on {where}, which {users or 'others'} use",
+        eta_s=turn.ready_in_s,
+        needs_turn=True,
+    )

@@ -1,0 +1,59 @@
+"""What the control knows beside the snapshot, and what it decides to do about the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fleet.placement.decisions import Load
+from fleet.turns import Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unload:
+    """Drain and unload. ``reason`` is written for people."""
+
+    neuron: str
+    model: str
+    reason: str
+
+
+Action = Load | Unload
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Requests for one model that wait for it at all gateways together."""
+
+    num_requests: int
+    oldest_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """What is known of load jobs."""
+
+    loading: frozenset[tuple[str, str]] = frozenset()
+    """(model, neuron) of loads that are under way: a heartbeat may not tell of them yet."""
+    unloading: frozenset[tuple[str, str]] = frozenset()
+    num_failures: Mapping[str, int] = field(default_factory=dict)
+    """Of each model, in a row until now."""
+    failed_age_s: Mapping[str, float] = field(default_factory=dict)
+    """Since the last of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What one snapshot alone does not tell."""
+
+    waiting: Mapping[str, Waiting] = field(default_factory=dict)
+    queue_long_s: Mapping[str, float] = field(default_factory=dict)
+    """For how long each model's queue has been long on all its replicas without a break."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``turns`` are all that are under way now, those that have just been given among them."""
+
+    actions: tuple[Action, ...] = ()
+    turns: tuple[Turn, ...] = ()

@@ -1,0 +1,204 @@
+"""What the control does about the fleet in one tick. Pure.
+
+    too few replicas ─▶ Load, with back-off after failures; what a neuron that blinks holds counts
+    a long queue ─────▶ Load of one more, where there is room without evicting anybody
+    too many, idle ───▶ Unload
+    a neuron drains ──▶ Load elsewhere what is assigned or in use, then Unload it there
+    models that wait ─▶ turns
+
+Each action is seen by those after it, as if its load had begun. A tick starts a few loads at most:
+the next one is a second away.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from fleet.catalogue import CatalogueEntry
+from fleet.placement.assignments import Assignment, assignment_of
+from fleet.placement.decisions import Catalogue
+from fleet.placement.expected import with_load, with_turns, with_unload
+from fleet.placement.failures import failed_loads
+from fleet.placement.place import load_decision
+from fleet.placement.plan import Action, Jobs, Observed, Plan, Unload, Waiting
+from fleet.placement.residents import HELD, ground_of, idle_age_s
+from fleet.placement.room import find_room
+from fleet.placement.surplus import surplus_leaves, unknown_leaves
+from fleet.placement.turns import turn_given, turns_kept
+from fleet.snapshot import FleetSnapshot, ReplicaView
+from fleet.turns import Turn
+from inference.protocol.heartbeat import ReplicaStatus
+
+MAX_LOADS_A_TICK = 8
+BACKOFF_FIRST_S = 10.0
+BACKOFF_MAX_S = 600.0
+"""After failures of an assigned model in a row: the first wait doubles up to this."""
+QUEUE_LONG_S = 10.0
+"""A queue that has been long for this long calls for another replica."""
+LONG_QUEUE = 4
+"""Requests that wait at each of a model's replicas."""
+NOBODY_WAITS = Waiting(num_requests=0, oldest_s=0.0)
+MOVE_IDLE_S = 2.0
+"""A replica that nobody must have leaves a draining neuron when it is idle for so long."""
+
+
+def reconcile(
+    catalogue: Catalogue,
+    snapshot: FleetSnapshot,
+    *,
+    jobs: Jobs,
+    observed: Observed,
+    turns: Sequence[Turn] = (),
+) -> Plan:
+    """``turns`` are those of the last tick, with their ages now."""
+    return _Tick(catalogue, snapshot, jobs, observed).plan(turns)
+
+
+def is_queue_long(replicas: Sequence[ReplicaView]) -> bool:
+    """``replicas`` are one model's."""
+    ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
+    return bool(ready) and all(replica.queue_depth >= LONG_QUEUE for replica in ready)
+
+
+class _Tick:
+    def __init__(
+        self, catalogue: Catalogue, snapshot: FleetSnapshot, jobs: Jobs, observed: Observed
+    ) -> None:
+        self._catalogue = catalogue
+        self._snapshot = snapshot
+        self._jobs = jobs
+        self._observed = observed
+        self._actions: list[Action] = []
+        self._num_loads = 0
+        self._pending: defaultdict[str, set[str]] = defaultdict(set)
+        """The neurons to which a load of each model is on its way, unseen in the snapshot."""
+        for model, neuron in jobs.loading:
+            view = snapshot.neuron(neuron)
+            if view is not None and view.replica_of(model) is None:
+                self._pending[model].add(neuron)
+
+    def plan(self, turns: Sequence[Turn]) -> Plan:
+        missing = [
+            entry
+            for entry in self._catalogue.values()
+            if entry.effective_min_replicas and self._num_missing(entry) > 0
+        ]
+        wanted = {entry.name: NOBODY_WAITS for entry in missing} | dict(self._observed.waiting)
+        kept = turns_kept(turns, self._snapshot, wanted)
+        self._snapshot = with_turns(self._snapshot, kept)
+        for entry in missing:
+            for _ in range(self._num_missing(entry)):
+                self._load(entry)
+        for model, replicas in list(self._snapshot.by_model.items()):
+            self._look_at(model, replicas)
+        self._empty_draining_neurons()
+        self._give_turns(wanted)
+        return Plan(actions=tuple(self._actions), turns=self._snapshot.turns)
+
+    def _look_at(self, model: str, replicas: Sequence[ReplicaView]) -> None:
+        entry = self._catalogue.get(model)
+        if entry is None:
+            for replica in replicas:
+                self._unload(unknown_leaves(replica))
+            return
+        staying = [r for r in replicas if self._stays(r) and r.status is ReplicaStatus.READY]
+        if not staying:
+            return
+        assignment = assignment_of(entry)
+        digest = entry.spec_digest() if len(staying) > 1 else staying[0].spec_digest
+        self._unload(surplus_leaves(assignment, staying, digest))
+        if self._observed.queue_long_s.get(model, 0.0) >= QUEUE_LONG_S:
+            self._load_one_more(entry, assignment)
+
+    def _load_one_more(self, entry: CatalogueEntry, assignment: Assignment) -> None:
+        """Only where nobody has to leave for it, and one at a time."""
+        held = [r for r in self._snapshot.replicas_of(entry.name) if r.status in HELD]
+        is_under_way = any(r.status is not ReplicaStatus.READY for r in held)
+        if len(held) < assignment.max_replicas and not is_under_way:
+            self._load(entry, may_evict=False)
+
+    def _empty_draining_neurons(self) -> None:
+        for neuron in self._snapshot.neurons:
+            if neuron.is_draining and neuron.may_serve:
+                for replica in neuron.replicas:
+                    if replica.status is ReplicaStatus.READY:
+                        self._move(replica)
+
+    def _move(self, replica: ReplicaView) -> None:
+        """Away from a neuron that drains, without a gap where there is room."""
+        entry = self._catalogue.get(replica.model)
+        if entry is None:
+            return
+        elsewhere = [
+            other
+            for other in self._snapshot.replicas_of(replica.model)
+            if other.status in HELD and self._stays(other)
+        ]
+        if any(other.status is ReplicaStatus.READY for other in elsewhere):
+            self._unload(_leaving(replica, "its neuron drains, and another one has it"))
+        elif elsewhere or self._pending[replica.model]:
+            return
+        elif (idle_age_s(replica) or 0.0) >= MOVE_IDLE_S and not entry.effective_min_replicas:
+            self._unload(_leaving(replica, "its neuron drains"))
+        elif not entry.effective_min_replicas:  # otherwise it is missing, and has been looked at
+            self._load(entry)
+
+    def _give_turns(self, wanted: Mapping[str, Waiting]) -> None:
+        """Who has waited longest comes first."""
+        for model in sorted(wanted, key=lambda name: (-wanted[name].oldest_s, name)):
+            given = turn_given(model, self._snapshot, self._catalogue)
+            if given is not None:
+                turn, leaving = given
+                self._snapshot = with_turns(self._snapshot, (*self._snapshot.turns, turn))
+                for unload in leaving:
+                    self._unload(unload)
+
+    def _num_missing(self, entry: CatalogueEntry) -> int:
+        """What a neuron holds that has just fallen silent is expected back."""
+        held = {
+            replica.neuron
+            for replica in self._snapshot.replicas_of(entry.name)
+            if replica.status in HELD and self._stays(replica)
+        }
+        held |= self._pending[entry.name] | set(self._snapshot.absent_holders(entry.name))
+        return entry.effective_min_replicas - len(held)
+
+    def _load(self, entry: CatalogueEntry, *, may_evict: bool = True) -> None:
+        if self._num_loads >= MAX_LOADS_A_TICK or not self._is_due(entry.name):
+            return
+        replicas = self._snapshot.replicas_of(entry.name)
+        failed = failed_loads(entry, replicas)
+        if failed.everywhere is not None:
+            return
+        excluded = {r.neuron for r in replicas if r.status is not ReplicaStatus.FAILED}
+        excluded |= failed.neurons | self._pending[entry.name]
+        ground = ground_of(self._snapshot, self._catalogue)
+        room = find_room(entry, ground, excluded=excluded, may_evict=may_evict)
+        if room.spot is None:
+            return
+        load = load_decision(entry, room.spot)
+        self._num_loads += 1
+        self._actions.append(load)
+        self._snapshot = with_load(self._snapshot, load, entry)
+
+    def _is_due(self, model: str) -> bool:
+        num_failures = self._jobs.num_failures.get(model, 0)
+        if num_failures == 0:
+            return True
+        wait_s = min(BACKOFF_FIRST_S * 2.0 ** min(num_failures - 1, 10), BACKOFF_MAX_S)
+        return self._jobs.failed_age_s.get(model, wait_s) >= wait_s
+
+    def _unload(self, unload: Unload | None) -> None:
+        if unload is None or (unload.model, unload.neuron) in self._jobs.unloading:
+            return
+        self._actions.append(unload)
+        self._snapshot = with_unload(self._snapshot, unload.neuron, unload.model)
+
+    def _stays(self, replica: ReplicaView) -> bool:
+        neuron = self._snapshot.neuron(replica.neuron)
+        return neuron is not None and neuron.may_load
+
+
+def _leaving(replica: ReplicaView, reason: str) -> Unload:
+    return Unload(neuron=replica.neuron, model=replica.model, reason=reason)

@@ -1,0 +1,115 @@
+"""Why a model cannot be had now, in words and numbers for whoever asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet.catalogue import CatalogueEntry
+from fleet.measurements import DeviceKind
+from fleet.placement.decisions import Reject
+from fleet.placement.failures import FailedLoads, retry_in_s
+from fleet.placement.needs import Needs
+from fleet.placement.residents import DeviceGround, Ground
+from fleet.snapshot import FleetSnapshot, ReplicaView
+
+NO_NEURON_RETRY_AFTER_S = 5.0
+NOT_ENOUGH_MEMORY_RETRY_AFTER_S = 30.0
+
+
+def never_loads(failed: ReplicaView) -> Reject:
+    """Nothing is tried again until somebody changes something, so nobody is asked to try."""
+    failure = failed.failure
+    assert failure is not None, "a failure that nobody told is not permanent"
+    return Reject(
+        code=failure.code,
+        message=f"{failed.model} cannot be loaded: {failure.message} (on {failed.neuron}). It is "
+        "not tried again until its catalogue entry changes",
+        retry_after_s=None,
+    )
+
+
+def refuse(
+    entry: CatalogueEntry, snapshot: FleetSnapshot, ground: Ground, failed: FailedLoads
+) -> Reject:
+    if failed.recent:
+        return _load_failed(failed.recent)
+    if short := _short(entry, ground, failed):
+        return short
+    if failed.permanent:
+        return never_loads(failed.permanent[0])
+    return Reject(
+        code="no_neuron",
+        message=_nowhere(entry, snapshot),
+        retry_after_s=NO_NEURON_RETRY_AFTER_S,
+    )
+
+
+def _load_failed(failed: Sequence[ReplicaView]) -> Reject:
+    """The failure that may be tried again first speaks for all."""
+    oldest = min(failed, key=lambda replica: (retry_in_s(replica), replica.neuron))
+    why = oldest.failure.message if oldest.failure else "no reason was given"
+    return Reject(
+        code="load_failed",
+        message=f"Loading {oldest.model} failed on {oldest.neuron}: {why}",
+        retry_after_s=max(1.0, retry_in_s(oldest)),
+    )
+
+
+def _short(entry: CatalogueEntry, ground: Ground, failed: FailedLoads) -> Reject | None:
+    """The neuron that comes closest speaks for all, one whose devices are large enough first."""
+    needs = Needs(entry)
+    closest = min(
+        (
+            found
+            for kind in needs.kinds
+            for neuron, devices in ground.by_kind[kind].items()
+            if neuron not in failed.neurons and neuron in (entry.pinned_on or (neuron,))
+            if (found := _lacking(needs, kind, neuron, devices)) is not None
+        ),
+        default=None,
+    )
+    if closest is None:
+        return None
+    is_too_small, _, neuron, name, needed, free, total = closest
+    many = f" on each of {needs.num_devices} devices" if needs.num_devices > 1 else ""
+    if is_too_small:
+        return Reject(
+            code="exceeds_device",
+            message=f"{entry.name} needs {needed:,} bytes of memory{many}, and {name} of {neuron} "
+            f"has {total:,} in all; no neuron comes closer",
+            retry_after_s=None,
+        )
+    return Reject(
+        code="not_enough_memory",
+        message=f"{entry.name} needs {needed:,} bytes of free memory on {neuron}{many}, and "
+        f"{max(0, free):,} are free on its {name}; what else is loaded there may not leave for it, "
+        "and no neuron comes closer",
+        retry_after_s=NOT_ENOUGH_MEMORY_RETRY_AFTER_S,
+    )
+
+
+def _lacking(
+    needs: Needs, kind: DeviceKind, neuron: str, devices: Sequence[DeviceGround]
+) -> tuple[bool, int, str, str, int, int, int] | None:
+    """What is missing on the device that decides. ``None``: nothing that has a number."""
+    needed = needs.device_bytes(neuron, kind)
+    if needed is None or len(devices) < needs.num_devices:
+        return None
+    model = needs.entry.name
+
+    def lacking(device: DeviceGround) -> tuple[bool, int, str]:
+        total = device.info.total_memory_bytes
+        is_too_small = total < max(needed, needs.least_total_bytes)
+        return (is_too_small, needed - device.free_bytes(model), device.name)
+
+    deciding = sorted(devices, key=lacking)[needs.num_devices - 1]
+    is_too_small, missing, name = lacking(deciding)
+    total = deciding.info.total_memory_bytes
+    least = max(needed, needs.least_total_bytes) if is_too_small else needed
+    return (is_too_small, missing, neuron, name, least, deciding.free_bytes(model), total)
+
+
+def _nowhere(entry: CatalogueEntry, snapshot: FleetSnapshot) -> str:
+    if entry.pinned_on and not any(snapshot.neuron(name) for name in entry.pinned_on):
+        return f"{entry.name} may run on {', '.join(entry.pinned_on)} only, which is away"
+    return f"No neuron that could run {entry.name} is online"

@@ -1,0 +1,188 @@
+"""Where a model could go: devices with room for it, or with room once idle replicas have left.
+
+    free        room now                                        the snuggest comfortable one
+    evicting    room once idle, unpinned replicas have left     where least is lost
+    in a turn   room once replicas in use have had their turn   where it is soonest
+
+Pure. A replica that spans devices needs its part on each, all on one neuron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fleet.measurements import DeviceKind
+from fleet.placement.needs import Needs
+from fleet.placement.residents import MIN_TURN_S, DeviceGround, Resident
+
+COMFORT = 1.25
+"""A device is comfortable with so much of what is needed at least: the rest holds longer contexts.
+Among comfortable devices the snuggest is taken, so that large ones stay free for large models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """``device_bytes`` is what is needed on each device; ``None`` while nobody knows."""
+
+    neuron: str
+    devices: tuple[str, ...]
+    device_bytes: int | None
+    victims: tuple[Resident, ...] = ()
+    is_promised: bool = False
+    """Another model comes first."""
+
+    @property
+    def evict(self) -> tuple[str, ...]:
+        return tuple(sorted({victim.replica.model for victim in self.victims}))
+
+    @property
+    def ready_in_s(self) -> float:
+        """How soon the last of the victims may go."""
+        first = MIN_TURN_S if self.is_promised else 0.0
+        return max((victim.in_s for victim in self.victims), default=0.0) + first
+
+
+UNTOUCHED = -(2**31)
+"""Below every priority: nobody has to leave."""
+
+Grounds = Sequence[tuple[str, Sequence[DeviceGround]]]
+
+
+def free_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None:
+    best: tuple[tuple[bool, int, str, str], Spot] | None = None
+    model = needs.entry.name
+    for neuron, devices in grounds:
+        each = needs.device_bytes(neuron, kind)
+        roomy = []
+        for device in devices:
+            free = device.free_bytes(model)
+            if free >= (each or 0) and device.info.total_memory_bytes >= needs.least_total_bytes:
+                roomy.append((*_snugness(free, each), device.name))
+        if len(roomy) < needs.num_devices:
+            continue
+        chosen = sorted(roomy)[: needs.num_devices]
+        key = (*chosen[-1][:2], neuron, chosen[0][2])
+        if best is None or key < best[0]:
+            names = tuple(sorted(name for *_, name in chosen))
+            best = (key, Spot(neuron, names, each))
+    return best[1] if best else None
+
+
+def evicting_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None:
+    """A model of unknown size evicts nobody: nobody could say that it makes room."""
+
+    def may_go(resident: Resident) -> bool:
+        return resident.goes_now and resident.priority <= needs.entry.effective_priority
+
+    return min(
+        _spots(needs, kind, grounds, may_go, lambda device: device.evictable_bytes),
+        key=_loss,
+        default=None,
+    )
+
+
+def turn_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None:
+    """Where room comes soonest if those that may go are let go once they have had their turn:
+    what is promised to nobody, else what another model has first."""
+
+    def may_go(resident: Resident) -> bool:
+        return resident.priority <= needs.entry.effective_priority
+
+    def movable(device: DeviceGround) -> int:
+        return device.movable_bytes
+
+    def soonest(spot: Spot) -> tuple[object, ...]:
+        return (spot.ready_in_s, *_loss(spot))
+
+    unpromised = _spots(needs, kind, grounds, may_go, movable)
+    if found := min(unpromised, key=soonest, default=None):
+        return found
+    if not any(device.claims for _, devices in grounds for device in devices):
+        return None
+    after = _spots(needs, kind, grounds, may_go, movable, heeds_promises=False)
+    promised = min(after, key=soonest, default=None)
+    return promised and replace(promised, is_promised=True)
+
+
+def _spots(
+    needs: Needs,
+    kind: DeviceKind,
+    grounds: Grounds,
+    may_go: Callable[[Resident], bool],
+    most_bytes: Callable[[DeviceGround], int],
+    *,
+    heeds_promises: bool = True,
+) -> Iterator[Spot]:
+    model = needs.entry.name
+    for neuron, devices in grounds:
+        each = needs.device_bytes(neuron, kind)
+        if each is None:
+            continue
+        cleared = []
+        for device in devices:
+            if device.info.total_memory_bytes < needs.least_total_bytes:
+                continue
+            free = device.free_bytes(model) if heeds_promises else device.info.free_memory_bytes
+            lacking = each - free
+            if lacking > most_bytes(device):
+                continue
+            victims = _victims(lacking, device.residents, may_go)
+            if victims is not None:
+                cleared.append((device.name, victims))
+        if len(cleared) < needs.num_devices:
+            continue
+        if needs.num_devices == 1:
+            yield from (Spot(neuron, (name,), each, victims) for name, victims in cleared)
+        else:
+            yield _together(neuron, each, cleared, needs.num_devices)
+
+
+def _victims(
+    lacking_bytes: int, residents: Sequence[Resident], may_go: Callable[[Resident], bool]
+) -> tuple[Resident, ...] | None:
+    """The least valuable that make room, and none that makes no difference; ``None``: too few."""
+    chosen: list[Resident] = []
+    freed = 0
+    for resident in residents:
+        if freed >= lacking_bytes:
+            break
+        if resident.freed_bytes > 0 and may_go(resident):
+            chosen.append(resident)
+            freed += resident.freed_bytes
+    if freed < lacking_bytes:
+        return None
+    for resident in reversed(chosen[:-1]):
+        if freed - resident.freed_bytes >= lacking_bytes:
+            chosen.remove(resident)
+            freed -= resident.freed_bytes
+    return tuple(chosen)
+
+
+def _together(
+    neuron: str, each: int, cleared: list[tuple[str, tuple[Resident, ...]]], num_devices: int
+) -> Spot:
+    """The devices that lose least. Replicas that lie on several of them leave once."""
+    least = sorted(cleared, key=lambda device: (_loss_of(device[1]), device[0]))[:num_devices]
+    victims = {victim.replica.model: victim for _, found in least for victim in found}
+    return Spot(neuron, tuple(sorted(name for name, _ in least)), each, tuple(victims.values()))
+
+
+def _snugness(free_bytes: int, needed_bytes: int | None) -> tuple[bool, int]:
+    """Less is better. Of a model of unknown size the roomiest device is tried."""
+    if needed_bytes is None:
+        return (False, -free_bytes)
+    is_tight = free_bytes < COMFORT * needed_bytes
+    return (is_tight, -free_bytes if is_tight else free_bytes)
+
+
+def _loss(spot: Spot) -> tuple[int, float, str, tuple[str, ...]]:
+    return (*_loss_of(spot.victims), spot.neuron, spot.devices)
+
+
+def _loss_of(victims: Sequence[Resident]) -> tuple[int, float]:
+    """The most valuable of them counts first, then how much is lost in all."""
+    return (
+        max((victim.priority for victim in victims), default=UNTOUCHED),
+        sum(victim.loss for victim in victims),
+    )

@@ -1,0 +1,63 @@
+"""Which replicas nobody needs: of models that nobody offers, beyond the most, or idle for long.
+
+One replica of a model at a time, so that what one tick took the next one sees. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet.placement.assignments import Assignment
+from fleet.placement.plan import Unload
+from fleet.placement.residents import idle_age_s
+from fleet.snapshot import ReplicaView
+from inference.protocol.heartbeat import ReplicaStatus
+
+UNKNOWN_GRACE_S = 30.0
+"""How long a replica stays that the catalogue does not offer: the control may be behind."""
+SETTLED_S = 10.0
+"""How long each of several replicas must have been ready before one is surplus."""
+EXTRA_IDLE_S = 60.0
+"""A second replica goes when it has been idle for so long, or for its model's idle time."""
+
+
+def unknown_leaves(replica: ReplicaView) -> Unload | None:
+    """``replica`` is of a model that the catalogue does not offer."""
+    if replica.status is ReplicaStatus.DRAINING or replica.status_age_s < UNKNOWN_GRACE_S:
+        return None
+    return _unload(replica, "the catalogue does not offer it")
+
+
+def surplus_leaves(
+    assignment: Assignment, ready: Sequence[ReplicaView], digest: str
+) -> Unload | None:
+    """``ready`` are the model's replicas that are READY on neurons that stay."""
+    if len(ready) <= assignment.min_replicas or not ready:
+        return None
+    least = min(ready, key=lambda replica: _keeps(replica, digest))
+    if len(ready) > assignment.max_replicas:
+        if min(replica.status_age_s for replica in ready) >= SETTLED_S:
+            return _unload(
+                least, f"one of {len(ready)}, and at most {assignment.max_replicas} stay"
+            )
+        return None
+    idle_s = idle_age_s(least)
+    if idle_s is None:
+        return None
+    ttl_s = assignment.idle_ttl_s
+    if ttl_s is not None and idle_s >= ttl_s:
+        return _unload(least, f"idle for {ttl_s} s")
+    is_extra = len(ready) > max(1, assignment.min_replicas)
+    if is_extra and idle_s >= EXTRA_IDLE_S:
+        return _unload(least, f"one of {len(ready)}, and idle for {EXTRA_IDLE_S:.0f} s")
+    return None
+
+
+def _keeps(replica: ReplicaView, digest: str) -> tuple[bool, bool, float, str]:
+    """What is worth least goes first: an older spec, then what is idle longest."""
+    idle_s = idle_age_s(replica)
+    return (replica.spec_digest == digest, idle_s is None, -(idle_s or 0.0), replica.neuron)
+
+
+def _unload(replica: ReplicaView, reason: str) -> Unload:
+    return Unload(neuron=replica.neuron, model=replica.model, reason=reason)

@@ -1,0 +1,81 @@
+"""Whose turn it is on devices where models that do not fit together are both in use.
+
+    a model waits ─▶ those in use there have had their turn ─▶ they are drained, and the room is
+                     promised to the one that has waited longest ─▶ it is loaded, and has its turn
+
+Requests for a model that waits are collated meanwhile: its turn serves all of them. A turn lasts
+``turn_s`` at least, so nothing thrashes, and nobody waits for more than one turn of each model that
+waits longer. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fleet.placement.decisions import Catalogue
+from fleet.placement.failures import failed_loads
+from fleet.placement.plan import Unload, Waiting
+from fleet.placement.residents import HELD, ground_of
+from fleet.placement.room import Room, find_room
+from fleet.placement.spots import Spot
+from fleet.snapshot import FleetSnapshot
+from fleet.turns import Turn
+from inference.protocol.heartbeat import ReplicaStatus
+
+MAX_PROMISE_S = 180.0
+"""How long room stays promised. Drains end within two minutes."""
+
+
+def turns_kept(
+    turns: Sequence[Turn], snapshot: FleetSnapshot, waiting: Mapping[str, Waiting]
+) -> tuple[Turn, ...]:
+    """Those whose model still waits and has not got its room yet."""
+    return tuple(
+        turn
+        for turn in turns
+        if turn.age_s < MAX_PROMISE_S
+        and turn.model in waiting
+        and snapshot.neuron(turn.neuron) is not None
+        and not any(replica.status in HELD for replica in snapshot.replicas_of(turn.model))
+    )
+
+
+def turn_given(
+    model: str, snapshot: FleetSnapshot, catalogue: Catalogue
+) -> tuple[Turn, tuple[Unload, ...]] | None:
+    """The turn that a waiting model gets now, and who leaves for it; ``None``: not yet."""
+    entry = catalogue.get(model)
+    if entry is None or any(turn.model == model for turn in snapshot.turns):
+        return None
+    replicas = snapshot.replicas_of(model)
+    if any(replica.status is not ReplicaStatus.FAILED for replica in replicas):
+        return None
+    failed = failed_loads(entry, replicas)
+    if failed.everywhere is not None:
+        return None
+    room: Room = find_room(entry, ground_of(snapshot, catalogue), excluded=failed.neurons)
+    if room.turn is None or room.turn.is_promised or room.turn.ready_in_s > 0:
+        return None
+    return _turn(model, room.turn), tuple(_leaving(model, room.turn))
+
+
+def _turn(model: str, spot: Spot) -> Turn:
+    return Turn(
+        model=model,
+        neuron=spot.neuron,
+        devices=spot.devices,
+        device_bytes=spot.device_bytes or 0,
+        victims=spot.evict,
+    )
+
+
+def _leaving(model: str, spot: Spot) -> list[Unload]:
+    return [
+        Unload(
+            neuron=spot.neuron,
+            model=victim.replica.model,
+            reason=f"{model} has waited for its turn",
+        )
+        for victim in spot.victims
+        if victim.replica.status is not ReplicaStatus.DRAINING
+    ]

@@ -1,0 +1,214 @@
+"""Placement sees devices: which kind, which card, how many of them, and how large they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.placement import Decision, Load, Reject, Route, Wait, place
+from fleet.placement.residents import MIN_TURN_S
+from fleet.snapshot import Absence
+from fleet.turns import Turn
+from tests.fleet.placement.fleets import (
+    FAILED,
+    LOADING,
+    card,
+    entry,
+    fleet,
+    neuron,
+    processor,
+    replica,
+    took,
+)
+
+
+def load(neuron_name: str, *devices: str) -> Load:
+    return Load(neuron=neuron_name, model="tiny", devices=devices)
+
+
+GATEWAY_BOX = neuron("a-gateway", processor(free=110))
+GPU_HOST = neuron("gpu", processor(free=60), card(0, free=31, total=32))
+TWO_CARDS = neuron("two", card(0, free=5), card(1, free=20))
+
+TABLE = {
+    "31 GiB of a card before 110 GiB of a processor's": (
+        entry(needs_gib=20),
+        [GATEWAY_BOX, GPU_HOST],
+        load("gpu", "cuda:0"),
+    ),
+    "nor does a model of unknown size go to a processor": (
+        entry(),
+        [GATEWAY_BOX, GPU_HOST],
+        load("gpu", "cuda:0"),
+    ),
+    "unless the catalogue says so": (
+        entry(device="cpu"),
+        [GATEWAY_BOX, GPU_HOST],
+        load("a-gateway", "cpu"),
+    ),
+    "what is too large for every card": (
+        entry(needs_gib=40),
+        [GATEWAY_BOX, GPU_HOST],
+        load("gpu", "cpu"),
+    ),
+    "not where the catalogue wants a card": (
+        entry(device="cuda"),
+        [GATEWAY_BOX],
+        Reject(
+            code="no_neuron",
+            message="No neuron that could run tiny is online",
+            retry_after_s=5.0,
+        ),
+    ),
+    "cards beyond the first are used": (entry(needs_gib=10), [TWO_CARDS], load("two", "cuda:1")),
+    "the snuggest that is comfortable": (
+        entry(needs_gib=8),
+        [neuron("n", card(0, free=24), card(1, free=12), card(2, free=9))],
+        load("n", "cuda:1"),
+    ),
+    "where none is comfortable, the roomiest": (
+        entry(needs_gib=8),
+        [neuron("n", card(0, free=8), card(1, free=9))],
+        load("n", "cuda:1"),
+    ),
+    "of unknown size: the roomiest": (
+        entry(),
+        [neuron("n", card(0, free=3), card(1, free=9)), neuron("o", card(0, free=8))],
+        load("n", "cuda:1"),
+    ),
+    "two cards are placed as one": (
+        entry(needs_gib=30, min_devices=2),
+        [neuron("n", card(0, free=14), card(1, free=16), card(2, free=24))],
+        load("n", "cuda:1", "cuda:2"),
+    ),
+    "and are on one neuron": (
+        entry(needs_gib=30, min_devices=2),
+        [neuron("one", card(0, free=24)), neuron("two", card(0, free=16), card(1, free=16))],
+        load("two", "cuda:0", "cuda:1"),
+    ),
+    "a processor is one device": (
+        entry(min_devices=2),
+        [GATEWAY_BOX],
+        Reject(
+            code="no_neuron",
+            message="No neuron that could run tiny is online",
+            retry_after_s=5.0,
+        ),
+    ),
+    "cards of the least size": (
+        entry(needs_gib=2, min_device_vram_mb=20_000),
+        [neuron("n", card(0, free=8, total=8), card(1, free=10, total=24))],
+        load("n", "cuda:1"),
+    ),
+    "only where it is pinned": (
+        entry(pinned_on=("b",)),
+        [neuron("a", card(free=20)), neuron("b", card(free=4))],
+        load("b", "cuda:0"),
+    ),
+    "pinned where nobody is": (
+        entry(pinned_on=("gone",)),
+        [neuron("a", card(free=20))],
+        Reject(
+            code="no_neuron",
+            message="tiny may run on gone only, which is away",
+            retry_after_s=5.0,
+        ),
+    ),
+    "larger than any device, with both numbers": (
+        entry(needs_gib=1, device="cuda", min_device_vram_mb=40 * 1024),
+        [neuron("a", card(free=20)), neuron("b", card(free=4, total=32))],
+        Reject(
+            code="exceeds_device",
+            message=f"tiny needs {40 * 1024**3:,} bytes of memory, and cuda:0 of a has "
+            f"{24 * 1024**3:,} in all; no neuron comes closer",
+            retry_after_s=None,
+        ),
+    ),
+    "each neuron by what the model took there": (
+        entry(measured_loads=(took("a", 22), took("b", 10))),
+        [neuron("a", card(free=20)), neuron("b", card(free=12))],
+        load("b", "cuda:0"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "neurons", "expected"), TABLE.values(), ids=TABLE.keys())
+def test_where_a_model_is_loaded(model, neurons, expected: Decision) -> None:
+    assert place(model, fleet(*neurons)) == expected
+
+
+STANDING = {
+    "nothing is loaded on a neuron that drains": (
+        [neuron("a", card(free=20), is_draining=True), neuron("b", card(free=4))],
+        load("b", "cuda:0"),
+    ),
+    "nor on one that leaves": (
+        [neuron("a", card(free=20), is_leaving=True), neuron("b", card(free=4))],
+        load("b", "cuda:0"),
+    ),
+    "nor on one that is not admitted": (
+        [neuron("a", card(free=20), is_admitted=False), neuron("b", card(free=4))],
+        load("b", "cuda:0"),
+    ),
+    "a neuron that drains serves while nobody else does": (
+        [
+            neuron("a", card(free=2), holds=(replica("tiny"),), is_draining=True),
+            neuron("b", card(free=20), holds=(replica("tiny", LOADING, on="b"),)),
+        ],
+        Route(neuron="a", model="tiny"),
+    ),
+    "and no longer than that": (
+        [
+            neuron("a", card(free=2), holds=(replica("tiny"),), is_draining=True),
+            neuron("b", card(free=20), holds=(replica("tiny", on="b", in_flight=99),)),
+        ],
+        Route(neuron="b", model="tiny"),
+    ),
+    "one that leaves serves nothing new": (
+        [
+            neuron("a", card(free=2), holds=(replica("tiny"),), is_leaving=True, is_draining=True),
+            neuron("b", card(free=20)),
+        ],
+        load("b", "cuda:0"),
+    ),
+    "one that was refused serves nothing": (
+        [neuron("a", card(free=2), holds=(replica("tiny"),), is_admitted=False)],
+        Reject(
+            code="no_neuron",
+            message="No neuron that could run tiny is online",
+            retry_after_s=5.0,
+        ),
+    ),
+    "a load on a neuron that leaves is not waited for": (
+        [
+            neuron("a", card(free=2), holds=(replica("tiny", LOADING),), is_leaving=True),
+            neuron("b", card(free=20)),
+        ],
+        load("b", "cuda:0"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("neurons", "expected"), STANDING.values(), ids=STANDING.keys())
+def test_what_a_neurons_standing_means(neurons, expected: Decision) -> None:
+    assert place(entry(), fleet(*neurons)) == expected
+
+
+def test_what_a_turn_promises_is_not_given_to_others() -> None:
+    turn = Turn(model="big", neuron="a", devices=("cuda:0",), device_bytes=20 * 1024**3)
+    promised = fleet(neuron("a", card(free=22)), turns=(turn,))
+    assert isinstance(place(entry("big", 20), promised), Load)
+    assert isinstance(place(entry("tiny", 2), promised), Load)
+    behind = place(entry("other", 8), promised)
+    assert isinstance(behind, Wait)
+    assert behind.eta_s == MIN_TURN_S
+
+
+def test_an_absent_neuron_is_waited_for() -> None:
+    gone = neuron("a", card(free=2), holds=(replica("tiny"),))
+    blinking = fleet(neuron("b", card(free=20)), absent=(Absence(neuron=gone, silent_s=1.0),))
+    decision = place(entry(), blinking)
+    assert isinstance(decision, Wait)
+    assert "just fallen silent" in decision.reason
+    failed = neuron("a", card(free=2), holds=(replica("tiny", FAILED),))
+    lost = fleet(neuron("b", card(free=20)), absent=(Absence(neuron=failed, silent_s=1.0),))
+    assert place(entry(), lost) == load("b", "cuda:0")
