@@ -66,9 +66,11 @@ BOUNDARIES = (
         Boundary(f"metering/{name}.py", ("django", "redis", "celery", "fleet", "helexa_site"))
         for name in ("book", "entries", "errors", "prices", "principal", "windows")
     ),
+    # Installed alone, beside an editor: nothing of helexa is there.
+    Boundary("acp/helexa_acp", (*OUTSIDE, "inference", "benchmarks", "tests")),
     Boundary("inference/engine/scheduler.py", ("torch", "numpy")),
     Boundary("inference/engine/kv_cache.py", ("torch", "numpy")),
-    *(Boundary(package, ("benchmarks", "tests")) for package in PACKAGES),
+    *(Boundary(package, ("benchmarks", "tests", "helexa_acp")) for package in PACKAGES),
 )
 CELERY_FILES = {
     "fleet/neuron_client.py",

@@ -1,0 +1,291 @@
+"""The methods of ACP, each as a call of what does it. Errors become JSON-RPC errors here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from acp import PROTOCOL_VERSION, RequestError
+from acp.interfaces import Client
+from acp.schema import (
+    AgentCapabilities,
+    AuthenticateResponse,
+    ClientCapabilities,
+    CloseSessionResponse,
+    Implementation,
+    InitializeResponse,
+    ListSessionsResponse,
+    McpCapabilities,
+    PromptCapabilities,
+    PromptResponse,
+    SessionCapabilities,
+    SessionCloseCapabilities,
+    SessionInfo,
+    SessionListCapabilities,
+    SessionResumeCapabilities,
+    SetSessionConfigOptionResponse,
+    SetSessionModeResponse,
+)
+
+from helexa_acp import __version__, pickers, updates
+from helexa_acp.client_port import ClientPort
+from helexa_acp.commands import available_commands
+from helexa_acp.config import Config
+from helexa_acp.endpoints import Endpoints
+from helexa_acp.errors import BridgeError, ConfigError, EndpointError
+from helexa_acp.mcp.server import ServerSpec
+from helexa_acp.modes import Mode
+from helexa_acp.prompting import Prompter
+from helexa_acp.prompts import PromptError, parts_of
+from helexa_acp.selectors import parse_selector
+from helexa_acp.server_specs import UnsupportedServerError, server_specs
+from helexa_acp.service import Sessions
+from helexa_acp.sessions import Session, title_of
+from helexa_acp.tools import TOOLS
+
+SESSIONS_PER_PAGE = 100
+LIST_WAIT_S = 0.25
+"""What a new session waits for the list of models, which also comes later as an update."""
+INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
+log = logging.getLogger(__name__)
+
+
+class HelexaAgent:
+    """``close`` when the client is gone."""
+
+    def __init__(
+        self, config: Config, endpoints: Endpoints, sessions: Sessions, data_dir: Path
+    ) -> None:
+        self._config = config
+        self._endpoints = endpoints
+        self._sessions = sessions
+        self._data_dir = data_dir
+        self._client: Client | None = None
+        self._capabilities = ClientCapabilities()
+        self._background: set[asyncio.Task[None]] = set()
+
+    def on_connect(self, conn: Client) -> None:
+        self._client = conn
+
+    async def close(self) -> None:
+        for task in self._background:
+            task.cancel()
+        await self._sessions.close_all()
+        await self._endpoints.close()
+
+    # Before there is a session.
+
+    async def initialize(
+        self,
+        protocol_version: int,
+        client_capabilities: ClientCapabilities | None = None,
+        client_info: Implementation | None = None,
+        **_: Any,
+    ) -> InitializeResponse:
+        self._capabilities = client_capabilities or ClientCapabilities()
+        self._endpoints.warm_up()
+        return InitializeResponse(
+            protocol_version=PROTOCOL_VERSION,
+            agent_info=Implementation(name="helexa-acp", title="helexa", version=__version__),
+            auth_methods=[],
+            agent_capabilities=AgentCapabilities(
+                load_session=True,
+                prompt_capabilities=PromptCapabilities(
+                    image=True, audio=False, embedded_context=True
+                ),
+                mcp_capabilities=McpCapabilities(http=True, sse=False),
+                session_capabilities=SessionCapabilities(
+                    list=SessionListCapabilities(),
+                    resume=SessionResumeCapabilities(),
+                    close=SessionCloseCapabilities(),
+                ),
+            ),
+        )
+
+    async def authenticate(self, method_id: str, **_: Any) -> AuthenticateResponse:
+        """Keys are the configuration's; there is nothing to do in the editor."""
+        return AuthenticateResponse()
+
+    # Sessions.
+
+    async def new_session(
+        self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
+    ) -> pickers.NewSession:
+        with _told():
+            folder, servers = _folder(cwd), server_specs(mcp_servers or ())
+            session = await self._sessions.create(folder, servers)
+        await self._endpoints.listed(LIST_WAIT_S)
+        self._soon(self._introduce(session))
+        return pickers.NewSession(session_id=session.session_id, **self._pickers(session))
+
+    async def load_session(
+        self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
+    ) -> pickers.LoadedSession:
+        session = await self._opened(session_id, cwd, mcp_servers)
+        tools = {tool.spec.name: tool for tool in TOOLS}
+        port = self._port(session)
+        for update in updates.replayed(session.history, tools):
+            await port.update(update)
+        self._soon(self._introduce(session))
+        return pickers.LoadedSession(**self._pickers(session))
+
+    async def resume_session(
+        self, session_id: str, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
+    ) -> pickers.ResumedSession:
+        """As load, for a client that still shows the conversation."""
+        session = await self._opened(session_id, cwd, mcp_servers)
+        self._soon(self._introduce(session))
+        return pickers.ResumedSession(**self._pickers(session))
+
+    async def list_sessions(
+        self, cwd: str | None = None, cursor: str | None = None, **_: Any
+    ) -> ListSessionsResponse:
+        if cursor is not None and not cursor.isdecimal():
+            raise RequestError(INVALID_PARAMS, "the cursor is none of ours")
+        first = int(cursor or 0)
+        stored = await asyncio.to_thread(self._sessions.stored, cwd)
+        page = stored[first : first + SESSIONS_PER_PAGE]
+        last = first + len(page)
+        return ListSessionsResponse(
+            sessions=[
+                SessionInfo(
+                    session_id=one.session_id,
+                    cwd=one.cwd,
+                    title=title_of(list(one.history)),
+                    updated_at=one.updated_at,
+                )
+                for one in page
+            ],
+            next_cursor=str(last) if last < len(stored) else None,
+        )
+
+    async def close_session(self, session_id: str, **_: Any) -> CloseSessionResponse:
+        with _told():
+            await self._sessions.close(session_id)
+        return CloseSessionResponse()
+
+    # A session's settings.
+
+    async def set_session_mode(
+        self, session_id: str, mode_id: str, **_: Any
+    ) -> SetSessionModeResponse:
+        with _told():
+            session = self._sessions.get(session_id)
+            if mode_id not in [mode.value for mode in Mode]:
+                raise ConfigError(f"There is no mode {mode_id[:100]!r}.")
+            await self._prompter(session).choose_mode(Mode(mode_id))
+        return SetSessionModeResponse()
+
+    async def set_config_option(
+        self, config_id: str, session_id: str, value: str | bool, **_: Any
+    ) -> SetSessionConfigOptionResponse:
+        with _told():
+            session = self._sessions.get(session_id)
+            if config_id != pickers.MODEL_OPTION or not isinstance(value, str):
+                raise ConfigError(f"There is no option {config_id[:100]!r} with such a value.")
+            self._choose_model(session, value)
+        options = pickers.config_options(self._config, self._endpoints, session)
+        return SetSessionConfigOptionResponse(config_options=list(options))
+
+    async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """``session/set_model``, which ACP had before config options."""
+        session_id, model_id = params.get("sessionId"), params.get("modelId")
+        if method != "session/set_model":
+            raise RequestError.method_not_found(method)
+        if not isinstance(session_id, str) or not isinstance(model_id, str):
+            raise RequestError(INVALID_PARAMS, "sessionId and modelId are strings")
+        with _told():
+            self._choose_model(self._sessions.get(session_id), model_id)
+        return {}
+
+    async def ext_notification(self, method: str, params: dict[str, Any]) -> None:
+        log.info("a notification that nobody knows: %s", method[:100])
+
+    # Prompts.
+
+    async def prompt(self, session_id: str, prompt: Sequence[Any], **_: Any) -> PromptResponse:
+        with _told():
+            session = self._sessions.get(session_id)
+            return await self._prompter(session).prompt(parts_of(prompt))
+
+    async def cancel(self, session_id: str, **_: Any) -> None:
+        with contextlib.suppress(BridgeError):
+            self._sessions.cancel(self._sessions.get(session_id))
+
+    # What these share.
+
+    def _port(self, session: Session) -> ClientPort:
+        assert self._client is not None, "on_connect comes first"
+        return ClientPort(self._client, self._capabilities, session.session_id)
+
+    def _prompter(self, session: Session) -> Prompter:
+        return Prompter(
+            config=self._config,
+            endpoints=self._endpoints,
+            sessions=self._sessions,
+            data_dir=self._data_dir,
+            session=session,
+            port=self._port(session),
+        )
+
+    async def _opened(self, session_id: str, cwd: str, servers: Sequence[Any] | None) -> Session:
+        with _told():
+            specs: list[ServerSpec] = server_specs(servers or ())
+            session = await self._sessions.load(session_id, _folder(cwd), specs)
+        await self._endpoints.listed(LIST_WAIT_S)
+        return session
+
+    def _choose_model(self, session: Session, model_id: str) -> None:
+        session.selector = parse_selector(model_id, self._config)
+        if session.hold is not None:
+            self._sessions.save(session)
+
+    def _pickers(self, session: Session) -> dict[str, Any]:
+        return {
+            "modes": pickers.mode_state(session),
+            "models": pickers.model_state(self._config, self._endpoints, session),
+            "config_options": list(pickers.config_options(self._config, self._endpoints, session)),
+        }
+
+    async def _introduce(self, session: Session) -> None:
+        """What the editor may know once it knows the session."""
+        port = self._port(session)
+        await port.update(available_commands())
+        if not await self._endpoints.listed(0.0):
+            await self._endpoints.listed(60.0)
+            await port.update(pickers.options_changed(self._config, self._endpoints, session))
+
+    def _soon(self, work: Any) -> None:
+        """After the answer that is being made: it goes out before this task first runs."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.info("not told: %r", error)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Our errors as JSON-RPC's, with a message that a person can read."""
+    try:
+        yield
+    except (PromptError, UnsupportedServerError, ConfigError) as error:
+        raise RequestError(INVALID_PARAMS, str(error)) from error
+    except EndpointError as error:
+        data = {"status": error.status, "code": error.code}
+        raise RequestError(INTERNAL_ERROR, str(error), data) from error
+    except BridgeError as error:
+        raise RequestError(INTERNAL_ERROR, str(error)) from error
+
+
+def _folder(cwd: str) -> Path:
+    if not cwd.startswith("/") or "\0" in cwd:
+        raise ConfigError("cwd must be an absolute path.")
+    return Path(cwd)

@@ -1,0 +1,126 @@
+"""The editor, as one session sees it: what it is told, what it is asked, and what it can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from acp import RequestError
+from acp.interfaces import Client
+from acp.schema import ClientCapabilities, PermissionOption, ToolCallUpdate
+
+from helexa_acp.errors import ToolError
+
+OUTPUT_LIMIT_BYTES = 128 * 1024
+"""Of a command: what a model can use of it, and more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Both are None where nobody knows."""
+
+    code: int | None = None
+    signal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOutput:
+    text: str
+    is_truncated: bool
+    exit: Exit
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPort:
+    client: Client
+    capabilities: ClientCapabilities
+    session_id: str
+
+    async def update(self, update: Any) -> None:
+        await self.client.session_update(session_id=self.session_id, update=update)
+
+    async def ask(self, call: ToolCallUpdate, options: list[PermissionOption]) -> str | None:
+        """The id of the option that the person chose; None: they chose none. A client that cannot
+        ask has refused."""
+        try:
+            response = await self.client.request_permission(
+                session_id=self.session_id, tool_call=call, options=options
+            )
+        except (RequestError, ValueError):
+            return None
+        return getattr(response.outcome, "option_id", None)
+
+    @property
+    def reads_files(self) -> bool:
+        return bool(self.capabilities.fs and self.capabilities.fs.read_text_file)
+
+    @property
+    def writes_files(self) -> bool:
+        return bool(self.capabilities.fs and self.capabilities.fs.write_text_file)
+
+    @property
+    def has_terminals(self) -> bool:
+        return bool(self.capabilities.terminal)
+
+    async def read_text(self, path: Path) -> str | None:
+        """What the editor has, unsaved changes included; None where it will not say."""
+        try:
+            response = await self.client.read_text_file(session_id=self.session_id, path=str(path))
+        except (RequestError, ValueError):
+            return None
+        return response.content
+
+    async def write_text(self, path: Path, content: str) -> None:
+        try:
+            await self.client.write_text_file(
+                session_id=self.session_id, path=str(path), content=content
+            )
+        except (RequestError, ValueError) as error:
+            raise ToolError(f"the editor did not write {path}: {error}") from None
+
+    async def open_terminal(self, command: str, cwd: Path) -> str:
+        try:
+            response = await self.client.create_terminal(
+                session_id=self.session_id,
+                command="sh",
+                args=["-c", command],
+                cwd=str(cwd),
+                output_byte_limit=OUTPUT_LIMIT_BYTES,
+            )
+        except (RequestError, ValueError) as error:
+            raise ToolError(f"the editor opened no terminal: {error}") from None
+        return response.terminal_id
+
+    async def wait_for_exit(self, terminal_id: str) -> Exit:
+        try:
+            response = await self.client.wait_for_terminal_exit(
+                session_id=self.session_id, terminal_id=terminal_id
+            )
+        except (RequestError, ValueError) as error:
+            raise ToolError(f"the editor lost the terminal: {error}") from None
+        return Exit(response.exit_code, response.signal)
+
+    async def kill_terminal(self, terminal_id: str) -> None:
+        try:
+            await self.client.kill_terminal(session_id=self.session_id, terminal_id=terminal_id)
+        except (RequestError, ValueError) as error:
+            raise ToolError(f"the editor did not end the command: {error}") from None
+
+    async def release_terminal(self, terminal_id: str) -> None:
+        await self.client.release_terminal(session_id=self.session_id, terminal_id=terminal_id)
+
+    async def terminal_output(self, terminal_id: str, ended: Exit) -> CommandOutput:
+        """``ended`` is how waiting for it ended, for editors that say it there alone."""
+        try:
+            response = await self.client.terminal_output(
+                session_id=self.session_id, terminal_id=terminal_id
+            )
+        except (RequestError, ValueError) as error:
+            raise ToolError(f"the editor told no output: {error}") from None
+        status = response.exit_status
+        return CommandOutput(
+            text=response.output,
+            is_truncated=response.truncated,
+            exit=Exit(status.exit_code, status.signal) if status else ended,
+        )

@@ -1,0 +1,205 @@
+"""The endpoints in use: their wires, what they offer, and what was learnt about them.
+
+Nothing here is needed to answer ``initialize``: SDKs are imported, and models listed, in the
+background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from helexa_acp.config import USUAL_MODEL, Config, Endpoint
+from helexa_acp.offers import Offer, read_offers
+from helexa_acp.selectors import Selector
+from helexa_acp.wire import messages_body, open_wire
+from helexa_acp.wire.base import ModelRequest, Wire
+
+if TYPE_CHECKING:
+    import httpx2
+
+LIST_TIMEOUT_S = 5.0
+COUNT_TIMEOUT_S = 30.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Learnt:
+    """What a refusal taught about one model; kept while the process lives."""
+
+    has_api_tools: bool = True
+    thinks_when_asked: bool = True
+    context_window: int | None = None
+    is_listed_again: bool = False
+
+
+@dataclass(slots=True)
+class _Known:
+    wire: asyncio.Task[Wire] | None = None
+    offers: tuple[Offer, ...] = ()
+    listing: asyncio.Task[None] | None = None
+    counts: bool = True
+    learnt: dict[str, Learnt] = field(default_factory=dict)
+
+
+class Endpoints:
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._known = {endpoint.name: _Known() for endpoint in config.endpoints}
+        self._http: asyncio.Task[httpx2.AsyncClient] | None = None
+
+    # The wire of an endpoint.
+
+    async def wire(self, endpoint: Endpoint) -> Wire:
+        known = self._known[endpoint.name]
+        if known.wire is None:
+            known.wire = asyncio.create_task(asyncio.to_thread(open_wire, endpoint))
+        return await asyncio.shield(known.wire)
+
+    def warm_up(self) -> None:
+        """Begins what the first prompt will need."""
+        self._begin_listing(self._config.default_endpoint)
+        known = self._known[self._config.default_endpoint.name]
+        if known.wire is None:
+            opening = asyncio.to_thread(open_wire, self._config.default_endpoint)
+            known.wire = asyncio.create_task(opening)
+
+    async def close(self) -> None:
+        for known in self._known.values():
+            if known.listing is not None:
+                known.listing.cancel()
+            if known.wire is not None:
+                with contextlib.suppress(Exception):
+                    await (await known.wire).close()
+        if self._http is not None:
+            with contextlib.suppress(Exception):
+                await (await self._http).aclose()
+
+    # What it offers.
+
+    def _begin_listing(self, endpoint: Endpoint) -> asyncio.Task[None]:
+        known = self._known[endpoint.name]
+        if known.listing is None or (known.listing.done() and not known.offers):
+            known.listing = asyncio.create_task(self._list(endpoint))
+        return known.listing
+
+    async def listed(self, wait_s: float) -> bool:
+        """Whether every endpoint has said within ``wait_s`` what it offers, or failed to."""
+        listings = [self._begin_listing(endpoint) for endpoint in self._config.endpoints]
+        _, pending = await asyncio.wait(listings, timeout=wait_s)
+        return not pending
+
+    def offers(self, endpoint: Endpoint) -> tuple[Offer, ...]:
+        return self._known[endpoint.name].offers
+
+    async def default_selector(self) -> Selector:
+        """The configured model of the default endpoint, else the usual one if it is offered, else
+        the first that is."""
+        endpoint = self._config.default_endpoint
+        if endpoint.default_model is not None:
+            return Selector(endpoint, endpoint.default_model)
+        await asyncio.wait([self._begin_listing(endpoint)], timeout=LIST_TIMEOUT_S)
+        models = [offer.model for offer in self.offers(endpoint)]
+        chosen = USUAL_MODEL if USUAL_MODEL in models or not models else models[0]
+        return Selector(endpoint, chosen)
+
+    async def _list(self, endpoint: Endpoint) -> None:
+        try:
+            http = await self._client()
+            response = await http.get(
+                f"{endpoint.base_url}/models", headers=_headers(endpoint), timeout=LIST_TIMEOUT_S
+            )
+            if response.status_code == 200:
+                self._known[endpoint.name].offers = read_offers(response.json())
+        except Exception as error:  # noqa: BLE001 - a list is a help, never a condition
+            log.info("endpoint %s lists no models: %r", endpoint.name, error)
+
+    # What is known of a model.
+
+    def learnt(self, selector: Selector) -> Learnt:
+        return self._known[selector.endpoint.name].learnt.setdefault(selector.model, Learnt())
+
+    def _offer(self, selector: Selector) -> Offer | None:
+        offers = self.offers(selector.endpoint)
+        return next((offer for offer in offers if offer.model == selector.model), None)
+
+    def context_window(self, selector: Selector) -> int | None:
+        """What the configuration says, else the endpoint, else what its refusals taught."""
+        if selector.endpoint.context_window is not None:
+            return selector.endpoint.context_window
+        offer = self._offer(selector)
+        told = offer.context_window if offer else None
+        learnt = self.learnt(selector).context_window
+        known = [window for window in (told, learnt) if window is not None]
+        return min(known, default=None)
+
+    async def context_window_of_loaded(self, selector: Selector) -> int | None:
+        """For a model that has just answered: helexa knows a model's limit once it is loaded, so
+        where nobody knew it the endpoint is asked again, once."""
+        learnt = self.learnt(selector)
+        if self.context_window(selector) is None and not learnt.is_listed_again:
+            learnt.is_listed_again = True
+            await self._list(selector.endpoint)
+        return self.context_window(selector)
+
+    def has_api_tools(self, selector: Selector) -> bool:
+        if selector.endpoint.tool_calling != "auto":
+            return selector.endpoint.tool_calling == "native"
+        offer = self._offer(selector)
+        told = offer.takes_tools if offer else None
+        return self.learnt(selector).has_api_tools and told is not False
+
+    # What a prompt takes, as the endpoint counts.
+
+    async def count(self, endpoint: Endpoint, request: ModelRequest) -> int | None:
+        """None where the endpoint does not count. It is asked in the dialect of messages, whatever
+        it is talked to in: helexa counts in that one, and so does Anthropic."""
+        known = self._known[endpoint.name]
+        if not known.counts:
+            return None
+        try:
+            body = count_body(request)
+            http = await self._client()
+            response = await http.post(
+                f"{endpoint.base_url}/messages/count_tokens",
+                json=body,
+                headers=_headers(endpoint),
+                timeout=COUNT_TIMEOUT_S,
+            )
+            if response.status_code in (404, 405, 501):
+                known.counts = False
+            counted = response.json().get("input_tokens") if response.is_success else None
+        except Exception as error:  # noqa: BLE001 - an estimate takes its place
+            log.info("endpoint %s does not count tokens: %r", endpoint.name, error)
+            return None
+        return counted if isinstance(counted, int) and counted > 0 else None
+
+    async def _client(self) -> httpx2.AsyncClient:
+        if self._http is None:
+            self._http = asyncio.create_task(asyncio.to_thread(_open_http))
+        return await asyncio.shield(self._http)
+
+
+def count_body(request: ModelRequest) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": request.model,
+        "system": request.system,
+        "messages": messages_body.messages(request.turns),
+    }
+    return body | ({"tools": messages_body.tools(request.tools)} if request.tools else {})
+
+
+def _open_http() -> httpx2.AsyncClient:
+    import httpx2
+
+    return httpx2.AsyncClient()
+
+
+def _headers(endpoint: Endpoint) -> dict[str, str]:
+    key = endpoint.api_key
+    if endpoint.wire_api == "anthropic-messages":
+        return {"anthropic-version": "2023-06-01"} | ({"x-api-key": key} if key else {})
+    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,0 +1,131 @@
+"""A conversation as values, and as the JSON of a session's file. Pure.
+
+UserTurn, AssistantTurn (text, thoughts, calls), ToolResult (one for each call), UserTurn, ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+INVALID_CALL = "<invalid>"
+"""The name of a call that could not be understood."""
+INTERRUPTED = "ERROR: interrupted before it was done."
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    mime_type: str
+    data: str
+    """Base64."""
+
+
+Part = Text | Image
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """``sealed`` is what the endpoint wants back with it, as it came: a signature, or an item."""
+
+    text: str
+    sealed: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    call_id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class UserTurn:
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssistantTurn:
+    text: str = ""
+    thoughts: tuple[Thought, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
+    images: tuple[Image, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    call_id: str
+    name: str
+    parts: tuple[Part, ...]
+    is_error: bool = False
+
+
+Turn = UserTurn | AssistantTurn | ToolResult
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens as the endpoint counted them; requests add up."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    thought_tokens: int = 0
+    last_total_tokens: int = field(default=0, compare=False)
+    """Prompt and answer of the latest request: how full the context is."""
+
+    def add(self, other: Usage) -> None:
+        self.input_tokens += other.input_tokens
+        self.output_tokens += other.output_tokens
+        self.cached_tokens += other.cached_tokens
+        self.thought_tokens += other.thought_tokens
+        if other.last_total_tokens:
+            self.last_total_tokens = other.last_total_tokens
+
+
+def text_of(parts: tuple[Part, ...]) -> str:
+    return "\n".join(part.text for part in parts if isinstance(part, Text))
+
+
+def answered(history: list[Turn]) -> list[Turn]:
+    """The history with a result for every call: a process that died may have left some without."""
+    results = {turn.call_id for turn in history if isinstance(turn, ToolResult)}
+    whole: list[Turn] = []
+    missing: list[ToolResult] = []
+    for turn in history:
+        if not isinstance(turn, ToolResult):
+            whole += missing
+            missing = []
+        whole.append(turn)
+        if isinstance(turn, AssistantTurn):
+            missing = [
+                interrupted(call, INTERRUPTED) for call in turn.calls if call.call_id not in results
+            ]
+    return whole + missing
+
+
+def interrupted(call: ToolCall, why: str) -> ToolResult:
+    return ToolResult(call_id=call.call_id, name=call.name, parts=(Text(why),), is_error=True)
+
+
+def clean_part(part: Part) -> Part:
+    match part:
+        case Text(text):
+            return Text(clean(text))
+        case Image(mime_type, data):
+            return Image(clean(mime_type), clean(data))
+
+
+def clean(value: Any) -> Any:
+    """JSON without lone surrogates, which no UTF-8 can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, list):
+        return [clean(one) for one in value]
+    if isinstance(value, dict):
+        return {clean(key): clean(one) for key, one in value.items()}
+    return value

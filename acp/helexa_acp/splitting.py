@@ -1,0 +1,108 @@
+"""Tells thoughts and calls apart from a text that streams in pieces. Pure.
+
+Markers may be cut anywhere. What may still become a marker is held back until the next piece.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+THOUGHT_MARKERS = {"<think>": "</think>", "<thinking>": "</thinking>", "[THINK]": "[/THINK]"}
+CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
+
+
+class Kind(Enum):
+    TEXT = "text"
+    THOUGHT = "thought"
+    CALL = "call"
+    """The inside of a ``<tool_call>``; always whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    kind: Kind
+    text: str
+
+
+class Splitter:
+    """Feed it the text as it comes, then flush. A thought may only stand at the beginning: prose
+    about ``<think>`` stays prose. Calls are looked for only where ``finds_calls`` says so."""
+
+    def __init__(self, *, finds_calls: bool) -> None:
+        self._finds_calls = finds_calls
+        self._held = ""
+        self._kind = Kind.TEXT
+        self._closes = ""
+        self._is_at_start = True
+        self._skips_newlines = False
+
+    def feed(self, text: str) -> list[Piece]:
+        self._held += text
+        pieces: list[Piece] = []
+        while self._step(pieces):
+            pass
+        return [piece for piece in pieces if piece.text]
+
+    def flush(self) -> list[Piece]:
+        """What is held back, as what it has been so far."""
+        rest, self._held = self._held, ""
+        return [Piece(self._kind, rest)] if rest else []
+
+    def _step(self, pieces: list[Piece]) -> bool:
+        """Whether it went on to another kind, and there may be more to do."""
+        if self._kind is not Kind.TEXT:
+            return self._inside(pieces)
+        if self._skips_newlines:
+            self._held = self._held.lstrip("\n")
+            self._skips_newlines = not self._held
+        if self._is_at_start:
+            decided = self._start(pieces)
+            if decided is not None:
+                return decided
+        if not self._finds_calls:
+            pieces.append(Piece(Kind.TEXT, self._take(len(self._held))))
+            return False
+        before, marker, after = self._held.partition(CALL_OPENS)
+        if marker:
+            pieces.append(Piece(Kind.TEXT, before))
+            self._held, self._kind, self._closes = after, Kind.CALL, CALL_CLOSES
+            return True
+        keep = _overlap(self._held, CALL_OPENS)
+        pieces.append(Piece(Kind.TEXT, self._take(len(self._held) - keep)))
+        return False
+
+    def _start(self, pieces: list[Piece]) -> bool | None:
+        """None: this is no thought, and never will be one."""
+        begun = self._held.lstrip()
+        for opens, closes in THOUGHT_MARKERS.items():
+            if begun.startswith(opens):
+                self._held, self._kind, self._closes = begun[len(opens) :], Kind.THOUGHT, closes
+                self._is_at_start = False
+                return True
+        if any(opens.startswith(begun) for opens in THOUGHT_MARKERS):
+            return False
+        self._is_at_start = False
+        return None
+
+    def _inside(self, pieces: list[Piece]) -> bool:
+        inside, marker, after = self._held.partition(self._closes)
+        if marker:
+            pieces.append(Piece(self._kind, inside))
+            self._skips_newlines = self._kind is Kind.THOUGHT
+            self._held, self._kind = after, Kind.TEXT
+            return True
+        if self._kind is Kind.THOUGHT:
+            keep = _overlap(self._held, self._closes)
+            pieces.append(Piece(Kind.THOUGHT, self._take(len(self._held) - keep)))
+        return False
+
+    def _take(self, length: int) -> str:
+        taken, self._held = self._held[:length], self._held[length:]
+        return taken
+
+
+def _overlap(text: str, marker: str) -> int:
+    """The length of the longest end of ``text`` that ``marker`` begins with."""
+    longest = min(len(text), len(marker) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)

@@ -1,0 +1,122 @@
+"""bash: a command through ``sh -c``, in the editor's terminal where it has one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from acp.schema import TerminalToolCallContent
+
+from helexa_acp.client_port import CommandOutput, Exit
+from helexa_acp.errors import ToolError
+from helexa_acp.modes import Action
+from helexa_acp.tools.base import (
+    Arguments,
+    Outcome,
+    Preview,
+    Tool,
+    ToolContext,
+    said,
+    schema,
+    take_optional_text,
+    take_path,
+    take_text,
+)
+from helexa_acp.tools.process import run_locally
+from helexa_acp.wire.base import ToolSpec
+
+
+async def preview(context: ToolContext, arguments: Arguments) -> Preview:
+    command, cwd = _command(context, arguments)
+    where = "" if cwd == context.cwd else f" (in {cwd})"
+    return Preview(
+        f"`{command}`{where}",
+        remembers=f"bash {cwd} {command}",
+        remembered_as="Always allow this very command, this session",
+    )
+
+
+async def run(context: ToolContext, arguments: Arguments) -> Outcome:
+    command, cwd = _command(context, arguments)
+    if context.port.has_terminals:
+        return await _in_terminal(context, command, cwd)
+    timeout_s = context.config.bash_timeout_s
+    output, is_late = await run_locally(["sh", "-c", command], cwd, timeout_s)
+    return said(described(output, timeout_s if is_late else None), is_error=output.exit.code != 0)
+
+
+async def _in_terminal(context: ToolContext, command: str, cwd: Path) -> Outcome:
+    """The terminal is released however this ends, which also ends what still runs in it."""
+    port, timeout_s = context.port, context.config.bash_timeout_s
+    terminal_id = await port.open_terminal(command, cwd)
+    shown = TerminalToolCallContent(type="terminal", terminal_id=terminal_id)
+    try:
+        await context.show([shown])
+        is_late, ended = False, Exit()
+        try:
+            async with asyncio.timeout(timeout_s):
+                ended = await port.wait_for_exit(terminal_id)
+        except TimeoutError:
+            is_late = True
+            await port.kill_terminal(terminal_id)
+        output = await port.terminal_output(terminal_id, ended)
+    except asyncio.CancelledError:
+        with contextlib.suppress(ToolError):
+            await port.kill_terminal(terminal_id)
+        raise
+    finally:
+        await _release(context, terminal_id)
+    text = described(output, timeout_s if is_late else None)
+    return said(text, shown, is_error=output.exit.code != 0)
+
+
+async def _release(context: ToolContext, terminal_id: str) -> None:
+    """Best effort: an editor that is gone has no terminals."""
+    with contextlib.suppress(Exception):
+        await context.port.release_terminal(terminal_id)
+
+
+def described(output: CommandOutput, late_after_s: float | None) -> str:
+    """For the model: what was printed, and how it ended."""
+    notes = []
+    if output.is_truncated:
+        notes.append("the beginning of the output was left out")
+    if late_after_s is not None:
+        notes.append(f"ended after {late_after_s:g} s")
+    elif output.exit.signal:
+        notes.append(f"ended by signal {output.exit.signal}")
+    elif output.exit.code:
+        notes.append(f"exit code {output.exit.code}")
+    elif not output.text:
+        notes.append("no output")
+    note = f"[{'; '.join(notes)}]" if notes else ""
+    return "\n".join(part for part in (output.text.rstrip("\n"), note) if part)
+
+
+def _command(context: ToolContext, arguments: Arguments) -> tuple[str, Path]:
+    command = take_text(arguments, "command")
+    if not command.strip() or "\0" in command:
+        raise ToolError("the command is empty or holds a NUL character")
+    if take_optional_text(arguments, "cwd") is None:
+        return command, context.cwd
+    return command, take_path(arguments, "cwd", context.cwd)
+
+
+TOOL = Tool(
+    ToolSpec(
+        name="bash",
+        description="Runs a command with sh -c and gives back what it printed. It has no input.",
+        parameters=schema(
+            {
+                "command": {"type": "string", "description": "The command line."},
+                "cwd": {"type": "string", "description": "Where to run it, if elsewhere."},
+            },
+            "command",
+        ),
+    ),
+    "execute",
+    Action.EXECUTE,
+    preview,
+    run,
+)

@@ -1,0 +1,140 @@
+"""fetch: a page of the web as text, from hosts that the configuration allows."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+import httpx2
+
+from helexa_acp import __version__
+from helexa_acp.errors import ToolError
+from helexa_acp.modes import Action
+from helexa_acp.tools.addresses import checked_address, is_allowed_host
+from helexa_acp.tools.base import (
+    Arguments,
+    Outcome,
+    Preview,
+    Tool,
+    ToolContext,
+    said,
+    schema,
+    take_text,
+)
+from helexa_acp.tools.web_text import page_text
+from helexa_acp.wire.base import ToolSpec
+
+MAX_REDIRECTS = 5
+MAX_BYTES = 2 * 1024 * 1024
+MAX_CHARACTERS = 60_000
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    status: int
+    media_type: str
+    text: str
+    moved_to: str | None
+
+
+async def preview(context: ToolContext, arguments: Arguments) -> Preview:
+    url = _url(take_text(arguments, "url"))
+    if not is_allowed_host(url.host, context.config.fetch_hosts):
+        raise ToolError(f"{url.host} is not one of fetch_hosts in the configuration")
+    return Preview(
+        f"Fetch {url}",
+        remembers=f"fetch {url.host}",
+        remembered_as=f"Always allow {url.host}, this session",
+    )
+
+
+async def run(context: ToolContext, arguments: Arguments) -> Outcome:
+    """Follows redirects itself: each goes through the same checks."""
+    url = _url(take_text(arguments, "url"))
+    for _ in range(MAX_REDIRECTS + 1):
+        page = await _get(url, context.config.fetch_hosts)
+        if page.moved_to is None:
+            return said(_described(url, page), is_error=page.status >= 400)
+        url = _url(str(url.join(page.moved_to)))
+    raise ToolError(f"more than {MAX_REDIRECTS} redirects")
+
+
+async def _get(url: httpx2.URL, allowed: tuple[str, ...]) -> Page:
+    """Connects to the address that was checked, whatever the name resolves to a moment later; the
+    environment's proxy is not asked, for it would resolve the name itself."""
+    port = url.port or (443 if url.scheme == "https" else 80)
+    address = await checked_address(url.host, port, allowed)
+    at = f"[{address}]" if isinstance(address, ipaddress.IPv6Address) else str(address)
+    headers = {
+        "Host": url.netloc.decode("ascii"),
+        "User-Agent": f"helexa-acp/{__version__}",
+        "Accept": "text/html, text/*, application/json;q=0.9, */*;q=0.1",
+    }
+    try:
+        async with httpx2.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
+            request = client.build_request(
+                "GET",
+                url.copy_with(host=at.strip("[]")),
+                headers=headers,
+                extensions={"sni_hostname": url.host},
+            )
+            response = await client.send(request, stream=True)
+            try:
+                return await _page(response)
+            finally:
+                await response.aclose()
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise ToolError(f"{url}: {error or type(error).__name__}") from None
+
+
+async def _page(response: httpx2.Response) -> Page:
+    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if response.is_redirect and "location" in response.headers:
+        return Page(response.status_code, media_type, "", response.headers["location"])
+    if media_type and not _is_text(media_type):
+        raise ToolError(f"{media_type} is not text")
+    data = b""
+    async for chunk in response.aiter_bytes():
+        data += chunk
+        if len(data) > MAX_BYTES:
+            break
+    text = data[:MAX_BYTES].decode(response.charset_encoding or "utf-8", "replace")
+    if "html" in media_type:
+        text = page_text(text)
+    return Page(response.status_code, media_type, text, None)
+
+
+def _is_text(media_type: str) -> bool:
+    return media_type.startswith("text/") or media_type.endswith(("json", "xml", "yaml", "script"))
+
+
+def _described(url: httpx2.URL, page: Page) -> str:
+    text = page.text[:MAX_CHARACTERS]
+    cut = "\n[the rest was left out]" if len(page.text) > MAX_CHARACTERS else ""
+    return f"{url} ({page.status}):\n{text}{cut}"
+
+
+def _url(written: str) -> httpx2.URL:
+    try:
+        url = httpx2.URL(written)
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise ToolError(f"{written!r} is no URL: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ToolError("only http and https addresses are fetched")
+    if url.userinfo:
+        raise ToolError("an address with a password in it is not fetched")
+    return url.copy_with(fragment=None)
+
+
+TOOL = Tool(
+    ToolSpec(
+        name="fetch",
+        description="Gets a page of the web as text.",
+        parameters=schema({"url": {"type": "string", "description": "http or https."}}, "url"),
+    ),
+    "fetch",
+    Action.FETCH,
+    preview,
+    run,
+)

@@ -1,0 +1,152 @@
+"""What the editor is told, as ACP has it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from acp.schema import (
+    AgentMessageChunk,
+    AgentThoughtChunk,
+    ContentToolCallContent,
+    CurrentModeUpdate,
+    ImageContentBlock,
+    SessionInfoUpdate,
+    TextContentBlock,
+    ToolCallLocation,
+    ToolCallProgress,
+    ToolCallStart,
+    UsageUpdate,
+    UserMessageChunk,
+)
+
+from helexa_acp.errors import ToolError
+from helexa_acp.history import (
+    AssistantTurn,
+    Image,
+    Part,
+    Text,
+    ToolCall,
+    ToolResult,
+    Turn,
+    UserTurn,
+)
+from helexa_acp.tools.base import Tool
+from helexa_acp.tools.update_plan import TOOL as UPDATE_PLAN
+from helexa_acp.tools.update_plan import plan_update
+
+Status = Literal["pending", "in_progress", "completed", "failed"]
+
+
+def block(part: Part) -> TextContentBlock | ImageContentBlock:
+    match part:
+        case Text(text):
+            return TextContentBlock(type="text", text=text)
+        case Image(mime_type, data):
+            return ImageContentBlock(type="image", mime_type=mime_type, data=data)
+
+
+def message(part: Part) -> AgentMessageChunk:
+    return AgentMessageChunk(session_update="agent_message_chunk", content=block(part))
+
+
+def thought(text: str) -> AgentThoughtChunk:
+    return AgentThoughtChunk(session_update="agent_thought_chunk", content=block(Text(text)))
+
+
+def user_message(part: Part) -> UserMessageChunk:
+    return UserMessageChunk(session_update="user_message_chunk", content=block(part))
+
+
+def mode_changed(mode_id: str) -> CurrentModeUpdate:
+    return CurrentModeUpdate(session_update="current_mode_update", current_mode_id=mode_id)
+
+
+def session_info(title: str | None, updated_at: str) -> SessionInfoUpdate:
+    return SessionInfoUpdate(
+        session_update="session_info_update", title=title, updated_at=updated_at
+    )
+
+
+def context_used(used: int, size: int) -> UsageUpdate:
+    return UsageUpdate(session_update="usage_update", used=used, size=size)
+
+
+def call_started(
+    call: ToolCall,
+    *,
+    title: str,
+    tool: Tool | None,
+    status: Status = "pending",
+    paths: Sequence[Path] = (),
+    shown: Sequence[Any] = (),
+) -> ToolCallStart:
+    return ToolCallStart(
+        session_update="tool_call",
+        tool_call_id=call.call_id,
+        title=title,
+        kind=tool.kind if tool else "other",
+        status=status,
+        raw_input=call.arguments,
+        locations=[ToolCallLocation(path=str(path)) for path in paths] or None,
+        content=list(shown) or None,
+    )
+
+
+def call_progress(
+    call_id: str, status: Status, shown: Sequence[Any] | None = None
+) -> ToolCallProgress:
+    """``None``: what is shown stays."""
+    return ToolCallProgress(
+        session_update="tool_call_update",
+        tool_call_id=call_id,
+        status=status,
+        content=None if shown is None else list(shown),
+    )
+
+
+def contents(parts: Sequence[Part]) -> list[ContentToolCallContent]:
+    return [ContentToolCallContent(type="content", content=block(part)) for part in parts]
+
+
+def replayed(history: Sequence[Turn], tools: dict[str, Tool]) -> Iterator[Any]:
+    """The whole conversation again, for an editor that opens it."""
+    results = {turn.call_id: turn for turn in history if isinstance(turn, ToolResult)}
+    for turn in history:
+        match turn:
+            case UserTurn(parts):
+                yield from map(user_message, parts)
+            case AssistantTurn():
+                yield from (thought(one.text) for one in turn.thoughts if one.text)
+                if turn.text:
+                    yield message(Text(turn.text))
+                yield from map(message, turn.images)
+                for call in turn.calls:
+                    yield from _replayed_call(call, results.get(call.call_id), tools)
+
+
+def _replayed_call(
+    call: ToolCall, result: ToolResult | None, tools: dict[str, Tool]
+) -> Iterator[Any]:
+    failed = result is None or result.is_error
+    yield call_started(
+        call,
+        title=_title(call),
+        tool=tools.get(call.name),
+        status="failed" if failed else "completed",
+        shown=contents(result.parts) if result is not None else (),
+    )
+    if call.name == UPDATE_PLAN.spec.name and not failed:
+        try:
+            yield plan_update(call.arguments)
+        except ToolError:
+            return
+
+
+def _title(call: ToolCall) -> str:
+    """Without asking the disk, which may have changed."""
+    for key in ("path", "command", "pattern", "url"):
+        if isinstance(value := call.arguments.get(key), str):
+            return f"{call.name}: {value}"
+    return call.name

@@ -1,0 +1,61 @@
+"""The openai SDK's client for an endpoint, and its exceptions as ours."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import httpx2
+import openai
+
+from helexa_acp.config import Endpoint
+from helexa_acp.errors import EndpointError
+from helexa_acp.wire.base import CONNECT_TIMEOUT_S, HEADERS, NO_KEY, TIMEOUT_S
+
+
+def open_client(endpoint: Endpoint) -> openai.AsyncOpenAI:
+    """``organization`` and ``project`` are given, so that nobody takes them from the environment of
+    another endpoint; an Omit header drops them."""
+    client = openai.AsyncOpenAI(
+        api_key=endpoint.api_key or NO_KEY,
+        base_url=endpoint.base_url,
+        timeout=httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+        default_headers=HEADERS,
+    )
+    client.organization = None
+    client.project = None
+    return client
+
+
+@contextlib.contextmanager
+def openai_errors() -> Iterator[None]:
+    try:
+        yield
+    except openai.APIStatusError as error:
+        raise EndpointError(
+            _message(error), status=error.status_code, code=_code(error.code)
+        ) from error
+    except openai.APITimeoutError as error:
+        raise EndpointError("it did not answer in time") from error
+    except openai.APIConnectionError as error:
+        raise EndpointError(f"it cannot be reached: {error.__cause__ or error}") from error
+    except openai.APIError as error:
+        # The stream itself said so, or it is no stream of this API. A status is not told then;
+        # a refusal of the request's content is one that a body would have been refused with.
+        raise EndpointError(_message(error), status=400, code=_code(error.code)) from error
+    except (httpx2.HTTPError, ValueError) as error:
+        raise EndpointError(f"its answer broke off: {error or type(error).__name__}") from error
+
+
+def _message(error: openai.APIError) -> str:
+    body = error.body
+    if isinstance(body, dict):
+        inner = body.get("error", body)
+        told = inner.get("message") if isinstance(inner, dict) else inner
+        if isinstance(told, str) and told:
+            return told
+    return error.message
+
+
+def _code(code: object) -> str | None:
+    return code if isinstance(code, str) else None

@@ -1,0 +1,209 @@
+"""POST /responses, stateless: the whole conversation goes with each request, nothing is stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import openai
+
+from helexa_acp.config import Endpoint
+from helexa_acp.errors import EndpointError
+from helexa_acp.history import (
+    AssistantTurn,
+    Image,
+    Part,
+    Text,
+    ToolResult,
+    Turn,
+    Usage,
+    UserTurn,
+    text_of,
+)
+from helexa_acp.wire.base import (
+    CallMade,
+    Finished,
+    ImageMade,
+    ModelRequest,
+    Reason,
+    TextDelta,
+    ThoughtDelta,
+    ThoughtSealed,
+    WireEvent,
+)
+from helexa_acp.wire.data_urls import data_url
+from helexa_acp.wire.names import wire_name
+from helexa_acp.wire.openai_errors import open_client, openai_errors
+
+
+def open_wire(endpoint: Endpoint) -> ResponsesWire:
+    return ResponsesWire(open_client(endpoint))
+
+
+class ResponsesWire:
+    def __init__(self, client: openai.AsyncOpenAI) -> None:
+        self._client = client
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[WireEvent, None]:
+        with openai_errors():
+            create = cast(Any, self._client.responses.create)
+            async with await create(**request_body(request)) as told:
+                answer = ResponseAnswer()
+                async for event in told:
+                    for made in answer.feed(event):
+                        yield made
+                if not answer.is_ended:
+                    raise ValueError("it ended without response.completed")
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def request_body(request: ModelRequest) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": request.model,
+        "instructions": request.system,
+        "input": input_items(request.turns),
+        "stream": True,
+        "store": False,
+    }
+    if request.tools:
+        body["tools"] = [
+            {
+                "type": "function",
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+                "strict": False,
+            }
+            for tool in request.tools
+        ]
+    if request.max_tokens is not None:
+        body["max_output_tokens"] = request.max_tokens
+    if request.reasoning_effort is not None:
+        body["reasoning"] = {"effort": request.reasoning_effort, "summary": "auto"}
+        body["include"] = ["reasoning.encrypted_content"]
+    return body
+
+
+def input_items(turns: tuple[Turn, ...]) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    images: list[Part] = []
+    for turn in turns:
+        if not isinstance(turn, ToolResult) and images:
+            items.append(_user_item(tuple(images)))
+            images = []
+        match turn:
+            case UserTurn(parts):
+                items.append(_user_item(parts))
+            case ToolResult():
+                items.append(
+                    {
+                        "type": "function_call_output",
+                        "call_id": turn.call_id,
+                        "output": text_of(turn.parts),
+                    }
+                )
+                images += [part for part in turn.parts if isinstance(part, Image)]
+            case AssistantTurn():
+                items += _assistant_items(turn)
+    if images:
+        items.append(_user_item(tuple(images)))
+    return items
+
+
+def _user_item(parts: tuple[Part, ...]) -> dict[str, Any]:
+    content = [
+        {"type": "input_text", "text": part.text}
+        if isinstance(part, Text)
+        else {"type": "input_image", "image_url": data_url(part), "detail": "auto"}
+        for part in parts
+    ]
+    return {"type": "message", "role": "user", "content": content}
+
+
+def _assistant_items(turn: AssistantTurn) -> list[dict[str, Any]]:
+    """Reasoning goes back where its item can be read without having been stored."""
+    items = [thought.sealed for thought in turn.thoughts if _is_item(thought.sealed)]
+    if turn.text:
+        items.append({"type": "message", "role": "assistant", "content": turn.text})
+    items += [
+        {
+            "type": "function_call",
+            "call_id": call.call_id,
+            "name": wire_name(call.name),
+            "arguments": json.dumps(call.arguments),
+        }
+        for call in turn.calls
+    ]
+    return items
+
+
+def _is_item(sealed: Any) -> bool:
+    return isinstance(sealed, dict) and sealed.get("type") == "reasoning"
+
+
+class ResponseAnswer:
+    """Folds the stream's events into ours."""
+
+    def __init__(self) -> None:
+        self.is_ended = False
+        self._is_refused = False
+
+    def feed(self, event: Any) -> list[WireEvent]:
+        match event.type:
+            case "response.output_text.delta":
+                return [TextDelta(event.delta)]
+            case "response.refusal.delta":
+                self._is_refused = True
+                return [TextDelta(event.delta)]
+            case "response.reasoning_text.delta" | "response.reasoning_summary_text.delta":
+                return [ThoughtDelta(event.delta)]
+            case "response.output_item.done":
+                return _item_done(event.item)
+            case "response.completed" | "response.incomplete":
+                return [self._finished(event.response)]
+            case "response.failed":
+                error = event.response.error
+                told = getattr(error, "message", None) or "the response failed"
+                code = getattr(error, "code", None)
+                raise EndpointError(told, status=400, code=code if isinstance(code, str) else None)
+            case "error":
+                raise EndpointError(event.message, status=400, code=event.code)
+            case _:
+                return []
+
+    def _finished(self, response: Any) -> WireEvent:
+        self.is_ended = True
+        reason: Reason = "refusal" if self._is_refused else "stop"
+        details = getattr(response, "incomplete_details", None)
+        if details is not None and details.reason is not None:
+            reason = "refusal" if details.reason == "content_filter" else "length"
+        return Finished(reason, _usage(response.usage))
+
+
+def _item_done(item: Any) -> list[WireEvent]:
+    match item.type:
+        case "function_call":
+            return [CallMade(item.call_id or "", item.name or "", item.arguments or "")]
+        case "reasoning" if getattr(item, "encrypted_content", None):
+            return [ThoughtSealed(item.model_dump(mode="json", exclude_none=True))]
+        case "image_generation_call" if getattr(item, "result", None):
+            return [ImageMade(Image("image/png", item.result))]
+        case _:
+            return []
+
+
+def _usage(told: Any) -> Usage:
+    if told is None:
+        return Usage()
+    given = getattr(told, "input_tokens_details", None)
+    made = getattr(told, "output_tokens_details", None)
+    return Usage(
+        input_tokens=told.input_tokens or 0,
+        output_tokens=told.output_tokens or 0,
+        cached_tokens=getattr(given, "cached_tokens", None) or 0,
+        thought_tokens=getattr(made, "reasoning_tokens", None) or 0,
+        last_total_tokens=(told.input_tokens or 0) + (told.output_tokens or 0),
+    )

@@ -1,0 +1,135 @@
+"""The agent beside its editor: in this process over a socket, or as a process over pipes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from acp import PROTOCOL_VERSION, text_block
+from acp.agent import AgentSideConnection
+from acp.client import ClientSideConnection
+from acp.schema import ClientCapabilities, PromptResponse
+from acp.stdio import spawn_agent_process
+
+from helexa_acp.agent import HelexaAgent
+from helexa_acp.config import from_table
+from helexa_acp.endpoints import Endpoints
+from helexa_acp.service import Sessions
+from helexa_acp.store import SessionStore
+from helexa_acp.transport import LineTransport
+from tests.acp.editor import BARE, Editor
+
+PACKAGE_DIR = Path(__file__).resolve().parent.parent.parent / "acp"
+LIMIT_BYTES = 2**26
+
+
+@dataclass(slots=True)
+class Bridge:
+    """An editor that is connected to an agent, and the project that they work on."""
+
+    editor: Editor
+    connection: ClientSideConnection
+    project: Path
+    data_dir: Path
+    session_id: str = ""
+
+    async def open(self, capabilities: ClientCapabilities = BARE, **named: Any) -> str:
+        await self.connection.initialize(
+            protocol_version=PROTOCOL_VERSION, client_capabilities=capabilities
+        )
+        return await self.new(**named)
+
+    async def new(self, **named: Any) -> str:
+        made = await self.connection.new_session(
+            cwd=str(self.project), mcp_servers=named.get("mcp_servers", [])
+        )
+        self.session_id = made.session_id
+        return self.session_id
+
+    async def ask(self, *content: Any) -> PromptResponse:
+        blocks = [text_block(one) if isinstance(one, str) else one for one in content]
+        return await self.connection.prompt(session_id=self.session_id, prompt=blocks)
+
+    async def cancel(self) -> None:
+        await self.connection.cancel(session_id=self.session_id)
+
+    async def set_mode(self, mode: str) -> None:
+        await self.connection.set_session_mode(session_id=self.session_id, mode_id=mode)
+
+
+def endpoint_table(url: str, wire_api: str = "openai-chat", **more: Any) -> dict[str, Any]:
+    named = {"name": "fake", "base_url": url, "wire_api": wire_api}
+    return {"endpoints": [named | {"default_model": "fake-model"} | more]}
+
+
+@contextlib.asynccontextmanager
+async def bridge_here(tmp_path: Path, table: dict[str, Any]) -> AsyncIterator[Bridge]:
+    """The agent in this process: a new one starts in no time."""
+    project, data_dir = tmp_path / "project", tmp_path / "data"
+    project.mkdir(exist_ok=True)
+    config = from_table(table, {})
+    endpoints = Endpoints(config)
+    agent = HelexaAgent(
+        config,
+        endpoints,
+        Sessions(config, endpoints, SessionStore(data_dir / "sessions")),
+        data_dir,
+    )
+    theirs, ours = socket.socketpair()
+    transport = LineTransport(*await asyncio.open_connection(sock=theirs, limit=LIMIT_BYTES))
+    served: Any = agent
+    side = AgentSideConnection(served, transport, listening=False, use_unstable_protocol=True)
+    listening = asyncio.create_task(side.listen())
+    reader, writer = await asyncio.open_connection(sock=ours, limit=LIMIT_BYTES)
+    editor = Editor()
+    client: Any = editor
+    connection = ClientSideConnection(client, writer, reader, use_unstable_protocol=True)
+    try:
+        yield Bridge(editor, connection, project, data_dir)
+    finally:
+        writer.close()
+        await listening
+        await agent.close()
+        await side.close()
+        await connection.close()
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    """For an agent's process: nothing of the machine's own configuration."""
+    kept = {name: os.environ[name] for name in ("PATH", "HELEXA_TEST_RUN") if name in os.environ}
+    return {
+        **kept,
+        "HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "PYTHONPATH": str(PACKAGE_DIR),
+        **more,
+    }
+
+
+@contextlib.asynccontextmanager
+async def bridge_process(
+    tmp_path: Path, **more: str
+) -> AsyncIterator[tuple[Bridge, asyncio.subprocess.Process]]:
+    """The agent as editors start it."""
+    project = tmp_path / "project"
+    project.mkdir(exist_ok=True)
+    editor = Editor()
+    client: Any = editor
+    async with spawn_agent_process(
+        client,
+        sys.executable,
+        "-m",
+        "helexa_acp",
+        env=environment(tmp_path, **more),
+        transport_kwargs={"limit": LIMIT_BYTES, "stderr": None},
+        use_unstable_protocol=True,
+    ) as (connection, process):
+        yield Bridge(editor, connection, project, tmp_path / "data" / "helexa-acp"), process

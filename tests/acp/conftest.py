@@ -1,0 +1,42 @@
+"""One fake endpoint for each test, and agents that talk to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.acp.bridge import Bridge, bridge_here, endpoint_table
+from tests.acp.fake_endpoint import FakeEndpoint
+
+WIRES = ("openai-chat", "openai-responses", "anthropic-messages")
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[FakeEndpoint]:
+    fake = FakeEndpoint()
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture(params=WIRES)
+def wire_api(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def bridge(tmp_path: Path, endpoint: FakeEndpoint) -> AsyncIterator[Bridge]:
+    """Speaks openai-chat."""
+    async with bridge_here(tmp_path, endpoint_table(endpoint.url)) as made:
+        yield made
+
+
+@pytest.fixture
+async def each_bridge(
+    tmp_path: Path, endpoint: FakeEndpoint, wire_api: str
+) -> AsyncIterator[Bridge]:
+    """Speaks each wire API in turn."""
+    async with bridge_here(tmp_path, endpoint_table(endpoint.url, wire_api)) as made:
+        yield made

@@ -1,0 +1,146 @@
+"""An LLM server of three dialects that says what tests write, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.acp import fake_dialects
+from tests.acp.fake_dialects import Say
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    status: int
+    message: str
+    code: str = "refused"
+
+
+@dataclass(slots=True)
+class Hang:
+    """Says ``text``, then nothing more. ``left`` is set when the client has closed the stream."""
+
+    text: str = ""
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class BreakOff:
+    """Says ``text`` and closes the connection without an end."""
+
+    text: str = ""
+
+
+Answer = Say | Refuse | Hang | BreakOff
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+
+class FakeEndpoint:
+    """Answers prompts in the order of ``answers``; the last one is repeated."""
+
+    def __init__(self) -> None:
+        self.answers: deque[Answer] = deque()
+        self.received: list[Received] = []
+        self.models: list[dict[str, Any]] = [{"id": "fake-model", "limit": {"context": 100_000}}]
+        self.counts: Callable[[dict[str, Any]], int] | None = None
+        self.url = ""
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**26)
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}/v1"
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    def will(self, *answers: Answer) -> None:
+        self.answers.extend(answers)
+
+    @property
+    def prompts(self) -> list[dict[str, Any]]:
+        """The bodies of the requests for answers."""
+        paths = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+        return [one.body for one in self.received if one.path in paths]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while received := await _read_request(reader):
+                self.received.append(received)
+                if not await self._answer(received, reader, writer):
+                    break
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(
+        self, received: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Whether the connection goes on."""
+        if received.path == "/v1/models":
+            _write(writer, 200, {"object": "list", "data": self.models})
+            return True
+        if received.path == "/v1/messages/count_tokens":
+            if self.counts is None:
+                _write(writer, 404, {"error": {"message": "not here"}})
+            else:
+                _write(writer, 200, {"input_tokens": self.counts(received.body)})
+            return True
+        answer = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
+        frames = fake_dialects.FRAMES[received.path]
+        match answer:
+            case Refuse(status, message, code):
+                error = {"message": message, "code": code, "type": "invalid_request_error"}
+                _write(writer, status, {"type": "error", "error": error})
+            case Say():
+                _write_head(writer)
+                writer.write("".join(frames(answer)).encode())
+                await writer.drain()
+                return False
+            case BreakOff(text):
+                _write_head(writer)
+                writer.write("".join(frames(Say(text))[: fake_dialects.NUM_BEGINNING]).encode())
+                await writer.drain()
+                return False
+            case Hang(text):
+                _write_head(writer)
+                writer.write("".join(frames(Say(text))[: fake_dialects.NUM_BEGINNING]).encode())
+                await writer.drain()
+                answer.begun.set()
+                await reader.read()
+                answer.left.set()
+                return False
+        return True
+
+
+async def _read_request(reader: asyncio.StreamReader) -> Received | None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").strip().split("\r\n")
+    pairs = (line.partition(":") for line in lines)
+    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    data = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Received(first.split()[1], headers, json.loads(data) if data else {})
+
+
+def _write(writer: asyncio.StreamWriter, status: int, body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    writer.write(f"{head}\r\n\r\n".encode() + data)
+
+
+def _write_head(writer: asyncio.StreamWriter) -> None:
+    """The stream's end is the connection's."""
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")

@@ -1,0 +1,149 @@
+"""The configuration file, the environment, and names of models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helexa_acp.config import config_path, data_dir, from_table, load_config
+from helexa_acp.errors import ConfigError
+from helexa_acp.selectors import Selector, parse_selector
+
+TWO = """
+default_endpoint = "cloud"
+system_prompt_path = "{prompt}"
+fetch_hosts = ["docs.python.org", "*.example.org"]
+bash_timeout_s = 30
+
+[[endpoints]]
+name = "home"
+base_url = "http://127.0.0.1:31313/v1/"
+wire_api = "openai-responses"
+default_model = "qwen:30b"
+max_tokens = 4096
+context_window = 32768
+
+[[endpoints]]
+name = "cloud"
+base_url = "https://api.example.com/v1"
+wire_api = "anthropic-messages"
+api_key_env = "CLOUD_KEY"
+tool_calling = "prompt"
+reasoning_effort = "low"
+"""
+
+
+def one(**more: Any) -> dict[str, Any]:
+    return {"endpoints": [{"name": "home", "base_url": "http://h/v1"} | more]}
+
+
+def test_a_file_with_two_endpoints(tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.md"
+    prompt.write_text("Be terse.")
+    path = tmp_path / "helexa-acp" / "config.toml"
+    path.parent.mkdir()
+    path.write_text(TWO.format(prompt=prompt))
+    config = load_config({"XDG_CONFIG_HOME": str(tmp_path), "CLOUD_KEY": "secret"})
+    home, cloud = config.endpoints
+    assert config.default_endpoint is cloud
+    assert config.system_prompt == "Be terse."
+    assert config.fetch_hosts == ("docs.python.org", "*.example.org")
+    assert config.bash_timeout_s == 30.0
+    assert (home.base_url, home.wire_api) == ("http://127.0.0.1:31313/v1", "openai-responses")
+    assert (home.default_model, home.max_tokens, home.context_window) == ("qwen:30b", 4096, 32768)
+    assert (cloud.api_key, cloud.tool_calling, cloud.reasoning_effort) == (
+        "secret",
+        "prompt",
+        "low",
+    )
+    assert "secret" not in repr(config)
+
+
+def test_the_environment_alone(tmp_path: Path) -> None:
+    named = {
+        "HOME": str(tmp_path),
+        "HELEXA_ACP_BASE_URL": "http://box:31313/v1",
+        "HELEXA_ACP_MODEL": "small",
+        "HELEXA_ACP_API_KEY": "hx-1",
+        "HELEXA_ACP_MAX_TOKENS": "100",
+        "HELEXA_ACP_CONTEXT_WINDOW": "8192",
+    }
+    (endpoint,) = load_config(named).endpoints
+    assert (endpoint.name, endpoint.base_url) == ("default", "http://box:31313/v1")
+    assert (endpoint.wire_api, endpoint.default_model) == ("openai-chat", "small")
+    assert (endpoint.api_key, endpoint.max_tokens, endpoint.context_window) == ("hx-1", 100, 8192)
+
+
+def test_nothing_at_all(tmp_path: Path) -> None:
+    (endpoint,) = load_config({"HOME": str(tmp_path)}).endpoints
+    assert endpoint.base_url == "http://127.0.0.1:31313/v1"
+    assert endpoint.default_model is None
+
+
+def test_where_things_are() -> None:
+    home = {"HOME": "/home/u"}
+    assert config_path(home) == Path("/home/u/.config/helexa-acp/config.toml")
+    assert data_dir(home) == Path("/home/u/.local/share/helexa-acp")
+    assert data_dir(home | {"XDG_DATA_HOME": "/data"}) == Path("/data/helexa-acp")
+    assert data_dir(home | {"XDG_DATA_HOME": "not/absolute"}) == data_dir(home)
+    assert config_path(home | {"HELEXA_ACP_CONFIG_PATH": "/etc/acp.toml"}) == Path("/etc/acp.toml")
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({}, "at least one"),
+        ({"endpoints": "home"}, "wrong type"),
+        ({"endpoints": ["home"]}, "must be a table"),
+        ({"endpoints": [{"base_url": "http://h"}]}, r"endpoints\[0\].name is missing"),
+        (one(name="a:b"), "must not be empty or hold"),
+        (one(base_url="ftp://h"), "http://"),
+        (one(wire_api="grpc"), "must be one of openai-chat"),
+        (one(max_tokens=0), "at least 1"),
+        (one(max_tokens=True), "wrong type"),
+        (one(temperature=1), "temperature is not a setting"),
+        (one(api_key_env="NOT_SET"), "NOT_SET"),
+        (one() | {"default_endpoint": "other"}, "'other' is not one of home"),
+        (one() | {"surprise": 1}, "surprise is not a setting"),
+        (one() | {"bash_timeout_s": -1}, "over 0"),
+        (one() | {"fetch_hosts": [1]}, "list of host names"),
+        (one() | {"system_prompt_path": "/not/there"}, "cannot be read"),
+        ({"endpoints": one()["endpoints"] * 2}, "two endpoints"),
+    ],
+)
+def test_mistakes_are_named(table: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        from_table(table, {})
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "acp.toml"
+    path.write_text("endpoints = [")
+    with pytest.raises(ConfigError, match=str(path)):
+        load_config({"HELEXA_ACP_CONFIG_PATH": str(path)})
+    with pytest.raises(ConfigError, match="is not there"):
+        load_config({"HELEXA_ACP_CONFIG_PATH": str(tmp_path / "none.toml")})
+    with pytest.raises(ConfigError, match="HELEXA_ACP_MAX_TOKENS"):
+        load_config({"HOME": str(tmp_path), "HELEXA_ACP_MAX_TOKENS": "many"})
+
+
+def test_selectors_split_at_the_first_colon() -> None:
+    two = from_table({"endpoints": [*one()["endpoints"], *one(name="cloud")["endpoints"]]}, {})
+    chosen = parse_selector("cloud:qwen:30b", two)
+    assert (chosen.endpoint.name, chosen.model) == ("cloud", "qwen:30b")
+    assert chosen.picker_id(two) == "cloud:qwen:30b"
+    assert parse_selector("plain", two) == Selector(two.endpoints[0], "plain")
+    for written in ("", "  ", "cloud:", ":model", "nowhere:model"):
+        with pytest.raises(ConfigError):
+            parse_selector(written, two)
+
+
+def test_with_one_endpoint_names_are_whole() -> None:
+    """Ids in the picker have no prefix, and a model's own name may hold a colon."""
+    config = from_table(one(), {})
+    chosen = parse_selector("qwen:30b", config)
+    assert (chosen.endpoint.name, chosen.model) == ("home", "qwen:30b")
+    assert chosen.picker_id(config) == "qwen:30b"
+    assert parse_selector("home:qwen", config).model == "qwen"

@@ -1,0 +1,192 @@
+"""What every wire API must do, over a connection of the SDK's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import pytest
+from acp import RequestError, image_block
+
+from tests.acp.bridge import Bridge
+from tests.acp.fake_dialects import Say
+from tests.acp.fake_endpoint import BreakOff, FakeEndpoint, Hang, Refuse
+
+
+async def test_an_answer_streams(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    endpoint.will(Say("Hello, editor.", thought="They greet me.", num_input=120, num_output=7))
+    await each_bridge.open()
+    answer = await each_bridge.ask("Hello!")
+    editor = each_bridge.editor
+    assert answer.stop_reason == "end_turn"
+    assert editor.texts() == "Hello, editor."
+    assert editor.texts("agent_thought_chunk") == "They greet me."
+    assert len(editor.told("agent_message_chunk")) > 1
+    assert answer.usage is not None
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (120, 7)
+    (context,) = editor.told("usage_update")
+    assert (context.used, context.size) == (127, 100_000)
+
+
+async def test_headers_and_limits(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    endpoint.will(Say("Yes."))
+    await each_bridge.open()
+    await each_bridge.ask("Hello!")
+    asked = next(one for one in endpoint.received if one.body.get("stream"))
+    assert asked.headers["x-include-thinking"] == "true"
+    if asked.path == "/v1/messages":
+        assert asked.headers["anthropic-version"] == "2023-06-01"
+        assert asked.headers["x-api-key"] == "none"
+        assert asked.body["max_tokens"] == 8192
+    else:
+        assert "max_tokens" not in asked.body
+        assert "max_output_tokens" not in asked.body
+
+
+async def test_a_call_is_run_and_answered(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    (each_bridge.project / "notes.txt").write_text("buy milk\n")
+    endpoint.will(
+        Say("Let me look.", calls=(("read_file", {"path": "notes.txt"}),), thought="A file."),
+        Say("It says: buy milk."),
+    )
+    await each_bridge.open()
+    answer = await each_bridge.ask("What is in my notes?")
+    assert answer.stop_reason == "end_turn"
+    assert each_bridge.editor.statuses() == {"call_0": "completed"}
+    first, second = endpoint.prompts
+    assert _tool_names(first) >= {"read_file", "write_file", "edit_file", "list_dir", "bash"}
+    assert "# Tools" not in json.dumps(first)
+    assert "buy milk" in json.dumps(second)
+    assert _result_ids(second) == ["call_0"]
+    assert answer.usage is not None
+    assert answer.usage.input_tokens == 200, "both requests"
+
+
+def _tool_names(body: dict[str, Any]) -> set[str]:
+    return {tool.get("name") or tool["function"]["name"] for tool in body["tools"]}
+
+
+def _result_ids(body: dict[str, Any]) -> list[str]:
+    found: list[str] = []
+    for message in body.get("messages", body.get("input")):
+        if message.get("role") == "tool":
+            found.append(message["tool_call_id"])
+        elif message.get("type") == "function_call_output":
+            found.append(message["call_id"])
+        elif isinstance(message.get("content"), list):
+            found += [
+                block["tool_use_id"]
+                for block in message["content"]
+                if block["type"] == "tool_result"
+            ]
+    return found
+
+
+async def test_thinking_that_was_signed_goes_back(tmp_path: Any, endpoint: FakeEndpoint) -> None:
+    from tests.acp.bridge import bridge_here, endpoint_table
+
+    table = endpoint_table(endpoint.url, "anthropic-messages")
+    async with bridge_here(tmp_path, table) as bridge:
+        endpoint.will(
+            Say(calls=(("list_dir", {"path": "."}),), thought="Look around."), Say("Empty.")
+        )
+        await bridge.open()
+        await bridge.ask("What is here?")
+    thinking = {"type": "thinking", "thinking": "Look around.", "signature": "signed 12"}
+    assert thinking in endpoint.prompts[1]["messages"][1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "stop_reason"), [("length", "max_tokens"), ("refusal", "refusal")]
+)
+async def test_how_an_answer_ends(
+    each_bridge: Bridge, endpoint: FakeEndpoint, reason: str, stop_reason: str
+) -> None:
+    endpoint.will(Say("As far as it goes", reason=reason))
+    await each_bridge.open()
+    assert (await each_bridge.ask("Go on.")).stop_reason == stop_reason
+
+
+async def test_a_cancelled_request_ends_at_the_endpoint(
+    each_bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
+    hang = Hang("Thinking about")
+    endpoint.will(hang)
+    await each_bridge.open()
+    asking = asyncio.create_task(each_bridge.ask("Hello?"))
+    await hang.begun.wait()
+    await each_bridge.cancel()
+    assert (await asking).stop_reason == "cancelled"
+    async with asyncio.timeout(60):
+        await hang.left.wait()
+    endpoint.answers.clear()
+    endpoint.will(Say("Here I am."))
+    assert (await each_bridge.ask("Still there?")).stop_reason == "end_turn"
+
+
+async def test_a_refusal_of_the_endpoint_is_told(
+    each_bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
+    endpoint.will(Refuse(401, "That key is none.", "invalid_api_key"))
+    await each_bridge.open()
+    with pytest.raises(RequestError, match="That key is none"):
+        await each_bridge.ask("Hello!")
+    endpoint.answers.clear()
+    endpoint.will(Say("Now it works."))
+    assert (await each_bridge.ask("And now?")).stop_reason == "end_turn"
+
+
+async def test_a_stream_that_breaks_off_is_no_answer(
+    each_bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
+    endpoint.will(BreakOff("It is a"))
+    await each_bridge.open()
+    with pytest.raises(RequestError, match="broke off"):
+        await each_bridge.ask("What is it?")
+
+
+async def test_an_image_goes_to_the_model(each_bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    data = base64.b64encode(b"\x89PNG not really").decode()
+    endpoint.will(Say("A picture."))
+    await each_bridge.open()
+    await each_bridge.ask("What is this?", image_block(data, "image/png"))
+    assert data in json.dumps(endpoint.prompts[0])
+
+
+async def test_an_image_that_a_tool_read_goes_both_ways(
+    each_bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
+    (each_bridge.project / "cat.png").write_bytes(b"\x89PNG a cat")
+    data = base64.b64encode(b"\x89PNG a cat").decode()
+    endpoint.will(Say(calls=(("read_file", {"path": "cat.png"}),)), Say("A cat."))
+    await each_bridge.open()
+    await each_bridge.ask("What is in cat.png?")
+    assert data in json.dumps(endpoint.prompts[1])
+    shown = each_bridge.editor.told("tool_call_update")[-1].content
+    assert [one.content.type for one in shown] == ["text", "image"]
+    assert shown[1].content.data == data
+
+
+async def test_tools_ride_in_the_prompt_where_the_api_has_none(
+    each_bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
+    (each_bridge.project / "notes.txt").write_text("buy milk\n")
+    call = '<tool_call>\n{"name": "read_file", "arguments": {"path": "notes.txt"}}\n</tool_call>'
+    endpoint.will(
+        Refuse(422, "This model's template has no place for tools.", "template_render_failed"),
+        Say(f"Let me look.\n{call}"),
+        Say("It says: buy milk."),
+    )
+    await each_bridge.open()
+    answer = await each_bridge.ask("What is in my notes?")
+    assert answer.stop_reason == "end_turn"
+    assert each_bridge.editor.texts() == "Let me look.\nIt says: buy milk."
+    assert list(each_bridge.editor.statuses().values()) == ["completed"]
+    refused, asked, answered = endpoint.prompts
+    assert "tools" in refused
+    assert "tools" not in asked
+    assert "# Tools" in json.dumps(asked)
+    assert "<tool_response>" in json.dumps(answered)
+    assert "buy milk" in json.dumps(answered)
