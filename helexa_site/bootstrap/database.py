@@ -68,6 +68,21 @@ def has_keys() -> bool:
         connections.close_all()
 
 
+def default_model_is_kept() -> bool:
+    """Whether the control loads the default model by itself: an operator may have unpinned,
+    disabled or deleted it. Then nothing is loaded until somebody asks."""
+    from fleet import selectors  # models import only after django.setup()
+    from fleet.services.catalogue import DEFAULT_MODEL_NAME
+
+    try:
+        entry = selectors.catalogue_find(DEFAULT_MODEL_NAME)
+        return entry is not None and entry.effective_min_replicas > 0
+    except DatabaseError as error:
+        raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
+    finally:
+        connections.close_all()
+
+
 def _ensure_admin() -> str | None:
     from django.contrib.auth.models import User  # models import only after django.setup()
 

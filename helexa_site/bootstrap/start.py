@@ -20,6 +20,7 @@ from helexa_site.bootstrap.console import say, say_line
 from helexa_site.bootstrap.data_directory import DataDirectory
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.first_key import first_key_lines
+from helexa_site.bootstrap.readiness import EnsureWanted
 from helexa_site.bootstrap.redis_server import (
     configure_private_redis,
     discard_private_redis,
@@ -59,7 +60,7 @@ def start(
         _start_gateway(options, config, supervisor)
         readiness.wait_for_gateway(url, supervisor.ensure_running)
         if options.with_model:
-            readiness.wait_for_answer(url, redis_url, supervisor.ensure_running)
+            wait_for_default_model(url, redis_url, supervisor.ensure_running)
         say_line(f"ready: {url}")
     finally:
         # Whatever happened: the password is stored nowhere in the clear.
@@ -74,6 +75,16 @@ def start(
             say("keys", line)
     if options.with_model:
         say("try", readiness.curl_line(url))
+
+
+def wait_for_default_model(url: str, redis_url: str, ensure_wanted: EnsureWanted) -> None:
+    """Until it answers, where anybody loads it before somebody asks for it."""
+    from helexa_site.bootstrap.database import default_model_is_kept
+
+    if default_model_is_kept():
+        readiness.wait_for_answer(url, redis_url, ensure_wanted)
+    else:
+        say("model", f"{readiness.DEFAULT_MODEL} is not pinned: it is loaded when somebody asks")
 
 
 def _ensure_secret_key(config: Config) -> None:
