@@ -11,6 +11,7 @@
     ├── JobCannotBeCancelledError     409 job_cannot_be_cancelled
     ├── CatalogueValueError           400 invalid_catalogue_value
     ├── BrokerUnavailableError        503 broker_unavailable   retryable
+    ├── CatalogueChangedError         409 catalogue_changed
     └── SnapshotUnavailableError      503 fleet_unavailable    retryable
 
 Messages are written for people. Imports nothing, so that pure code can raise these.
@@ -87,6 +88,11 @@ class CatalogueValueError(FleetError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class CatalogueChangedError(FleetError):
+    http_status = 409
+    code = "catalogue_changed"
 
 
 class SnapshotUnavailableError(FleetError):

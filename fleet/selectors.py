@@ -14,7 +14,8 @@ from django.db.models import Count, QuerySet
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import ModelDisabledError, UnknownModelError, UnknownNeuronError
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus
-from fleet.models import CatalogueModel, LoadJob, Neuron
+from fleet.models import Alias, CatalogueModel, LoadJob, Neuron
+from fleet.models_toml import CatalogueState
 from metering.prices import Prices
 
 CATALOGUE_CACHE_S = 1.0
@@ -45,6 +46,15 @@ def catalogue_prices(name: str) -> Prices | None:
     or not there. Not kept."""
     model = CatalogueModel.objects.filter(name=name).first()
     return None if model is None else model.settings().prices
+
+
+def catalogue_state() -> CatalogueState:
+    """Models, offered or not, and aliases: what an import starts from and an export writes. Not
+    kept."""
+    return CatalogueState(
+        models={model.name: model.settings() for model in CatalogueModel.objects.all()},
+        aliases=dict(Alias.objects.values_list("name", "model__name")),
+    )
 
 
 def catalogue_cache_clear() -> None:

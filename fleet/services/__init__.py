@@ -11,6 +11,7 @@ from fleet.services.catalogue import (
     catalogue_model_update,
     default_model_ensure,
 )
+from fleet.services.catalogue_import import catalogue_import
 from fleet.services.heartbeats import (
     heartbeat_record,
     neuron_mark_away,
@@ -44,6 +45,7 @@ __all__ = [
     "alias_create",
     "alias_delete",
     "alias_update",
+    "catalogue_import",
     "catalogue_model_check",
     "catalogue_model_create",
     "catalogue_model_delete",

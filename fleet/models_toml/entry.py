@@ -1,0 +1,194 @@
+"""One entry of a models.toml, as a model of ours. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.catalogue import SETTINGS, CatalogueSettings, check_alias_name, check_name, check_source
+from fleet.catalogue.rules import check_settings
+from fleet.errors import CatalogueValueError
+from fleet.models_toml.keys import (
+    KEY_OF_SETTING,
+    KNOWN_KEYS,
+    SETTING_OF_KEY,
+    flattened,
+    from_toml,
+)
+
+OUR_HARNESS = "helexa"
+DEFAULT_SCHEME = "huggingface"
+WHILE_LOADING = (
+    (re.compile(r"q4.*", re.IGNORECASE), {"quantization": "q4"}),
+    (re.compile(r"q8.*", re.IGNORECASE), {"quantization": "q8"}),
+    (re.compile(r"bf16", re.IGNORECASE), {"dtype": "bfloat16"}),
+    (re.compile(r"f16", re.IGNORECASE), {"dtype": "float16"}),
+    (re.compile(r"f32", re.IGNORECASE), {"dtype": "float32"}),
+)
+"""In the original ``quant`` names a GGUF file, but of a model that spans cards it says what becomes
+of its weights while they load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something of the file that is not honoured, or not as it was."""
+
+    key: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadEntry:
+    id: str
+    name: str
+    settings: CatalogueSettings
+    notes: tuple[Note, ...]
+
+
+class EntryError(ValueError):
+    """``problems`` are pairs of a key and what is wrong there."""
+
+    def __init__(self, problems: list[tuple[str, str]]) -> None:
+        super().__init__(str(problems))
+        self.problems = problems
+
+
+def read_entry(raw: dict[str, Any]) -> ReadEntry:
+    """Raises ``EntryError``."""
+    flat = flattened(raw)
+    reading = _Reading(flat)
+    reading.read_name()
+    reading.refuse_unknown_keys()
+    reading.read_settings()
+    reading.read_source()
+    reading.read_quant()
+    reading.note_what_is_not_honoured()
+    return reading.result()
+
+
+class _Reading:
+    def __init__(self, flat: dict[str, Any]) -> None:
+        self._flat = flat
+        self._id = ""
+        self._name = ""
+        self._values: dict[str, Any] = {}
+        self._notes: list[Note] = []
+        self._problems: list[tuple[str, str]] = []
+
+    def read_name(self) -> None:
+        given = self._flat.get("id")
+        if not isinstance(given, str) or not given:
+            self._problems.append(("id", "Each model has an id"))
+            return
+        self._id, self._name = given, name_of_id(given)
+        try:
+            check_name(self._name)
+            if self._name != given:
+                check_alias_name(given)
+                self._note("id", f"it is named {self._name}, and {given} is an alias of it")
+        except CatalogueValueError as error:
+            self._problems.append(("id", str(error)))
+
+    def refuse_unknown_keys(self) -> None:
+        for key in self._flat:
+            if key not in KNOWN_KEYS:
+                near = difflib.get_close_matches(key, KNOWN_KEYS, n=1)
+                hint = f"; is {near[0]} meant?" if near else ""
+                self._problems.append((key, f"There is no such key{hint}"))
+
+    def read_settings(self) -> None:
+        for key, value in self._flat.items():
+            if (name := SETTING_OF_KEY.get(key)) is None or key == "source":
+                continue
+            try:
+                self._values[name] = from_toml(name, value)
+            except ValueError as error:
+                self._problems.append((key, str(error)))
+        if any(key.startswith("cost.") for key in self._flat):
+            self._values.setdefault("input_price_micro_usd", 0)
+            self._values.setdefault("output_price_micro_usd", 0)
+
+    def read_source(self) -> None:
+        """A whole source of ours, or the original's: the name of a scheme, of which the id is the
+        rest."""
+        given = self._flat.get("source") or DEFAULT_SCHEME
+        if not isinstance(given, str):
+            self._problems.append(("source", f"{given!r} is not text"))
+            return
+        source = given if ":" in given else f"{given}:{self._id}"
+        try:
+            check_source(source)
+        except CatalogueValueError as error:
+            self._problems.append(("source", str(error)))
+        self._values["source"] = source
+
+    def read_quant(self) -> None:
+        quant = self._flat.get("quant")
+        if quant is None:
+            return
+        if not isinstance(quant, str):
+            self._problems.append(("quant", f"{quant!r} is not text"))
+        elif "file" in self._flat:
+            self._problems.append(("quant", "file says the same: one of them is enough"))
+        elif self._values.get("min_devices", 1) == 1 or "quantization" in self._flat:
+            self._values["file"] = quant
+        else:
+            self._quantise_while_loading(quant)
+
+    def _quantise_while_loading(self, quant: str) -> None:
+        for pattern, values in WHILE_LOADING:
+            if pattern.fullmatch(quant):
+                self._values |= values
+                words = " and ".join(f"{name} = {value}" for name, value in values.items())
+                self._note("quant", f"{quant} of a model that spans cards is {words} here")
+                return
+        self._problems.append(
+            ("quant", f"{quant!r} is none that weights are brought to while they load: q4, q8")
+        )
+
+    def note_what_is_not_honoured(self) -> None:
+        harness = self._flat.get("harness", OUR_HARNESS)
+        if harness != OUR_HARNESS:
+            self._note("harness", f"{harness} is not honoured: helexa's own engine serves it")
+        if self._flat.get("capabilities"):
+            self._note("capabilities", "not honoured: a loaded model tells what it can do")
+        if "limit.input" in self._flat:
+            self._note("limit.input", "not honoured: prompt and answer share the context")
+        if self._flat.get("cost.cache_write"):
+            self._note("cost.cache_write", "not honoured: filling the prefix cache costs nothing")
+
+    def result(self) -> ReadEntry:
+        problems = self._problems or self._setting_problems()
+        if problems:
+            raise EntryError(problems)
+        return ReadEntry(
+            id=self._id,
+            name=self._name,
+            settings=CatalogueSettings(**self._values),
+            notes=tuple(self._notes),
+        )
+
+    def _setting_problems(self) -> list[tuple[str, str]]:
+        alone = [
+            (KEY_OF_SETTING[name], problem)
+            for name, value in self._values.items()
+            if (problem := SETTINGS[name].kind.problem(value))
+        ]
+        if alone:
+            return alone
+        try:
+            check_settings(CatalogueSettings(**self._values))
+        except CatalogueValueError as error:
+            return [(KEY_OF_SETTING[error.field], str(error))]
+        return []
+
+    def _note(self, key: str, message: str) -> None:
+        self._notes.append(Note(key=key, message=message))
+
+
+def name_of_id(given: str) -> str:
+    """``Qwen/Qwen3.6-27B`` is ``qwen3.6-27b``: our names are slugs."""
+    last = given.rpartition("/")[2].lower()
+    return re.sub(r"[^a-z0-9]*[^a-z0-9._-][^a-z0-9]*|[._-]{2,}", "-", last).strip("._-")

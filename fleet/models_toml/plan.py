@@ -1,0 +1,177 @@
+"""What an import would change: the difference between a document and the catalogue. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fleet.catalogue import SETTINGS, CatalogueSettings
+from fleet.models_toml.document import Document, WrittenModel
+from fleet.models_toml.keys import KEY_OF_SETTING, to_toml
+from fleet.models_toml.problems import ModelsTomlError, Problem
+
+Action = Literal["add", "change", "remove"]
+SIGNS: dict[Action, str] = {"add": "+", "change": "~", "remove": "-"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueState:
+    """Every model, offered or not, and every alias with the name of its model."""
+
+    models: Mapping[str, CatalogueSettings]
+    aliases: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingChange:
+    """``before`` and ``after`` as a models.toml would have them."""
+
+    setting: str
+    key: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChange:
+    action: Action
+    name: str
+    settings: tuple[SettingChange, ...] = ()
+    """Those that differ; of a new model those that are not as by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliasChange:
+    action: Action
+    name: str
+    model: str
+    """That it stands for; of one that is removed, that it stood for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryNote:
+    entry: str
+    key: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    models: tuple[ModelChange, ...]
+    aliases: tuple[AliasChange, ...]
+    notes: tuple[EntryNote, ...]
+    """What of the file is not honoured, or not as it was there."""
+    left_alone: tuple[str, ...]
+    """Models and aliases that the file does not name."""
+    wanted: Mapping[str, CatalogueSettings]
+    """The models of the file."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.models and not self.aliases
+
+    @property
+    def digest(self) -> str:
+        """Of what it would change: what somebody has seen and agreed to."""
+        return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()[:16]
+
+    def lines(self) -> Iterator[str]:
+        """For people: one change or note a line."""
+        for model in self.models:
+            yield f"{SIGNS[model.action]} model {model.name}"
+            for change in model.settings:
+                earlier = f"{change.before} -> " if model.action == "change" else ""
+                yield f"    {change.key} = {earlier}{change.after}"
+        for alias in self.aliases:
+            yield f"{SIGNS[alias.action]} alias {alias.name} = {alias.model}"
+        for note in self.notes:
+            yield f"! {note.entry}, {note.key}: {note.message}"
+        if self.left_alone:
+            yield f"  not in the file, left alone: {', '.join(self.left_alone)}"
+
+
+def plan_import(document: Document, state: CatalogueState, *, prune: bool) -> Plan:
+    """``prune``: what the file does not name is removed. Raises ``ModelsTomlError`` where the
+    file and what stays beside it contradict each other."""
+    written = {model.name: model for model in document.models}
+    unnamed_models = sorted(state.models.keys() - written.keys())
+    unnamed_aliases = sorted(state.aliases.keys() - document.aliases.keys())
+    kept_models = set() if prune else set(unnamed_models)
+    _refuse_contradictions(document, state, kept_models, set() if prune else set(unnamed_aliases))
+    models = [change for model in document.models if (change := _model_change(model, state))]
+    aliases = [
+        AliasChange(action="change" if alias in state.aliases else "add", name=alias, model=target)
+        for alias, target in document.aliases.items()
+        if state.aliases.get(alias) != target
+    ]
+    if prune:
+        models += [ModelChange(action="remove", name=name) for name in unnamed_models]
+        aliases += [
+            AliasChange(action="remove", name=alias, model=state.aliases[alias])
+            for alias in unnamed_aliases
+        ]
+    return Plan(
+        models=tuple(models),
+        aliases=tuple(aliases),
+        notes=tuple(
+            EntryNote(entry=model.id, key=note.key, message=note.message)
+            for model in document.models
+            for note in model.notes
+        ),
+        left_alone=() if prune else (*unnamed_models, *unnamed_aliases),
+        wanted={model.name: model.settings for model in document.models},
+    )
+
+
+def _model_change(model: WrittenModel, state: CatalogueState) -> ModelChange | None:
+    present = state.models.get(model.name)
+    if present is None:
+        plain = CatalogueSettings(source="")
+        changes = _setting_changes(plain, model.settings)
+        return ModelChange(action="add", name=model.name, settings=changes)
+    if changes := _setting_changes(present, model.settings):
+        return ModelChange(action="change", name=model.name, settings=changes)
+    return None
+
+
+def _setting_changes(
+    before: CatalogueSettings, after: CatalogueSettings
+) -> tuple[SettingChange, ...]:
+    return tuple(
+        SettingChange(
+            setting=name,
+            key=KEY_OF_SETTING[name],
+            before=to_toml(name, getattr(before, name)),
+            after=to_toml(name, getattr(after, name)),
+        )
+        for name in SETTINGS
+        if getattr(before, name) != getattr(after, name)
+    )
+
+
+def _refuse_contradictions(
+    document: Document, state: CatalogueState, kept_models: set[str], kept_aliases: set[str]
+) -> None:
+    names = {model.name for model in document.models}
+    problems = [
+        Problem(entry="[aliases]", key=alias, message=f"There is no model {target!r}")
+        for alias, target in document.aliases.items()
+        if target not in names | kept_models
+    ]
+    problems += [
+        Problem(entry="[aliases]", key=alias, message="A model of the catalogue has that name")
+        for alias in document.aliases
+        if alias in kept_models
+    ]
+    problems += [
+        Problem(
+            entry=name,
+            key="id",
+            message=f"That is an alias of {state.aliases[name]} now, and the file leaves it alone",
+        )
+        for name in sorted(names & kept_aliases)
+    ]
+    if problems:
+        raise ModelsTomlError(problems)

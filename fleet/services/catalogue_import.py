@@ -1,0 +1,74 @@
+"""Importing a models.toml: the plan that somebody has seen, in one transaction.
+
+Each change is made by the service that makes it one by one, so rules and audit are the same.
+"""
+
+from __future__ import annotations
+
+from django.db import transaction
+
+from fleet import selectors
+from fleet.catalogue import CatalogueSettings
+from fleet.errors import CatalogueChangedError
+from fleet.models import Alias, CatalogueModel
+from fleet.models_toml import Document, Plan, plan_import
+from fleet.models_toml.plan import ModelChange
+from fleet.services.catalogue import (
+    alias_create,
+    alias_delete,
+    alias_update,
+    catalogue_model_create,
+    catalogue_model_delete,
+    catalogue_model_update,
+)
+from metering.actor import Actor
+
+
+def catalogue_import(
+    *, actor: Actor, document: Document, prune: bool = False, seen: str | None = None
+) -> Plan:
+    """Makes the catalogue what the document says, and tells what that changed: nothing, the second
+    time. ``seen`` is the digest of the plan that was agreed to.
+
+    Raises ``ModelsTomlError``, ``CatalogueValueError``; ``CatalogueChangedError`` where the plan
+    is no longer the one that was seen. Then nothing has changed.
+    """
+    with transaction.atomic():
+        plan = plan_import(document, selectors.catalogue_state(), prune=prune)
+        if seen not in (None, plan.digest):
+            raise CatalogueChangedError("The catalogue has changed meanwhile: look again")
+        _apply(actor, plan)
+    return plan
+
+
+def _apply(actor: Actor, plan: Plan) -> None:
+    """Names are freed before they are given."""
+    for removed in (alias for alias in plan.aliases if alias.action == "remove"):
+        alias_delete(actor=actor, alias=Alias.objects.get(name=removed.name))
+    for change in (model for model in plan.models if model.action == "remove"):
+        catalogue_model_delete(actor=actor, model=CatalogueModel.objects.get(name=change.name))
+    for change in (model for model in plan.models if model.action != "remove"):
+        _model_set(actor, change, plan.wanted[change.name])
+    for alias in (alias for alias in plan.aliases if alias.action != "remove"):
+        _alias_set(actor, alias.name, CatalogueModel.objects.get(name=alias.model))
+
+
+def _model_set(actor: Actor, change: ModelChange, wanted: CatalogueSettings) -> None:
+    changed = [setting.setting for setting in change.settings]
+    values = {name: getattr(wanted, name) for name in changed}
+    if change.action == "add":
+        catalogue_model_create(actor=actor, name=change.name, **values)
+        return
+    model = CatalogueModel.objects.get(name=change.name)
+    model.assign(values)
+    catalogue_model_update(actor=actor, model=model, changed_fields=changed)
+
+
+def _alias_set(actor: Actor, name: str, model: CatalogueModel) -> None:
+    """One that went with its model is made again."""
+    alias = Alias.objects.filter(name=name).first()
+    if alias is None:
+        alias_create(actor=actor, name=name, model=model)
+        return
+    alias.model = model
+    alias_update(actor=actor, alias=alias, changed_fields=["model"])
