@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.defaultfilters import filesizeformat
@@ -21,7 +21,15 @@ from fleet.admin.catalogue_forms import (
     fieldsets,
     setting_field,
 )
-from fleet.admin.loading import actor_of, load_on, load_placed, tell, unload_everywhere
+from fleet.admin.loading import (
+    actor_of,
+    load_on,
+    load_placed,
+    reload,
+    tell,
+    unload_everywhere,
+)
+from fleet.admin.remarks import deleted_remark, outdated_replicas, saved_remarks
 from fleet.admin.unfold_types import UnfoldAdmin, action, display
 from fleet.lifecycles import NeuronStatus
 from fleet.models import Alias, CatalogueModel, Neuron
@@ -50,11 +58,15 @@ class CatalogueModelAdmin(UnfoldAdmin):
     )
     list_filter = ("enabled", "pinned")
     search_fields = ("name", "source", "description")
-    actions = ("load_selected", "load_selected_on_neuron", "unload_selected")
+    actions = ("load_selected", "load_selected_on_neuron", "reload_outdated", "unload_selected")
     fieldsets = fieldsets()
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).prefetch_related("aliases", "replicas__neuron")
+        return (
+            super()
+            .get_queryset(request)
+            .prefetch_related("aliases", "replicas__neuron", "load_measurements__neuron")
+        )
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         """Clients, neurons and jobs know a model by its name, so it stays."""
@@ -75,22 +87,29 @@ class CatalogueModelAdmin(UnfoldAdmin):
             services.catalogue_model_update(
                 actor=actor_of(request), model=obj, changed_fields=form.changed_data
             )
+            self._remark(request, obj)
             return
         created = services.catalogue_model_create(actor=actor_of(request), **form.cleaned_data)
         obj.pk = created.pk
         obj.created_at = created.created_at
+        self._remark(request, obj)
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        remark = deleted_remark(obj)
         services.catalogue_model_delete(actor=actor_of(request), model=obj)
+        if remark is not None:
+            messages.info(request, remark)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         for model in queryset:
-            services.catalogue_model_delete(actor=actor_of(request), model=model)
+            self.delete_model(request, model)
 
     @display(description="Loaded on")
     def loaded_on(self, model: CatalogueModel) -> str:
+        outdated = outdated_replicas(model)
         return ", ".join(
-            f"{replica.neuron.name} ({replica.status})" for replica in model.replicas.all()
+            f"{replica.neuron.name} ({replica.status}{', outdated' * (replica in outdated)})"
+            for replica in model.replicas.all()
         )
 
     @display(description="Weights", ordering="weight_bytes")
@@ -124,11 +143,29 @@ class CatalogueModelAdmin(UnfoldAdmin):
             tell(request, outcome)
         return HttpResponseRedirect(reverse("admin:fleet_loadjob_changelist"))
 
+    @action(description="Reload what is outdated", permissions=["operate"])
+    def reload_outdated(self, request: HttpRequest, queryset: QuerySet[CatalogueModel]) -> None:
+        for model in queryset:
+            replicas = outdated_replicas(model)
+            for replica in replicas:
+                outcome = reload(
+                    actor=actor_of(request),
+                    model_name=model.name,
+                    neuron_name=replica.neuron.name,
+                )
+                tell(request, outcome)
+            if not replicas:
+                messages.info(request, f"Nothing of {model.name} is outdated")
+
     @action(description="Unload", permissions=["operate"])
     def unload_selected(self, request: HttpRequest, queryset: QuerySet[CatalogueModel]) -> None:
         for model in queryset:
             for outcome in unload_everywhere(actor=actor_of(request), model=model):
                 tell(request, outcome)
+
+    def _remark(self, request: HttpRequest, model: CatalogueModel) -> None:
+        for remark in saved_remarks(model):
+            messages.warning(request, remark)
 
     def _ask_for_neuron(
         self, request: HttpRequest, queryset: QuerySet[CatalogueModel], form: LoadOnNeuronForm

@@ -12,6 +12,7 @@ from fleet import catalogue, selectors
 from fleet.catalogue import SETTINGS, SettingValue
 from fleet.errors import CatalogueValueError
 from fleet.models import Alias, CatalogueModel
+from fleet.services.load_jobs import model_unload_everywhere
 from fleet.services.load_measurements import load_measurements_forget
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create, changes_of, values_of
@@ -66,10 +67,12 @@ def catalogue_model_update(
 
 
 def catalogue_model_delete(*, actor: Actor, model: CatalogueModel) -> None:
-    """Its aliases and load jobs go with it; a replica stays until it is unloaded."""
+    """Its aliases go with it, its jobs stay, and it leaves every neuron that has it. One that
+    hears nothing of that is told by the control, which unloads what nobody offers."""
     with transaction.atomic():
         model.delete()
         audit_entry_create(actor=actor, action="model.delete", object_id=model.name)
+        model_unload_everywhere(actor=actor, model_name=model.name)
         _catalogue_changed()
 
 

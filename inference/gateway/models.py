@@ -5,10 +5,12 @@ In OpenAI's shape, or in Anthropic's for clients that send ``anthropic-version``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
 from fleet.catalogue import CatalogueEntry
+from fleet.outdated import is_outdated
 from fleet.placement import Reject, place
 from fleet.snapshot import FleetSnapshot, ReplicaView
 from inference.gateway.consumers import ApiConsumer
@@ -25,6 +27,7 @@ BEST_FIRST = (
     ReplicaStatus.FAILED,
 )
 UNLOADED = "unloaded"
+OUTDATED = "outdated"
 
 
 class _ModelsConsumer(ApiConsumer):
@@ -73,7 +76,6 @@ class ModelConsumer(_ModelsConsumer):
 def model_card(entry: CatalogueEntry, snapshot: FleetSnapshot) -> ModelCard:
     replicas = snapshot.replicas_of(entry.name)
     ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
-    statuses = [replica.status for replica in replicas]
     limits = [replica.context_tokens for replica in ready if replica.context_tokens is not None]
     bounds = [bound for replica in ready if (bound := replica.max_output_tokens) is not None]
     return ModelCard(
@@ -81,7 +83,7 @@ def model_card(entry: CatalogueEntry, snapshot: FleetSnapshot) -> ModelCard:
         created_unix_s=entry.created_unix_s,
         description=entry.description,
         aliases=entry.aliases,
-        status=min(statuses, key=BEST_FIRST.index).value if statuses else UNLOADED,
+        status=_status(entry, replicas, ready),
         locations=tuple(replica.neuron for replica in ready),
         feasible_on=_feasible_on(entry, snapshot),
         # A request may land on any of them, so the least is what holds everywhere.
@@ -90,6 +92,18 @@ def model_card(entry: CatalogueEntry, snapshot: FleetSnapshot) -> ModelCard:
         capabilities=_shared_capabilities(ready),
         prices=_model_prices(entry),
     )
+
+
+def _status(
+    entry: CatalogueEntry, replicas: Sequence[ReplicaView], ready: Sequence[ReplicaView]
+) -> str:
+    """The best of its replicas'. What all of the ready ones were loaded by is no longer what the
+    catalogue says: outdated; they serve all the same."""
+    if ready:
+        is_current = any(not is_outdated(replica.spec_digest, entry) for replica in ready)
+        return ReplicaStatus.READY.value if is_current else OUTDATED
+    best = min((replica.status for replica in replicas), key=BEST_FIRST.index, default=None)
+    return UNLOADED if best is None else best.value
 
 
 def _model_prices(entry: CatalogueEntry) -> ModelPrices | None:

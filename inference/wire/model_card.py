@@ -23,7 +23,8 @@ class ModelPrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """``status`` is the best of its replicas', or ``unloaded``. ``locations`` are the neurons that
+    """``status`` is the best of its replicas', ``outdated`` where they serve what the catalogue no
+    longer says, or ``unloaded``. ``locations`` are the neurons that
     hold it ready, ``feasible_on`` those that could serve it. ``capabilities`` are what every ready
     replica can do; ``None``: none is ready."""
 

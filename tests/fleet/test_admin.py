@@ -218,6 +218,58 @@ def test_deleting_models(admin_client, model) -> None:
     assert selectors.catalogue_list() == ()
 
 
+@pytest.mark.parametrize("from_its_page", [True, False])
+def test_a_model_that_was_loaded_is_deleted_and_leaves_its_neuron(
+    admin_client, model, beat, build, sent, from_its_page: bool
+) -> None:
+    beat()
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    services.alias_create(actor=COMMAND, name="nick", model=model)
+    beat(replicas=[build.replica(job_id=str(job.pk), spec_digest=job.spec_digest)])
+    if from_its_page:
+        url = reverse("admin:fleet_cataloguemodel_delete", args=[model.pk])
+        html = admin_client.post(url, {"post": "yes"}, follow=True).content.decode()
+    else:
+        html = act(admin_client, "cataloguemodel", "delete_selected", model, post="yes")
+    assert "It leaves the memory of beast" in html
+    assert not CatalogueModel.objects.exists() and not Alias.objects.exists()
+    assert [name for name, *_ in sent.tasks] == ["neuron.load_model", "neuron.unload_model"]
+    assert LoadJob.objects.get(pk=job.pk).model_name == "tiny"
+
+
+def test_a_changed_context_says_what_runs_by_the_old_one_and_how_to_reload(
+    admin_client, model, beat, build, sent
+) -> None:
+    beat(replicas=[build.replica(spec_digest=model.entry().spec_digest())])
+    assert "beast (ready)" in page(admin_client, "cataloguemodel")
+    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+    html = admin_client.post(url, FORM | {"description": "words"}, follow=True).content.decode()
+    assert "is outdated" not in html
+    changed = FORM | {"description": "words", "max_context_tokens": "512"}
+    html = admin_client.post(url, changed, follow=True).content.decode()
+    assert "tiny on beast is outdated" in html and "Reload what is outdated" in html
+    assert "beast (ready, outdated)" in page(admin_client, "cataloguemodel")
+    html = act(admin_client, "cataloguemodel", "reload_outdated", model)
+    assert "Reloading tiny on beast" in html
+    assert LoadJob.objects.get().kind == "reload"
+
+
+def test_reloading_what_is_not_outdated_says_so(admin_client, model, beat, build, sent) -> None:
+    beat(replicas=[build.replica(spec_digest=model.entry().spec_digest())])
+    html = act(admin_client, "cataloguemodel", "reload_outdated", model)
+    assert "Nothing of tiny is outdated" in html
+    assert not LoadJob.objects.exists()
+
+
+def test_what_no_host_can_do_is_remarked(admin_client, model, beat) -> None:
+    beat()
+    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+    changed = FORM | {"pinned_on": "beast nobody", "kv_memory_bytes": str(900 * 1024**3)}
+    html = admin_client.post(url, changed, follow=True).content.decode().replace("\xa0", " ")
+    assert "No neuron named nobody has joined yet" in html
+    assert "900.0 GB of KV memory is more than any device has (16.0 GB)" in html
+
+
 def test_aliases_are_added_changed_and_refused(admin_client, model) -> None:
     add = reverse("admin:fleet_alias_add")
     assert admin_client.post(add, {"name": "gpt-4o", "model": model.pk}).status_code == 302

@@ -8,7 +8,7 @@ from django.db import IntegrityError, connection, transaction
 
 from fleet import selectors, services
 from fleet.errors import CatalogueValueError
-from fleet.models import Alias, CatalogueModel
+from fleet.models import Alias, CatalogueModel, LoadJob
 from metering.actor import COMMAND
 from metering.prices import Prices
 
@@ -173,6 +173,20 @@ def test_updates_and_deletions_show_at_once() -> None:
     services.catalogue_model_delete(actor=COMMAND, model=model)
     assert selectors.catalogue_list() == ()
     assert not Alias.objects.exists()
+
+
+def test_what_is_deleted_leaves_every_neuron(build, sent, django_capture_on_commit_callbacks):
+    model = create(pinned=True)
+    for name in ("beast", "beauty"):
+        beat = build.heartbeat(name, replicas=[build.replica()])
+        services.heartbeat_record(heartbeat=beat)
+    with django_capture_on_commit_callbacks(execute=True):
+        services.catalogue_model_delete(actor=COMMAND, model=model)
+    assert [options["queue"] for _, _, options in sent.tasks] == [
+        "neuron.beast",
+        "neuron.beauty",
+    ]
+    assert {job.kind for job in LoadJob.objects.all()} == {"unload"}
 
 
 def test_the_default_model_is_ensured_once_and_left_as_the_operator_made_it() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from fleet.catalogue import CatalogueEntry
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.models import model_card
@@ -14,7 +16,10 @@ ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny")
 
 
 def neuron(
-    name: str, *capabilities: Capability, status: ReplicaStatus = ReplicaStatus.READY
+    name: str,
+    *capabilities: Capability,
+    status: ReplicaStatus = ReplicaStatus.READY,
+    digest: str = "",
 ) -> NeuronView:
     replica = ReplicaView(
         neuron=name,
@@ -23,6 +28,7 @@ def neuron(
         status=status,
         status_age_s=1.0,
         capabilities=capabilities,
+        spec_digest=digest,
     )
     return NeuronView(name=name, epoch="e", version="0", devices=(), replicas=(replica,))
 
@@ -52,6 +58,27 @@ def test_prices_are_the_catalogues() -> None:
     assert card.prices == ModelPrices(
         input_micro_usd=3, cached_input_micro_usd=1, output_micro_usd=5
     )
+
+
+@pytest.mark.parametrize(
+    ("digests", "status"),
+    [
+        (["old"], "outdated"),
+        (["old", "older"], "outdated"),
+        (["old", ENTRY.spec_digest()], "ready"),
+        ([""], "ready"),
+    ],
+)
+def test_a_model_is_outdated_where_all_that_is_ready_is(digests: list[str], status: str) -> None:
+    names = "abc"
+    snapshot = FleetSnapshot(
+        neurons=tuple(
+            neuron(name, digest=digest) for name, digest in zip(names, digests, strict=False)
+        )
+    )
+    card = model_card(ENTRY, snapshot)
+    assert card.status == status
+    assert card.locations == tuple(names[: len(digests)])
 
 
 def test_nothing_is_known_before_one_is_ready() -> None:
