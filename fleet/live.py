@@ -1,7 +1,8 @@
 """Reading what neurons report, and what the operator wishes of them, out of Redis: for asyncio and
 for threads.
 
-    ZRANGE helexa:neurons, HGETALL helexa:neurons:wishes ─▶ MGET of their heartbeats
+    ZRANGE helexa:neurons, HGETALL helexa:neurons:wishes, GET helexa:turns
+        └─▶ MGET of their heartbeats
 
 Two round trips; the building is shared and pure. A heartbeat's key expires a few seconds after the
 neuron falls silent, so what can be read is alive by Redis' clock alone.
@@ -9,11 +10,13 @@ neuron falls silent, so what can be read is alive by Redis' clock alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import msgspec
 import redis
 import redis.asyncio
 from django.conf import settings
@@ -21,8 +24,12 @@ from django.conf import settings
 from fleet.errors import SnapshotUnavailableError
 from fleet.reports import Report, read_report
 from fleet.snapshot import FleetSnapshot, build_snapshot
+from fleet.turns import Turn, decode_turns, encode_turns
 from fleet.wishes import NO_WISHES, Wishes, decode_wishes
 from inference.protocol import keys
+from inference.protocol.waiting import WaitingReport, decode_waiting_report
+
+logger = logging.getLogger(__name__)
 
 REDIS_TIMEOUT_S = 5.0
 MAX_NEURONS = 1000
@@ -35,13 +42,14 @@ class LiveFleet:
 
     reports: tuple[Report, ...]
     wishes: Wishes | None
+    turns: tuple[Turn, ...] = ()
 
     def snapshot(self, before: FleetSnapshot | None = None) -> FleetSnapshot:
         """``before``: its wishes hold where Redis has lost them. Reports that are not understood
         are left out: their neurons are as good as away."""
         known = NO_WISHES if before is None else before.wishes
         heartbeats = [report.heartbeat for report in self.reports if report.heartbeat is not None]
-        return build_snapshot(heartbeats, self.wishes or known)
+        return build_snapshot(heartbeats, self.wishes or known, self.turns)
 
 
 async def read_snapshot(
@@ -49,11 +57,11 @@ async def read_snapshot(
 ) -> FleetSnapshot:
     """Raises ``SnapshotUnavailableError`` when Redis does not answer."""
     try:
-        names, wishes = _names_and_wishes(await _ask_for_names(client).execute())
+        names, wishes, turns = _names_wishes_turns(await _ask_for_names(client).execute())
         payloads = await client.mget(_heartbeat_keys(names)) if names else []
     except (redis.RedisError, OSError) as error:
         raise SnapshotUnavailableError("Redis does not answer") from error
-    return _live_fleet(names, payloads, wishes).snapshot(before)
+    return _live_fleet(names, payloads, wishes, turns).snapshot(before)
 
 
 def read_snapshot_sync(client: redis.Redis) -> FleetSnapshot:
@@ -65,11 +73,42 @@ def read_live_fleet(client: redis.Redis) -> LiveFleet:
     """Every neuron's report, whole, for those who record them. Raises ``SnapshotUnavailableError``
     when Redis does not answer."""
     try:
-        names, wishes = _names_and_wishes(_ask_for_names(client).execute())
+        names, wishes, turns = _names_wishes_turns(_ask_for_names(client).execute())
         payloads = client.mget(_heartbeat_keys(names)) if names else []
     except (redis.RedisError, OSError) as error:
         raise SnapshotUnavailableError("Redis does not answer") from error
-    return _live_fleet(names, payloads, wishes)
+    return _live_fleet(names, payloads, wishes, turns)
+
+
+def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
+    """By gateway; one that is gone may be among them. Raises ``SnapshotUnavailableError``."""
+    try:
+        fields: dict[bytes | str, bytes] = client.hgetall(keys.WAITING)  # type: ignore[assignment]
+    except (redis.RedisError, OSError) as error:
+        raise SnapshotUnavailableError("Redis does not answer") from error
+    reports = {}
+    for name, payload in fields.items():
+        try:
+            gateway_id = name.decode() if isinstance(name, bytes) else name
+            reports[gateway_id] = decode_waiting_report(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            logger.warning("ignoring what waits at a gateway, which does not decode: %s", error)
+    return reports
+
+
+def publish_turns(
+    client: redis.Redis, turns: Sequence[Turn], gone_gateways: Sequence[str] = ()
+) -> None:
+    """For every gateway; what gateways that are gone said is deleted. Raises
+    ``SnapshotUnavailableError``."""
+    try:
+        pipeline = client.pipeline(transaction=False)
+        pipeline.set(keys.TURNS, encode_turns(tuple(turns)), ex=keys.TURNS_EXPIRY_S)
+        if gone_gateways:
+            pipeline.hdel(keys.WAITING, *gone_gateways)
+        pipeline.execute()
+    except (redis.RedisError, OSError) as error:
+        raise SnapshotUnavailableError("Redis does not answer") from error
 
 
 @cache
@@ -87,15 +126,27 @@ def _ask_for_names(client: Any) -> Any:
     pipeline = client.pipeline(transaction=False)
     pipeline.zrange(keys.NEURONS, 0, MAX_NEURONS - 1, desc=True)
     pipeline.hgetall(keys.NEURON_WISHES)
+    pipeline.get(keys.TURNS)
     return pipeline
 
 
-def _names_and_wishes(replies: Sequence[Any]) -> tuple[list[str], Wishes | None]:
+def _names_wishes_turns(
+    replies: Sequence[Any],
+) -> tuple[list[str], Wishes | None, tuple[Turn, ...]]:
     """The names of neurons that have spoken, and of those that were invited to."""
-    spoken, fields = replies
+    spoken, fields, turns = replies
     wishes = decode_wishes(fields)
     names = {name.decode(errors="replace") if isinstance(name, bytes) else name for name in spoken}
-    return sorted(names | set(wishes.by_neuron if wishes else ())), wishes
+    names |= set(wishes.by_neuron if wishes else ())
+    return sorted(names), wishes, _decode_turns(turns)
+
+
+def _decode_turns(payload: bytes | str | None) -> tuple[Turn, ...]:
+    try:
+        return decode_turns(payload) if payload else ()
+    except msgspec.DecodeError as error:
+        logger.warning("ignoring turns that do not decode: %s", error)
+        return ()
 
 
 def _heartbeat_keys(names: Sequence[str]) -> list[str]:
@@ -103,11 +154,14 @@ def _heartbeat_keys(names: Sequence[str]) -> list[str]:
 
 
 def _live_fleet(
-    names: Sequence[str], payloads: Sequence[bytes | str | None], wishes: Wishes | None
+    names: Sequence[str],
+    payloads: Sequence[bytes | str | None],
+    wishes: Wishes | None,
+    turns: tuple[Turn, ...],
 ) -> LiveFleet:
     reports = (
         read_report(name, payload)
         for name, payload in zip(names, payloads, strict=True)
         if payload is not None
     )
-    return LiveFleet(tuple(reports), wishes)
+    return LiveFleet(tuple(reports), wishes, turns)

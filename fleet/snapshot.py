@@ -169,10 +169,13 @@ class FleetSnapshot:
 
 
 def build_snapshot(
-    heartbeats: Iterable[NeuronHeartbeat], wishes: Wishes = NO_WISHES
+    heartbeats: Iterable[NeuronHeartbeat],
+    wishes: Wishes = NO_WISHES,
+    turns: tuple[Turn, ...] = (),
 ) -> FleetSnapshot:
     views = (_neuron_view(heartbeat, wishes) for heartbeat in heartbeats)
-    return FleetSnapshot(neurons=tuple(sorted(views, key=lambda view: view.name)), wishes=wishes)
+    neurons = tuple(sorted(views, key=lambda view: view.name))
+    return FleetSnapshot(neurons=neurons, wishes=wishes, turns=turns)
 
 
 def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:

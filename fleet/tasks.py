@@ -7,12 +7,17 @@ the next tick tries again.
 from __future__ import annotations
 
 import logging
+import time
 
 from fleet import live, services
 from fleet.errors import SnapshotUnavailableError
+from fleet.watch import FleetWatch
 from helexa_site.celery import TASK_RECONCILE, TASK_RECORD_HEARTBEATS, app
 
 logger = logging.getLogger(__name__)
+
+watch = FleetWatch()
+"""What this process has seen of the fleet."""
 
 
 @app.task(name=TASK_RECORD_HEARTBEATS)  # type: ignore[untyped-decorator]
@@ -32,9 +37,14 @@ def record_heartbeats() -> None:
 
 @app.task(name=TASK_RECONCILE)  # type: ignore[untyped-decorator]
 def reconcile() -> None:
+    client = live.redis_client()
     try:
-        snapshot = live.read_snapshot_sync(live.redis_client())
+        snapshot = live.read_snapshot_sync(client)
+        reports = live.read_waiting(client)
+        now_s = time.monotonic()
+        watched = watch.look(snapshot, reports, now_s)
+        plan = services.fleet_reconcile(watched=watched, turns=watch.turns(snapshot, now_s))
+        watch.keep(plan.turns, now_s)
+        live.publish_turns(client, plan.turns, watched.gone_gateways)
     except SnapshotUnavailableError as error:
-        logger.warning("pinned models not reconciled: %s", error)
-        return
-    services.pinned_models_reconcile(snapshot=snapshot)
+        logger.warning("the fleet is not reconciled: %s", error)

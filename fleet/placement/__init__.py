@@ -1,12 +1,15 @@
 """Where models and requests go, and what leaves for them. Pure: snapshots in, decisions out.
 
 place        one request: Route | Load | Wait | Reject
+route        the same, for a model that is loaded
 place_on     one load on one neuron: its devices, and what leaves for it
+reconcile    what the control does in a tick (``fleet.placement.reconcile``)
 """
 
 from fleet.placement.decisions import Catalogue, Decision, Load, Reject, Route, Wait
 from fleet.placement.failures import FAILED_LOAD_BACKOFF_S
-from fleet.placement.place import place
+from fleet.placement.place import place, route
+from fleet.placement.place_on import choose_devices, place_on
 from fleet.placement.refusals import NO_NEURON_RETRY_AFTER_S
 from fleet.placement.routing import RoutingHint
 
@@ -20,5 +23,8 @@ __all__ = [
     "Route",
     "RoutingHint",
     "Wait",
+    "choose_devices",
     "place",
+    "place_on",
+    "route",
 ]

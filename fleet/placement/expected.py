@@ -57,13 +57,17 @@ def with_load(snapshot: FleetSnapshot, load: Load, entry: CatalogueEntry) -> Fle
 
 
 def with_unload(snapshot: FleetSnapshot, neuron_name: str, model: str) -> FleetSnapshot:
+    return with_status(snapshot, neuron_name, model, ReplicaStatus.DRAINING)
+
+
+def with_status(
+    snapshot: FleetSnapshot, neuron_name: str, model: str, status: ReplicaStatus
+) -> FleetSnapshot:
     neuron = snapshot.neuron(neuron_name)
     if neuron is None:
         return snapshot
     replicas = tuple(
-        replace(replica, status=ReplicaStatus.DRAINING, status_age_s=0.0)
-        if replica.model == model
-        else replica
+        replace(replica, status=status, status_age_s=0.0) if replica.model == model else replica
         for replica in neuron.replicas
     )
     return _with_neuron(snapshot, replace(neuron, replicas=replicas))

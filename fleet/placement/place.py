@@ -13,7 +13,8 @@ No ORM, no Redis, no clock: ages come with the snapshot. Performing a decision i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fleet.catalogue import CatalogueEntry
 from fleet.placement.decisions import Catalogue, Decision, Load, Route, Wait
@@ -38,10 +39,9 @@ def place(
     hint: RoutingHint | None = None,
 ) -> Decision:
     """``catalogue`` says what other models are worth; without it nothing is evicted."""
+    if routed := route(entry, snapshot, hint=hint):
+        return routed
     replicas = _reachable(snapshot, entry.name)
-    if ready := _serving(entry, snapshot, replicas):
-        chosen = choose_replica(ready, hint)
-        return Route(neuron=chosen.neuron, model=entry.name)
     if under_way := _with_status(replicas, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING):
         return _wait(min(under_way, key=_soonest))
     if absent := snapshot.absent_holders(entry.name):
@@ -60,6 +60,26 @@ def place(
     if room.turn is not None:
         return _wait_for_turn(entry, room.turn)
     return refuse(entry, snapshot, ground, failed)
+
+
+def route(
+    entry: CatalogueEntry,
+    snapshot: FleetSnapshot,
+    *,
+    hint: RoutingHint | None = None,
+    sent: Mapping[str, int] | None = None,
+) -> Route | None:
+    """``None``: no replica serves it now. ``sent`` are requests for it that each neuron was sent
+    and that no heartbeat tells of yet."""
+    ready = _serving(entry, snapshot, _reachable(snapshot, entry.name))
+    if not ready:
+        return None
+    if sent:
+        ready = [
+            replace(replica, queue_depth=replica.queue_depth + sent.get(replica.neuron, 0))
+            for replica in ready
+        ]
+    return Route(neuron=choose_replica(ready, hint).neuron, model=entry.name)
 
 
 def load_decision(entry: CatalogueEntry, spot: Spot) -> Load:

@@ -8,6 +8,7 @@ Compiled once for a snapshot and looked through by every decision on it. Pure.
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass
 
 from fleet.measurements import DeviceKind
@@ -92,6 +93,15 @@ class Ground:
         for neuron in snapshot.neurons:
             if neuron.may_load:
                 self._add(neuron, claims)
+
+    def only(self, neuron: str) -> Ground:
+        """Of that neuron; what models are worth follows from the whole fleet."""
+        alone = copy(self)
+        alone.by_kind = {
+            kind: {name: devices for name, devices in by_name.items() if name == neuron}
+            for kind, by_name in self.by_kind.items()
+        }
+        return alone
 
     def _add(
         self, neuron: NeuronView, claims: dict[tuple[str, str], list[tuple[str, int]]]

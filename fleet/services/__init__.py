@@ -23,7 +23,6 @@ from fleet.services.load_jobs import (
     load_job_start,
     load_jobs_expire,
     model_unload_everywhere,
-    pinned_models_reconcile,
     unload_job_start,
 )
 from fleet.services.neurons import (
@@ -37,6 +36,8 @@ from fleet.services.neurons import (
     wishes_publish,
     wishes_read,
 )
+from fleet.services.placed_loads import placed_load_start
+from fleet.services.reconciling import fleet_reconcile
 from fleet.services.reloads import reload_job_start
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "catalogue_model_delete",
     "catalogue_model_update",
     "default_model_ensure",
+    "fleet_reconcile",
     "heartbeat_record",
     "load_job_cancel",
     "load_job_start",
@@ -63,7 +65,7 @@ __all__ = [
     "neuron_refuse",
     "neuron_remove",
     "neuron_resume",
-    "pinned_models_reconcile",
+    "placed_load_start",
     "reload_job_start",
     "report_record",
     "silent_neurons_mark_away",

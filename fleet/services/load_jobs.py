@@ -1,5 +1,6 @@
 """Starting load jobs: load and unload a model on a neuron, cancel a job, expire what nobody works
-on, and keeping pinned models loaded. How jobs move on is in ``job_moves``, reloads in ``reloads``.
+on. How jobs move on is in ``job_moves``, reloads in ``reloads``; what placement decides is started
+in ``placed_loads``.
 """
 
 from __future__ import annotations
@@ -12,30 +13,23 @@ from django.db.models import Q
 from django.utils import timezone
 
 from fleet import neuron_client, selectors
-from fleet.catalogue import CatalogueEntry
 from fleet.errors import (
-    FleetError,
     JobCannotBeCancelledError,
     ModelPinnedError,
     ReplicaNotFoundError,
 )
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus, NeuronStatus
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
-from fleet.placement import Load, place
 from fleet.services.job_moves import load_job_end
 from fleet.services.job_starts import job_create, send_load, send_unload
-from fleet.snapshot import FleetSnapshot
 from inference.protocol.load import LoadFailure
-from metering.actor import CONTROL, Actor
+from metering.actor import Actor
 
 logger = logging.getLogger(__name__)
 
 PICKUP_TIMEOUT = timedelta(seconds=neuron_client.LOAD_EXPIRES_S + 10)
 SILENCE_TIMEOUT = timedelta(seconds=15)
 """How long a running job's neuron may be away, or not speak of the job, before it has failed."""
-
-PINNED_BACKOFF_FIRST = timedelta(seconds=10)
-PINNED_BACKOFF_MAX = timedelta(minutes=10)
 
 
 def load_job_start(
@@ -64,15 +58,18 @@ def load_job_start(
     return job_create(actor=actor, job=job, send=send_load)
 
 
-def unload_job_start(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJob:
+def unload_job_start(
+    *, actor: Actor, model_name: str, neuron_name: str, is_planned: bool = False
+) -> LoadJob:
     """The active unload of this model on this neuron: a new one, or the one that is there. The
     neuron drains the replica, or drops the load that is under way; that load's job ends when it
-    has. Works for models that the catalogue no longer has.
+    has. Works for models that the catalogue no longer has. ``is_planned``: what should be loaded
+    has been seen to, so that a pinned model's surplus copy may go.
 
     Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``, ``ModelPinnedError``.
     """
     model = CatalogueModel.objects.filter(name=model_name).first()
-    if model is not None and model.settings().is_kept_loaded:
+    if model is not None and model.settings().is_kept_loaded and not is_planned:
         raise ModelPinnedError(f"{model_name} is pinned and would be loaded again: unpin it first")
     neuron = selectors.neuron_known(neuron_name)
     jobs = selectors.load_jobs_active().filter(model_name=model_name, neuron=neuron)
@@ -131,42 +128,6 @@ def load_jobs_expire(*, now: datetime | None = None) -> int:
     )
 
 
-def pinned_models_reconcile(*, snapshot: FleetSnapshot) -> list[LoadJob]:
-    """Starts a load for each pinned model that is nowhere and could be somewhere; returns the
-    jobs. After failures it waits: 10 s, doubling to 10 min."""
-    jobs = []
-    for entry in selectors.catalogue_pinned():
-        decision = place(entry, snapshot)
-        if not isinstance(decision, Load) or not _pinned_load_is_due(entry):
-            continue
-        try:
-            jobs.append(
-                load_job_start(
-                    actor=CONTROL, model_name=decision.model, neuron_name=decision.neuron
-                )
-            )
-        except FleetError as error:  # a neuron seen before it was recorded: the next tick has it
-            logger.info("pinned model %s cannot be loaded yet: %s", entry.name, error)
-    return jobs
-
-
 def _expire(condition: Q, failure: LoadFailure) -> int:
     jobs = selectors.load_jobs_active().filter(condition)
     return sum(load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure) for job in jobs)
-
-
-def _pinned_load_is_due(entry: CatalogueEntry) -> bool:
-    """False while a job is active anywhere, and for a while after each failure in a row."""
-    loads = LoadJob.objects.filter(model_name=entry.name).exclude(kind=LoadJobKind.UNLOAD)
-    newest = loads.order_by("-created_at")[:8]
-    num_failures = 0
-    for job in newest:
-        if job.status in ACTIVE_LOAD_JOB_STATUSES:
-            return False
-        if job.status != LoadJobStatus.FAILED:
-            break
-        num_failures += 1
-    if num_failures == 0 or newest[0].finished_at is None:
-        return True
-    wait = min(PINNED_BACKOFF_FIRST * 2 ** (num_failures - 1), PINNED_BACKOFF_MAX)
-    return bool(timezone.now() - newest[0].finished_at >= wait)

@@ -65,7 +65,10 @@ def _elsewhere_first(actor: Actor, job: LoadJob, plan: Load) -> LoadJob:
     job.note = f"With no gap: on {plan.neuron} first, then it leaves {job.neuron.name}"
     with transaction.atomic():
         job.replacement = load_job_start(
-            actor=actor, model_name=plan.model, neuron_name=plan.neuron
+            actor=actor,
+            model_name=plan.model,
+            neuron_name=plan.neuron,
+            devices=plan.devices,
         )
         return job_create(actor=actor, job=job, send=None)
 

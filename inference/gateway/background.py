@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator
 from inference.gateway.call import CANCELLED, FINISHED, Call
 from inference.gateway.frame_feed import FrameFeed
 from inference.gateway.gateway import Gateway
+from inference.gateway.placed_request import PlacedRequest
 from inference.gateway.response_store import ResponseStore
 from inference.gateway.running import run_request
-from inference.gateway.streams import RequestStream
 from inference.protocol.events import Accepted, Event, Failure, Finished
 from inference.wire.errors import (
     ApiError,
@@ -207,7 +207,7 @@ class BackgroundRuns:
             await asyncio.sleep(WATCH_INTERVAL_S)
 
 
-async def _events(stream: RequestStream) -> AsyncIterator[Event]:
+async def _events(stream: PlacedRequest) -> AsyncIterator[Event]:
     """Up to the last one."""
     while True:
         for event in await stream.next_events():

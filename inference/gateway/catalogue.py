@@ -12,6 +12,8 @@ from typing import Protocol
 from fleet import selectors, services
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import FleetError, UnknownNeuronError
+from fleet.placement import Catalogue as FleetCatalogue
+from fleet.placement import Load
 from inference.gateway.database import DatabaseThreads
 from inference.protocol.events import Failure
 from inference.wire.errors import (
@@ -36,8 +38,12 @@ class Catalogue(Protocol):
 
     async def entries(self) -> tuple[CatalogueEntry, ...]: ...
 
-    async def start_load(self, *, model: str, neuron: str) -> None:
-        """Idempotent: one active job for each (model, neuron)."""
+    async def by_name(self) -> FleetCatalogue:
+        """Every enabled model: what placement weighs them by."""
+        ...
+
+    async def start_load(self, load: Load) -> None:
+        """Idempotent: one active job for each model that is asked for."""
         ...
 
 
@@ -51,6 +57,8 @@ class DatabaseCatalogue:
         self._looking: dict[str, asyncio.Task[CatalogueEntry]] = {}
         """One look-up of a name at a time, for all who ask: a burst of requests may find that what
         was kept is old."""
+        self._entries: tuple[CatalogueEntry, ...] = ()
+        self._by_name: FleetCatalogue = {}
 
     async def find(self, name: str) -> CatalogueEntry:
         now_s = asyncio.get_running_loop().time()
@@ -87,13 +95,25 @@ class DatabaseCatalogue:
     async def entries(self) -> tuple[CatalogueEntry, ...]:
         return await self._database.query(selectors.catalogue_list)
 
-    async def start_load(self, *, model: str, neuron: str) -> None:
+    async def by_name(self) -> FleetCatalogue:
+        """The same object as long as nothing was read anew; the last one while the database is
+        away."""
         try:
-            await self._database.query(
-                lambda: services.load_job_start(actor=GATEWAY, model_name=model, neuron_name=neuron)
-            )
+            entries = await self.entries()
+        except ServiceUnavailableError:
+            if not self._entries:
+                raise
+            return self._by_name
+        if entries is not self._entries:
+            self._entries = entries
+            self._by_name = {entry.name: entry for entry in entries}
+        return self._by_name
+
+    async def start_load(self, load: Load) -> None:
+        try:
+            await self._database.query(lambda: services.placed_load_start(actor=GATEWAY, load=load))
         except UnknownNeuronError:
-            logger.info("%s has not been recorded yet; its heartbeat is ahead", neuron)
+            logger.info("%s has not been recorded yet; its heartbeat is ahead", load.neuron)
         except FleetError as error:
             raise _refusal(error) from error
 

@@ -42,8 +42,10 @@ from inference.gateway.placing import Place, Placer
 from inference.gateway.redis_link import RedisLink
 from inference.gateway.streams import RequestStream, RequestStreams
 from inference.gateway.tally import Tally
+from inference.gateway.waiting_teller import WaitingTeller
 from inference.protocol.generation import Submit
 from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.keys import WAITING_INTERVAL_S
 from inference.wire.errors import ApiError
 from metering.principal import Principal, Scope
 from metering.rate_limiter import RateLimiter
@@ -135,6 +137,7 @@ class Gateway:
             self.streams,
             max_waiting=self.config.max_waiting_requests,
         )
+        self._waiting_teller = WaitingTeller(self._redis, self.gateway_id)
         self._loops = [
             asyncio.create_task(loop, name=f"gateway {name}")
             for name, loop in (
@@ -143,6 +146,7 @@ class Gateway:
                 ("watch", self.liveness.run_watch()),
                 ("held requests", repeat(self._look_at_held, LOOK_INTERVAL_S)),
                 ("seats", limiter.run_renewals()),
+                ("waiting", repeat(self._tell_waiting, WAITING_INTERVAL_S)),
             )
         ]
         for task in self._loops:
@@ -248,6 +252,7 @@ class Gateway:
         await self._limiter.flush()
         await self._directory.stop()
         await self._ledger.stop(LEDGER_STOP_S)
+        await self._waiting_teller.withdraw()
         await self.liveness.withdraw()
         await self._redis.aclose()
         await self._frames_link.aclose()
@@ -255,6 +260,10 @@ class Gateway:
 
     async def _look_at_held(self) -> None:
         await self._held.look(self.liveness.neuron_names())
+
+    async def _tell_waiting(self) -> None:
+        """The control gives turns by it. Raises ``ServiceUnavailableError``."""
+        await self._waiting_teller.tell(self.placer.waiting())
 
     async def _hear_last_words(self) -> None:
         """Neurons are given a moment to say what cancelled requests used."""

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import redis
 import redis.asyncio
 
+from fleet.absences import Absences
 from fleet.errors import SnapshotUnavailableError
 from fleet.live import read_snapshot
 from fleet.snapshot import FleetSnapshot, NeuronView
@@ -62,6 +63,7 @@ class Liveness:
         self._snapshot_read_s = 0.0
         self._is_answering = True
         self._continuity = Continuity()
+        self._absences = Absences()
         self._epochs: dict[str, str] = {}
         self._refreshing = SharedWork(self._refresh)
         self._announcing = SharedWork(self._announce)
@@ -154,6 +156,7 @@ class Liveness:
             self._continuity.answered(now_s)
         if not self._continuity.is_settled(now_s):
             snapshot = _with(snapshot, silenced)
+        snapshot = self._absences.noted(snapshot, now_s)
         self._snapshot = snapshot
         self._snapshot_read_s = now_s
         self._fail_the_lost(snapshot)

@@ -6,8 +6,9 @@
               │                └▶ Wait ──────────────────┤
               └────────────────────────── WaitingRoom ◀──┘
 
-Deciding is ``fleet.placement``'s. Here are only the effects, and a count of what this gateway has
-sent since the neurons last spoke, so that a burst spreads over replicas.
+Deciding is ``fleet.placement``'s. Here are only the effects, and what no heartbeat tells of yet:
+this gateway's own requests, so that a burst spreads over replicas, its own loads, so that two
+models do not get one room, and replicas that have just refused.
 """
 
 from __future__ import annotations
@@ -16,23 +17,31 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
-from fleet.placement import Load, Reject, Route, Wait, place
+from fleet.placement import Decision, Load, Reject, Route, RoutingHint, Wait, place, route
+from fleet.placement.expected import with_load, with_status
 from fleet.snapshot import FleetSnapshot
 from inference.gateway.catalogue import Catalogue
 from inference.gateway.streams import RequestStreams
 from inference.gateway.waiting_room import WaitingRoom
 from inference.protocol.events import Failure
+from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import HEARTBEAT_INTERVAL_S
+from inference.protocol.waiting import WaitingModel
 from inference.wire.errors import RequestFailedError, ServiceUnavailableError
 
 logger = logging.getLogger(__name__)
 
 LOAD_REPEAT_S = 2.0
 """A load that was asked for shows in a heartbeat within this; until then it is not asked again."""
+REFUSED_S = 1.5
+"""What made a replica refuse a request shows in a heartbeat within this."""
 UNKNOWN_ETA_RETRY_AFTER_S = 10.0
+
+Hint = Callable[[], RoutingHint]
+"""Asked for only where there is a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +72,39 @@ class Placer:
         self._read_snapshot = read_snapshot
         self._streams = streams
         self._waiting = WaitingRoom(max_waiting=max_waiting)
-        self._loads_asked_s: dict[tuple[str, str], float] = {}
+        self._loads_asked: dict[tuple[str, str], tuple[float, Load, CatalogueEntry]] = {}
+        self._refused_s: dict[tuple[str, str], float] = {}
 
     @property
     def num_waiting(self) -> int:
         """Requests whose model is not there yet."""
         return self._waiting.num_waiting
 
-    async def find_place(self, entry: CatalogueEntry, *, deadline_s: float) -> Place:
+    def waiting(self) -> dict[str, WaitingModel]:
+        """The models that are waited for here."""
+        return self._waiting.waiting()
+
+    def refused(self, model: str, neuron: str) -> None:
+        """That replica does not take requests now, whatever the snapshot says of it."""
+        self._refused_s[model, neuron] = asyncio.get_running_loop().time()
+
+    async def find_place(
+        self, entry: CatalogueEntry, *, deadline_s: float, hint: Hint | None = None
+    ) -> Place:
         """``deadline_s`` is on the event loop's clock. Raises ``ApiError`` when placement refuses,
         the deadline passes, too many wait, or the database or Redis is away."""
         loop = asyncio.get_running_loop()
         was_cold = False
         while True:
-            snapshot = self._with_own_requests(entry.name, await self._read_snapshot())
-            decision = place(entry, snapshot)
+            snapshot = await self._snapshot(entry.name)
+            decision = await self._decide(entry, snapshot, hint)
             match decision:
                 case Route():
                     return _place_of(decision, snapshot, was_cold=was_cold)
                 case Reject():
                     raise _refusal(decision)
                 case Load():
-                    await self._start_load(decision)
+                    await self._start_load(decision, entry)
                 case Wait():
                     pass
             was_cold = True
@@ -95,54 +115,73 @@ class Placer:
 
     async def _look(self, entry: CatalogueEntry) -> bool:
         """For everybody who waits for this model."""
-        decision = place(entry, await self._read_snapshot())
+        decision = await self._decide(entry, await self._snapshot(entry.name), None)
         if isinstance(decision, Load):
-            await self._start_load(decision)
+            await self._start_load(decision, entry)
         return isinstance(decision, Route | Reject)
 
-    async def _start_load(self, load: Load) -> None:
-        now_s = asyncio.get_running_loop().time()
-        asked_s = self._loads_asked_s.get((load.model, load.neuron))
-        if asked_s is not None and now_s - asked_s < LOAD_REPEAT_S:
-            return
-        self._loads_asked_s[load.model, load.neuron] = now_s
-        logger.info("loading %s on %s for a request", load.model, load.neuron)
-        await self._catalogue.start_load(model=load.model, neuron=load.neuron)
+    async def _decide(
+        self, entry: CatalogueEntry, snapshot: FleetSnapshot, hint: Hint | None
+    ) -> Decision:
+        """Whoever has a replica to go to needs no catalogue."""
+        has_choice = len(snapshot.replicas_of(entry.name)) > 1
+        sent = self._sent(entry.name) if has_choice else None
+        wanted = hint() if hint is not None and has_choice else None
+        if routed := route(entry, snapshot, hint=wanted, sent=sent):
+            return routed
+        return place(entry, snapshot, catalogue=await self._catalogue.by_name())
 
-    def _with_own_requests(self, model: str, snapshot: FleetSnapshot) -> FleetSnapshot:
-        """Adds what was sent within the last heartbeat's time. Where the model has one replica
-        there is nothing to balance."""
-        if len(snapshot.replicas_of(model)) < 2:
-            return snapshot
+    async def _start_load(self, load: Load, entry: CatalogueEntry) -> None:
+        now_s = asyncio.get_running_loop().time()
+        asked = self._loads_asked.get((load.model, load.neuron))
+        if asked is not None and now_s - asked[0] < LOAD_REPEAT_S:
+            return
+        self._loads_asked[load.model, load.neuron] = (now_s, load, entry)
+        logger.info("loading %s on %s for a request", load.model, load.neuron)
+        await self._catalogue.start_load(load)
+
+    async def _snapshot(self, model: str) -> FleetSnapshot:
+        """With what no heartbeat tells of yet."""
+        snapshot = await self._read_snapshot()
+        now_s = asyncio.get_running_loop().time()
+        for key, (asked_s, load, entry) in list(self._loads_asked.items()):
+            if now_s - asked_s >= LOAD_REPEAT_S:
+                del self._loads_asked[key]
+            elif _is_unseen(load, snapshot):
+                snapshot = with_load(snapshot, load, entry)
+        for (refused, neuron), refused_s in list(self._refused_s.items()):
+            if now_s - refused_s >= REFUSED_S:
+                del self._refused_s[refused, neuron]
+            elif refused == model:
+                snapshot = with_status(snapshot, neuron, model, ReplicaStatus.RECOVERING)
+        return snapshot
+
+    def _sent(self, model: str) -> Counter[str]:
+        """The requests for it that each neuron was sent within the last heartbeat's time."""
         since_s = asyncio.get_running_loop().time() - HEARTBEAT_INTERVAL_S
-        sent = Counter(
+        return Counter(
             stream.neuron
             for stream in self._streams
             if stream.model == model and stream.started_s > since_s
         )
-        neurons = tuple(
-            replace(
-                neuron,
-                replicas=tuple(
-                    replace(replica, queue_depth=replica.queue_depth + sent[neuron.name])
-                    if replica.model == model
-                    else replica
-                    for replica in neuron.replicas
-                ),
-            )
-            for neuron in snapshot.neurons
-        )
-        return replace(snapshot, neurons=neurons)
 
 
-def _place_of(route: Route, snapshot: FleetSnapshot, *, was_cold: bool) -> Place:
-    neuron = snapshot.neuron(route.neuron)
+def _is_unseen(load: Load, snapshot: FleetSnapshot) -> bool:
+    neuron = snapshot.neuron(load.neuron)
+    if neuron is None:
+        return False
+    replica = neuron.replica_of(load.model)
+    return replica is None or replica.status is ReplicaStatus.FAILED
+
+
+def _place_of(decision: Route, snapshot: FleetSnapshot, *, was_cold: bool) -> Place:
+    neuron = snapshot.neuron(decision.neuron)
     assert neuron is not None, "placement routed to a neuron that is not in the snapshot"
-    replica = next(replica for replica in neuron.replicas if replica.model == route.model)
+    replica = next(replica for replica in neuron.replicas if replica.model == decision.model)
     return Place(
         neuron=neuron.name,
         epoch=neuron.epoch,
-        model=route.model,
+        model=decision.model,
         context_tokens=replica.context_tokens,
         max_output_tokens=replica.max_output_tokens,
         was_cold=was_cold,

@@ -10,8 +10,10 @@ However many wait, placement is asked once a round. Belongs to one event loop.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
+from inference.protocol.waiting import WaitingModel
 from inference.wire.errors import ServiceUnavailableError
 
 LOOK_INTERVAL_S = 0.25
@@ -26,6 +28,14 @@ class WaitingRoom:
         self.num_waiting = 0
         self._max_waiting = max_waiting
         self._rooms: dict[str, _Room] = {}
+
+    def waiting(self) -> dict[str, WaitingModel]:
+        """The models that somebody waits for."""
+        now_s = time.monotonic()
+        return {
+            model: WaitingModel(num_requests=room.num_waiting, oldest_s=now_s - room.since_s)
+            for model, room in self._rooms.items()
+        }
 
     async def wait(self, model: str, look: Look, *, timeout_s: float) -> None:
         """Returns when ``look`` says so or time is up; whoever comes first to a model's room looks
@@ -61,6 +71,7 @@ class _Room:
 
     def __init__(self, look: Look) -> None:
         self.num_waiting = 0
+        self.since_s = time.monotonic()
         self.task = asyncio.create_task(_until(look), name="gateway waiting room")
         self.task.add_done_callback(_retrieve)
 

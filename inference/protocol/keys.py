@@ -12,6 +12,8 @@
 | helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its own next life |
 | helexa:gateway:<id>:events | stream of EventBatch, expires | neuron → gateway |
 | helexa:gateway:<id>:alive | string, expires | gateway → neuron |
+| helexa:turns | string, JSON Turns, expires | control → gateway |
+| helexa:waiting | hash gateway → JSON WaitingReport | gateway → control |
 | helexa:accounts | stream of RequestAccount | neuron → control |
 | helexa:limit:<key or account>:<name> | hash of what its limits count, expires | gateways |
 | helexa:limit:<key or account>:<name>:open | zset request id → lease, expires | gateways |
@@ -63,6 +65,12 @@ TASK_DELETE_CACHED = "neuron.delete_cached"
 
 DRAIN_INBOX_EXPIRES_S = 10
 """A ring that waited longer is pointless: the heartbeat has drained the inbox since."""
+
+TURNS = "helexa:turns"
+TURNS_EXPIRY_S = 10
+"""A control that is gone promises nothing any more."""
+WAITING = "helexa:waiting"
+WAITING_INTERVAL_S = 1.0
 
 CONTROL_QUEUE = "control"
 

@@ -250,6 +250,8 @@ _BROKEN = FailureKind(500, "server_error")
 _BUSY = FailureKind(503, "server_error", 1.0)
 _COMING_BACK = FailureKind(503, "server_error", 5.0)
 _NOT_LOADABLE = FailureKind(503, "server_error", 30.0)
+_NEVER_LOADS = FailureKind(422, "invalid_request_error")
+"""SDKs repeat a 503, and each repetition would load it again."""
 
 FAILURES: dict[str, FailureKind] = {
     # the request itself
@@ -285,18 +287,21 @@ FAILURES: dict[str, FailureKind] = {
     "draining": _COMING_BACK,
     "shutting_down": _COMING_BACK,
     "fleet_unavailable": _COMING_BACK,
-    # the model cannot be had until somebody acts
+    # the model cannot be had now
     "not_enough_memory": _NOT_LOADABLE,
     "does_not_fit": _NOT_LOADABLE,
+    "disk_full": _NOT_LOADABLE,
     "load_failed": _NOT_LOADABLE,
     "model_load_failed": _NOT_LOADABLE,
-    "unknown_architecture": _NOT_LOADABLE,
-    "missing_file": _NOT_LOADABLE,
-    "quantization_not_found": _NOT_LOADABLE,
-    "hash_mismatch": _NOT_LOADABLE,
     "download_failed": _NOT_LOADABLE,
-    "bad_source": _NOT_LOADABLE,
-    "bad_file": _NOT_LOADABLE,
+    # nor later, until somebody changes its entry, its files or the hosts
+    "exceeds_device": _NEVER_LOADS,
+    "unknown_architecture": _NEVER_LOADS,
+    "missing_file": _NEVER_LOADS,
+    "quantization_not_found": _NEVER_LOADS,
+    "hash_mismatch": _NEVER_LOADS,
+    "bad_source": _NEVER_LOADS,
+    "bad_file": _NEVER_LOADS,
     # our own fault
     "numerical_error": _BROKEN,
     "engine_error": _BROKEN,

@@ -10,7 +10,8 @@ import pytest
 import redis
 from kombu.exceptions import OperationalError
 
-from fleet import live, neuron_client, selectors
+from fleet import live, neuron_client, selectors, tasks
+from fleet.watch import FleetWatch
 from inference.protocol import keys
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
@@ -147,6 +148,12 @@ def publish(
         return beat
 
     return publish
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the control remembers of one test's fleet is nothing to the next one's."""
+    monkeypatch.setattr(tasks, "watch", FleetWatch())
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """A program, run by ``test_databases``: many threads start the same load on ``DATABASE_URL``.
 
 Migrates from zero first. Prints one JSON object: the job ids that the threads got, how many jobs
-there are, and how many load tasks were sent.
+there are, how many load tasks were sent, and the job ids of threads that placed another model on
+two neurons at once.
 """
 
 from __future__ import annotations
@@ -42,6 +43,23 @@ def start_once(barrier: Barrier) -> str:
     return str(job.pk)
 
 
+def start_placed(barrier: Barrier, neuron: str) -> str:
+    """Gateways that decide on snapshots which differ."""
+    from django.db import connection
+
+    from fleet import services
+    from fleet.placement import Load
+    from metering.actor import GATEWAY
+
+    connection.ensure_connection()
+    barrier.wait(timeout=30)
+    try:
+        load = Load(neuron=neuron, model="small")
+        return str(services.placed_load_start(actor=GATEWAY, load=load).pk)
+    finally:
+        connection.close()
+
+
 def main() -> None:
     django.setup()
     call_command("migrate", verbosity=0)
@@ -56,11 +74,16 @@ def main() -> None:
     neuron_client.app = tasks
     services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
     now = timezone.now()
-    Neuron.objects.create(name="beast", status_since=now, started_at=now, last_seen_at=now)
+    services.catalogue_model_create(actor=COMMAND, name="small", source="pypi:small")
+    for name in ("beast", "twin"):
+        Neuron.objects.create(name=name, status_since=now, started_at=now, last_seen_at=now)
     barrier = Barrier(NUM_THREADS)
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         ids = list(pool.map(start_once, [barrier] * NUM_THREADS))
-    json.dump({"ids": ids, "jobs": LoadJob.objects.count(), "sent": len(tasks.names)}, sys.stdout)
+        num_jobs, num_sent = LoadJob.objects.count(), len(tasks.names)
+        neurons = ["beast", "twin"] * (NUM_THREADS // 2)
+        placed = list(pool.map(start_placed, [barrier] * NUM_THREADS, neurons))
+    json.dump({"ids": ids, "jobs": num_jobs, "sent": num_sent, "placed": placed}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ def test_racing_starts_make_one_job(database_url: str, tmp_path: Path) -> None:
     result = json.loads(run(database_url, tmp_path, script))
     assert len(set(result["ids"])) == 1
     assert (result["jobs"], result["sent"]) == (1, 1)
+    assert len(set(result["placed"])) == 1, "two gateways never load one model twice"
 
 
 def test_a_burst_of_guesses_gains_nothing(database_url: str, tmp_path: Path) -> None:

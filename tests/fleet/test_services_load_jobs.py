@@ -22,7 +22,7 @@ from fleet.errors import (
 from fleet.lifecycles import LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
 from fleet.services import load_jobs
-from fleet.snapshot import FleetSnapshot, build_snapshot
+from fleet.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, LoadStage
 from metering.actor import COMMAND
@@ -389,56 +389,6 @@ def test_a_stage_that_stands_still_is_still_heard_of(job, build) -> None:
     LoadJob.objects.update(reported_at=later(seconds=-14))
     hear(build, job, ReplicaStatus.LOADING, progress=progress)
     assert services.load_jobs_expire(now=later(seconds=10)) == 0
-
-
-def test_pinned_models_are_loaded_once(model, neuron, sent, build) -> None:
-    snapshot = build_snapshot([build.heartbeat()])
-    assert services.pinned_models_reconcile(snapshot=snapshot) == []
-    model.pinned = True
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
-    (job,) = services.pinned_models_reconcile(snapshot=snapshot)
-    assert (job.neuron.name, job.requested_by) == ("beast", "control")
-    assert services.pinned_models_reconcile(snapshot=snapshot) == []
-    assert len(sent.tasks) == 1
-
-
-@pytest.mark.parametrize(
-    "status", [ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING]
-)
-def test_a_pinned_model_that_is_somewhere_is_left_alone(model, neuron, sent, build, status) -> None:
-    CatalogueModel.objects.update(pinned=True)
-    selectors.catalogue_cache_clear()
-    beat = build.heartbeat(replicas=[build.replica(status=status)])
-    assert services.pinned_models_reconcile(snapshot=build_snapshot([beat])) == []
-
-
-@pytest.mark.parametrize(("num_failures", "wait_s"), [(1, 10), (2, 20), (4, 80), (8, 600)])
-def test_failures_of_a_pinned_model_put_off_the_next_try(
-    model, neuron, sent, build, num_failures: int, wait_s: int
-) -> None:
-    CatalogueModel.objects.update(pinned=True)
-    selectors.catalogue_cache_clear()
-    snapshot = build_snapshot([build.heartbeat()])
-    for _ in range(num_failures):
-        LoadJob.objects.create(
-            model=model,
-            model_name="tiny",
-            neuron=neuron,
-            status=LoadJobStatus.FAILED,
-            failure_code="download_failed",
-            finished_at=timezone.now(),
-        )
-    LoadJob.objects.update(finished_at=later(seconds=5 - wait_s))
-    assert services.pinned_models_reconcile(snapshot=snapshot) == []
-    LoadJob.objects.update(finished_at=later(seconds=-5 - wait_s))
-    assert len(services.pinned_models_reconcile(snapshot=snapshot)) == 1
-
-
-def test_a_neuron_that_is_not_recorded_yet_is_tried_at_the_next_tick(model, sent, build) -> None:
-    CatalogueModel.objects.update(pinned=True)
-    selectors.catalogue_cache_clear()
-    snapshot = build_snapshot([build.heartbeat("new")])
-    assert services.pinned_models_reconcile(snapshot=snapshot) == []
 
 
 @pytest.mark.parametrize(

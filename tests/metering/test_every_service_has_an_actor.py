@@ -46,7 +46,8 @@ WITHOUT_AN_ACTOR = {
     "fleet.services.load_measurements.load_measurement_record": "a neuron's report",
     "fleet.services.load_measurements.prefill_averages_record": "a neuron's report",
     # Control acts by itself: each load that it starts is audited under its name.
-    "fleet.services.load_jobs.pinned_models_reconcile": "its loads name control",
+    "fleet.services.reconciling.fleet_reconcile": "its jobs name control",
+    "fleet.services.reconciling.jobs_known": "reads",
     # Requests, which the ledger tells of.
     "inference.conversations.services.response_save": "a client's request",
     "inference.conversations.services.response_progress": "a client's request goes on",

@@ -16,6 +16,7 @@ import redis.asyncio
 import uvicorn
 
 from fleet.catalogue import CatalogueEntry
+from fleet.placement import Load
 from helexa_site.config import Config
 from helexa_site.routing import build_application
 from inference.gateway import database, response_store
@@ -50,9 +51,13 @@ class FakeCatalogue:
         self._fail()
         return tuple(self.listed)
 
-    async def start_load(self, *, model: str, neuron: str) -> None:
+    async def by_name(self) -> dict[str, CatalogueEntry]:
         self._fail()
-        self.loads.append((model, neuron))
+        return {entry.name: entry for entry in self.listed}
+
+    async def start_load(self, load: Load) -> None:
+        self._fail()
+        self.loads.append((load.model, load.neuron))
 
     def _fail(self) -> None:
         if self.failure is not None:

@@ -11,6 +11,7 @@ from django.db import OperationalError
 
 from fleet import selectors, services
 from fleet.errors import ModelDisabledError, UnknownNeuronError
+from fleet.placement import Load
 from inference.gateway.catalogue import DatabaseCatalogue
 from inference.wire.errors import ApiError, ModelNotFoundError, ServiceUnavailableError
 
@@ -67,12 +68,12 @@ async def test_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     away = raising(OperationalError("gone"))
     monkeypatch.setattr(selectors, "catalogue_find", away)
     monkeypatch.setattr(selectors, "catalogue_list", away)
-    monkeypatch.setattr(services, "load_job_start", away)
+    monkeypatch.setattr(services, "placed_load_start", away)
     catalogue = DatabaseCatalogue()
     for call in (
         catalogue.find("tiny"),
         catalogue.entries(),
-        catalogue.start_load(model="tiny", neuron="beast"),
+        catalogue.start_load(Load(model="tiny", neuron="beast")),
     ):
         with pytest.raises(ServiceUnavailableError) as refused:
             await call
@@ -80,14 +81,14 @@ async def test_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_load_that_the_fleet_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "load_job_start", raising(ModelDisabledError("tiny is off")))
+    monkeypatch.setattr(services, "placed_load_start", raising(ModelDisabledError("tiny is off")))
     with pytest.raises(ApiError) as refused:
-        await DatabaseCatalogue().start_load(model="tiny", neuron="beast")
+        await DatabaseCatalogue().start_load(Load(model="tiny", neuron="beast"))
     assert (refused.value.status, refused.value.code) == (404, "model_not_found")
 
 
 async def test_a_neuron_that_is_not_recorded_yet_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(services, "load_job_start", raising(UnknownNeuronError("beast")))
-    await DatabaseCatalogue().start_load(model="tiny", neuron="beast")
+    monkeypatch.setattr(services, "placed_load_start", raising(UnknownNeuronError("beast")))
+    await DatabaseCatalogue().start_load(Load(model="tiny", neuron="beast"))

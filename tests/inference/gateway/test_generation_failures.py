@@ -21,7 +21,7 @@ from inference.protocol.generation import Submit
 from inference.wire.errors import ServiceUnavailableError
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import FakeCatalogue
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, silent
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing
 
 CHAT = "/v1/chat/completions"
 
@@ -116,18 +116,6 @@ async def test_a_neuron_that_falls_silent_fails_its_requests_once(
     error = exchange.chunks[-1]["error"] if stream else exchange.error
     assert error["code"] == "neuron_lost"
     assert exchange.status == (200 if stream else 503)
-
-
-async def test_a_neuron_in_its_next_life_has_lost_the_request(
-    client: AsgiClient, neuron: FakeNeuron
-) -> None:
-    neuron.script = silent
-    exchange = client.open("POST", CHAT, ask())
-    await asyncio.wait_for(neuron.submitted.get(), 10)
-    neuron.epoch = "next life"
-    await neuron.beat()
-    await exchange.finish()
-    assert (exchange.status, exchange.error["code"]) == (503, "neuron_lost")
 
 
 async def test_no_neuron(client: AsgiClient, neuron: FakeNeuron) -> None:

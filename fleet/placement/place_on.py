@@ -1,0 +1,40 @@
+"""One load on one neuron that somebody has named: its devices, and what leaves for it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fleet.catalogue import CatalogueEntry
+from fleet.placement.decisions import Catalogue, Load, Reject
+from fleet.placement.failures import NONE_FAILED
+from fleet.placement.place import load_decision
+from fleet.placement.refusals import refuse
+from fleet.placement.residents import Ground
+from fleet.placement.room import find_room
+from fleet.snapshot import FleetSnapshot, NeuronView
+
+
+def place_on(
+    entry: CatalogueEntry,
+    neuron: NeuronView,
+    snapshot: FleetSnapshot,
+    catalogue: Catalogue | None = None,
+) -> Load | Reject:
+    """Whatever is known of failures, and though the neuron drains: somebody wants it there."""
+    willing = replace(neuron, is_draining=False, is_leaving=False, is_admitted=True)
+    alone = replace(
+        snapshot,
+        neurons=tuple(willing if one.name == neuron.name else one for one in snapshot.neurons),
+    )
+    ground = Ground(alone, catalogue)
+    here = ground.only(neuron.name)
+    room = find_room(replace(entry, pinned_on=()), here)
+    if room.spot is not None:
+        return load_decision(entry, room.spot)
+    return refuse(entry, alone, here, NONE_FAILED)
+
+
+def choose_devices(entry: CatalogueEntry, neuron: NeuronView) -> tuple[str, ...] | Reject:
+    """Where on it there is room now."""
+    decision = place_on(entry, neuron, FleetSnapshot(neurons=(neuron,)))
+    return decision.devices if isinstance(decision, Load) else decision

@@ -1,0 +1,95 @@
+"""Bringing about what the control has decided: loads, unloads and turns.
+
+Deciding is ``fleet.placement.reconcile``'s. Here are what the database knows of jobs, and the
+effects. Each action stands alone: one that is refused is decided again at the next tick.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from datetime import timedelta
+
+from django.utils import timezone
+
+from fleet import selectors
+from fleet.errors import FleetError
+from fleet.lifecycles import LoadJobKind, LoadJobStatus
+from fleet.models import LoadJob
+from fleet.placement import Load
+from fleet.placement.failures import LOST_ITS_ROOM
+from fleet.placement.plan import Action, Jobs, Plan, Unload
+from fleet.placement.reconcile import BACKOFF_MAX_S, reconcile
+from fleet.services.load_jobs import unload_job_start
+from fleet.services.placed_loads import placed_load_start
+from fleet.turns import Turn
+from fleet.watch import Watched
+from metering.actor import CONTROL
+
+logger = logging.getLogger(__name__)
+
+FAILURES_SINCE = timedelta(seconds=2 * BACKOFF_MAX_S)
+"""Older failures put off nothing."""
+
+
+def fleet_reconcile(*, watched: Watched, turns: tuple[Turn, ...]) -> Plan:
+    """One tick: what was decided, and as much of it begun as could be. ``turns`` are those that
+    are under way."""
+    plan = reconcile(
+        {entry.name: entry for entry in selectors.catalogue_list()},
+        watched.snapshot,
+        jobs=jobs_known(),
+        observed=watched.observed,
+        turns=turns,
+    )
+    for action in plan.actions:
+        try:
+            _begin(action)
+        except FleetError as error:  # a neuron seen before it was recorded: the next tick has it
+            logger.info("%s on %s is put off: %s", action.model, action.neuron, error)
+    return plan
+
+
+def jobs_known() -> Jobs:
+    """Loads and unloads under way, and the failures in a row of each assigned model."""
+    loading: set[tuple[str, str]] = set()
+    unloading: set[tuple[str, str]] = set()
+    for job in selectors.load_jobs_active():
+        kind = unloading if job.kind == LoadJobKind.UNLOAD else loading
+        kind.add((job.model_name, job.neuron.name))
+    num_failures: defaultdict[str, int] = defaultdict(int)
+    failed_age_s: dict[str, float] = {}
+    now = timezone.now()
+    ended = set()
+    for name, status, finished_at in (
+        LoadJob.objects.filter(finished_at__gte=now - FAILURES_SINCE)
+        .exclude(kind=LoadJobKind.UNLOAD)
+        .exclude(failure_code=LOST_ITS_ROOM)
+        .order_by("-finished_at")
+        .values_list("model_name", "status", "finished_at")
+    ):
+        if name in ended:
+            continue
+        if status != LoadJobStatus.FAILED or finished_at is None:
+            ended.add(name)
+            continue
+        num_failures[name] += 1
+        failed_age_s.setdefault(name, (now - finished_at).total_seconds())
+    return Jobs(
+        loading=frozenset(loading),
+        unloading=frozenset(unloading),
+        num_failures=dict(num_failures),
+        failed_age_s=failed_age_s,
+    )
+
+
+def _begin(action: Action) -> None:
+    """Raises ``FleetError``."""
+    match action:
+        case Load():
+            placed_load_start(actor=CONTROL, load=action, may_be_one_more=True)
+        case Unload():
+            logger.info("unloading %s from %s: %s", action.model, action.neuron, action.reason)
+            unload_job_start(
+                actor=CONTROL, model_name=action.model, neuron_name=action.neuron, is_planned=True
+            )

@@ -1,0 +1,73 @@
+"""What tells a request's conversation from others before anybody has tokenized it.
+
+    model, whose cache ─▶ hash ─▶ … first user message ─▶ hint ─▶ … second ─▶ hint ─▶ … fourth ─▶ …
+
+The first hint is shared by all turns of a conversation, so they go to the same replica. The further
+ones tell conversations apart that begin with the same words. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from fleet.placement import RoutingHint
+from inference.protocol.generation import (
+    ChatInput,
+    ChatMessage,
+    GenerationRequest,
+    Request,
+    TextInput,
+    TokensInput,
+)
+
+DIGEST_BYTES = 16
+FIRST_CHARACTERS = 1024
+"""Of a prompt that is no chat, for its first hint; each further one takes four times as much."""
+MAX_HINTS = 4
+
+
+def routing_hint(request: Request, *, model: str, salt: str) -> RoutingHint:
+    """``salt``: whose prefix cache it is, the account's. Requests without a prefix to find again
+    have no hints."""
+    if not isinstance(request, GenerationRequest):
+        return RoutingHint()
+    running = hashlib.blake2b(f"{len(model)}/{model}/{salt}".encode(), digest_size=DIGEST_BYTES)
+    match request.input:
+        case ChatInput(messages=messages):
+            return RoutingHint(_of_messages(running, messages))
+        case TextInput(texts=texts):
+            return RoutingHint(_of_text(running, texts[0]))
+        case TokensInput(prompts=prompts):
+            longest = FIRST_CHARACTERS * 4 ** (MAX_HINTS - 1)
+            return RoutingHint(_of_text(running, ",".join(map(str, prompts[0][:longest]))))
+
+
+def _of_messages(running: hashlib.blake2b, messages: list[ChatMessage]) -> tuple[bytes, ...]:
+    """After the first, second, fourth … message of the user."""
+    hints: list[bytes] = []
+    num_of_user = 0
+    for message in messages:
+        running.update(_words(message))
+        if message.role != "user":
+            continue
+        num_of_user += 1
+        if num_of_user == 2 ** len(hints):
+            hints.append(running.copy().digest())
+            if len(hints) == MAX_HINTS:
+                return tuple(hints)
+    return tuple(hints) or (running.digest(),)
+
+
+def _words(message: ChatMessage) -> bytes:
+    content = message.content or ""
+    return f"{message.role}/{len(content)}/{content}".encode()
+
+
+def _of_text(running: hashlib.blake2b, text: str) -> tuple[bytes, ...]:
+    hints: list[bytes] = []
+    start, length = 0, FIRST_CHARACTERS
+    while len(hints) < MAX_HINTS and (start < len(text) or not hints):
+        running.update(text[start:length].encode(errors="replace"))
+        hints.append(running.copy().digest())
+        start, length = length, 4 * length
+    return tuple(hints)

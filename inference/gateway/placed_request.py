@@ -1,0 +1,179 @@
+"""One request at the replica that it was placed on, and at another one where no engine took it.
+
+    begin: find place ─▶ reserve ─▶ Submit ─▶ RequestStream ─▶ Accepted ─▶ events
+                ▲                                   │
+                └── before it is accepted: the neuron went away or leaves, the replica is gone
+
+Which failures are answered so, and how often, is ``fleet.placement.again``'s. Each attempt has an
+identity of its own, so that nothing that an earlier one's neuron may still say is taken for an
+answer, and its neuron is told to drop it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from fleet.catalogue import CatalogueEntry
+from fleet.placement import RoutingHint
+from fleet.placement.again import may_place_again
+from inference.gateway.call import Call
+from inference.gateway.gateway import Gateway
+from inference.gateway.hints import routing_hint
+from inference.gateway.placing import Place
+from inference.gateway.streams import RequestStream
+from inference.gateway.tally import Tally
+from inference.gateway.token_bounds import TokenBounds, token_bounds
+from inference.protocol.events import Event
+from inference.protocol.generation import Request, Submit
+from inference.wire.errors import ApiError
+from metering.entries import Granted
+
+logger = logging.getLogger(__name__)
+
+MAX_ID_CHARACTERS = 60
+"""Of a request's id before an attempt's number: settling reads up to 64."""
+
+
+class PlacedRequest:
+    """Belongs to one event loop. ``begin``, then ``next_events`` until the last one, then
+    ``close``."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        call: Call,
+        request: Request,
+        entry: CatalogueEntry,
+        *,
+        deadline_s: float,
+        abort: Callable[[], None],
+    ) -> None:
+        self._gateway = gateway
+        self._call = call
+        self._request = request
+        self._entry = entry
+        self._deadline_s = deadline_s
+        self._abort = abort
+        self._num_attempts = 0
+        self._stream: RequestStream | None = None
+        self._granted: Granted | None = None
+        self._bounds: TokenBounds | None = None
+
+    async def begin(self) -> None:
+        """Raises ``ApiError``."""
+        place = await self._gateway.placer.find_place(
+            self._entry, deadline_s=self._deadline_s, hint=self._hint
+        )
+        self._call.was_cold = self._call.was_cold or place.was_cold
+        bounds = self._bounds
+        if bounds is None:
+            bounds = _bounds_at(place, self._request)
+            self._granted = await self._hold(bounds)
+            self._bounds = bounds
+        try:
+            await self._gateway.liveness.ensure_announced()
+            self._open(place, bounds)
+        except BaseException:
+            if self._stream is None:
+                self._gateway.accounting.let_go(self._call)
+            raise
+
+    async def next_events(self) -> list[Event]:
+        """Everything that is there, at least one event. Raises the ``ApiError`` it failed with."""
+        while True:
+            stream = self._stream
+            assert stream is not None, "a request that has not begun"
+            try:
+                return await stream.next_events()
+            except ApiError as error:
+                if not may_place_again(
+                    error.code, is_accepted=stream.accepted, num_attempts=self._num_attempts
+                ):
+                    raise
+                logger.info(
+                    "request %s is placed again: %s (%s)",
+                    self._call.request_id,
+                    error.code,
+                    stream.neuron,
+                )
+                self._leave(stream, error)
+            await self.begin()
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._gateway.close_stream(self._stream)
+
+    def _hint(self) -> RoutingHint:
+        who = self._call.who
+        return routing_hint(
+            self._request, model=self._entry.name, salt="" if who.is_anonymous else who.account
+        )
+
+    async def _hold(self, bounds: TokenBounds) -> Granted | None:
+        if not self._call.is_billed:
+            return None
+        return await self._gateway.accounting.hold(self._call, bounds)
+
+    def _open(self, place: Place, bounds: TokenBounds) -> None:
+        self._num_attempts += 1
+        timeout_s = self._deadline_s - asyncio.get_running_loop().time()
+        self._call.neuron = place.neuron
+        self._call.tally = Tally(self._accepted)
+        self._stream = self._gateway.open_stream(
+            self._attempt_id(),
+            place,
+            timeout_s=timeout_s,
+            abort=self._abort,
+            tally=self._call.tally,
+        )
+        self._gateway.submit(self._stream, self._submit(place, bounds, timeout_s))
+
+    def _leave(self, stream: RequestStream, error: ApiError) -> None:
+        """A neuron that fell silent may be there after all, and is told to drop it."""
+        self._gateway.placer.refused(stream.model, stream.neuron)
+        self._gateway.close_stream(stream)
+        if error.code == "neuron_lost":
+            self._gateway.dispatcher.cancel_soon(stream.neuron, stream.request_id)
+
+    def _accepted(self, prompt_tokens: int) -> None:
+        granted, bounds = self._granted, self._bounds
+        if granted is not None and bounds is not None and prompt_tokens < bounds.prompt_tokens:
+            self._gateway.accounting.narrow(
+                self._call, prompt_tokens=prompt_tokens, output_tokens=granted.output_tokens
+            )
+
+    def _attempt_id(self) -> str:
+        request_id = self._call.request_id
+        if self._num_attempts == 1:
+            return request_id
+        return f"{request_id[:MAX_ID_CHARACTERS]}.{self._num_attempts}"
+
+    def _submit(self, place: Place, bounds: TokenBounds, timeout_s: float) -> Submit:
+        principal = self._call.who
+        granted = self._granted
+        cap = None
+        if granted is not None and bounds.output_tokens is None:
+            cap = granted.output_tokens // bounds.num_choices
+        return Submit(
+            request_id=self._attempt_id(),
+            gateway_id=self._gateway.gateway_id,
+            model=place.model,
+            request=self._request,
+            deadline_unix_s=time.time() + timeout_s,
+            account=principal.account,
+            key=principal.key,
+            weight=principal.weight,
+            is_anonymous=principal.is_anonymous,
+            endpoint=self._call.endpoint,
+            max_prompt_tokens=None if granted is None else bounds.prompt_tokens,
+            cap_output_tokens=cap,
+        )
+
+
+def _bounds_at(place: Place, request: Request) -> TokenBounds:
+    return token_bounds(
+        request, context_tokens=place.context_tokens, max_output_tokens=place.max_output_tokens
+    )

@@ -1,0 +1,112 @@
+"""A request that no engine has accepted is placed again, within bounds; an accepted one never."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from fleet.placement.again import MAX_ATTEMPTS, may_place_again
+from inference.gateway import placing
+from inference.protocol.events import Accepted, Event, Failed, Failure
+from inference.protocol.generation import Submit
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.fake_metering import FakeLedger
+from tests.inference.gateway.fake_neuron import FakeNeuron, paris, silent
+
+CHAT = "/v1/chat/completions"
+ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture(autouse=True)
+def _quick_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "REFUSED_S", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_accepted", "num_attempts", "again"),
+    [
+        ("neuron_lost", False, 1, True),
+        ("neuron_lost", True, 1, False),
+        ("neuron_stopping", False, 2, True),
+        ("model_not_loaded", False, 1, True),
+        ("draining", False, 1, True),
+        ("recovering", False, MAX_ATTEMPTS, False),
+        ("request_lost", False, 1, False),
+        ("events_lost", False, 1, False),
+        ("context_length_exceeded", False, 1, False),
+        ("queue_full", False, 1, False),
+        ("engine_crashed", False, 1, False),
+    ],
+)
+def test_what_is_placed_again(code: str, is_accepted: bool, num_attempts: int, again: bool) -> None:
+    told = may_place_again(code, is_accepted=is_accepted, num_attempts=num_attempts)
+    assert told == again
+
+
+async def test_a_neuron_in_its_next_life_gets_the_request_again(
+    client: AsgiClient, neuron: FakeNeuron, ledger: FakeLedger
+) -> None:
+    neuron.script = silent
+    exchange = client.open("POST", CHAT, ASK)
+    first = await asyncio.wait_for(neuron.submitted.get(), 10)
+    neuron.script = paris
+    neuron.epoch = "next life"
+    neuron.sequence_numbers.clear()
+    await neuron.beat()
+    await exchange.finish()
+    assert exchange.status == 200
+    assert exchange.json["choices"][0]["message"]["content"] == "The capital is Paris."
+    second = await asyncio.wait_for(neuron.submitted.get(), 10)
+    assert first.request_id == exchange.headers["x-request-id"]
+    assert second.request_id == f"{first.request_id}.2"
+    assert [settled.request_id for settled in ledger.settled] == [first.request_id]
+    assert first.request_id in await asyncio.wait_for(neuron.cancelled.get(), 10)
+
+
+def refusing(code: str, times: int, attempts: list[str]):
+    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
+        attempts.append(submit.request_id)
+        if len(attempts) > times:
+            async for events in paris(submit):
+                yield events
+            return
+        failure = Failure(code=code, message="not now")
+        yield [Failed(request_id=submit.request_id, failure=failure)]
+
+    return script
+
+
+async def test_a_replica_that_is_gone_is_not_the_end(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    attempts: list[str] = []
+    neuron.script = refusing("model_not_loaded", 2, attempts)
+    answer = await client.post(CHAT, ASK)
+    assert answer.status == 200
+    assert len(attempts) == 3
+    assert len(set(attempts)) == 3
+
+
+async def test_attempts_are_bounded(client: AsgiClient, neuron: FakeNeuron) -> None:
+    attempts: list[str] = []
+    neuron.script = refusing("draining", 99, attempts)
+    answer = await client.post(CHAT, ASK)
+    assert (answer.status, answer.error["code"]) == (503, "draining")
+    assert len(attempts) == MAX_ATTEMPTS
+
+
+async def test_what_an_engine_took_never_runs_twice(client: AsgiClient, neuron: FakeNeuron) -> None:
+    attempts: list[str] = []
+
+    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
+        attempts.append(submit.request_id)
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
+        failure = Failure(code="recovering", message="crashed")
+        yield [Failed(request_id=submit.request_id, failure=failure)]
+
+    neuron.script = script
+    answer = await client.post(CHAT, ASK)
+    assert (answer.status, answer.error["code"]) == (503, "recovering")
+    assert len(attempts) == 1
