@@ -165,20 +165,34 @@ class KVCache:
         The last token is never taken from the cache: its row has to run to give logits.
         """
         shared, contents = self._known_prefix(sequence)
-        num_blocks = -(-len(sequence.token_ids) // self.block_tokens)
-        num_free_after_sharing = self.allocator.num_free - sum(
-            self.allocator.is_reusable(block_id) for block_id in shared
-        )
-        if num_blocks - len(shared) > num_free_after_sharing:
+        if not self._is_enough_beside(shared, sequence):
             return False
         for block_id in shared:
             self.allocator.share(block_id)
-        fresh = [self.allocator.allocate() for _ in range(num_blocks - len(shared))]
+        num_fresh = self._num_blocks_of(sequence) - len(shared)
+        fresh = [self.allocator.allocate() for _ in range(num_fresh)]
         sequence.block_ids = shared + fresh
         sequence.num_registered_blocks = len(shared)
         sequence.parent_content = contents[-1] if contents else sequence.cache_salt
         sequence.num_computed_tokens = len(shared) * self.block_tokens
         return True
+
+    def has_room(self, sequence: Sequence) -> bool:
+        """Whether ``admit`` would give it blocks now. Changes nothing."""
+        if self._num_blocks_of(sequence) <= self.allocator.num_free:
+            return True  # also without sharing any, which takes longer to find out
+        shared, _ = self._known_prefix(sequence)
+        return self._is_enough_beside(shared, sequence)
+
+    def _num_blocks_of(self, sequence: Sequence) -> int:
+        return -(-len(sequence.token_ids) // self.block_tokens)
+
+    def _is_enough_beside(self, shared: list[int], sequence: Sequence) -> bool:
+        """Whether enough blocks are free for what ``shared`` does not hold of the sequence. Those
+        of ``shared`` that nobody uses count as free, and are not once they are shared."""
+        num_idle = sum(self.allocator.is_reusable(block_id) for block_id in shared)
+        num_fresh = self._num_blocks_of(sequence) - len(shared)
+        return num_fresh <= self.allocator.num_free - num_idle
 
     def _known_prefix(self, sequence: Sequence) -> tuple[list[int], list[int]]:
         """Block ids and content ids of the longest known chain that leaves one token to run, and

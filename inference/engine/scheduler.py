@@ -125,7 +125,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
         self._short_of_blocks = False
-        """The head of the queue was refused blocks in the last step: free seats do not help."""
+        """Whether the head of the queue lacked blocks when it was last looked at, which every step
+        does: free seats do not help."""
 
     @property
     def is_full(self) -> bool:
@@ -192,7 +193,7 @@ class Scheduler:
         sequences that is not ended by its length. ``None`` where somebody else has a part in it,
         or a block is missing. The KV blocks that the rows write to are theirs when this returns."""
         sampled = [s for s in schedule.sampled if s.state is not SequenceState.ENDED]
-        if len(sampled) != len(self.running) or self._may_admit:
+        if len(sampled) != len(self.running) or self._can_admit():
             return None
         decodes = [s for s in sampled if len(s.token_ids) + 1 < s.max_length]
         for sequence in decodes:
@@ -200,10 +201,15 @@ class Scheduler:
                 return None
         return Schedule(decodes=decodes) if decodes else None
 
-    @property
-    def _may_admit(self) -> bool:
-        """Whether somebody who waits may start in the next step."""
-        return self._num_free_seats > 0 and self.waiting.has_next
+    def _can_admit(self) -> bool:
+        """Whether the head of the queue could start in the next step. Looks at the blocks as they
+        are now: while steps are foreseen, nobody else does."""
+        if len(self.running) >= self.limits.max_running:
+            return False
+        self.waiting.release_held()
+        first = self.waiting.next()
+        self._short_of_blocks = first is not None and not self.kv_cache.has_room(first)
+        return first is not None and not self._short_of_blocks
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Preempt newer sequences until ``sequence`` can grow. ``False`` when it was itself the

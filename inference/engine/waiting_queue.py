@@ -64,11 +64,6 @@ class WaitingQueue:
             del self._held[sequence]
             self._line_up(sequence)
 
-    @property
-    def has_next(self) -> bool:
-        """Whether anybody could start, held ones that nobody has released included."""
-        return bool(self._preempted or self._fair) or not all(s.is_held for s in self._held)
-
     def next(self) -> Sequence | None:
         """Whose turn it is; it stays."""
         return self._preempted[0] if self._preempted else self._fair.head()

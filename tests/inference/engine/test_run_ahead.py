@@ -1,7 +1,9 @@
-"""Steps launched before the last one is read: the same answers, whatever happens meanwhile."""
+"""Steps launched before the last one is read: the same answers, whatever happens meanwhile, and
+nobody waits longer for them."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -25,6 +27,9 @@ from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 
 CONTEXT_TOKENS = 40
 STOP_IDS = [3, 4, 5]
+MOST_STEPS_OF_PATIENCE = 2
+"""Of the head of the queue, once it has a seat and blocks: for the step that was launched already,
+and its own."""
 
 
 class Client:
@@ -32,12 +37,12 @@ class Client:
 
     def __init__(self, *, num_blocks: int = 40, **limits: Any) -> None:
         self.device = FakeDevice()
-        scheduler = Scheduler(KVCache(num_blocks, BLOCK_TOKENS), SchedulerLimits(**limits))
+        self.scheduler = Scheduler(KVCache(num_blocks, BLOCK_TOKENS), SchedulerLimits(**limits))
         self.engine = Engine(
             self.device,
-            scheduler,
+            self.scheduler,
             EngineLimits(context_tokens=CONTEXT_TOKENS, vocab_size=VOCAB_SIZE),
-            run_ahead=RunAhead(self.device, scheduler),
+            run_ahead=RunAhead(self.device, self.scheduler),
             clock=lambda: 0.0,
             check_when_idle=True,
         )
@@ -45,6 +50,11 @@ class Client:
         self.answers: dict[str, list[int]] = {}
         self.finished: dict[str, tuple[str, int]] = {}
         self.cancelled: set[str] = set()
+        self.num_steps = 0
+        self.ended_in: dict[str, int] = {}
+        """Sequence -> which step was its last."""
+        self._passed_over: tuple[str, int] = "", 0
+        """Who could have started, and for how many steps in a row."""
 
     def submit(self, prompt: list[int], max_tokens: int) -> None:
         sequence_id = f"s{len(self.prompts)}"
@@ -59,7 +69,11 @@ class Client:
             self.engine.cancel(CancelSequence(sequence_id=live[index % len(live)]))
 
     def step(self) -> None:
-        for output in self.engine.step().outputs:
+        could_start = self.who_could_start()
+        outputs = self.engine.step().outputs
+        self.num_steps += 1
+        self.check_patience(could_start)
+        for output in outputs:
             assert not isinstance(output, SequenceFailed), output
             if isinstance(output, SequenceStep):
                 assert output.sequence_id not in self.finished, "it ends once"
@@ -67,6 +81,28 @@ class Client:
                 if output.finish_reason is not None:
                     ended = output.finish_reason, output.num_output_tokens
                     self.finished[output.sequence_id] = ended
+                    self.ended_in[output.sequence_id] = self.num_steps
+
+    def who_could_start(self) -> str:
+        """The head of the queue, where a seat is free, and blocks for all its tokens beside one
+        for each that runs, and no other prompt has a claim to the step's rows."""
+        scheduler = self.scheduler
+        first = scheduler.waiting.next()
+        has_seat = len(scheduler.running) < scheduler.limits.max_running
+        is_prefilling = any(not s.has_prompt_in_blocks for s in scheduler.running)
+        if first is None or not has_seat or is_prefilling:
+            return ""
+        needed = -(-len(first.token_ids) // BLOCK_TOKENS) + len(scheduler.running)
+        return first.sequence_id if needed <= scheduler.kv_cache.allocator.num_free else ""
+
+    def check_patience(self, could_start: str) -> None:
+        is_waiting = could_start in {s.sequence_id for s in self.scheduler.waiting}
+        name, num_steps = self._passed_over
+        if not could_start or not is_waiting:
+            self._passed_over = "", 0
+            return
+        self._passed_over = could_start, num_steps + 1 if name == could_start else 1
+        assert self._passed_over[1] < MOST_STEPS_OF_PATIENCE, f"{could_start} is passed over"
 
     def drain(self) -> None:
         while self.engine.has_work:
@@ -97,13 +133,16 @@ def expected(prompt: list[int], max_tokens: int) -> tuple[list[int], tuple[str, 
     return output, ("length", len(output))
 
 
-SETTLED = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20).map(
-    lambda tokens: [0, *tokens]
+SETTLED = st.builds(
+    lambda seed, num_tokens: [0, *random.Random(seed).choices(range(VOCAB_SIZE), k=num_tokens)],
+    st.integers(0, 5),
+    st.integers(1, 28),
 )
+"""Few seeds: some share a prefix."""
 UNSETTLED = SETTLED.map(lambda tokens: [1, *tokens[1:]])
 ACTIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("submit"), st.one_of(SETTLED, SETTLED, UNSETTLED), st.integers(1, 15)),
+        st.tuples(st.just("submit"), st.one_of(SETTLED, SETTLED, UNSETTLED), st.integers(1, 30)),
         st.tuples(st.just("cancel"), st.integers(0, 9), st.just(0)),
         st.tuples(st.just("step"), st.integers(1, 6), st.just(0)),
     ),
@@ -112,7 +151,7 @@ ACTIONS = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(ACTIONS, st.integers(10, 40), st.integers(1, 6), st.integers(3, 30))
+@given(ACTIONS, st.integers(10, 20), st.integers(1, 6), st.integers(3, 30))
 def test_any_order_of_events_gives_the_same_answers(
     actions: Any, num_blocks: int, max_running: int, prefill_tokens: int
 ) -> None:
@@ -127,6 +166,20 @@ def test_any_order_of_events_gives_the_same_answers(
         else:
             for _ in range(what):
                 client.step()
+    client.drain()
+    client.check()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(SETTLED, st.integers(1, 40)), min_size=3, max_size=6), st.integers(10, 14)
+)
+def test_nobody_is_passed_over_where_blocks_are_short(
+    requests: list[tuple[list[int], int]], num_blocks: int
+) -> None:
+    client = Client(num_blocks=num_blocks)
+    for prompt, max_tokens in requests:
+        client.submit(prompt, max_tokens)
     client.drain()
     client.check()
 
@@ -156,6 +209,26 @@ def test_who_comes_waits_for_one_step_more() -> None:
     assert client.answers["s1"]
     client.drain()
     client.check()
+
+
+def never_stops(num_tokens: int, max_tokens: int) -> list[int]:
+    """A settled prompt whose answer ends by its length."""
+    for seed in range(1000):
+        prompt = [0, *random.Random(seed).choices(range(VOCAB_SIZE), k=num_tokens - 1)]
+        if expected(prompt, max_tokens)[1] == ("length", max_tokens):
+            return prompt
+    raise AssertionError("every prompt stops")
+
+
+def test_who_lacked_blocks_starts_once_they_are_free() -> None:
+    """The first runs for thirty steps; the second ends soon and leaves room for the third, which
+    had to give its blocks up."""
+    client = Client(num_blocks=12)
+    for num_tokens, max_tokens in ((4, 30), (28, 3), (16, 2)):
+        client.submit(never_stops(num_tokens, max_tokens), max_tokens)
+    client.drain()
+    client.check()
+    assert client.ended_in == {"s0": 30, "s1": 3, "s2": 5}, "one was launched in between"
 
 
 def test_a_long_prompt_goes_on_beside_who_decodes() -> None:
