@@ -7,6 +7,7 @@ repeated. Softmax is torch's ``scaled_dot_product_attention``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,6 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
 from inference.models.paged_kv import LayerKV
 
+MOST_GATHERED_BYTES = 128 * 1024**2
+"""Of keys and values that a decode step copies out of their blocks at once; a single row's context
+may be more."""
 MOST_PARTS = 32
 """Of a decode row's context, which a kernel may compute side by side: a power of two."""
 
@@ -42,25 +46,25 @@ class PrefillAttention(Protocol):
 class Attention(Protocol):
     """Prepares a step once for all layers."""
 
+    copies_context: bool
+    """Whether keys and values are copied out of their blocks, so that what a step takes grows with
+    its rows' contexts."""
+
     def for_decode(self, batch: DecodeBatch, block_tokens: int) -> DecodeAttention: ...
 
     def for_prefill(self, batch: PrefillBatch, block_tokens: int) -> PrefillAttention: ...
 
 
 class TorchAttention:
+    copies_context = True
+
     def __init__(self, sliding_window: int | None, dtype: torch.dtype) -> None:
         """``dtype`` is the activations'."""
         self._window = sliding_window
         self._dtype = dtype
 
     def for_decode(self, batch: DecodeBatch, block_tokens: int) -> DecodeAttention:
-        num_context = batch.block_ids.shape[1] * block_tokens
-        mask = decode_mask(batch.positions, num_context, self._window, self._dtype)
-
-        def attend(queries: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
-            return attend_decode(queries, layer_kv, batch.block_ids, mask)
-
-        return attend
+        return TorchDecode(batch, block_tokens, self._window, self._dtype)
 
     def for_prefill(self, batch: PrefillBatch, block_tokens: int) -> PrefillAttention:
         device = batch.positions.device
@@ -85,35 +89,102 @@ class TorchAttention:
         return attend
 
 
+class TorchDecode:
+    """A decode step's attention: as many rows at once as ``MOST_GATHERED_BYTES`` of keys and values
+    allow, so that one long context beside many short ones does not take rows times its length."""
+
+    def __init__(
+        self, batch: DecodeBatch, block_tokens: int, window: int | None, dtype: torch.dtype
+    ) -> None:
+        self._batch = batch
+        self._num_context = batch.block_ids.shape[1] * block_tokens
+        self._window = window
+        self._dtype = dtype
+        self._of_all_rows: ContextMask | None = None
+        """Where they are all done at once: the same in every layer."""
+
+    def __call__(self, queries: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
+        num_rows, block_ids = len(queries), self._batch.block_ids
+        at_once = max(1, MOST_GATHERED_BYTES // (self._num_context * gathered_bytes(layer_kv)))
+        if num_rows <= at_once:
+            if self._of_all_rows is None:
+                self._of_all_rows = self._mask(slice(None))
+            return attend_decode(queries, layer_kv, block_ids, self._of_all_rows)
+        parts = []
+        for first in range(0, num_rows, at_once):
+            rows = slice(first, first + at_once)
+            mask = self._mask(rows)
+            parts.append(attend_decode(queries[rows], layer_kv, block_ids[rows], mask))
+        return torch.cat(parts)
+
+    def _mask(self, rows: slice) -> ContextMask:
+        positions = self._batch.positions[rows]
+        return decode_mask(positions, self._num_context, self._window, self._dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextMask:
+    """Where decode rows may not look among the slots that were gathered for them."""
+
+    added: torch.Tensor
+    """(num_rows, 1, 1, num_context) of the activations' dtype, to be added to scores: 0, or -inf
+    where a row may not look."""
+    hidden: torch.Tensor
+    """The same places among all rows' slots: on a CPU their indices; elsewhere, where those would
+    have to be waited for, booleans (num_rows * num_context, 1, 1, 1)."""
+
+    def clear(self, slots: torch.Tensor) -> None:
+        """Zero what no row may look at, in place: (num_rows * num_context, 2, kv_heads, head_dim).
+
+        Weighing nothing is not enough. Padding, and slots that the sequence has not written yet,
+        hold what others have left there, and nothing times what is not a number is not a number.
+        """
+        if self.hidden.dtype == torch.bool:
+            slots.masked_fill_(self.hidden, 0)
+        else:
+            slots.index_fill_(0, self.hidden, 0)
+
+
 def decode_mask(
     positions: torch.Tensor, num_context_tokens: int, sliding_window: int | None, dtype: torch.dtype
-) -> torch.Tensor:
-    """(num_rows, 1, 1, num_context_tokens) of ``dtype``, 0 where a row may look, else -inf: at its
-    own position and before, and within the window."""
+) -> ContextMask:
+    """A row may look at its own position and before, and within the window."""
     context = torch.arange(num_context_tokens, device=positions.device)
-    distance = positions.unsqueeze(1) - context
-    hidden = distance < 0
+    last = positions.unsqueeze(1)
+    hidden = context > last
     if sliding_window is not None:
-        hidden |= distance >= sliding_window
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
-    return mask.masked_fill_(hidden, float("-inf"))[:, None, None]
+        hidden |= context <= last - sliding_window
+    added = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
+    added.masked_fill_(hidden, float("-inf"))
+    flat = hidden.flatten()
+    return ContextMask(
+        added=added[:, None, None],
+        hidden=flat.nonzero().squeeze(1) if flat.device.type == "cpu" else flat.view(-1, 1, 1, 1),
+    )
+
+
+def gathered_bytes(layer_kv: LayerKV) -> int:
+    """What gathering takes for each token: codes are there as such, as float32, and multiplied."""
+    numbers = layer_kv.entries[0].numel()
+    return numbers * (layer_kv.entries.itemsize if layer_kv.scales is None else 9)
 
 
 def attend_decode(
-    queries: torch.Tensor, layer_kv: LayerKV, block_ids: torch.Tensor, mask: torch.Tensor
+    queries: torch.Tensor, layer_kv: LayerKV, block_ids: torch.Tensor, mask: ContextMask
 ) -> torch.Tensor:
     """(num_rows, heads, head_dim) over each row's blocks -> (num_rows, heads * head_dim).
 
     ``block_ids`` (num_rows, num_context_blocks); the context is ``mask``'s last axis long.
     """
     num_rows, num_heads, head_dim = queries.shape
-    num_kv_heads, num_context = layer_kv.entries.shape[2], mask.shape[-1]
+    num_kv_heads, num_context = layer_kv.entries.shape[2], mask.added.shape[-1]
     block_tokens = num_context // block_ids.shape[1]
     gathered = layer_kv.gather(block_ids.flatten(), block_tokens, queries.dtype)
+    mask.clear(gathered)
     context = gathered.view(num_rows, num_context, 2, num_kv_heads, head_dim)
     context = context.permute(2, 0, 3, 1, 4)
     grouped = queries.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    attended = scaled_dot_product_attention(grouped, context[0], context[1], attn_mask=mask)
+    attended = scaled_dot_product_attention(grouped, context[0], context[1], attn_mask=mask.added)
     return attended.reshape(num_rows, num_heads * head_dim)
 
 
@@ -155,9 +226,9 @@ def prefill_mask(
     if span.start == 0 and (sliding_window is None or span.end <= sliding_window):
         return None
     rows = torch.arange(span.start, span.end, device=device).unsqueeze(1)
-    distance = rows - torch.arange(span.end, device=device)
-    hidden = distance < 0
+    context = torch.arange(span.end, device=device)
+    hidden = context > rows
     if sliding_window is not None:
-        hidden |= distance >= sliding_window
+        hidden |= context <= rows - sliding_window
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
     return mask.masked_fill_(hidden, float("-inf"))

@@ -1,8 +1,9 @@
 """Attention by Triton kernels, which read the blocks where they lie.
 
-How many programs share a row's context is chosen from the number of rows; how the context is cut is
-not, so that a row's numbers do not depend on its batch mates (see ``decode_kernel``). Every size
-that a captured step may see change is read on the device.
+The number of rows decides how many programs share a row's context. It does not decide how the
+context is cut, so attention gives a decode row the same numbers in every batch (see
+``decode_kernel``); the projections around it may not. Every size that a captured step may see
+change is read on the device.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Tuning:
 
 
 class TritonAttention:
+    copies_context = False
+
     def __init__(self, sliding_window: int | None, num_processors: int, tuning: Tuning) -> None:
         """``num_processors``: multiprocessors of the card."""
         self._window = sliding_window or 0

@@ -4,7 +4,8 @@
 // as they are, int8_attention.h for codes.
 //
 // Blocks are visited in order of position and a masked token weighs exactly zero, so a query's
-// result does not depend on which other queries share its tile.
+// result does not depend on which other queries share its tile. What is behind the tile's last token
+// is not multiplied by zero but left out: zero times what is not a number is not a number.
 #pragma once
 
 #include "products.h"
@@ -41,6 +42,15 @@ struct alignas(64) QueryTile {
   int count;
 };
 
+// A block of a sequence's tokens, as a tile's queries meet it.
+struct BlockView {
+  int start;       // position of its first token
+  int num_tokens;  // of the sequence, up to the tile's last; the rest may be anything, also not a number
+  int window;      // 0: none
+
+  bool is_full() const { return num_tokens == kBlockTokens; }
+};
+
 inline i32x16 token_positions(int start) {
   return i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + start;
 }
@@ -67,9 +77,9 @@ inline void mask_scores(f32x16* scores, int position, int block_start, int windo
 
 // Turns one query's scores into weights relative to its running maximum. `Coarse`: to some 13 bits.
 template <bool Coarse>
-HELEXA_INLINE void softmax_step(QueryTile& tile, int q, int block_start, int window, int head_dim,
+HELEXA_INLINE void softmax_step(QueryTile& tile, int q, const BlockView& block, int head_dim,
                                 f32x16* weights) {
-  const int position = tile.positions[q];
+  const int position = tile.positions[q], block_start = block.start, window = block.window;
   f32x16 scores[2] = {load(tile.scores[q]), load(tile.scores[q] + kLanes)};
   const bool is_whole = block_start + kBlockTokens - 1 <= position &&
                         (window == 0 || block_start > position - window);

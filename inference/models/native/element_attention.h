@@ -73,8 +73,19 @@ inline void score_stripe(QueryTile& tile, int first, const T* keys, int head_dim
   }
 }
 
-template <typename T, int Queries>
-inline void gather_stripe(QueryTile& tile, int first, const T* values, int head_dim) {
+// Of a pair of bfloat16 the first, or all of a float.
+inline f32x16 multiply_add_first(f32x16 total, const uint16_t* from, uint32_t factors) {
+  return add_pair_products(total, load_words(from) & 0xffff, factors);
+}
+inline f32x16 multiply_add_first(f32x16 total, const float* from, float factor) {
+  return multiply_add(total, from, factor);
+}
+
+// The first `num_tokens` of the block; Full: all of them, known to the compiler.
+template <typename T, int Queries, bool Full>
+inline void gather_stripe(QueryTile& tile, int first, const T* values, int num_tokens, int head_dim) {
+  const int num_steps = (Full ? kBlockTokens : num_tokens) / kPerStep<T>;
+  const bool is_odd = !Full && num_tokens % kPerStep<T> != 0;
   for (int d = 0; d < head_dim; d += 2 * kLanes) {
     const bool pair = d + kLanes < head_dim;
     f32x16 left[Queries], right[Queries];
@@ -84,12 +95,20 @@ inline void gather_stripe(QueryTile& tile, int first, const T* values, int head_
     }
     // A lone last vector is summed twice rather than branched on; the copy is dropped.
     const int other = pair ? kLanes : 0;
-    for (int step = 0; step < kBlockTokens / kPerStep<T>; step++) {
+    for (int step = 0; step < num_steps; step++) {
       const T* value = values + (step * head_dim + d) * kPerStep<T>;
       for (int q = 0; q < Queries; q++) {
         const auto factor = gather_factors(tile, first + q, values)[step];
         left[q] = multiply_add(left[q], value, factor);
         right[q] = multiply_add(right[q], value + other * kPerStep<T>, factor);
+      }
+    }
+    if (is_odd) {
+      const T* value = values + (num_steps * head_dim + d) * kPerStep<T>;
+      for (int q = 0; q < Queries; q++) {
+        const auto factor = gather_factors(tile, first + q, values)[num_steps];
+        left[q] = multiply_add_first(left[q], value, factor);
+        right[q] = multiply_add_first(right[q], value + other * kPerStep<T>, factor);
       }
     }
     for (int q = 0; q < Queries; q++) {
@@ -133,13 +152,13 @@ struct ElementKV {
   }
 
   static void attend_block(QueryTile& tile, const uint8_t* keys, const uint8_t* values,
-                           int block_start, int window, int head_dim) {
+                           const BlockView& block, int head_dim) {
     in_stripes(tile.count, [&]<int Queries>(int q) {
       score_stripe<T, Queries>(tile, q, reinterpret_cast<const T*>(keys), head_dim);
     });
     for (int q = 0; q < tile.count; q++) {
       f32x16 weights[2];
-      softmax_step<!kIsFloat>(tile, q, block_start, window, head_dim, weights);
+      softmax_step<!kIsFloat>(tile, q, block, head_dim, weights);
       if (kIsFloat) {
         store(tile.scores[q], weights[0]);
         store(tile.scores[q] + kLanes, weights[1]);
@@ -147,8 +166,16 @@ struct ElementKV {
         store_pairs(tile.weight_pairs[q], weights[0], weights[1]);
       }
     }
+    if (block.is_full()) gather<true>(tile, values, block, head_dim);
+    else gather<false>(tile, values, block, head_dim);
+  }
+
+ private:
+  template <bool Full>
+  static void gather(QueryTile& tile, const uint8_t* values, const BlockView& block, int head_dim) {
     in_stripes(tile.count, [&]<int Queries>(int q) {
-      gather_stripe<T, Queries>(tile, q, reinterpret_cast<const T*>(values), head_dim);
+      gather_stripe<T, Queries, Full>(tile, q, reinterpret_cast<const T*>(values), block.num_tokens,
+                                      head_dim);
     });
   }
 };

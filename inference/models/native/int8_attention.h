@@ -63,13 +63,15 @@ inline void spread(float* values, int head_dim) {
     }
 }
 
+// Not a number where one of them is none: codes would hide it, and a scale shows it in the logits.
 inline float largest_magnitude(const float* values, int features) {
-  f32x16 largest{};
+  f32x16 largest{}, zeros{};
   for (int i = 0; i < features; i += kLanes) {
     const f32x16 x = load(values + i);
     largest = vmax(largest, vmax(x, -x));
+    zeros += x - x;
   }
-  return max(largest);
+  return any(zeros != zeros) ? __builtin_nanf("") : max(largest);
 }
 
 // Signed codes of values that a scale was chosen for.
@@ -121,16 +123,32 @@ template <int Queries>
   }
 }
 
+// The values' scales of a block's first `num_tokens`; nothing is there of what lies behind them.
+struct ValueScales {
+  f32x16 left, right;
+  float seen;  // zero; not a number where one of them is none, which the codes of weights would hide
+
+  HELEXA_INLINE ValueScales(const float* scales, int num_tokens)
+      : left(load(scales)), right(load(scales + kLanes)) {
+    if (num_tokens < kBlockTokens) {
+      left = select(token_positions(0) < num_tokens, left, f32x16{});
+      right = select(token_positions(kLanes) < num_tokens, right, f32x16{});
+    }
+    const f32x16 zeros = (left - left) + (right - right);
+    seen = any(zeros != zeros) ? __builtin_nanf("") : 0.0f;
+  }
+};
+
 // Weights times the values' scales, as codes.
 HELEXA_INLINE void quantize_weights(QueryTile& tile, int q, const f32x16* weights,
-                                    const float* scales) {
-  const f32x16 left = weights[0] * load(scales), right = weights[1] * load(scales + kLanes);
+                                    const ValueScales& scales) {
+  const f32x16 left = weights[0] * scales.left, right = weights[1] * scales.right;
   const float largest = max(vmax(left, right));
   const float inverse = largest > kSmallestWeight ? kLargestWeightCode / largest : 0.0f;
   int8_t* codes = reinterpret_cast<int8_t*>(tile.weight_codes[q]);
   store_bytes(codes, round_to_int(left * inverse));
   store_bytes(codes + kLanes, round_to_int(right * inverse));
-  tile.weight_scales[q] = largest * (1.0f / kLargestWeightCode);
+  tile.weight_scales[q] = largest * (1.0f / kLargestWeightCode) + scales.seen;
 }
 
 // Adds `Vectors` times sixteen features, from `d` on, of the weighted values.
@@ -198,17 +216,17 @@ struct Int8KV {
   }
 
   static void attend_block(QueryTile& tile, const uint8_t* keys, const uint8_t* values,
-                           int block_start, int window, int head_dim) {
+                           const BlockView& block, int head_dim) {
     in_stripes(tile.count,
                [&]<int Queries>(int q) { score_codes<Queries>(tile, q, keys, head_dim); });
     for (int q = 0; q < tile.count; q++) {
       f32x16 weights[2];
-      softmax_step<true>(tile, q, block_start, window, head_dim, weights);
+      softmax_step<true>(tile, q, block, head_dim, weights);
       store(tile.scores[q], weights[0]);
       store(tile.scores[q] + kLanes, weights[1]);
     }
     for (int begin = 0; begin < head_dim; begin += kValueGroup)
-      gather_group(tile, values, begin, head_dim);
+      gather_group(tile, values, begin, block.num_tokens, head_dim);
   }
 
  private:
@@ -244,8 +262,10 @@ struct Int8KV {
            begin / kValueGroup * kBlockTokens * int64_t(sizeof(float));
   }
 
-  static void gather_group(QueryTile& tile, const uint8_t* values, int begin, int head_dim) {
-    const float* scales = reinterpret_cast<const float*>(values + value_scales(begin, head_dim));
+  static void gather_group(QueryTile& tile, const uint8_t* values, int begin, int num_tokens,
+                           int head_dim) {
+    const ValueScales scales(
+        reinterpret_cast<const float*>(values + value_scales(begin, head_dim)), num_tokens);
     for (int q = 0; q < tile.count; q++) {
       const f32x16 weights[2] = {load(tile.scores[q]), load(tile.scores[q] + kLanes)};
       quantize_weights(tile, q, weights, scales);

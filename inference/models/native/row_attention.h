@@ -55,7 +55,9 @@ class RowAttention {
     const int oldest = m_.window > 0 ? std::max(0, first - m_.window + 1) : 0;
     for (int start = oldest / kBlockTokens * kBlockTokens; start <= last; start += kBlockTokens) {
       const int64_t at = region(rows.first_row, start, kv_head);
-      KV::attend_block(tile, keys_ + at, values_ + at, start, m_.window, m_.head_dim);
+      // What lies behind them in the block is not the sequence's: others have left it there.
+      const int num_tokens = std::min(kBlockTokens, last - start + 1);
+      KV::attend_block(tile, keys_ + at, values_ + at, {start, num_tokens, m_.window}, m_.head_dim);
     }
     scatter_outputs(tile, kv_head, outputs);
   }

@@ -88,6 +88,24 @@ def test_a_captured_step_computes_what_the_model_does(device_name: str) -> None:
 
 
 @torch.inference_mode()
+def test_rows_that_fill_a_step_up_change_nothing_whatever_they_read() -> None:
+    """They are at position 0 of any block, whose owner may have left what is not a number."""
+    model = tiny_model(CPU)
+    graphed = GraphedLlama(model, FakeCapture())
+    ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
+    graphed.capture_decode(ours, max_rows=6, context_tokens=30)
+    filled(ours)
+    batch = batch_of(3, 4, 0, CPU)
+    used = batch.block_ids.flatten()
+    others = [block for block in range(NUM_BLOCKS + 1) if block not in used]
+    assert others
+    for layer in ours.layers:
+        layer.entries.view(-1, BLOCK_TOKENS, *layer.entries.shape[1:])[others] = float("nan")
+    graphed._steps._buffers.inputs.block_ids.fill_(others[0])  # type: ignore[union-attr]
+    assert torch.allclose(graphed.decode(batch, ours), model.decode(batch, theirs), atol=1e-4)
+
+
+@torch.inference_mode()
 def test_the_smallest_step_that_holds_the_rows_runs() -> None:
     capture = FakeCapture()
     graphed = GraphedLlama(tiny_model(CPU), capture)

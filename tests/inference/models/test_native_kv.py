@@ -155,6 +155,40 @@ def test_what_a_block_held_before_weighs_nothing(library: ctypes.CDLL, kv_format
     assert torch.equal(model.prefill(short, used), model.prefill(short, fresh))
 
 
+@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
+@pytest.mark.parametrize("num_tokens", [1, 4, 5, 31, 32, 33, 50])
+def test_what_is_no_number_in_a_block_before_is_left_out(
+    library: ctypes.CDLL, kv_format: KVFormat, num_tokens: int
+) -> None:
+    """As a prompt and as a decode row, in every slot behind the sequence's last."""
+    model = build(library, kv_format)
+    fresh, used = model.new_kv(2, BLOCK_TOKENS), model.new_kv(2, BLOCK_TOKENS)
+    used.keys.fill_(255)
+    used.values.fill_(255)
+    last = torch.tensor([num_tokens])
+    row = DecodeBatch((last * 7 + 3) % 64, last, last, torch.tensor([[0, 1]]))
+    for kv in (fresh, used):
+        prompt = model.prefill(span_batch([(0, num_tokens, [0, 1])]), kv)
+        logits = torch.cat((prompt, model.decode(row, kv)))
+        if kv is fresh:
+            wanted = logits
+    assert bool(wanted.isfinite().all())
+    assert torch.equal(logits, wanted)
+
+
+@pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
+@pytest.mark.parametrize("projection", ["k_proj", "v_proj"])
+@pytest.mark.parametrize("feature", [0, 17, 63])
+def test_what_is_no_number_is_seen_in_the_logits(
+    library: ctypes.CDLL, kv_format: KVFormat, projection: str, feature: int
+) -> None:
+    """Codes would hide it."""
+    made = weights(CONFIG)
+    made._tensors[f"model.layers.0.self_attn.{projection}.bias"][feature] = float("nan")
+    model = NativeLlama(library, CONFIG, made, 256, kv_format)
+    assert bool(whole(model).isnan().any(dim=1).all())
+
+
 def test_a_token_leaves_the_others_codes_alone(library: ctypes.CDLL) -> None:
     model = build(library, "int8")
     kv = model.new_kv(1, BLOCK_TOKENS)

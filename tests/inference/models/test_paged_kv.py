@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
 
-from inference.models.attention import TorchAttention
+from inference.models import attention as attention_module
+from inference.models.attention import TorchAttention, gathered_bytes
 from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat, kv_bytes_per_block
-from inference.models.paged_kv import PagedKV, dequantize, new_layer, quantize
+from inference.models.paged_kv import LayerKV, PagedKV, dequantize, new_layer, quantize
 
 CPU = torch.device("cpu")
 BLOCK_TOKENS = 8
@@ -89,3 +90,38 @@ def test_a_row_sees_the_same_as_prompt_and_as_decode(kv_format: KVFormat) -> Non
     last = torch.tensor([12])
     decode = attention.for_decode(DecodeBatch(last, last, slots[12:], block_ids[None]), 8)
     assert torch.allclose(decode(queries[12:], layer), whole[12:], atol=1e-5)
+
+
+@pytest.mark.parametrize("kv_format", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("window", [None, 11])
+def test_rows_times_the_longest_context_are_never_copied_at_once(
+    kv_format: KVFormat, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of many rows takes its pieces one after the other, and gives what it gave at once."""
+    generator = torch.Generator().manual_seed(2)
+    num_rows, num_columns = 9, 5
+    layer = new_layer((num_rows * num_columns + 1) * BLOCK_TOKENS, 2, 16, kv_format, CPU)
+    keys, values = torch.randn(2, len(layer.entries), 2, 16, generator=generator)
+    layer.write(torch.arange(len(layer.entries)), keys, values)
+    queries = torch.randn(num_rows, 4, 16, generator=generator)
+    positions = torch.tensor([0, 39, 7, 8, 22, 3, 31, 16, 1])
+    block_ids = torch.randperm(num_rows * num_columns, generator=generator).view(num_rows, -1)
+    batch = DecodeBatch(positions, positions, positions, block_ids)
+    wanted = TorchAttention(window, torch.float32).for_decode(batch, BLOCK_TOKENS)(queries, layer)
+
+    gathered: list[int] = []
+    gather = LayerKV.gather
+
+    def watched(self: LayerKV, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        gathered.append(len(ids) * BLOCK_TOKENS * gathered_bytes(self))
+        return gather(self, ids, *rest)
+
+    monkeypatch.setattr(LayerKV, "gather", watched)
+    row_bytes = num_columns * BLOCK_TOKENS * gathered_bytes(layer)
+    for most_rows in (2, 1, 0):  # a single row is copied whatever it takes
+        gathered.clear()
+        monkeypatch.setattr(attention_module, "MOST_GATHERED_BYTES", most_rows * row_bytes)
+        attend = TorchAttention(window, torch.float32).for_decode(batch, BLOCK_TOKENS)
+        assert torch.equal(attend(queries, layer), wanted)
+        assert max(gathered) <= max(most_rows, 1) * row_bytes
+        assert sum(gathered) == num_rows * row_bytes

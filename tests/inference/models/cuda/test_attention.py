@@ -79,6 +79,14 @@ class Case:
         rows = torch.arange(row, device=self.device)
         return PrefillBatch(rows, rows, rows, tuple(spans), rows)
 
+    def poison_the_rest(self) -> None:
+        """What no sequence has written is not a number."""
+        written = [slot for row in range(len(self.lengths)) for slot in self._slots(row)]
+        numbers = self.layer.entries if self.layer.scales is None else self.layer.scales
+        kept = numbers[written].clone()
+        numbers.fill_(math.nan)
+        numbers[written] = kept
+
     def _slots(self, row: int) -> list[int]:
         size, blocks = self.block_tokens, self.blocks[row]
         return [blocks[p // size] * size + p % size for p in range(self.lengths[row])]
@@ -190,6 +198,15 @@ def test_what_is_no_number_stays_in_its_row(device: torch.device) -> None:
     found = decoded(case).view(2, case.num_heads, -1)
     assert bool(found[1, 0].isnan().all())
     assert not bool(found[0].isnan().any())
+
+
+@pytest.mark.parametrize("kv_format", ["fp32", "int8"])
+def test_slots_that_nobody_wrote_are_not_read(device: torch.device, kv_format: KVFormat) -> None:
+    """Whoever had the block before may have left what is not a number."""
+    case = Case(device, [19, 3, 33], kv_format=kv_format)
+    case.poison_the_rest()
+    check_decode(case)
+    check_prefill(case, [0, 1, 20])
 
 
 def test_tiles_cover_every_row_once_and_start_with_the_deepest(device: torch.device) -> None:
