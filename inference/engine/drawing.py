@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from inference.engine.filters import filter_among
+from inference.engine.row_pieces import row_pieces
 from inference.engine.to_device import column, on_device, rows_of
 from inference.models.native.decoder import Draw as NativeDraw
 from inference.models.native.decoder import NativeDecoder
@@ -79,14 +80,23 @@ class TorchDrawer:
         if self._biases is None:
             self._biases = byte_biases().to(scores.device)
         bytes_there = on_device(bits, torch.uint8, scores.device)
-        bias = self._biases.index_select(0, bytes_there.flatten().int()).view(len(bits), -1)
-        bias = bias[:, : scores.shape[-1]]
-        if len(rows) == len(scores):
-            scores += bias
-        else:
-            scores.index_add_(0, on_device(rows, torch.int64, scores.device), bias)
+        where = on_device(rows, torch.int64, scores.device)
+        for piece in row_pieces(len(rows), scores.shape[-1]):
+            places = bytes_there[piece].flatten().int()
+            bias = self._biases.index_select(0, places).view(-1, 8 * bits.shape[1])
+            scores.index_add_(0, where[piece], bias[:, : scores.shape[-1]])
 
     def draw(
+        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        drawn = [
+            self._draw(scores, draws[piece], num_candidates)
+            for piece in row_pieces(len(draws), scores.shape[-1])
+        ]
+        token_ids, are_short = zip(*drawn, strict=True)
+        return torch.cat(token_ids), torch.cat(are_short)
+
+    def _draw(
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         device, params = scores.device, [draw.params for draw in draws]

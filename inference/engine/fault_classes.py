@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from errno import ENOMEM
 
 import torch
 
@@ -46,6 +47,8 @@ def classify(error: BaseException, device_type: str) -> type[StepFault]:
     if isinstance(error, StepFault):
         return type(error)
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return OutOfMemoryFault
+    if isinstance(error, OSError) and error.errno == ENOMEM:  # pages that the system does not give
         return OutOfMemoryFault
     if _is_collective(error, text):
         return HangFault if HANG.search(text) else DeviceFault

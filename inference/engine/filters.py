@@ -53,8 +53,10 @@ def _nucleus_threshold(
     values = probabilities.topk(num_candidates, dim=-1).values
     ranks = torch.arange(num_candidates, device=device)
     values = values * (ranks < limits)
-    mass = torch.where(limits < vocab_size, values.sum(-1, keepdim=True), 1.0)
-    before = values.cumsum(dim=-1) - values
+    # Added up one after the other: how many candidates there are is also the batch mates' doing.
+    cumulative = values.cumsum(dim=-1)
+    mass = torch.where(limits < vocab_size, cumulative[:, -1:], 1.0)
+    before = cumulative - values
     kept = (before < top_p * mass) & (ranks < limits)
     last = kept.sum(dim=-1, keepdim=True).clamp_min(1) - 1
     is_short = kept[:, -1] & (limits > num_candidates).squeeze(1)

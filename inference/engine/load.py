@@ -144,7 +144,7 @@ def _build(
     grammars.wait_ready()
     on_progress(LoadProgress(stage=LoadStage.WARMUP, unit="steps", detail="measuring"))
     limits = _scheduler_limits(spec, model)
-    trial = try_out(spec, model, limits, host_gauge, opened.num_parameters)
+    trial = try_out(spec, model, drawer, limits, host_gauge, opened.num_parameters)
     # After the trial: a load that measures quality, as only the first does, takes no more by it.
     quality = quality_in_words(
         opened,

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Ordered
 
 import torch
 
+from inference.engine.row_pieces import row_pieces
 from inference.engine.scheduler import PrefillChunk
 from inference.protocol.sampling import TokenLogprob
 
@@ -41,8 +42,15 @@ def prompt_logprobs(
             continue
         sequence, end_row = chunk.sequence, first_row + len(scored)
         successors = sequence.token_ids[scored.start + 1 : scored.stop + 1]
-        num_top = [sequence.params.prompt_logprobs or 0] * len(scored)
         rows = logits[first_row:end_row]
-        found[sequence.sequence_id] = token_logprobs(rows, successors, num_top)
+        found[sequence.sequence_id] = [
+            logprob
+            for piece in row_pieces(len(rows), rows.shape[-1])
+            for logprob in token_logprobs(
+                rows[piece],
+                successors[piece],
+                [sequence.params.prompt_logprobs or 0] * len(successors[piece]),
+            )
+        ]
         first_row = end_row
     return found

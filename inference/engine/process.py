@@ -30,7 +30,8 @@ from inference.engine.embedding_engine import EmbeddingEngine
 from inference.engine.engine import Engine
 from inference.engine.errors import ChannelClosedError, DoesNotFitError
 from inference.engine.exit_codes import EngineExit
-from inference.engine.faults import HangFault, StepFault
+from inference.engine.fault_classes import classify
+from inference.engine.faults import HangFault, OutOfMemoryFault, StepFault
 from inference.engine.load import LoadedEngine, configure_threads, load_engine
 from inference.engine.messenger import Messenger
 from inference.engine.telling import STATS_INTERVAL_S, Telling
@@ -110,12 +111,18 @@ def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
         failure = LoadFailure(code=fault.code, message=message)
     except Exception as error:
         log.exception("loading %s failed", spec.model)
-        kind = type(error).__name__
-        failure = LoadFailure(
-            code="engine_crashed", message=f"{kind} while loading; the neuron's log says more"
-        )
+        failure = _unforeseen(error)
     messenger.send(LoadFailedMessage(failure=failure))
     return None
+
+
+def _unforeseen(error: Exception) -> LoadFailure:
+    """Whatever was asked for memory and got none: it was free when the load was looked at."""
+    if issubclass(classify(error, "cpu"), OutOfMemoryFault):
+        message = "the device ran out of memory while the model was loaded"
+        return LoadFailure(code="does_not_fit", message=message)
+    message = f"{type(error).__name__} while loading; the neuron's log says more"
+    return LoadFailure(code="engine_crashed", message=message)
 
 
 def run(engine: AnyEngine, messenger: Messenger) -> EngineExit:

@@ -22,6 +22,7 @@ from inference.engine.logprobs import token_logprobs
 from inference.engine.masks import Masked, apply_masks
 from inference.engine.penalties import TokenCounts
 from inference.engine.random_stream import RandomStream
+from inference.engine.row_pieces import row_pieces
 from inference.engine.sampled import Sampled
 from inference.engine.sampling_needs import is_adjusted, is_free_of_host, is_refused, is_special
 from inference.engine.sequence import Sequence
@@ -269,6 +270,10 @@ class Sampler:
         ]
         if not rows:
             return {}
-        wanted = [sequences[row].params.top_logprobs or 0 for row in rows]
-        found = token_logprobs(rows_of(logits, rows), [token_ids[row] for row in rows], wanted)
-        return dict(zip(rows, found, strict=True))
+        found: dict[int, TokenLogprob] = {}
+        for piece in row_pieces(len(rows), self._vocab_size):
+            some = rows[piece]
+            wanted = [sequences[row].params.top_logprobs or 0 for row in some]
+            chosen = [token_ids[row] for row in some]
+            found |= zip(some, token_logprobs(rows_of(logits, some), chosen, wanted), strict=True)
+        return found

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import msgspec
 
 from inference.engine.context_limit import PrefillBound
+from inference.engine.drawing import Drawer
 from inference.engine.memory_use import HostGauge, gauge_for
 from inference.engine.scheduler import SchedulerLimits
+from inference.engine.trial_sampling import run_largest_sampling
 from inference.engine.trial_steps import measure_prefill, run_largest_steps
 from inference.loading.devices import earlier_loads_on
 from inference.loading.embedding_files import OpenedEmbeddingModel
@@ -31,6 +33,7 @@ class Trial:
 def try_out(
     spec: LoadSpec,
     model: AnyModel,
+    drawer: Drawer,
     limits: SchedulerLimits,
     host_gauge: HostGauge,
     num_parameters: int,
@@ -38,10 +41,11 @@ def try_out(
     """``host_gauge`` was opened before anything was loaded."""
     gauge = gauge_for(model.device, host_gauge)
     gauge.watch()
-    trial_kv_bytes = run_largest_steps(model, limits, num_parameters)
-    load_bytes = gauge.used_bytes() - trial_kv_bytes
     longest = model.config.max_positions
     context_tokens = min(longest, spec.max_context_tokens or longest)
+    trial_kv_bytes = run_largest_steps(model, limits, context_tokens, num_parameters)
+    run_largest_sampling(model, drawer, limits)
+    load_bytes = gauge.used_bytes() - trial_kv_bytes
     measured = measure_prefill(model, limits, context_tokens)
     earlier = earlier_loads_on(spec, model.device)
     average = None if earlier is None else earlier.prefill_speed

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from inference.engine.engine import Engine
-from inference.engine.errors import WarmupError
+from inference.engine.errors import DoesNotFitError, WarmupError
+from inference.engine.faults import OutOfMemoryFault
 from inference.protocol.engine import SequenceFailed, SubmitSequence
 from inference.protocol.load import LoadProgress, LoadStage
 from inference.protocol.sampling import SamplingParams
@@ -15,7 +16,8 @@ WARMUP_OUTPUT_TOKENS = 3
 
 
 def warm_up(engine: Engine, vocab_size: int, on_progress: Callable[[LoadProgress], None]) -> None:
-    """Runs a few short sequences to their end. Raises ``WarmupError``."""
+    """Runs a few short sequences to their end. Raises ``WarmupError`` and
+    ``DoesNotFitError``."""
     for done, concurrency in enumerate(WARMUP_CONCURRENCY):
         on_progress(
             LoadProgress(
@@ -36,5 +38,8 @@ def warm_up(engine: Engine, vocab_size: int, on_progress: Callable[[LoadProgress
             )
         while engine.has_work:
             for output in engine.step().outputs:
-                if isinstance(output, SequenceFailed):
-                    raise WarmupError(f"{output.code}: {output.message}")
+                if not isinstance(output, SequenceFailed):
+                    continue
+                if output.code == OutOfMemoryFault.code:
+                    raise DoesNotFitError("the device ran out of memory in the model's first steps")
+                raise WarmupError(f"{output.code}: {output.message}")

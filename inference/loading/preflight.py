@@ -38,6 +38,7 @@ NATIVE_BYTES_PER_WEIGHT = {
 COPY_BYTES = 2
 """Of the bfloat16 copy that prompt rows are multiplied with."""
 LOGIT_BYTES = 4
+COPIES_OF_LOGITS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +102,14 @@ def memory_need(
 
 
 def _step_bytes(config: ModelConfig, step: LargestStep, bytes_per_number: int) -> int:
-    """What one layer holds at once of each row, and the logits of rows that get a token."""
+    """What one layer holds at once of each row, and twice the logits of rows that get a token:
+    adjusting them takes a copy."""
     heads = config.num_heads + 2 * config.num_kv_heads
     per_row = 3 * config.hidden_size + heads * config.head_dim + 2 * config.intermediate_size
     rows = max(step.prompt_rows, step.decode_rows)
     logit_rows = max(1, step.decode_rows) if rows else 0
-    return rows * per_row * bytes_per_number + logit_rows * config.vocab_size * LOGIT_BYTES
+    logits = COPIES_OF_LOGITS * logit_rows * config.vocab_size * LOGIT_BYTES
+    return rows * per_row * bytes_per_number + logits
 
 
 def _bytes_per_weight(format: str, dense_bytes: int) -> float:

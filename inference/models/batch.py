@@ -23,6 +23,10 @@ class DecodeBatch:
     block_ids: torch.Tensor
     """(num_rows, num_context_blocks); rows with fewer blocks are filled up with any valid id."""
 
+    def end(self, block_tokens: int) -> int:
+        """No row's position is that high. Known to the host: the positions may be elsewhere."""
+        return self.block_ids.shape[1] * block_tokens
+
 
 @dataclass(frozen=True)
 class PrefillSpan:
@@ -57,6 +61,11 @@ class PrefillBatch:
     spans: tuple[PrefillSpan, ...]
     logit_rows: torch.Tensor
     """(num_logit_rows,) rows whose logits are wanted."""
+
+    @property
+    def end(self) -> int:
+        """No row's position is that high."""
+        return max(span.end for span in self.spans)
 
     @classmethod
     def of_sequence(

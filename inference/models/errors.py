@@ -2,6 +2,7 @@
 
 ModelError
 ├── MissingWeightsError         the files of an embedding model lack a tensor
+├── PositionError               a step reaches beyond the positions that the model was built for
 ├── UnknownArchitectureError    no family here is called that
 └── UnsupportedKVError          keys and values cannot be stored like that on this path
 """
@@ -15,6 +16,10 @@ class ModelError(Exception):
 
 class MissingWeightsError(ModelError):
     """By transformers' name of the first that is missing."""
+
+
+class PositionError(ModelError):
+    """Of a step, before it: tables have an end, and kernels do not look for it."""
 
 
 class UnknownArchitectureError(ModelError):

@@ -139,6 +139,10 @@ class GraphedLlama:
     def kv_format(self) -> KVFormat:
         return self._model.kv_format
 
+    @property
+    def copies_context(self) -> bool:
+        return self._model.copies_context
+
     def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
         return self._model.new_kv(num_blocks, block_tokens)
 

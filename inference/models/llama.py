@@ -30,7 +30,7 @@ from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat
 from inference.models.paged_kv import LayerKV, PagedKV
 from inference.models.pointwise import Pointwise, TorchPointwise
-from inference.models.rope import RopeTable, rope_table, rotate
+from inference.models.rope import RopeTable, check_positions, rope_table, rotate
 from inference.models.weights import Linear, WeightSource
 
 
@@ -123,11 +123,17 @@ class LlamaModel:
         self.pointwise: Pointwise = TorchPointwise()
         """All three may be replaced, before the first step, by what is faster on the device."""
 
+    @property
+    def copies_context(self) -> bool:
+        return self.attention.copies_context
+
     def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
         return PagedKV(self.config, num_blocks, block_tokens, self.kv_format, self.device)
 
     def decode(self, batch: DecodeBatch, kv: PagedKV) -> torch.Tensor:
-        """Write the rows' keys and values, return their logits: (num_rows, vocab_size) float32."""
+        """Write the rows' keys and values, return their logits: (num_rows, vocab_size) float32.
+        Raises ``PositionError``."""
+        check_positions(batch.end(kv.block_tokens), self.rope.num_positions)
         rotate = self.rotation(self.config, self.rope, batch)
         attend = self.attention.for_decode(batch, kv.block_tokens)
         rows = Rows(self._embedding.lookup(batch.token_ids))
@@ -137,7 +143,8 @@ class LlamaModel:
 
     def prefill(self, batch: PrefillBatch, kv: PagedKV) -> torch.Tensor:
         """Write all rows' keys and values, return ``logit_rows``' logits:
-        (num_logit_rows, vocab_size) float32."""
+        (num_logit_rows, vocab_size) float32. Raises ``PositionError``."""
+        check_positions(batch.end, self.rope.num_positions)
         rotate = self.rotation(self.config, self.rope, batch)
         attend = self.attention.for_prefill(batch, kv.block_tokens)
         rows = Rows(self._embedding.lookup(batch.token_ids))

@@ -49,6 +49,12 @@ class Model(Protocol[KV]):
     @property
     def kv_format(self) -> KVFormat: ...
 
+    @property
+    def copies_context(self) -> bool:
+        """Whether a step copies its rows' keys and values out of their blocks, so that what it
+        takes grows with their contexts."""
+        ...
+
     def new_kv(self, num_blocks: int, block_tokens: int) -> KV:
         """Room for the keys and values of ``num_blocks`` blocks, zeroed."""
         ...

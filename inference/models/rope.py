@@ -12,6 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from inference.models.config import ModelConfig, RopeScaling
+from inference.models.errors import PositionError
+
+POSITIONS_MULTIPLE = 64
+"""Tables end where a block does: a block's slots all have angles, also those past the context."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,10 @@ class RopeTable:
 
     cosines: torch.Tensor
     sines: torch.Tensor
+
+    @property
+    def num_positions(self) -> int:
+        return self.cosines.shape[0]
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(num_tokens,) int64 -> cosines and sines, each (num_tokens, 1, head_dim)."""
@@ -35,8 +43,17 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
     return torch.addcmul(x * cosines, torch.cat((second, first), dim=-1), sines)
 
 
+def check_positions(end: int, num_positions: int) -> None:
+    """Of a step, before it: kernels read a table wherever a position says. Raises
+    ``PositionError``."""
+    if end > num_positions:
+        raise PositionError(f"a step up to position {end}, and {num_positions} have angles")
+
+
 def rope_table(config: ModelConfig, num_positions: int, device: torch.device) -> RopeTable:
+    """Of at least so many positions."""
     frequencies, magnitude = _frequencies(config)
+    num_positions = -(-num_positions // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = torch.outer(positions, frequencies)
     cosines, sines = angles.cos() * magnitude, angles.sin() * magnitude

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <algorithm>
+#include <exception>
+#include <utility>
 #include <vector>
 
 #include "buffers.h"
@@ -25,14 +27,9 @@ class Decoder {
     m_.layers = layers_.data();
   }
 
+  // Throws std::bad_alloc, before anything is computed.
   void forward(const Batch& batch) {
-    buffers_.reserve(m_, batch.num_rows);
-    block_rows_ = rows_of_block(batch.num_rows);
-    members_[0].scratch.reserve(m_, block_rows_ > 0 ? batch.num_logit_rows : batch.num_rows);
-    if (block_rows_ > 0) {
-      for (Member& member : members_) member.scratch.reserve(m_, block_rows_);
-      wavefront_.reset(num_stages(), (batch.num_rows + block_rows_ - 1) / block_rows_);
-    }
+    reserve(batch);
     team_.run([&](int member) {
       if (m_.kv_format == kKVInt8) forward_member<Int8KV>(batch, member);
       else if (m_.kv_format == kKVBfloat16) forward_member<ElementKV<uint16_t>>(batch, member);
@@ -40,7 +37,7 @@ class Decoder {
     });
   }
 
-  // `scores` (rows, vocab_size); one token id per draw.
+  // `scores` (rows, vocab_size); one token id per draw. Throws std::bad_alloc.
   void draw(const float* scores, const Draw* draws, int count, int64_t* token_ids) {
     const int vocab_size = m_.head.out_features;
     for_rows(count, [&](int i, int member) {
@@ -62,21 +59,49 @@ class Decoder {
  private:
   struct Member {
     Scratch scratch;
-    QueryTile tile;
+    OwnPlace place;
     Drawer drawer;
+    std::exception_ptr problem;
   };
 
-  // What takes some microseconds for a row: a few are done before anybody else is awake.
+  // All that a forward pass allocates: what its members would throw, nobody could catch.
+  void reserve(const Batch& batch) {
+    const int num_rows = batch.num_rows, num_logit_rows = batch.num_logit_rows;
+    buffers_.reserve(m_, num_rows);
+    block_rows_ = rows_of_block(num_rows);
+    const int most_rows = block_rows_ > 0 ? std::max(block_rows_, num_logit_rows) : num_rows;
+    members_[0].scratch.reserve(m_, block_rows_ > 0 ? num_logit_rows : num_rows);
+    for (Member& member : members_) {
+      member.place.row_tiles.reserve(most_rows);
+      if (block_rows_ > 0) member.scratch.reserve(m_, block_rows_);
+    }
+    if (block_rows_ > 0)
+      wavefront_.reset(num_stages(), (num_rows + block_rows_ - 1) / block_rows_);
+    wanted_positions_.reserve(num_logit_rows);
+    wanted_sequences_.reserve(num_logit_rows);
+    picked_.reserve(size_t(num_logit_rows) * std::max(m_.hidden_size, m_.qkv_width()));
+  }
+
+  // What takes some microseconds for a row: a few are done before anybody else is awake. What a
+  // member throws is thrown once all are done.
   template <typename Use>
   void for_rows(int count, Use use) {
     constexpr int kFew = 4;
     const int num_members = count <= kFew ? 1 : team_.size();
     const auto do_share = [&](int member) {
       const Share mine(count, member, num_members);
-      for (int i = mine.begin; i < mine.end; i++) use(i, member);
+      try {
+        for (int i = mine.begin; i < mine.end; i++) use(i, member);
+      } catch (...) {
+        members_[member].problem = std::current_exception();
+      }
     };
     if (num_members == 1) do_share(0);
     else team_.run(do_share);
+    std::exception_ptr first;
+    for (Member& member : members_)
+      if (auto problem = std::exchange(member.problem, nullptr)) first = problem;
+    if (first) std::rethrow_exception(first);
   }
 
   int num_stages() const { return std::max(1, m_.num_layers); }
@@ -96,21 +121,21 @@ class Decoder {
   void forward_member(const Batch& batch, int member) {
     const Crew together(team_, member);
     Scratch &shared = members_[0].scratch, &mine = members_[member].scratch;
-    QueryTile& tile = members_[member].tile;
+    OwnPlace& place = members_[member].place;
     if (block_rows_ > 0) {
       wavefront_.work([&](int layer, int block) {
         const int first = block * block_rows_, last = std::min(batch.num_rows, first + block_rows_);
-        RowPass<KV>(m_, batch, first, last, Crew(), {buffers_, mine, tile}).come_to(layer);
+        RowPass<KV>(m_, batch, first, last, Crew(), {buffers_, mine, place}).come_to(layer);
       });
       together.barrier();
     } else {
-      RowPass<KV> rows(m_, batch, 0, batch.num_rows, together, {buffers_, shared, tile});
+      RowPass<KV> rows(m_, batch, 0, batch.num_rows, together, {buffers_, shared, place});
       for (int layer = 0; layer < num_stages(); layer++) rows.come_to(layer);
     }
     if (batch.num_logit_rows == 0) return;
     if (together.leads()) keep_logit_rows(batch);
     together.barrier();
-    RowPass<KV> rows(m_, wanted_, 0, wanted_.num_rows, together, {buffers_, shared, tile});
+    RowPass<KV> rows(m_, wanted_, 0, wanted_.num_rows, together, {buffers_, shared, place});
     rows.finish();
   }
 
@@ -126,11 +151,10 @@ class Decoder {
     pick_rows(batch.sequences, batch.logit_rows, n, 1, wanted_sequences_);
     wanted_.positions = wanted_positions_.data();
     wanted_.sequences = wanted_sequences_.data();
-    std::vector<float> rows;
-    pick_rows(buffers_.hidden.data(), batch.logit_rows, n, m_.hidden_size, rows);
-    std::copy(rows.begin(), rows.end(), buffers_.hidden.begin());
-    pick_rows(buffers_.qkv.data(), batch.logit_rows, n, m_.qkv_width(), rows);
-    std::copy(rows.begin(), rows.end(), buffers_.qkv.begin());
+    pick_rows(buffers_.hidden.data(), batch.logit_rows, n, m_.hidden_size, picked_);
+    std::copy(picked_.begin(), picked_.end(), buffers_.hidden.begin());
+    pick_rows(buffers_.qkv.data(), batch.logit_rows, n, m_.qkv_width(), picked_);
+    std::copy(picked_.begin(), picked_.end(), buffers_.qkv.begin());
   }
 
   template <typename T>
@@ -150,6 +174,7 @@ class Decoder {
   Wavefront wavefront_;
   Batch wanted_{};
   std::vector<int64_t> wanted_positions_, wanted_sequences_;
+  std::vector<float> picked_;
 };
 
 }  // namespace helexa

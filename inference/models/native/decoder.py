@@ -185,14 +185,21 @@ class NativeDecoder:
             sines=_pointer(sines, torch.float32),
         )
         self._num_threads = num_threads
-        self._decoder = library.helexa_decoder_new(ctypes.byref(self._model), num_threads)
+        self._decoder = self._new_decoder()
 
     def on(self, library: ctypes.CDLL) -> NativeDecoder:
         """The same weights, where they are, with another build of the library."""
         other = copy.copy(self)
         other._library = _declare(library)
-        other._decoder = library.helexa_decoder_new(ctypes.byref(self._model), self._num_threads)
+        other._decoder = other._new_decoder()
         return other
+
+    def _new_decoder(self) -> int:
+        decoder: int | None
+        decoder = self._library.helexa_decoder_new(ctypes.byref(self._model), self._num_threads)
+        if decoder is None:
+            raise MemoryError(f"no memory for a native decoder of {self._num_threads} threads")
+        return decoder
 
     def forward(
         self,
@@ -211,7 +218,8 @@ class NativeDecoder:
         Indices are int64: ``token_ids``, ``positions`` and ``sequences`` (num_rows,), rows of a
         sequence consecutive and in order of position; ``block_tables`` (num_sequences, n);
         ``logit_rows`` (num_logit_rows,). ``keys`` and ``values``: (num_layers, num_blocks,
-        num_kv_heads, ``kv_region_bytes``) bytes, contiguous; written to.
+        num_kv_heads, ``kv_region_bytes``) bytes, contiguous; written to. Raises ``MemoryError``,
+        having written nothing.
         """
         logits = torch.empty(logit_rows.shape[0], self._vocab_size)
         batch = _Batch(
@@ -228,7 +236,7 @@ class NativeDecoder:
             num_blocks=keys.shape[1],
             logits=logits.data_ptr(),
         )
-        self._library.helexa_decoder_forward(self._decoder, ctypes.byref(batch))
+        _check(self._library.helexa_decoder_forward(self._decoder, ctypes.byref(batch)))
         return logits
 
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -237,13 +245,14 @@ class NativeDecoder:
         assert scores.shape[1] == self._vocab_size
         token_ids = torch.empty(len(scores), dtype=torch.int64)
         are_finite = torch.empty(len(scores), dtype=torch.bool)
-        self._library.helexa_decoder_likeliest(
+        status = self._library.helexa_decoder_likeliest(
             self._decoder,
             _pointer(scores, torch.float32),
             len(scores),
             token_ids.data_ptr(),
             are_finite.data_ptr(),
         )
+        _check(status)
         return token_ids, are_finite
 
     def forbid(self, scores: torch.Tensor, rows: Sequence[int], bits: torch.Tensor) -> None:
@@ -264,13 +273,14 @@ class NativeDecoder:
         that of a row with what is not a number means nothing."""
         assert scores.shape[1] == self._vocab_size
         token_ids = torch.empty(len(draws), dtype=torch.int64)
-        self._library.helexa_decoder_draw(
+        status = self._library.helexa_decoder_draw(
             self._decoder,
             _pointer(scores, torch.float32),
             (Draw * len(draws))(*draws),
             len(draws),
             token_ids.data_ptr(),
         )
+        _check(status)
         return token_ids
 
     def close(self) -> None:
@@ -291,18 +301,26 @@ class NativeDecoder:
         )
 
 
+def _check(status: int) -> None:
+    """``Status`` of library.cpp. Raises ``MemoryError`` and ``RuntimeError``."""
+    if status == 1:
+        raise MemoryError("the native decoder has no memory for a step")
+    if status:
+        raise RuntimeError(f"the native decoder failed with status {status}")
+
+
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.helexa_decoder_new.restype = ctypes.c_void_p
     library.helexa_decoder_new.argtypes = [ctypes.c_void_p, ctypes.c_int32]
-    library.helexa_decoder_forward.restype = None
+    library.helexa_decoder_forward.restype = ctypes.c_int32
     library.helexa_decoder_forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    library.helexa_decoder_draw.restype = None
+    library.helexa_decoder_draw.restype = ctypes.c_int32
     library.helexa_decoder_draw.argtypes = [
         *(ctypes.c_void_p for _ in range(3)),
         ctypes.c_int32,
         ctypes.c_void_p,
     ]
-    library.helexa_decoder_likeliest.restype = None
+    library.helexa_decoder_likeliest.restype = ctypes.c_int32
     library.helexa_decoder_likeliest.argtypes = [
         ctypes.c_void_p,
         ctypes.c_void_p,

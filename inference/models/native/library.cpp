@@ -1,25 +1,55 @@
-// What Python calls, through ctypes (decoder.py).
+// What Python calls, through ctypes (decoder.py). No exception may pass: a C caller's process would
+// end. Where a call returns a status it has computed nothing unless that is kDone.
+
+#include <new>
+#include <stdexcept>
 
 #include "decoder.h"
 
+namespace {
+
+enum Status : int32_t { kDone = 0, kNoMemory = 1, kFailed = 2 };
+
+template <typename Call>
+int32_t status_of(Call call) noexcept {
+  try {
+    call();
+    return kDone;
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  } catch (const std::length_error&) {  // more than any memory has
+    return kNoMemory;
+  } catch (...) {
+    return kFailed;
+  }
+}
+
+}  // namespace
+
 extern "C" {
 
+// Null where there is no memory, or no thread.
 void* helexa_decoder_new(const helexa::Model* model, int32_t num_threads) {
-  return new helexa::Decoder(*model, num_threads);
+  helexa::Decoder* decoder = nullptr;
+  status_of([&] { decoder = new helexa::Decoder(*model, num_threads); });
+  return decoder;
 }
 
-void helexa_decoder_forward(void* decoder, const helexa::Batch* batch) {
-  static_cast<helexa::Decoder*>(decoder)->forward(*batch);
+int32_t helexa_decoder_forward(void* decoder, const helexa::Batch* batch) {
+  return status_of([&] { static_cast<helexa::Decoder*>(decoder)->forward(*batch); });
 }
 
-void helexa_decoder_draw(void* decoder, const float* scores, const helexa::Draw* draws, int32_t count,
-                         int64_t* token_ids) {
-  static_cast<helexa::Decoder*>(decoder)->draw(scores, draws, count, token_ids);
+int32_t helexa_decoder_draw(void* decoder, const float* scores, const helexa::Draw* draws,
+                            int32_t count, int64_t* token_ids) {
+  return status_of(
+      [&] { static_cast<helexa::Decoder*>(decoder)->draw(scores, draws, count, token_ids); });
 }
 
-void helexa_decoder_likeliest(void* decoder, const float* scores, int32_t num_rows, int64_t* token_ids,
-                              bool* are_finite) {
-  static_cast<helexa::Decoder*>(decoder)->find_likeliest(scores, num_rows, token_ids, are_finite);
+int32_t helexa_decoder_likeliest(void* decoder, const float* scores, int32_t num_rows,
+                                 int64_t* token_ids, bool* are_finite) {
+  return status_of([&] {
+    static_cast<helexa::Decoder*>(decoder)->find_likeliest(scores, num_rows, token_ids, are_finite);
+  });
 }
 
 // `bits` (count, bits_stride bytes).

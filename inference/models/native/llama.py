@@ -17,7 +17,7 @@ from inference.models.kv_format import KVFormat
 from inference.models.native.decoder import NativeDecoder, NativeLayer, Projection
 from inference.models.native.packing import pack
 from inference.models.paged_kv import untouched_zeros
-from inference.models.rope import rope_table
+from inference.models.rope import check_positions, rope_table
 from inference.models.weights import WeightSource
 
 
@@ -35,6 +35,7 @@ class NativeKV:
 class NativeLlama:
     dtype = torch.float32
     device = torch.device("cpu")
+    copies_context = False
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class NativeLlama:
         self.config = config
         self.kv_format = kv_format
         angles, half = rope_table(config, context_tokens, self.device), config.head_dim // 2
+        self._num_positions = angles.num_positions
         embedding = pack(weights.stored("model.embed_tokens"))
         self.decoder = NativeDecoder(
             library,
@@ -81,7 +83,9 @@ class NativeLlama:
         )
 
     def decode(self, batch: DecodeBatch, kv: NativeKV) -> torch.Tensor:
-        """Write the rows' keys and values, return their logits: (num_rows, vocab_size) float32."""
+        """Write the rows' keys and values, return their logits: (num_rows, vocab_size) float32.
+        Raises ``PositionError``."""
+        check_positions(batch.end(kv.block_tokens), self._num_positions)
         rows = torch.arange(batch.token_ids.shape[0])
         return self.decoder.forward(
             token_ids=batch.token_ids,
@@ -95,7 +99,8 @@ class NativeLlama:
 
     def prefill(self, batch: PrefillBatch, kv: NativeKV) -> torch.Tensor:
         """Write all rows' keys and values, return ``logit_rows``' logits:
-        (num_logit_rows, vocab_size) float32."""
+        (num_logit_rows, vocab_size) float32. Raises ``PositionError``."""
+        check_positions(batch.end, self._num_positions)
         lengths = torch.tensor([span.last_row - span.first_row for span in batch.spans])
         tables = torch.nn.utils.rnn.pad_sequence(
             [span.block_ids for span in batch.spans], batch_first=True

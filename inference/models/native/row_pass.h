@@ -11,11 +11,18 @@
 
 namespace helexa {
 
-// Where a pass works: what is kept of all rows, of its own rows, and for the member's next tile.
+// What a member of the team has for itself. Room for a pass's tiles of rows is made before the team
+// runs: a member that found no memory could not tell the others, who would wait for it for ever.
+struct OwnPlace {
+  QueryTile tile;
+  std::vector<RowTile> row_tiles;
+};
+
+// Where a pass works: what is kept of all rows, of its own rows, and of the member.
 struct Workplace {
   Buffers& all;
   Scratch& own;
-  QueryTile& tile;
+  OwnPlace& member;
 };
 
 template <typename KV>
@@ -26,7 +33,7 @@ class RowPass {
           const Workplace& at)
       : m_(model), batch_(batch), first_(first), num_rows_(last - first), crew_(crew),
         hidden_(at.all.hidden.data() + int64_t(first) * model.hidden_size), qkv_(at.all.qkv.data()),
-        own_(at.own), tile_(at.tile) {
+        own_(at.own), tile_(at.member.tile), tiles_(at.member.row_tiles) {
     cut_into_tiles();
   }
 
@@ -131,6 +138,7 @@ class RowPass {
 
   void cut_into_tiles() {
     const int most = std::max(1, kTileQueries / m_.heads_per_kv_head());
+    tiles_.clear();
     for (int row = first_; row < first_ + num_rows_; row++) {
       const bool joins = !tiles_.empty() && tiles_.back().count < most &&
                          batch_.sequences[row] == batch_.sequences[row - 1] &&
@@ -189,7 +197,7 @@ class RowPass {
   float* const qkv_;     // of the batch
   Scratch& own_;
   QueryTile& tile_;
-  std::vector<RowTile> tiles_;
+  std::vector<RowTile>& tiles_;
 };
 
 }  // namespace helexa

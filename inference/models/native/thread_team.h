@@ -71,17 +71,18 @@ class Patience {
 
 class ThreadTeam {
  public:
+  // Throws std::system_error where the system gives no more threads.
   explicit ThreadTeam(int size) : size_(size) {
-    for (int member = 1; member < size; member++)
-      workers_.emplace_back([this, member] { work(member); });
+    try {
+      for (int member = 1; member < size; member++)
+        workers_.emplace_back([this, member] { work(member); });
+    } catch (...) {
+      stop();
+      throw;
+    }
   }
 
-  ~ThreadTeam() {
-    stopping_ = true;
-    run_number_.fetch_add(1);
-    run_number_.notify_all();
-    for (auto& worker : workers_) worker.join();
-  }
+  ~ThreadTeam() { stop(); }
 
   int size() const { return size_; }
 
@@ -106,6 +107,13 @@ class ThreadTeam {
   }
 
  private:
+  void stop() {
+    stopping_ = true;
+    run_number_.fetch_add(1);
+    run_number_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
+
   void work(int member) {
     unsigned seen = 0;
     for (;;) {

@@ -9,6 +9,7 @@ import torch
 
 from inference.engine.scheduler import SchedulerLimits
 from inference.engine.trial_steps import measure_prefill, run_largest_steps
+from inference.models.attention import MOST_GATHERED_BYTES
 from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat
@@ -46,19 +47,32 @@ class TimedModel:
     dtype = torch.float32
     kv_format: KVFormat = "fp32"
 
-    def __init__(self, speed: PrefillSpeed) -> None:
+    def __init__(self, speed: PrefillSpeed, *, copies_context: bool = False) -> None:
         self.config = replace(CONFIG, sliding_window=speed.window_tokens)
+        self.copies_context = copies_context
         self.now_s = 0.0
         self.prompt_rows: list[int] = []
         self.decode_rows: list[int] = []
+        self.longest = 0
+        """Context of any row so far."""
+        self.most_copied = 0
+        """Slots of all rows' contexts, of any step so far."""
         self._speed = speed
 
     def new_kv(self, num_blocks: int, block_tokens: int) -> FakeKV:
         return FakeKV(num_blocks, block_tokens)
 
     def prefill(self, batch: PrefillBatch, kv: FakeKV) -> torch.Tensor:
-        (span,) = batch.spans
-        assert batch.slots.max() < kv.num_blocks * kv.block_tokens
+        num_slots = kv.num_blocks * kv.block_tokens
+        assert batch.slots.max() < num_slots
+        assert len(set(batch.slots.tolist())) == len(batch.positions) <= num_slots
+        for span in batch.spans:
+            positions = batch.positions[span.first_row : span.last_row]
+            assert torch.equal(positions, torch.arange(span.start, span.end))
+            blocks = span.block_ids[positions // kv.block_tokens]
+            slots = blocks * kv.block_tokens + positions % kv.block_tokens
+            assert torch.equal(batch.slots[span.first_row : span.last_row], slots)
+        self.longest = max(self.longest, batch.end)
         first_time = 1 if self.prompt_rows else 10
         self.prompt_rows.append(span.last_row)
         self.now_s += first_time * self._speed.span_s(span.start, span.end)
@@ -66,6 +80,8 @@ class TimedModel:
 
     def decode(self, batch: DecodeBatch, kv: FakeKV) -> torch.Tensor:
         self.decode_rows.append(len(batch.token_ids))
+        self.longest = max(self.longest, batch.end(kv.block_tokens))
+        self.most_copied = max(self.most_copied, batch.block_ids.numel() * kv.block_tokens)
         return torch.zeros(len(batch.token_ids), CONFIG.vocab_size)
 
 
@@ -101,7 +117,7 @@ def test_a_short_context_is_timed_at_its_start_alone() -> None:
 def test_the_largest_steps_are_the_engines_largest() -> None:
     model = TimedModel(PrefillSpeed(token_s=0.001))
     as_model: AnyModel = model
-    kv_bytes = run_largest_steps(as_model, LIMITS, 10**6)
+    kv_bytes = run_largest_steps(as_model, LIMITS, 32_768, 10**6)
     assert (model.prompt_rows, model.decode_rows) == ([512], [256])
     assert kv_bytes == (512 + 32) * CONFIG.kv_elements_per_token * 4
 
@@ -109,14 +125,37 @@ def test_the_largest_steps_are_the_engines_largest() -> None:
 def test_a_large_model_on_a_cpu_is_tried_with_fewer_rows() -> None:
     model = TimedModel(PrefillSpeed(token_s=0.001))
     as_model: AnyModel = model
-    run_largest_steps(as_model, LIMITS, 8 * 10**8)
+    run_largest_steps(as_model, LIMITS, 32_768, 8 * 10**8)
     assert (model.prompt_rows, model.decode_rows) == ([125], [125])
-    run_largest_steps(as_model, LIMITS, 10**12)
+    run_largest_steps(as_model, LIMITS, 32_768, 10**12)
     assert (model.prompt_rows[-1], model.decode_rows[-1]) == (32, 32)
 
 
+@pytest.mark.parametrize("context_tokens", [20, 64, 250])
+@pytest.mark.parametrize("copies_context", [False, True])
+def test_a_short_context_makes_no_step_smaller(context_tokens: int, copies_context: bool) -> None:
+    """The engine fills its prompt rows with several prompts then, none beyond its context."""
+    model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=copies_context)
+    as_model: AnyModel = model
+    run_largest_steps(as_model, LIMITS, context_tokens, 10**6)
+    assert model.prompt_rows[0] == 512
+    assert model.decode_rows == [256]
+    assert model.longest <= -(-context_tokens // 32) * 32
+
+
+def test_where_contexts_are_copied_one_is_as_long_as_may_be_and_many_as_are_copied_at_once() -> (
+    None
+):
+    model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=True)
+    as_model: AnyModel = model
+    run_largest_steps(as_model, LIMITS, 32_768, 10**6)
+    assert model.prompt_rows == [512, 32]
+    assert model.longest == 32_768
+    assert model.most_copied * CONFIG.kv_elements_per_token * 4 >= MOST_GATHERED_BYTES
+
+
 def test_on_a_real_model(llama: Pair) -> None:
-    assert run_largest_steps(llama.model, LIMITS, 10**5) > 0
+    assert run_largest_steps(llama.model, LIMITS, 256, 10**5) > 0
     speed = measure_prefill(llama.model, LIMITS, 256)
     assert speed.token_s > 0
     assert speed.growth_s >= 0

@@ -1,0 +1,20 @@
+"""Rows of scores as wide as a vocabulary, some at a time: what is computed of them on the way takes
+several times their memory, and no more of it than for so many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+MOST_SCORES_AT_ONCE = 2**23
+"""32 MiB as float32: 55 rows of a vocabulary of 152,000."""
+
+
+def rows_at_once(vocab_size: int) -> int:
+    return max(1, MOST_SCORES_AT_ONCE // vocab_size)
+
+
+def row_pieces(num_rows: int, vocab_size: int) -> Iterator[slice]:
+    """One after the other; one of all rows where they are few."""
+    step = rows_at_once(vocab_size)
+    for first in range(0, num_rows, step):
+        yield slice(first, min(first + step, num_rows))

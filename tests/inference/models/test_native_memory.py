@@ -1,0 +1,104 @@
+"""Where the system gives no memory the native decoder says so, in whichever thread it was, and goes
+on: nothing is left half done, and the process lives."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import resource
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from inference.engine.fault_classes import classify
+from inference.engine.faults import OutOfMemoryFault
+from inference.models.native.decoder import Draw, NativeDecoder
+from inference.models.native.packing import Format, PackedLinear
+from tests.inference.models.packed_decoder import CONFIG, HEAD_DIM, HIDDEN, Sequences, decoder
+
+MB = 1024**2
+MANY_ROWS = 100_000
+LARGE_VOCAB_SIZE = 40 * MB
+"""A row's weights are 160 MB, more than any heap has lying about, for each member of the team that
+draws one."""
+
+
+@contextlib.contextmanager
+def room_for(num_bytes: int) -> Iterator[None]:
+    """No more than that of new memory for this process, threads' stacks included."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def drawing_decoder(library: ctypes.CDLL, num_threads: int) -> NativeDecoder:
+    """It has a head's size and no weights: it draws, and nothing else."""
+    head = PackedLinear(
+        format=Format.F32,
+        in_features=HIDDEN,
+        out_features=LARGE_VOCAB_SIZE,
+        panels=torch.zeros(16, dtype=torch.uint8),
+    )
+    return NativeDecoder(
+        library,
+        replace(CONFIG, num_layers=0),
+        layers=[],
+        final_norm=torch.ones(HIDDEN),
+        embedding=head,
+        head=head,
+        cosines=torch.ones(CONFIG.max_positions, HEAD_DIM // 2),
+        sines=torch.zeros(CONFIG.max_positions, HEAD_DIM // 2),
+        kv_format="fp32",
+        num_threads=num_threads,
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_step_that_finds_no_memory_has_not_happened(library: ctypes.CDLL, threads: int) -> None:
+    rows = [[3, 1, 4, 1, 5], [0, 0, 1, 1, 1]]
+    wanted = Sequences(decoder(library, Format.Q8, dequantized=False), 2).run(*rows)
+    native = decoder(library, Format.Q8, dequantized=False, threads=threads)
+    sequences = Sequences(native, 2)
+    zeros = torch.zeros(MANY_ROWS, dtype=torch.int64)
+    with room_for(64 * MB), pytest.raises(MemoryError) as raised:
+        native.forward(
+            token_ids=zeros,
+            positions=zeros,
+            sequences=zeros,
+            block_tables=torch.zeros(1, 1, dtype=torch.int64),
+            logit_rows=zeros[:1],
+            keys=sequences._keys,
+            values=sequences._values,
+        )
+    assert classify(raised.value, "cpu") is OutOfMemoryFault
+    assert not bool(sequences._keys.any())
+    assert torch.equal(sequences.run(*rows), wanted)
+    native.close()
+
+
+@pytest.mark.parametrize("num_draws", [1, 6])
+def test_who_finds_no_memory_to_draw_keeps_nobody_waiting(
+    library: ctypes.CDLL, num_draws: int
+) -> None:
+    """One is drawn by the caller alone, six by all members of the team."""
+    native = drawing_decoder(library, num_threads=3)
+    scores = torch.zeros(num_draws, LARGE_VOCAB_SIZE)  # of which nobody reads more than a row
+    draws = [Draw(row, 0, 1.0, 1.0, 0.0, 0.5) for row in range(num_draws)]
+    with room_for(16 * MB), pytest.raises(MemoryError):
+        native.draw(scores, draws)
+    assert native.draw(scores, draws[:1]).tolist() == [LARGE_VOCAB_SIZE // 2]
+    native.close()
+
+
+def test_a_team_that_gets_too_few_threads_is_refused(library: ctypes.CDLL) -> None:
+    with room_for(60 * MB), pytest.raises(MemoryError):
+        drawing_decoder(library, num_threads=64)
+    drawing_decoder(library, num_threads=2).close()
