@@ -1,8 +1,8 @@
 """Turns a schedule into tensors and the tensors into logits: at most two forwards a step, whose
 inputs go to the device in one copy each.
 
-Which of the model's two paths a row takes is its phase, prompt or decoding, and never how many rows
-there are, so that a sequence's numbers do not depend on its batch mates. Knows no sampling.
+A row's phase, prompt or decoding, decides which of the model's two paths it takes. Knows no
+sampling.
 """
 
 from __future__ import annotations

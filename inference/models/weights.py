@@ -13,9 +13,10 @@ from inference.models.stored import StoredWeight
 class Linear(Protocol):
     """A projection that may keep its weight quantised. Not a torch Parameter: inference only.
 
-    ``decode`` and ``prefill`` compute the same function and may use different kernels. Which one
-    runs is decided by the row's phase and never by how many rows are in the batch, so a request's
-    numbers do not depend on its batch mates.
+    ``decode`` and ``prefill`` compute the same function and may use different kernels. The row's
+    phase decides which one runs. A row's product never depends on what the other rows hold. How
+    many rows there are may change the order in which it is summed, as cuBLAS does: see "Exactness"
+    in docs/architecture.md.
     """
 
     in_features: int

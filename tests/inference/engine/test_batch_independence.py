@@ -1,9 +1,10 @@
 """With quantised weights a sequence's numbers alone equal its numbers among any batch mates.
 
-Compared are the log-probabilities of the whole vocabulary at every output position. They may differ
-by the rounding of one row's own arithmetic, for a kernel may add up the same products in another
-order when it has more rows: ``TOLERANCE``, about a hundred times float32's resolution at these
-magnitudes, and far below what one shared activation scale would do (shown by the last test).
+Compared are the log-probabilities of the whole vocabulary at every output position. The native
+decoder's are equal to the bit. Those of torch's operators may differ by the rounding of one row's
+own arithmetic, for a library may add up the same products in another order when it has more rows:
+``TOLERANCE``, about a hundred times float32's resolution at these magnitudes, and far below what
+one shared activation scale would do (shown by the last test).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from inference.engine.scheduler import SchedulerLimits
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat
 from inference.models.linear import LinearFactory
+from inference.models.native.llama import NativeLlama
 from inference.models.registry import AnyModel, build_fastest_model, build_model
 from inference.models.stored import GroupedWeight, stack
 from inference.protocol.engine import SequenceStep, SubmitSequence
@@ -155,7 +157,7 @@ def test_alone_and_among_mates(model: AnyModel, mate_lengths: list[int]) -> None
     for ours, theirs in zip(found, expected, strict=True):
         ours_by_token, theirs_by_token = dict(ours.top), dict(theirs.top)
         worst = max(abs(ours_by_token[t] - theirs_by_token[t]) for t in ours_by_token)
-        assert worst < TOLERANCE
+        assert worst <= (0.0 if isinstance(model, NativeLlama) else TOLERANCE)
 
 
 def test_one_activation_scale_for_the_batch_would_be_seen() -> None:
