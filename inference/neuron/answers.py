@@ -35,6 +35,7 @@ class Choice:
         echo: Echo | None = None,
         is_empty: bool = False,
         at_limit: Literal["length", "context"] = "length",
+        returns_token_ids: bool = False,
     ) -> None:
         """``is_empty``: only the prompt is computed; the one token that the engine has to sample is
         not told. ``at_limit``: why the answer ends when it has reached its last allowed token."""
@@ -51,6 +52,7 @@ class Choice:
         self._at_limit: FinishReason = at_limit
         self._echo = echo
         self._is_empty = is_empty
+        self._returns_token_ids = returns_token_ids
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -67,12 +69,16 @@ class Choice:
         self.has_begun = True
         if self._is_empty:
             return self._end_at_once()
+        num_before = self.num_output_tokens
         pieces, logprobs = self._take(step)
+        taken = step.token_ids[: self.num_output_tokens - num_before]
         if self._text.stop is None and step.finish_reason is not None:
             pieces += self._text.flush()
             # The engine's count holds the stop token too, which is not among the ids.
             self.num_output_tokens = max(step.num_output_tokens, self.num_output_tokens)
         events = self._events.of(pieces, logprobs)
+        if self._returns_token_ids and taken:
+            events.insert(0, self._events.tokens(taken))
         reason = self._end_reason(step)
         if reason is not None:
             self.has_finished = True

@@ -13,6 +13,7 @@ from inference.protocol.events import (
     Delta,
     Event,
     FinishReason,
+    OutputTokens,
     ReasoningDelta,
     TextLogprob,
     ToolCallDelta,
@@ -58,6 +59,11 @@ class ChoiceEvents:
         if logprobs:
             events.append(self._delta("", logprobs))
         return events
+
+    def tokens(self, token_ids: Sequence[int]) -> OutputTokens:
+        return OutputTokens(
+            request_id=self._request_id, index=self._index, token_ids=list(token_ids)
+        )
 
     def finished(
         self, reason: FinishReason, stop: str | None, num_output_tokens: int

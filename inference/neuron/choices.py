@@ -28,6 +28,7 @@ def build_answer(
             echo=echo_of(index // request.n, request, prepared, text) if request.echo else None,
             is_empty=request.sampling.max_tokens == 0,
             at_limit=prepared.limit.reason,
+            returns_token_ids=request.returns_token_ids,
         )
         for index in range(len(prepared.prompts) * request.n)
     ]

@@ -24,6 +24,7 @@ from inference.neuron.errors import (
 from inference.neuron.limits import AnswerLimit, answer_limit, prompt_param
 from inference.neuron.model_text import ModelText
 from inference.neuron.output_rules import request_grammar
+from inference.neuron.shortening import shortened
 from inference.protocol.events import Failure, UsedSampling
 from inference.protocol.generation import (
     ChatInput,
@@ -75,6 +76,8 @@ class Prepared:
     """The prompt has opened the thinking block."""
     tools: Sequence[ToolDefinition] = ()
     """Those that the answer may call."""
+    num_lost_turns: int = 0
+    """The oldest, which did not fit and might be left out."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -85,6 +88,7 @@ def prepare(
     request: GenerationRequest, text: ModelText, allowance: Allowance = UNBOUNDED
 ) -> Prepared:
     """Raises ``RequestRefusedError`` with the failure to tell the client."""
+    request, num_lost_turns = _fitting(request, text)
     prompts = _prompts(request.input, text, text.report.context_tokens - 1)
     allowance.check_prompt(sum(map(len, prompts)))
     limit = answer_limit(
@@ -116,7 +120,27 @@ def prepare(
         markers=text.markers,
         starts_thinking=starts_thinking,
         tools=rendered_tools(request.input),
+        num_lost_turns=num_lost_turns,
     )
+
+
+def _fitting(request: GenerationRequest, text: ModelText) -> tuple[GenerationRequest, int]:
+    """Without as many of its oldest turns as have to go and may; and how many those are."""
+    if not isinstance(request.input, ChatInput) or not request.input.may_lose:
+        return request, 0
+    room = text.report.context_tokens - (request.sampling.max_tokens or 1)
+
+    def fits(chat: ChatInput) -> bool:
+        try:
+            (prompt,) = _prompts(chat, text, max(1, room))
+        except RequestRefusedError as refused:
+            if refused.failure.code != "context_length_exceeded":
+                raise
+            return False
+        return len(prompt) <= room
+
+    made = shortened(request.input, fits)
+    return msgspec.structs.replace(request, input=made.chat), made.num_lost_turns
 
 
 def _thinking_limit(

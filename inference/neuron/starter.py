@@ -102,6 +102,8 @@ class Starter:
             prompt_tokens=prepared.num_prompt_tokens,
             sampling=used_sampling(prepared.params),
             fingerprint=text.fingerprint,
+            num_lost_turns=prepared.num_lost_turns,
+            prompt_token_ids=prepared.prompts if request.returns_token_ids else None,
         )
         self._hand_over(submit, accepted, answer, commands, engine)
 

@@ -1,6 +1,7 @@
 """What happens to a request, told upwards: text events from a neuron to the gateway that asked.
 
     Accepted ─▶ (Delta | ReasoningDelta | ToolCallStarted | ToolCallDelta)* ─▶ ChoiceFinished
+                 OutputTokens before those of its step, where asked for
                                         for each choice, interleaved ─▶ Finished
     Accepted ─▶ Embedded        TokensCounted        at any time: Failed | Cancelled
 
@@ -69,6 +70,10 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     """``None`` where nothing is sampled."""
     fingerprint: str = ""
     """Of what answers: another one where the same seed may give other tokens."""
+    num_lost_turns: int = 0
+    """How many of the oldest turns were left out, by ``ChatInput.may_lose``."""
+    prompt_token_ids: list[list[int]] | None = None
+    """Of each prompt, where the request asked for them."""
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):
@@ -81,6 +86,15 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """Which choice."""
     num_tokens: int = 1
     logprobs: list[TextLogprob] | None = None
+
+
+class OutputTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
+    """The token ids of one step, for requests that asked for them: thinking and markers too. Their
+    text comes after them, perhaps much later."""
+
+    request_id: str
+    token_ids: list[int]
+    index: int = 0
 
 
 class ReasoningDelta(
@@ -171,6 +185,7 @@ class Cancelled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 Event = (
     Accepted
+    | OutputTokens
     | Delta
     | ReasoningDelta
     | ToolCallStarted

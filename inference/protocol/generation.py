@@ -66,6 +66,9 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     answer_start: str = ""
     """The answer's first words, written by the client: the model goes on from them, and what it
     answers is what comes after."""
+    may_lose: list[int] = []
+    """Rising numbers of messages: so many of the first may be left out where the prompt does not
+    fit, the fewest that are enough. System turns among them stay."""
     adds_generation_prompt: bool = True
     """``False``: the prompt ends with the last turn, not where the assistant speaks."""
     shows_reasoning: bool = False
@@ -120,6 +123,8 @@ class GenerationRequest(
     output_format: OutputFormat | None = None
     echo: bool = False
     """Completions only: the prompt's text comes before the answer's."""
+    returns_token_ids: bool = False
+    """``Accepted`` tells the prompts' token ids, and ``OutputTokens`` the answers'."""
     ends_at_context: bool = False
     """``max_tokens`` may be more than the context has left, or than the operator allows: the answer
     then ends there, with the reason ``context`` or ``length``. Otherwise such a request is

@@ -19,6 +19,7 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.wire.dialect import Encoder
+from inference.wire.obfuscation import Obfuscated
 
 LEAST_LOGPROB = -9999.0
 """What the API says for a token that is as good as impossible; JSON has no infinity."""
@@ -26,6 +27,8 @@ LEAST_LOGPROB = -9999.0
 DONE_FRAME = b"data: [DONE]\n\n"
 
 
+CHOICE_MARK = b',"choices":[{'
+"""In every chunk that tells something of a choice. No JSON string holds these bytes."""
 NO_USAGE_YET = b'],"usage":null}\n\n'
 """How a chunk ends whose stream tells its usage in the end. No JSON string holds these bytes."""
 
@@ -68,7 +71,8 @@ class Chunks:
 
     def begin(self, event: Accepted) -> None:
         """``start`` is another one from here on."""
-        self.start = _start(told_system(self._head, event))
+        self._head = told_system(self._head, event)
+        self.start = _start(self._head)
 
     def choice(
         self,
@@ -77,10 +81,13 @@ class Chunks:
         *,
         logprobs: dict[str, Any] | None = None,
         finish_reason: str | None = None,
+        more_head: dict[str, Any] | None = None,
     ) -> bytes:
-        """One chunk. ``content``: what the dialect's choices have that the other's have not."""
+        """One chunk. ``content``: what the dialect's choices have that the other's have not;
+        ``more_head``: what this chunk alone has beside its choice."""
         end = {"logprobs": logprobs, "finish_reason": finish_reason}
-        return self.start + orjson.dumps({"index": index, **content, **end}) + self.end
+        start = self.start if more_head is None else _start({**self._head, **more_head})
+        return start + orjson.dumps({"index": index, **content, **end}) + self.end
 
     def last(self, usage: Usage) -> bytes:
         """The usage chunk, where one is due, and the end of the stream."""
@@ -118,6 +125,13 @@ class RunningUsage:
         counts = self._prompt_tokens, self._completion_tokens, total
         usage = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % counts
         return b'],"usage":' + usage + b"}\n\n"
+
+
+def told_stream(encoder: Encoder, usage: ToldUsage, *, pads: bool) -> Encoder:
+    """As the client wants it."""
+    if usage is ToldUsage.RUNNING:
+        encoder = RunningUsage(encoder)
+    return Obfuscated(encoder, marks=CHOICE_MARK) if pads else encoder
 
 
 def whole_body(head: dict[str, Any], choices: list[dict[str, Any]], usage: Usage) -> bytes:

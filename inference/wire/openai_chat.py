@@ -32,7 +32,7 @@ from inference.wire.fields import (
     table,
     text,
 )
-from inference.wire.openai_answers import Chunks, RunningUsage, ToldUsage, answer_head
+from inference.wire.openai_answers import Chunks, ToldUsage, answer_head, told_stream
 from inference.wire.openai_chat_answers import ChatBodyEncoder, ChatStreamEncoder, Reasoning
 from inference.wire.openai_extensions import NEUTRAL_FIELDS
 from inference.wire.openai_formats import (
@@ -146,12 +146,13 @@ class ChatRequest:
     generation: GenerationRequest
     stream: bool
     usage: ToldUsage
+    pads_chunks: bool
     reasoning: Reasoning
 
     def stream_encoder(self, *, request_id: str, clock: UnixClock) -> Encoder:
         head = self._head("chat.completion.chunk", request_id, clock())
         encoder = ChatStreamEncoder(Chunks(head, self.usage), self.generation.n, self.reasoning)
-        return RunningUsage(encoder) if self.usage is ToldUsage.RUNNING else encoder
+        return told_stream(encoder, self.usage, pads=self.pads_chunks)
 
     def body_encoder(self, *, request_id: str, clock: UnixClock) -> ChatBodyEncoder:
         head = self._head("chat.completion", request_id, clock())
@@ -174,6 +175,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
             read, max_tokens=_max_tokens(read), top_logprobs=_top_logprobs(read)
         ),
         stop=read.get("stop", []),
+        returns_token_ids=read.get("return_token_ids", False),
         n=read.get("n", 1),
         output_format=demanded,
     )
@@ -181,6 +183,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
         generation=generation,
         stream=read.get("stream", False),
         usage=openai_sampling.told_usage(read, context),
+        pads_chunks=openai_sampling.pads_chunks(read),
         reasoning=reasoning,
     )
 

@@ -20,6 +20,7 @@ from inference.protocol.events import (
     Delta,
     Event,
     Finished,
+    OutputTokens,
     ReasoningDelta,
     TextLogprob,
     ToolCallDelta,
@@ -97,6 +98,9 @@ class ChatStreamEncoder:
             case ReasoningDelta() | ToolCallStarted() | ToolCallDelta():
                 delta = added(event, self._reasoning)
                 return self._chunk(event.index, delta) if delta else b""
+            case OutputTokens():
+                content = {"delta": {}, "token_ids": event.token_ids}
+                return self._chunks.choice(event.index, content)
             case Accepted():
                 return self._begin(event)
             case ChoiceFinished():
@@ -110,7 +114,8 @@ class ChatStreamEncoder:
         indices = range(self._num_choices)
         start = self._chunks.start
         self._content = [start + b'{"index":%d,"delta":{"content":' % index for index in indices]
-        return b"".join(self._chunk(index, ROLE) for index in indices)
+        more = prompt_ids_of(event)
+        return b"".join(self._chunk(index, ROLE, more_head=more) for index in indices)
 
     def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> bytes:
         return self._chunks.choice(index, {"delta": delta}, **more)
@@ -126,6 +131,7 @@ class Choice:
     """As in the body, but for their arguments, which are still in pieces."""
     arguments: list[list[str]] = field(default_factory=list)
     logprobs: list[TextLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
 
     def add(self, delta: dict[str, Any]) -> None:
@@ -169,12 +175,15 @@ class ChatBodyEncoder:
         self._head = head
         self._reasoning = reasoning
         self._shows_logprobs = generation.sampling.top_logprobs is not None
+        self._shows_token_ids = generation.returns_token_ids
         self._choices = [Choice() for _ in range(generation.n)]
 
     def encode(self, event: Event) -> bytes:
         match event:
             case Accepted():
-                self._head = told_system(self._head, event)
+                self._head = told_system(self._head, event) | (prompt_ids_of(event) or {})
+            case OutputTokens():
+                self._choices[event.index].token_ids += event.token_ids
             case Delta():
                 choice = self._choices[event.index]
                 choice.add(added(event, self._reasoning))
@@ -194,10 +203,18 @@ class ChatBodyEncoder:
                 "message": choice.message(self._reasoning),
                 "logprobs": _logprobs(choice.logprobs) if self._shows_logprobs else None,
                 "finish_reason": choice.finish_reason,
+                **({"token_ids": choice.token_ids} if self._shows_token_ids else {}),
             }
             for index, choice in enumerate(self._choices)
         ]
         return whole_body(self._head, choices, usage)
+
+
+def prompt_ids_of(event: Accepted) -> dict[str, Any] | None:
+    """A chat is one prompt."""
+    return (
+        None if event.prompt_token_ids is None else {"prompt_token_ids": event.prompt_token_ids[0]}
+    )
 
 
 def _logprobs(tokens: list[TextLogprob]) -> dict[str, Any]:

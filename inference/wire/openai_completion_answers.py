@@ -20,6 +20,7 @@ from inference.protocol.events import (
     Delta,
     Event,
     Finished,
+    OutputTokens,
     ReasoningDelta,
     TextLogprob,
     Usage,
@@ -94,6 +95,9 @@ class CompletionStreamEncoder:
                 start = self._chunks.start
                 indices = range(len(self._num_chars))
                 self._text = [start + b'{"index":%d,"text":' % index for index in indices]
+                return self._prompts(event)
+            case OutputTokens():
+                return self._chunks.choice(event.index, {"text": "", "token_ids": event.token_ids})
             case Delta(logprobs=None) | ReasoningDelta():
                 piece = text_of(event)
                 if not piece:
@@ -112,6 +116,14 @@ class CompletionStreamEncoder:
                 return self._chunks.last(event.usage)
         return b""
 
+    def _prompts(self, event: Accepted) -> bytes:
+        """A chunk of each choice, where its prompt's token ids were asked for."""
+        prompts = prompts_of_choices(event, len(self._num_chars))
+        return b"".join(
+            self._chunks.choice(index, {"text": "", "prompt_token_ids": prompt})
+            for index, prompt in enumerate(prompts)
+        )
+
 
 @dataclass(slots=True)
 class Choice:
@@ -119,6 +131,7 @@ class Choice:
 
     logprobs: Logprobs | None
     texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
 
 
@@ -127,12 +140,17 @@ class CompletionBodyEncoder:
 
     def __init__(self, head: dict[str, Any], num_choices: int, *, shows_logprobs: bool) -> None:
         self._head = head
+        self._prompts: list[list[int]] = []
+        """Of the choices, where they were asked for."""
         self._choices = [Choice(Logprobs() if shows_logprobs else None) for _ in range(num_choices)]
 
     def encode(self, event: Event) -> bytes:
         match event:
             case Accepted():
                 self._head = told_system(self._head, event)
+                self._prompts = prompts_of_choices(event, len(self._choices))
+            case OutputTokens():
+                self._choices[event.index].token_ids += event.token_ids
             case Delta() | ReasoningDelta():
                 choice = self._choices[event.index]
                 choice.texts.append(text_of(event))
@@ -151,7 +169,22 @@ class CompletionBodyEncoder:
                 "text": "".join(choice.texts),
                 "logprobs": None if choice.logprobs is None else choice.logprobs.as_object(),
                 "finish_reason": choice.finish_reason,
+                **self._ids(index),
             }
             for index, choice in enumerate(self._choices)
         ]
         return whole_body(self._head, choices, usage)
+
+    def _ids(self, index: int) -> dict[str, Any]:
+        if not self._prompts:
+            return {}
+        token_ids = self._choices[index].token_ids
+        return {"prompt_token_ids": self._prompts[index], "token_ids": token_ids}
+
+
+def prompts_of_choices(event: Accepted, num_choices: int) -> list[list[int]]:
+    """The token ids of each choice's prompt; empty where nobody asked."""
+    prompts = event.prompt_token_ids
+    if not prompts:
+        return []
+    return [prompts[index * len(prompts) // num_choices] for index in range(num_choices)]

@@ -25,7 +25,7 @@ from inference.wire.fields import (
     read_json_object,
     table,
 )
-from inference.wire.openai_answers import Chunks, RunningUsage, ToldUsage, answer_head
+from inference.wire.openai_answers import Chunks, ToldUsage, answer_head, told_stream
 from inference.wire.openai_completion_answers import (
     CompletionBodyEncoder,
     CompletionStreamEncoder,
@@ -61,11 +61,12 @@ class CompletionRequest:
     num_choices: int
     stream: bool
     usage: ToldUsage
+    pads_chunks: bool
 
     def stream_encoder(self, *, request_id: str, clock: UnixClock) -> Encoder:
         chunks = Chunks(self._head(request_id, clock()), self.usage)
         encoder = CompletionStreamEncoder(chunks, self.num_choices)
-        return RunningUsage(encoder) if self.usage is ToldUsage.RUNNING else encoder
+        return told_stream(encoder, self.usage, pads=self.pads_chunks)
 
     def body_encoder(self, *, request_id: str, clock: UnixClock) -> CompletionBodyEncoder:
         return CompletionBodyEncoder(
@@ -94,6 +95,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionReques
             top_logprobs=read.get("logprobs"),
         ),
         stop=read.get("stop", []),
+        returns_token_ids=read.get("return_token_ids", False),
         n=_n(read),
         output_format=output_format(read),
         echo=echo,
@@ -103,6 +105,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionReques
         num_choices=_num_choices(read["prompt"], generation.n),
         stream=read.get("stream", False),
         usage=openai_sampling.told_usage(read, context),
+        pads_chunks=openai_sampling.pads_chunks(read),
     )
 
 

@@ -31,6 +31,7 @@ from inference.wire.fields import (
     neutral,
     number,
     object_of,
+    one_of,
     only,
     read_fields,
     read_json_object,
@@ -38,13 +39,13 @@ from inference.wire.fields import (
     table,
     text,
 )
+from inference.wire.openai_responses_echo import answer_settings
 from inference.wire.openai_responses_events import (
     AnswerSettings,
     ResponseBodyEncoder,
     ResponseStreamEncoder,
 )
 from inference.wire.openai_responses_fields import (
-    ENCRYPTED_REASONING,
     FORMAT_FIELDS,
     LOGPROBS,
     PLAIN_TEXT,
@@ -75,7 +76,7 @@ from inference.wire.openai_responses_tools import (
     tool_choice,
     tools,
 )
-from inference.wire.openai_responses_turns import Referred, chat_messages
+from inference.wire.openai_responses_turns import Referred, chat_messages, earlier_turns
 from inference.wire.openai_tools import chosen_tools
 
 MAX_TOP_LOGPROBS = 20
@@ -126,8 +127,13 @@ FIELDS = table(
     honoured("previous_response_id", text(MAX_ID_CHARS, min_chars=1), "A stored response."),
     honoured("background", flag, "Answered at once, worked on without its client; needs store."),
     honoured("stream", flag, "Server-sent events instead of one body."),
-    neutral("stream_options", stream_options, "include_obfuscation false; only with stream."),
-    neutral("truncation", only("disabled", reason="nothing is cut; only disabled"), "disabled"),
+    honoured("stream_options", stream_options, "include_obfuscation; only with stream."),
+    honoured(
+        "truncation",
+        one_of("auto", "disabled"),
+        "auto: whole turns, the oldest first, are left out where the conversation does not fit; "
+        "truncated.dropped_turns of the response says how many.",
+    ),
     neutral("max_tool_calls", integer(1, 2**31 - 1), "Counts hosted tools' calls: there are none."),
     neutral("service_tier", only("auto", "default", reason="only auto or default"), "auto"),
     neutral("user", text(512), "A label; echoed."),
@@ -158,26 +164,6 @@ NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
 }
 """The fields inside, for the documentation."""
 
-ECHOED = (
-    "instructions",
-    "max_output_tokens",
-    "max_tool_calls",
-    "previous_response_id",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "user",
-)
-"""Fields of the response object that say what was asked for, ``null`` where nothing was."""
-
-NEUTRAL_SAMPLING = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-"""Said of what nothing was said about until the model's own defaults are known."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
@@ -191,6 +177,7 @@ class ResponsesRequest:
     previous_response_id: str | None
     instructions: str | None
     items: list[InputItem]
+    may_be_cut: bool
     settings: AnswerSettings
 
     @property
@@ -208,7 +195,11 @@ class ResponsesRequest:
         check_results(conversation, len(history))
         messages = _messages(self.instructions, conversation)
         assert isinstance(self.generation.input, ChatInput), "Responses requests are chats"
-        chat = msgspec.structs.replace(self.generation.input, messages=messages)
+        chat = msgspec.structs.replace(
+            self.generation.input,
+            messages=messages,
+            may_lose=earlier_turns(messages) if self.may_be_cut else [],
+        )
         generation = msgspec.structs.replace(self.generation, input=chat)
         return replace(self, items=own, generation=generation)
 
@@ -243,7 +234,8 @@ def request_of(read: dict[str, Any]) -> ResponsesRequest:
         previous_response_id=read.get("previous_response_id"),
         instructions=read.get("instructions"),
         items=read["input"],
-        settings=_settings(read, store=store, background=background),
+        may_be_cut=_may_be_cut(read),
+        settings=answer_settings(read, store=store, background=background),
     )
     if request.previous_response_id is None and not request.references:
         check_results(request.items)
@@ -254,10 +246,12 @@ def _generation(read: dict[str, Any]) -> GenerationRequest:
     wish: Reasoning = read.get("reasoning", Reasoning())
     given: GivenTools = read.get("tools", NO_TOOLS)
     offered, choice = chosen_tools(given.functions, read.get("tool_choice", CHOOSE_FREELY).choosing)
+    messages = _messages(read.get("instructions"), read["input"])
     return GenerationRequest(
         model=read["model"],
         input=ChatInput(
-            messages=_messages(read.get("instructions"), read["input"]),
+            messages=messages,
+            may_lose=earlier_turns(messages) if _may_be_cut(read) else [],
             tools=given.described(offered),
             tool_choice=choice,
             parallel_tool_calls=read.get("parallel_tool_calls", True),
@@ -284,35 +278,11 @@ def _messages(instructions: str | None, said: Sequence[InputItem]) -> list[ChatM
     return first + chat_messages(item.part for item in said)
 
 
+def _may_be_cut(read: dict[str, Any]) -> bool:
+    return bool(read.get("truncation", "disabled") == "auto")
+
+
 def _top_logprobs(read: dict[str, Any]) -> int | None:
     """Asked for by naming them in ``include`` or by a number."""
     top: int = read.get("top_logprobs", 0)
     return top if top or LOGPROBS in read.get("include", ()) else None
-
-
-def _settings(read: dict[str, Any], *, store: bool, background: bool) -> AnswerSettings:
-    wish: Reasoning = read.get("reasoning", Reasoning())
-    given: GivenTools = read.get("tools", NO_TOOLS)
-    echo = {
-        "model": read["model"],
-        "background": background,
-        "store": store,
-        **{name: read.get(name) for name in ECHOED},
-        **{name: read.get(name, neutral) for name, neutral in NEUTRAL_SAMPLING.items()},
-        "metadata": read.get("metadata", {}),
-        "parallel_tool_calls": read.get("parallel_tool_calls", True),
-        "reasoning": {"effort": wish.effort, "summary": wish.summary},
-        "service_tier": "default",
-        "text": read.get("text", PLAIN_TEXT).as_object(),
-        "tool_choice": read.get("tool_choice", CHOOSE_FREELY).as_object,
-        "tools": given.as_objects,
-        "top_logprobs": read.get("top_logprobs", 0),
-        "truncation": "disabled",
-    }
-    return AnswerSettings(
-        echo=echo,
-        members=given.members,
-        summarises=wish.summary is not None,
-        carries_reasoning=ENCRYPTED_REASONING in read.get("include", ()),
-        background=background,
-    )

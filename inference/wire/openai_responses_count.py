@@ -12,7 +12,7 @@ import orjson
 
 from inference.protocol.generation import ChatInput, TokenCountRequest
 from inference.wire.dialect import NO_CONTEXT, RequestContext
-from inference.wire.fields import read_fields, read_json_object, refused, table
+from inference.wire.fields import neutral, one_of, read_fields, read_json_object, refused, table
 from inference.wire.openai_responses import FIELDS as RESPONSE_FIELDS
 from inference.wire.openai_responses import ResponsesRequest, request_of
 
@@ -29,10 +29,10 @@ FIELDS = table(
             "text",
             "reasoning",
             "previous_response_id",
-            "truncation",
             "conversation",
         )
     ),
+    neutral("truncation", one_of("auto", "disabled"), "All of it is counted."),
     refused("personality", "models here have no such presets; say it in instructions"),
 )
 

@@ -32,6 +32,7 @@ from inference.protocol.events import (
 )
 from inference.wire.dialect import UnixClock
 from inference.wire.errors import ApiError
+from inference.wire.obfuscation import padded
 from inference.wire.openai_responses_errors import error_event, named_frame
 from inference.wire.openai_responses_output import (
     CallItem,
@@ -55,6 +56,11 @@ class AnswerSettings:
     """Reasoning is shown where a summary of it would be."""
     carries_reasoning: bool
     background: bool
+    pads_deltas: bool = False
+
+
+DELTA_MARK = b".delta\ndata: "
+"""In every frame of a delta. No JSON string holds these bytes."""
 
 
 def response_id(request_id: str) -> str:
@@ -74,7 +80,8 @@ class ResponseStreamEncoder:
         }
         self._clock = clock
         self._completed_unix_s: int | None = None
-        self._sampling: dict[str, float] = {}
+        self._told: dict[str, Any] = {}
+        """What was only known once the request was accepted."""
         self._num_events = 0
         self._output: list[dict[str, Any]] = []
         self._open: OutputItem | None = None
@@ -84,6 +91,10 @@ class ResponseStreamEncoder:
         """As the last event that carried it said."""
 
     def encode(self, event: Event) -> bytes:
+        frames = self._encoded(event)
+        return padded(frames, marks=DELTA_MARK) if self._settings.pads_deltas else frames
+
+    def _encoded(self, event: Event) -> bytes:
         match event:
             case Delta():
                 return self._text(event)
@@ -95,7 +106,7 @@ class ResponseStreamEncoder:
             case ToolCallStarted():
                 return self._call(event)
             case Accepted():
-                self._sampling = sampling_echo(event)
+                self._told = sampling_echo(event) | lost_turns(event)
                 return self.opening() + self._lifecycle("in_progress")
             case ChoiceFinished():
                 return self._choice_finished(event)
@@ -242,7 +253,7 @@ class ResponseStreamEncoder:
             **self._head,
             "status": status,
             **self._settings.echo,
-            **self._sampling,
+            **self._told,
             "output": [*self._output],
             **said,
         }
@@ -278,6 +289,13 @@ class ResponseBodyEncoder:
 def sampling_echo(event: Accepted) -> dict[str, float]:
     """What the model's own defaults have made of it."""
     return {} if event.sampling is None else msgspec.structs.asdict(event.sampling)
+
+
+def lost_turns(event: Accepted) -> dict[str, Any]:
+    """An extension: what ``truncation`` auto has left out."""
+    if not event.num_lost_turns:
+        return {}
+    return {"truncated": {"dropped_turns": event.num_lost_turns}}
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

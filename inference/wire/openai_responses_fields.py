@@ -109,10 +109,8 @@ def include(value: Any, path: str) -> list[str]:
 
 
 STREAM_OPTIONS = table(
-    neutral(
-        "include_obfuscation",
-        only(False, reason="events are never padded; only false is accepted"),
-        "false",
+    honoured(
+        "include_obfuscation", flag, "true: deltas are padded to one size; else they are not."
     ),
 )
 stream_options = object_of(STREAM_OPTIONS)

@@ -5,7 +5,7 @@ Reasoning, text and calls that follow one another are one assistant turn. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,3 +90,10 @@ def _joined_turn(last: ChatMessage, more: ChatMessage) -> ChatMessage:
         tool_calls=[*last.tool_calls, *more.tool_calls],
         reasoning=PART_SEPARATOR.join(thoughts) if thoughts else None,
     )
+
+
+def earlier_turns(messages: Sequence[ChatMessage]) -> list[int]:
+    """How many messages the first turn is, the first two, and so on up to all but the last. A turn
+    begins with what the user says."""
+    begins = [index for index, message in enumerate(messages) if message.role == "user"]
+    return begins[1:]

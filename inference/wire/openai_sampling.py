@@ -20,7 +20,6 @@ from inference.wire.fields import (
     neutral,
     number,
     object_of,
-    only,
     table,
     text,
     wrong_type,
@@ -86,10 +85,8 @@ STREAM_OPTION_FIELDS = table(
         flag,
         "Extension; with include_usage, the usage so far in every chunk.",
     ),
-    neutral(
-        "include_obfuscation",
-        only(False, reason="chunks are never padded; only false is accepted"),
-        "false",
+    honoured(
+        "include_obfuscation", flag, "true: chunks are padded to one size; else they are not."
     ),
 )
 
@@ -125,6 +122,11 @@ SHARED_FIELDS: tuple[Field, ...] = (
     honoured(
         "stop_token_ids", array(token_id, MAX_STOP_TOKEN_IDS), "Extension; tokens that end it."
     ),
+    honoured(
+        "return_token_ids",
+        flag,
+        "Extension; prompt_token_ids, and token_ids of each choice, in chunks of their own.",
+    ),
     neutral("user", text(512), "A label; kept nowhere."),
 )
 
@@ -156,6 +158,11 @@ def sampling_options(
         )
     given = {name: read[name] for name in SAMPLING_NAMES if name in read}
     return SamplingOptions(max_tokens=max_tokens, top_logprobs=top_logprobs, **given)
+
+
+def pads_chunks(read: dict[str, Any]) -> bool:
+    pads: bool = read.get("stream_options", {}).get("include_obfuscation", False)
+    return pads
 
 
 def told_usage(read: dict[str, Any], context: RequestContext) -> ToldUsage:

@@ -176,7 +176,7 @@ def test_counted_tokens_are_those_used(
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "some"}, "truncation"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]}, "tools[0]"),
         ({"conversation": "conv_1"}, "conversation"),

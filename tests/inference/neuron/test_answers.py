@@ -19,6 +19,7 @@ from inference.protocol.events import (
     Delta,
     Event,
     Finished,
+    OutputTokens,
     ReasoningDelta,
     TextLogprob,
     ToolCallDelta,
@@ -283,3 +284,21 @@ def test_a_prompt_alone_tells_and_counts_no_token(tokenizer: Tokenizer, echo: Ec
     assert Folded(events).told == ([] if echo is None else [["text", "The "]])
     (finished,) = (event for event in events if isinstance(event, Finished))
     assert finished.usage.completion_tokens == 0
+
+
+@given(cuts=st.lists(st.integers(0, 40), max_size=4))
+def test_token_ids_are_told_up_to_the_stop(tokenizer: Tokenizer, cuts: list[int]) -> None:
+    ids = _ids(tokenizer, "one two three four")
+    choice = Choice(request_id="r", text=_text(tokenizer, stop=["three"]), returns_token_ids=True)
+    events = _tell(_answer(choice), _steps(ids, cuts))
+    told = [one for event in events if isinstance(event, OutputTokens) for one in event.token_ids]
+    text = "".join(event.text for event in events if isinstance(event, Delta))
+    assert text == "one two "
+    assert told == ids[: len(told)]
+    assert "three" in tokenizer.decode(told)
+    assert len(told) == choice.num_output_tokens < len(ids)
+
+
+def test_token_ids_are_told_only_where_asked_for(tokenizer: Tokenizer) -> None:
+    events = _events(tokenizer, _steps(_ids(tokenizer, "one"), []))
+    assert not any(isinstance(event, OutputTokens) for event in events)
