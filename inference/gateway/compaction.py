@@ -7,7 +7,14 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.generation import unix_time_s
 from inference.gateway.response_store import ResponseStore
 from inference.gateway.running import run_request
-from inference.protocol.events import ChoiceFinished, Delta, Failure, Finished, Usage
+from inference.protocol.events import (
+    ChoiceFinished,
+    Delta,
+    Failure,
+    Finished,
+    FinishReason,
+    Usage,
+)
 from inference.protocol.generation import GenerationRequest
 from inference.wire import openai_responses_compact, openai_responses_errors
 from inference.wire.errors import RequestFailedError
@@ -41,7 +48,8 @@ class CompactionConsumer(ApiConsumer):
         """Raises ``ApiError``, also for one that is cut short or says nothing: what it is to stand
         for would be lost."""
         texts: list[str] = []
-        reason, usage = "", None
+        reason: FinishReason = "stop"
+        usage = None
         async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
             while usage is None:
                 for event in await stream.next_events():
@@ -54,10 +62,7 @@ class CompactionConsumer(ApiConsumer):
                             usage = event.usage
         summary = "".join(texts).strip()
         if reason != "stop":
-            message = "The context leaves no room for a whole summary; send less of it."
-            raise RequestFailedError(
-                Failure(code="context_length_exceeded", message=message, param="messages")
-            )
+            raise openai_responses_compact.unfinished(reason, usage)
         if not summary:
             raise RequestFailedError(
                 Failure(code="internal_error", message="The model wrote no summary.")

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 import msgspec
 import orjson
 
-from inference.protocol.events import Usage
+from inference.protocol.events import Failure, FinishReason, Usage
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
+from inference.protocol.sampling import SamplingOptions
 from inference.wire.dialect import NO_CONTEXT, RequestContext
-from inference.wire.errors import MissingParameterError
+from inference.wire.errors import ApiError, MissingParameterError, RequestFailedError
 from inference.wire.fields import read_fields, read_json_object, table
 from inference.wire.openai_responses import FIELDS as RESPONSE_FIELDS
 from inference.wire.openai_responses import ResponsesRequest, request_of
@@ -32,8 +33,12 @@ SUMMARISE = (
     "Summarise this conversation, so that you can go on from the summary without the conversation "
     "itself. Say what was asked for and decided, what was done and found, with every name, path, "
     "number and exact value that may be needed again, and what is left to do. Answer with the "
-    "summary alone."
+    "summary alone, in at most 600 words."
 )
+MAX_SUMMARY_TOKENS = 2048
+"""Twice what it is asked to be: a small model that goes on beyond that only repeats itself."""
+TEMPERATURE, TOP_P = 0.2, 0.9
+"""A summary is to be exact, whatever the model's own default is."""
 
 FIELDS = table(
     *(
@@ -67,7 +72,27 @@ def summary_request(request: ResponsesRequest) -> GenerationRequest:
     assert isinstance(chat, ChatInput), "Responses requests are chats"
     ask = ChatMessage(role="user", content=SUMMARISE)
     asking = msgspec.structs.replace(chat, messages=[*chat.messages, ask], thinking=False)
-    return msgspec.structs.replace(request.generation, input=asking)
+    bounded = SamplingOptions(temperature=TEMPERATURE, top_p=TOP_P, max_tokens=MAX_SUMMARY_TOKENS)
+    return msgspec.structs.replace(
+        request.generation, input=asking, sampling=bounded, ends_at_context=True
+    )
+
+
+def unfinished(reason: FinishReason, usage: Usage) -> ApiError:
+    """Why there is no summary, where the model was cut short."""
+    written = usage.completion_tokens
+    code = "summary_unfinished"
+    message = (
+        f"The model had not finished its summary after {written} tokens, so nothing was compacted. "
+        "It may when it is asked again; a larger model will."
+    )
+    if reason == "context":
+        code = "context_length_exceeded"
+        message = (
+            f"The conversation has {usage.prompt_tokens} tokens, which leaves room for {written} "
+            "of a summary, and it was not finished by then; send less of it."
+        )
+    return RequestFailedError(Failure(code=code, message=message, param="messages"))
 
 
 def body(

@@ -334,6 +334,7 @@ async def test_a_summary_that_is_not_whole_is_none(client: AsgiClient, neuron: F
 
     for script, status, code in (
         (says("The cap", "context"), 400, "context_length_exceeded"),
+        (says("The cap", "length"), 422, "summary_unfinished"),
         (says(" ", "stop"), 500, "internal_error"),
     ):
         neuron.script = script

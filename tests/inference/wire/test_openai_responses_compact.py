@@ -9,11 +9,11 @@ import pytest
 from openai.types.responses import ResponseCompactionItem
 from openai.types.responses.response_compact_params import ResponseCompactParams
 
-from inference.protocol.events import Usage
+from inference.protocol.events import FinishReason, Usage
 from inference.protocol.generation import ChatInput
 from inference.wire import openai_responses, openai_responses_compact
 from inference.wire.errors import ApiError
-from inference.wire.openai_responses_compact import SUMMARISE
+from inference.wire.openai_responses_compact import MAX_SUMMARY_TOKENS, SUMMARISE, unfinished
 
 CONVERSATION = [
     {"role": "developer", "content": "Be brief."},
@@ -50,6 +50,25 @@ def test_the_summary_is_asked_for_last() -> None:
     assert isinstance(asking.input, ChatInput)
     assert asking.input.messages[-1].content == SUMMARISE
     assert (asking.input.thinking, asking.input.tools) == (False, [])
+
+
+def test_the_summary_is_bounded_and_sampled_low() -> None:
+    asking = openai_responses_compact.summary_request(parse(input=CONVERSATION))
+    assert asking.sampling.max_tokens == MAX_SUMMARY_TOKENS
+    assert asking.sampling.temperature is not None and asking.sampling.temperature <= 0.3
+    assert asking.ends_at_context, "less is left for it: it may still be enough"
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "said"),
+    [
+        ("length", "summary_unfinished", "after 2048 tokens"),
+        ("context", "context_length_exceeded", "room for 2048"),
+    ],
+)
+def test_why_there_is_no_summary(reason: FinishReason, code: str, said: str) -> None:
+    error = unfinished(reason, Usage(prompt_tokens=9, completion_tokens=2048))
+    assert (error.code, said in error.message) == (code, True)
 
 
 def test_what_the_user_said_stays_and_the_rest_is_one_item() -> None:
