@@ -1,6 +1,6 @@
 """Responses that are worked on without their client: begun, watched, cancelled, and stored.
 
-    start ─▶ run_request ─▶ events ─▶ encoder ─▶ store, feed of the client that watches
+    start ─▶ run_request ─▶ events ─▶ encoder ─▶ store, log of events for clients that watch
     every second: leases renewed; what was cancelled or deleted through another gateway stops
 
 A gateway that stops fails its runs and says so; one that dies leaves leases that run out.
@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator
 
 from inference.gateway.call import CANCELLED, FINISHED, Call
-from inference.gateway.frame_feed import FrameFeed
+from inference.gateway.frame_log import FrameLog
 from inference.gateway.gateway import Gateway
 from inference.gateway.placed_request import PlacedRequest
 from inference.gateway.response_store import ResponseStore
@@ -37,7 +37,7 @@ SAVE_AGAIN_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 
 
 class BackgroundRun:
-    """One response. ``feed``: of the client that asked for it as a stream."""
+    """One response. ``log``: its events so far, for whoever watches."""
 
     def __init__(
         self,
@@ -47,16 +47,17 @@ class BackgroundRun:
         *,
         call: Call,
         encoder: ResponseStreamEncoder,
-        feed: FrameFeed | None,
+        opening: bytes,
     ) -> None:
-        """``encoder`` has given its opening already."""
+        """``opening``: the events that ``encoder`` has given already."""
         self.id = response_id(call.request_id)
         self.call = call
         self._gateway = gateway
         self._store = store
         self._request = request
         self._encoder = encoder
-        self._feed = feed
+        self.log = FrameLog()
+        self.log.put(opening)
         self._is_cancelled = False
         self._is_ending = False
         self.task: asyncio.Task[None] | None = None
@@ -69,11 +70,6 @@ class BackgroundRun:
         self._is_cancelled = True
         if self.task is not None:
             self.task.cancel()
-
-    def close_feed(self) -> None:
-        """Nothing comes any more, however it ended."""
-        if self._feed is not None:
-            self._feed.close()
 
     async def work(self) -> None:
         self.call.outcome = await self._outcome()
@@ -101,7 +97,7 @@ class BackgroundRun:
                 if isinstance(event, Finished) and not await self._keep(event):
                     self._stop()
                     return
-                self._put(self._encoder.encode(event))
+                self.log.put(self._encoder.encode(event))
                 if isinstance(event, Accepted):
                     await self._tell_progress()
 
@@ -130,21 +126,17 @@ class BackgroundRun:
         """It has been cancelled; the store knows."""
         self._is_cancelled = True
         cancelled = Failure(code="cancelled", message="The response was cancelled.")
-        self._put(self._encoder.cancelled(RequestFailedError(cancelled)))
+        self.log.put(self._encoder.cancelled(RequestFailedError(cancelled)))
         return cancelled.code
 
     async def _fail(self, error: ApiError) -> str:
-        self._put(self._encoder.failed(error))
+        self.log.put(self._encoder.failed(error))
         assert self._encoder.response is not None, "the encoder has opened"
         try:
             await self._store.progress(self._encoder.response)
         except ServiceUnavailableError:
             logger.error("response %s failed (%s) and cannot say so", self.id, error.code)
         return error.code
-
-    def _put(self, frames: bytes) -> None:
-        if self._feed is not None:
-            self._feed.put(frames)
 
 
 class BackgroundRuns:
@@ -165,18 +157,28 @@ class BackgroundRuns:
         *,
         call: Call,
         encoder: ResponseStreamEncoder,
-        feed: FrameFeed | None,
-    ) -> None:
+        opening: bytes,
+    ) -> BackgroundRun:
         """``request`` has been stored as queued. ``call`` is that of the request that asked for
         it, whose end is now the run's to tell."""
         run = BackgroundRun(
-            self._gateway, self._store, request, call=call.hand_over(), encoder=encoder, feed=feed
+            self._gateway,
+            self._store,
+            request,
+            call=call.hand_over(),
+            encoder=encoder,
+            opening=opening,
         )
         self._runs[run.id] = run
         run.task = self._gateway.spawn(run.work())
         run.task.add_done_callback(lambda _: self._forget(run))
         if len(self._runs) == 1:
             self._watcher = asyncio.create_task(self._watch(), name="gateway background runs")
+        return run
+
+    def find(self, wanted_id: str) -> BackgroundRun | None:
+        """``None``: it is not worked on here."""
+        return self._runs.get(wanted_id)
 
     def cancel(self, cancelled_id: str) -> None:
         """Once the store has been told. Ignored for what does not run here."""
@@ -186,7 +188,7 @@ class BackgroundRuns:
 
     def _forget(self, run: BackgroundRun) -> None:
         """Also called for a run that was cancelled before it did anything."""
-        run.close_feed()
+        run.log.close()
         run.call.close()
         del self._runs[run.id]
         if not self._runs and self._watcher is not None:

@@ -14,10 +14,9 @@ import logging
 import orjson
 
 from inference.gateway.background import BackgroundRuns
-from inference.gateway.frame_feed import FrameFeed
+from inference.gateway.frame_log import FrameWatch
 from inference.gateway.gateway import Gateway
-from inference.gateway.generation import KEEP_ALIVE_S, GenerationConsumer, unix_time_s
-from inference.gateway.keep_alive import QuietTimer
+from inference.gateway.generation import GenerationConsumer, unix_time_s
 from inference.gateway.response_store import ResponseStore, record_of
 from inference.protocol.events import Event, Finished
 from inference.wire import openai_responses, openai_responses_errors
@@ -43,7 +42,7 @@ class ResponsesConsumer(GenerationConsumer):
         self._runs = runs
         self._asked: ResponsesRequest | None = None
         self._stream_encoder: ResponseStreamEncoder | None = None
-        self._feed: FrameFeed | None = None
+        self._watched: FrameWatch | None = None
 
     async def _generate(self, request: ParsedRequest) -> None:
         assert isinstance(request, ResponsesRequest), "this consumer has one parser"
@@ -75,8 +74,8 @@ class ResponsesConsumer(GenerationConsumer):
     async def refuse(self, error: ApiError) -> None:
         """A stream that has begun ends as its dialect has it, and is kept as failed. One that
         watches a run ends with it: a gateway that stops ends both."""
-        if self._feed is not None and self._response_started:
-            await self._forward_feed(self._feed)
+        if self._watched is not None and self._response_started:
+            await self._forward_watched(self._watched)
             return
         encoder = self._stream_encoder
         if encoder is None or not self._response_started or self._response_ended:
@@ -101,26 +100,9 @@ class ResponsesConsumer(GenerationConsumer):
         queued = encoder.response
         assert queued is not None, "the encoder has opened"
         await self._store.save(record_of(request, queued, call=self.call))
-        self._feed = FrameFeed(self.abort) if request.stream else None
-        self._runs.start(request, call=self.call, encoder=encoder, feed=self._feed)
-        if self._feed is None:
+        run = self._runs.start(request, call=self.call, encoder=encoder, opening=opening)
+        if not request.stream:
             await self.respond(200, orjson.dumps(queued))
-        else:
-            await self._watch(self._feed, opening)
-
-    async def _watch(self, feed: FrameFeed, opening: bytes) -> None:
-        """Until the run ends, or the client leaves it to itself."""
-        self._quiet = QuietTimer(self._keep_alive, first_s=KEEP_ALIVE_S, then_s=KEEP_ALIVE_S)
-        try:
-            await self._send_frames(opening, last=False)
-            await self._forward_feed(feed)
-        finally:
-            if self._client_left:
-                feed.leave()
-            self._quiet.stop()
-
-    async def _forward_feed(self, feed: FrameFeed) -> None:
-        is_last = False
-        while not is_last:
-            frames, is_last = await feed.take()
-            await self._send_frames(frames, last=is_last)
+            return
+        self._watched = run.log.watch(self.abort)
+        await self._watch(self._watched)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import ClassVar
 
 import orjson
 
-from inference.gateway.background import BackgroundRuns
-from inference.gateway.consumers import ApiConsumer
+from inference.conversations.records import ACTIVE, ResponseRecord
+from inference.gateway.background import BackgroundRun, BackgroundRuns
+from inference.gateway.frame_log import EventsGoneError, FrameWatch
 from inference.gateway.gateway import Gateway
 from inference.gateway.response_store import ResponseStore
+from inference.gateway.streaming import STREAM_GRACE_S, StreamingConsumer
+from inference.wire import openai_responses_errors
 from inference.wire.errors import InvalidRequestError
+from inference.wire.openai_responses_replay import replay
 from inference.wire.openai_responses_stored import (
     deleted_body,
     item_list_body,
@@ -18,12 +23,14 @@ from inference.wire.openai_responses_stored import (
     read_retrieval,
 )
 
+LOOK_INTERVAL_S = 1.0
 
-class StoredResponseConsumer(ApiConsumer):
+
+class StoredResponseConsumer(StreamingConsumer):
     """What these have in common: an id in the path."""
 
     def __init__(self, *, gateway: Gateway, store: ResponseStore, runs: BackgroundRuns) -> None:
-        super().__init__(gateway=gateway)
+        super().__init__(gateway=gateway, errors=openai_responses_errors)
         self._store = store
         self._runs = runs
 
@@ -43,9 +50,39 @@ class ResponseConsumer(StoredResponseConsumer):
         if self.scope["method"] == "DELETE":
             await self._delete()
             return
-        read_retrieval(self.scope["query_string"])
+        asked = read_retrieval(self.scope["query_string"])
         record = await self._store.find(self.response_id, self.call.who)
-        await self.respond(200, orjson.dumps(record.response))
+        if asked.stream:
+            await self._stream(record, asked.starting_after)
+        else:
+            await self.respond(200, orjson.dumps(record.response))
+
+    async def _stream(self, record: ResponseRecord, starting_after: int | None) -> None:
+        """What is worked on here is watched; of what another gateway works on its end is waited
+        for; what has ended is told again."""
+        run = self._runs.find(record.id)
+        if run is not None:
+            await self._watch(self._watch_of(run, starting_after))
+            return
+        self._keep_alive_from(STREAM_GRACE_S)
+        try:
+            while record.status in ACTIVE:
+                await asyncio.sleep(LOOK_INTERVAL_S)
+                record = await self._store.find(record.id, self.call.who)
+            await self._send_frames(replay(record.response, starting_after), last=True)
+        finally:
+            self._stop_keep_alive()
+
+    def _watch_of(self, run: BackgroundRun, starting_after: int | None) -> FrameWatch:
+        try:
+            return run.log.watch(self.abort, after=-1 if starting_after is None else starting_after)
+        except EventsGoneError as gone:
+            raise InvalidRequestError(
+                f"The events before number {gone.first} are no longer kept: ask for "
+                f"'starting_after' {gone.first - 1} or later, or read the response when it has "
+                "ended.",
+                param="starting_after",
+            ) from gone
 
     async def _delete(self) -> None:
         """One that is still being worked on is cancelled by it."""

@@ -36,17 +36,31 @@ class ItemPage:
     after: str | None = None
 
 
-def read_retrieval(query: bytes) -> None:
-    """Raises ``ApiError`` for anything but asking for the response as it is."""
-    _read(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrieval:
+    """``starting_after``: the number of the last event that the client has seen."""
+
+    stream: bool = False
+    starting_after: int | None = None
+
+
+def read_retrieval(query: bytes) -> Retrieval:
+    """Raises ``ApiError``."""
+    read = _read(
         query,
         {
             "include": _include,
-            "stream": _only_false("a stored response is not streamed; ask for it again"),
-            "include_obfuscation": _only_false("nothing is padded"),
-            "starting_after": _refused("a stored response is not streamed"),
+            "stream": _flag,
+            "include_obfuscation": _only_false("these events are not padded"),
+            "starting_after": _number,
         },
     )
+    asked = Retrieval(stream=read.get("stream", False), starting_after=read.get("starting_after"))
+    if asked.starting_after is not None and not asked.stream:
+        raise InvalidRequestError(
+            "'starting_after' is only allowed with 'stream' true.", param="starting_after"
+        )
+    return asked
 
 
 def read_item_page(query: bytes) -> ItemPage:
@@ -109,10 +123,19 @@ def _text(value: str, _name: str) -> str:
     return value
 
 
+def _number(value: str, name: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) < 16):
+        raise InvalidRequestError(f"'{name}' must be an integer, 0 or more.", param=name)
+    return int(value)
+
+
+def _flag(value: str, name: str) -> bool:
+    word: str = one_of("true", "false")(value.lower(), name)
+    return word == "true"
+
+
 def _limit(value: str, name: str) -> int:
-    if not (value.isascii() and value.isdigit() and len(value) < 5):
-        raise InvalidRequestError(f"'{name}' must be an integer.", param=name)
-    limit = int(value)
+    limit = _number(value, name)
     if not 1 <= limit <= MAX_ITEMS:
         raise InvalidRequestError(
             f"'{name}' must be from 1 up to {MAX_ITEMS}; it is {limit}.", param=name
@@ -124,12 +147,5 @@ def _only_false(reason: str) -> ReadValue:
     def read(value: str, name: str) -> None:
         if value.lower() != "false":
             raise UnsupportedParameterError(name, reason)
-
-    return read
-
-
-def _refused(reason: str) -> ReadValue:
-    def read(_value: str, name: str) -> None:
-        raise UnsupportedParameterError(name, reason)
 
     return read

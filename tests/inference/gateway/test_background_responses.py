@@ -12,9 +12,8 @@ from django.db import OperationalError
 
 from inference.conversations import selectors, services
 from inference.conversations.models import StoredResponse
-from inference.gateway import background, response_store
+from inference.gateway import background, frame_log, response_store, stored_responses
 from inference.gateway.database import DatabaseThreads
-from inference.gateway.frame_feed import FrameFeed
 from inference.gateway.gateway import Gateway
 from inference.wire import openai_responses
 from tests.inference.gateway.asgi_client import AsgiClient
@@ -80,6 +79,73 @@ async def test_a_background_stream_that_is_watched_to_its_end(
     last: Any = seen[-1]
     assert (last.type, last.response.output_text) == ("response.completed", "The capital is Paris.")
     assert (await sdk.responses.retrieve(last.response.id)).to_dict() == last.response.to_dict()
+
+
+async def test_a_stream_is_watched_again_after_a_broken_connection(
+    client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads
+) -> None:
+    gate = asyncio.Event()
+    neuron.script = gated(gate)
+    first = client.open("POST", RESPONSES, ask(background=True, stream=True))
+    await first.until(b'"delta":"Pa"')
+    seen = events(first)
+    first.leave()
+    await first.finish()
+    response_id, last = seen[0]["response"]["id"], seen[-1]["sequence_number"]
+    path = f"{RESPONSES}/{response_id}?stream=true"
+    again = client.open("GET", path)
+    after = client.open("GET", f"{path}&starting_after={last}")
+    await again.until(b'"delta":"Pa"')
+    assert events(again) == seen
+    gate.set()
+    rest = events(await after.finish())
+    assert [event["sequence_number"] for event in rest] == [*range(last + 1, last + 1 + len(rest))]
+    assert (rest[0]["delta"], rest[-1]["type"]) == ("ris", "response.completed")
+    assert events(await again.finish()) == seen + rest
+    (end,) = events(await client.open("GET", f"{path}&starting_after={last}").finish())
+    assert (end["type"], end["sequence_number"]) == ("response.completed", last + 1)
+    assert end["response"]["output"] == rest[-1]["response"]["output"]
+
+
+async def test_the_sdk_watches_again(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
+    made = await sdk.responses.create(**ask())
+    stream = await sdk.responses.retrieve(made.id, stream=True)
+    seen = [event async for event in stream]
+    last: Any = seen[-1]
+    assert (seen[0].type, last.type) == ("response.created", "response.completed")
+    assert last.response.output_text == "The capital is Paris."
+
+
+async def test_what_another_gateway_works_on_is_waited_for(
+    client: AsgiClient, neuron: FakeNeuron, kept: DatabaseThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_responses, "LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(background.BackgroundRuns, "find", lambda *_: None)
+    gate = asyncio.Event()
+    neuron.script = gated(gate)
+    made = (await client.post(RESPONSES, ask(background=True))).json["id"]
+    watching = client.open("GET", f"{RESPONSES}/{made}?stream=true")
+    await until_status(kept, made, "in_progress")
+    gate.set()
+    seen = events(await watching.finish())
+    assert (seen[0]["type"], seen[-1]["type"]) == ("response.created", "response.completed")
+
+
+async def test_events_that_are_gone_are_said_to_be(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_log, "MAX_KEPT_BYTES", 2000)
+    neuron.script = endless
+    made = (await client.post(RESPONSES, ask(background=True))).json["id"]
+    path = f"{RESPONSES}/{made}?stream=true&starting_after=0"
+    async with asyncio.timeout(10):
+        while (refused := client.open("GET", path)).status != 400:
+            await asyncio.sleep(0.05)
+            refused.leave()
+            await refused.finish()
+    await refused.finish()
+    assert refused.error["param"] == "starting_after"
+    await client.post(f"{RESPONSES}/{made}/cancel")
 
 
 async def test_cancelling_in_the_background(
@@ -242,10 +308,11 @@ async def test_a_run_that_is_cancelled_before_it_begins_lets_its_watcher_go(
     )
     request = openai_responses.parse(json.dumps(ask(background=True)).encode())
     encoder = request.stream_encoder(request_id="r", clock=lambda: 1)
-    encoder.opening()
-    feed = FrameFeed(lambda: None)
+    opening = encoder.opening()
     call = gateway.open_call(request_id="r", endpoint="/v1/responses", user_agent="")
-    runs.start(request, call=call, encoder=encoder, feed=feed)
+    run = runs.start(request, call=call, encoder=encoder, opening=opening)
+    watch = run.log.watch(lambda: None)
+    assert await watch.take() == (opening, False)
     runs.cancel("resp_r")
-    assert await asyncio.wait_for(feed.take(), 10) == (b"", True)
+    assert await asyncio.wait_for(watch.take(), 10) == (b"", True)
     assert len(runs) == 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from inference.gateway import generation, waiting_room
+from inference.gateway import generation, streaming, waiting_room
 from inference.gateway.gateway import Gateway
 from inference.protocol import keys
 from inference.protocol.events import (
@@ -139,7 +139,7 @@ async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
-    monkeypatch.setattr(generation, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
     monkeypatch.setattr(waiting_room, "LOOK_INTERVAL_S", 0.02)
     neuron.status = None
     await neuron.beat()

@@ -10,7 +10,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from inference.gateway import generation
+from inference.gateway import generation, streaming
 from inference.protocol.events import (
     Accepted,
     ChoiceFinished,
@@ -237,7 +237,7 @@ async def test_a_quiet_stream_is_kept_alive(
 ) -> None:
     """Before ``message_start``, which clients want first, by what no client takes for an event."""
     monkeypatch.setattr(generation, "STREAM_GRACE_S", 0.05)
-    monkeypatch.setattr(generation, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
     neuron.script = script
     exchange = client.open("POST", MESSAGES, ask(stream=True))
     await exchange.until(frame * 2)

@@ -13,8 +13,10 @@ from inference.wire import openai_responses
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import ApiError
 from inference.wire.openai_responses_input import items, with_ids
+from inference.wire.openai_responses_replay import replay
 from inference.wire.openai_responses_stored import (
     ItemPage,
+    Retrieval,
     deleted_body,
     item_list_body,
     read_item_page,
@@ -94,7 +96,49 @@ def test_the_page_asked_for() -> None:
 
 @pytest.mark.parametrize("query", [b"", b"stream=false", b"include=file_search_call.results"])
 def test_a_response_as_it_is(query: bytes) -> None:
-    read_retrieval(query)
+    assert read_retrieval(query) == Retrieval()
+
+
+def test_a_response_as_a_stream() -> None:
+    assert read_retrieval(b"stream=true") == Retrieval(stream=True)
+    asked = read_retrieval(b"stream=true&starting_after=7&include_obfuscation=false")
+    assert asked == Retrieval(stream=True, starting_after=7)
+    for wrong in (b"starting_after=7", b"stream=yes", b"stream=true&starting_after=-1"):
+        with pytest.raises(ApiError):
+            read_retrieval(wrong)
+
+
+ENDED = {
+    "id": "resp_1",
+    "status": "completed",
+    "output": [{"id": "msg_1", "type": "message"}, {"id": "fc_1", "type": "function_call"}],
+    "usage": {"total_tokens": 3},
+}
+
+
+def _told(frames: bytes) -> list[dict[str, Any]]:
+    return [json.loads(frame.partition(b"data: ")[2]) for frame in frames.split(b"\n\n")[:-1]]
+
+
+def test_one_that_has_ended_is_told_again() -> None:
+    events = _told(replay(ENDED, None))
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        *("created", "in_progress"),
+        *("output_item.added", "output_item.done") * 2,
+        "completed",
+    ]
+    assert events[0]["response"] | {"status": "completed"} != ENDED
+    assert (events[0]["response"]["output"], events[-1]["response"]) == ([], ENDED)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [("failed", "response.failed"), ("incomplete", "response.incomplete"), ("cancelled", "error")],
+)
+def test_who_has_seen_some_is_told_the_end(status: str, kind: str) -> None:
+    (event,) = _told(replay(ENDED | {"status": status}, 41))
+    assert (event["type"], event["sequence_number"]) == (kind, 42)
 
 
 @given(query=st.binary(max_size=60))
