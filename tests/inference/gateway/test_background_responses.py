@@ -92,9 +92,10 @@ async def test_a_stream_is_watched_again_after_a_broken_connection(
     first.leave()
     await first.finish()
     response_id, last = seen[0]["response"]["id"], seen[-1]["sequence_number"]
-    path = f"{RESPONSES}/{response_id}?stream=true"
-    again = client.open("GET", path)
-    after = client.open("GET", f"{path}&starting_after={last}")
+    path = f"{RESPONSES}/{response_id}"
+    rest_of_it = f"stream=true&starting_after={last}"
+    again = client.open("GET", path, query="stream=true")
+    after = client.open("GET", path, query=rest_of_it)
     await again.until(b'"delta":"Pa"')
     assert events(again) == seen
     gate.set()
@@ -102,7 +103,7 @@ async def test_a_stream_is_watched_again_after_a_broken_connection(
     assert [event["sequence_number"] for event in rest] == [*range(last + 1, last + 1 + len(rest))]
     assert (rest[0]["delta"], rest[-1]["type"]) == ("ris", "response.completed")
     assert events(await again.finish()) == seen + rest
-    (end,) = events(await client.open("GET", f"{path}&starting_after={last}").finish())
+    (end,) = events(await client.get(path, query=rest_of_it))
     assert (end["type"], end["sequence_number"]) == ("response.completed", last + 1)
     assert end["response"]["output"] == rest[-1]["response"]["output"]
 
@@ -124,7 +125,7 @@ async def test_what_another_gateway_works_on_is_waited_for(
     gate = asyncio.Event()
     neuron.script = gated(gate)
     made = (await client.post(RESPONSES, ask(background=True))).json["id"]
-    watching = client.open("GET", f"{RESPONSES}/{made}?stream=true")
+    watching = client.open("GET", f"{RESPONSES}/{made}", query="stream=true")
     await until_status(kept, made, "in_progress")
     gate.set()
     seen = events(await watching.finish())
@@ -137,13 +138,14 @@ async def test_events_that_are_gone_are_said_to_be(
     monkeypatch.setattr(frame_log, "MAX_KEPT_BYTES", 2000)
     neuron.script = endless
     made = (await client.post(RESPONSES, ask(background=True))).json["id"]
-    path = f"{RESPONSES}/{made}?stream=true&starting_after=0"
-    async with asyncio.timeout(10):
-        while (refused := client.open("GET", path)).status != 400:
-            await asyncio.sleep(0.05)
-            refused.leave()
-            await refused.finish()
-    await refused.finish()
+    path, status = f"{RESPONSES}/{made}", 0
+    async with asyncio.timeout(30):
+        while status != 400:
+            tried = client.open("GET", path, query="stream=true&starting_after=0")
+            while not (status := tried.status):
+                await asyncio.sleep(0.01)
+            tried.leave()
+    refused = await tried.finish()
     assert refused.error["param"] == "starting_after"
     await client.post(f"{RESPONSES}/{made}/cancel")
 
