@@ -21,7 +21,14 @@ from inference.protocol.events import (
     ToolCallDelta,
     ToolCallStarted,
 )
-from inference.wire import anthropic_messages, openai_chat, openai_completions, openai_responses
+from inference.wire import (
+    anthropic_messages,
+    ollama_chat,
+    ollama_generate,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+)
 from inference.wire.dialect import NO_CONTEXT, Encoder, Parse
 
 ROUNDS = 50
@@ -54,6 +61,8 @@ DIALECTS = {
             "thinking": {"type": "enabled", "budget_tokens": 1024},
         },
     ),
+    "ollama_chat": Dialect(ollama_chat.parse, {"messages": QUESTION, "think": True}),
+    "ollama_generate": Dialect(ollama_generate.parse, {"prompt": "Capital of France?"}),
     "openai_chat": Dialect(openai_chat.parse, {"messages": QUESTION, "include_reasoning": True}),
     "openai_completions": Dialect(openai_completions.parse, {"prompt": "The capital of France is"}),
     "openai_responses": Dialect(openai_responses.parse, {"input": QUESTION}),

@@ -18,8 +18,17 @@ from inference.gateway.health import HealthConsumer
 from inference.gateway.lifespan import LifespanConsumer
 from inference.gateway.metrics_endpoint import MetricsEndpoint
 from inference.gateway.models import ModelConsumer, ModelListConsumer
+from inference.gateway.ollama import (
+    OPERATORS,
+    OllamaConsumer,
+    OllamaEmbedConsumer,
+    OllamaModelsConsumer,
+    OllamaOperatorsConsumer,
+    OllamaShowConsumer,
+    OllamaVersionConsumer,
+)
 from inference.gateway.origins import with_cors
-from inference.gateway.paths import api_path, api_path_of
+from inference.gateway.paths import OLLAMA_PATHS, api_path, api_path_of
 from inference.gateway.response_socket import ResponseSocket
 from inference.gateway.response_store import ResponseStore
 from inference.gateway.responses import ResponsesConsumer
@@ -35,6 +44,9 @@ from inference.gateway.token_counts import (
 from inference.wire import (
     anthropic_errors,
     anthropic_messages,
+    ollama_chat,
+    ollama_errors,
+    ollama_generate,
     openai_chat,
     openai_completions,
     openai_errors,
@@ -47,6 +59,8 @@ RESPONSES_PATH = re.compile(r"(/v1)?/responses/?")
 def errors_of(path: bytes) -> ErrorDialect:
     """For refusals before there is a consumer."""
     known = api_path_of(path) or ""
+    if known in OLLAMA_PATHS:
+        return ollama_errors
     return anthropic_errors if known.startswith("/v1/messages") else openai_errors
 
 
@@ -110,8 +124,36 @@ def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
         re_path(r"^v1/models/?$", ModelListConsumer.as_asgi(gateway=gateway)),
         re_path(r"^v1/models/(?P<name>.+)$", ModelConsumer.as_asgi(gateway=gateway)),
         re_path(r"^v1(?:/.*)?$", UnknownUrlConsumer.as_asgi(gateway=gateway)),
+        *_ollama(gateway),
         re_path(r"^health/?$", HealthConsumer.as_asgi(gateway=gateway)),
     ]
+
+
+def _ollama(gateway: Gateway) -> list[URLPattern]:
+    """Exact paths, each of ``OLLAMA_PATHS``: the others under /api are Django's."""
+    parsers = {"/api/chat": ollama_chat.parse, "/api/generate": ollama_generate.parse}
+    consumers = {
+        "/api/show": OllamaShowConsumer.as_asgi(gateway=gateway),
+        "/api/version": OllamaVersionConsumer.as_asgi(gateway=gateway),
+        **{
+            path: OllamaConsumer.as_asgi(gateway=gateway, parse=parse, endpoint=path)
+            for path, parse in parsers.items()
+        },
+        **{
+            path: OllamaEmbedConsumer.as_asgi(gateway=gateway, endpoint=path)
+            for path in ("/api/embed", "/api/embeddings")
+        },
+        **{
+            path: OllamaModelsConsumer.as_asgi(gateway=gateway, endpoint=path)
+            for path in ("/api/tags", "/api/ps")
+        },
+        **{
+            path: OllamaOperatorsConsumer.as_asgi(gateway=gateway, endpoint=path)
+            for path in OPERATORS
+        },
+    }
+    assert consumers.keys() == OLLAMA_PATHS, "a path without an answer"
+    return [re_path(f"^{path[1:]}$", consumer) for path, consumer in consumers.items()]
 
 
 async def no_socket(scope: Any, receive: Any, send: Any) -> None:

@@ -28,10 +28,10 @@ class EmbeddingsConsumer(ApiConsumer):
             while not isinstance(event := (await stream.next_events())[-1], Embedded):
                 pass
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
-        await self.respond(200, await _joined(encoder.parts(event)))
+        await self.respond(200, await joined(encoder.parts(event)))
 
 
-async def _joined(parts: Iterable[bytes]) -> bytes:
+async def joined(parts: Iterable[bytes]) -> bytes:
     """Lets others run meanwhile."""
     body = bytearray()
     for number, part in enumerate(parts, start=1):

@@ -23,8 +23,22 @@ KNOWN_PATHS = (
     "/v1/responses/compact",
     "/v1/responses/input_tokens",
     "/health",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api/tags",
+    "/api/show",
 )
 """Those without a name in them: what a wrong path is compared to."""
+
+OLLAMA_PATHS = frozenset(
+    f"/api/{name}"
+    for name in (
+        *("chat", "generate", "embed", "embeddings", "tags", "show", "ps", "version"),
+        *("pull", "push", "create", "copy", "delete"),
+    )
+)
+"""Exactly these: what else is under /api is Django's."""
 
 MAX_COMPARED_CHARS = 100
 LEAST_LIKENESS = 0.7
@@ -39,7 +53,7 @@ _WITHOUT_VERSION = re.compile(
 
 def api_path(path: str) -> str | None:
     """The path by which the API's routes know it; ``None``: it is not the API's."""
-    if _API_PATH.fullmatch(path):
+    if path in OLLAMA_PATHS or _API_PATH.fullmatch(path):
         return path
     return VERSION + path if _WITHOUT_VERSION.fullmatch(path) else None
 
@@ -57,7 +71,9 @@ def near_path(path: str) -> str | None:
             return known
     if len(wanted) > MAX_COMPARED_CHARS:
         return None
-    near = difflib.get_close_matches(wanted, KNOWN_PATHS, n=1, cutoff=LEAST_LIKENESS)
+    is_ollamas = wanted.startswith("/api/")
+    compared = [known for known in KNOWN_PATHS if known.startswith("/api/") == is_ollamas]
+    near = difflib.get_close_matches(wanted, compared, n=1, cutoff=LEAST_LIKENESS)
     return near[0] if near else None
 
 

@@ -7,6 +7,7 @@ come first.
 from __future__ import annotations
 
 import asyncio
+from typing import ClassVar
 
 from inference.gateway.consumers import ApiConsumer, Headers
 from inference.gateway.frame_log import FrameWatch
@@ -25,6 +26,8 @@ STREAM_HEADERS: Headers = [
 
 
 class StreamingConsumer(ApiConsumer):
+    stream_headers: ClassVar[Headers] = STREAM_HEADERS
+
     def __init__(
         self, *, gateway: Gateway, errors: ErrorDialect = openai_errors, endpoint: str = ""
     ) -> None:
@@ -49,7 +52,7 @@ class StreamingConsumer(ApiConsumer):
             if self._quiet is not None:
                 self._quiet.touch()
             if not self._response_started:
-                await self.start_response(200, STREAM_HEADERS)
+                await self.start_response(200, self.stream_headers)
             await self.send_body(frames, last=last)
 
     async def _watch(self, watched: FrameWatch) -> None:

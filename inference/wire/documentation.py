@@ -11,6 +11,10 @@ from pathlib import Path
 
 from inference.wire import (
     anthropic_messages,
+    ollama_chat,
+    ollama_embed,
+    ollama_generate,
+    ollama_models,
     openai_chat,
     openai_completions,
     openai_embeddings,
@@ -37,6 +41,12 @@ DIALECTS: dict[str, Mapping[str, Field]] = {
         for what, fields in anthropic_messages.NESTED_FIELDS.items()
     },
     "POST /v1/messages/count_tokens": anthropic_messages.COUNT_FIELDS,
+    "POST /api/chat": ollama_chat.FIELDS,
+    **{f"POST /api/chat: {what}": fields for what, fields in ollama_chat.NESTED_FIELDS.items()},
+    "POST /api/generate": ollama_generate.FIELDS,
+    "POST /api/embed": ollama_embed.FIELDS,
+    "POST /api/embeddings": ollama_embed.OLD_FIELDS,
+    "POST /api/show": ollama_models.SHOW_FIELDS,
     "POST /v1/embeddings": openai_embeddings.FIELDS,
     "POST /v1/responses": openai_responses.FIELDS,
     **{

@@ -21,6 +21,7 @@
     ├── MethodNotAllowedError           405 method_not_allowed
     ├── RequestTooLargeError            413 request_too_large
     ├── InternalError                   500 internal_error
+    ├── NotSupportedError               501 not_supported
     ├── ServiceUnavailableError         503 redis_unavailable, database_unavailable, neuron_lost,
     │                                       shutting_down, model_loading …          retryable
     └── RequestFailedError              what a neuron or placement said, by FAILURES
@@ -206,6 +207,14 @@ class RequestTooLargeError(ApiError):
 class InternalError(ApiError):
     def __init__(self) -> None:
         super().__init__("The server failed on this request; its log has the details.")
+
+
+class NotSupportedError(ApiError):
+    """Another server's operation, which this one does not have."""
+
+    status = 501
+    type = "invalid_request_error"
+    code = "not_supported"
 
 
 class ServiceUnavailableError(ApiError):

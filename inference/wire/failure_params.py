@@ -12,6 +12,7 @@ from inference.wire.errors import ApiError, RequestFailedError
 OPENAI_NAMES: dict[str, str] = {}
 """Of chat, completions and embeddings: what is the same has no entry, here and below."""
 RESPONSES_NAMES = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
+OLLAMA_NAMES = {"stop": "options.stop", "max_tokens": "options.num_predict"}
 ANTHROPIC_NAMES = {"prompt": "messages", "stop": "stop_sequences"}
 
 

@@ -33,6 +33,7 @@ OTHER_WORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("random_seed", "rng_seed"), ("seed",)),
     **dict.fromkeys(("system_prompt", "system"), ("instructions", "system", "messages")),
     **dict.fromkeys(("messages", "prompt", "inputs"), ("input", "messages", "prompt")),
+    **dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "seed", "num_ctx"), ("options",)),
     "n_probs": ("logprobs",),
     "num_return_sequences": ("n",),
 }

@@ -218,10 +218,10 @@ def prompt_ids_of(event: Accepted) -> dict[str, Any] | None:
 
 
 def _logprobs(tokens: list[TextLogprob]) -> dict[str, Any]:
-    return {"content": [_output_token(token) for token in tokens], "refusal": None}
+    return {"content": [output_token(token) for token in tokens], "refusal": None}
 
 
-def _output_token(token: TextLogprob) -> dict[str, Any]:
+def output_token(token: TextLogprob) -> dict[str, Any]:
     assert token.logprob is not None, "every output token has one"
     top = [_token(*candidate) for candidate in token.top]
     return {**_token(token.token, token.token_bytes, token.logprob), "top_logprobs": top}

@@ -6,7 +6,8 @@ from benchmarks.encoding import DIALECTS, PARTS, as_lines, encoding_costs
 from tests.inference.wire.golden import DIALECTS as GOLDEN_DIALECTS
 
 TEXT_ONLY = {"openai_completions"}
-UNSTREAMED = {"openai_embeddings"}
+CALLS_COME_WHOLE = {"ollama_chat", "ollama_generate"}
+UNSTREAMED = {"ollama_embed", "openai_embeddings"}
 
 
 def test_every_dialect_and_part_is_timed() -> None:
@@ -16,6 +17,8 @@ def test_every_dialect_and_part_is_timed() -> None:
         assert all(us > 0 for us in parts.values())
         if dialect in TEXT_ONLY:
             assert "text" in parts
+        elif dialect in CALLS_COME_WHOLE:
+            assert set(parts) == {"reasoning", "text"}
         else:
             assert set(parts) == set(PARTS), dialect
     lines = as_lines(costs)

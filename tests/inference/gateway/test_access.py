@@ -60,6 +60,7 @@ async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
 INFERENCE = (200, 200, 200, 403, 401)
 OWNED = (200, 200, 404, 403, 401)
 ANYBODY = (200, 200, 200, 200, 200)
+OPERATORS = (501, 501, 501, 403, 401)
 NOTHING = (404, 404, 404, 404, 404)
 ONE = r"^v1/responses/(?P<response_id>[^/]+)"
 ROWS: dict[str, list[Row]] = {
@@ -95,6 +96,45 @@ ROWS: dict[str, list[Row]] = {
             script=counts,
         )
     ],
+    "^api/chat$": [Row(method="POST", path="/api/chat", body=CHAT, expected=INFERENCE)],
+    "^api/generate$": [
+        Row(
+            method="POST",
+            path="/api/generate",
+            body={"model": "tiny", "prompt": "Hi"},
+            expected=INFERENCE,
+        )
+    ],
+    "^api/embed$": [
+        Row(
+            method="POST",
+            path="/api/embed",
+            body={"model": "tiny", "input": "Hi"},
+            expected=INFERENCE,
+            script=embeds,
+        )
+    ],
+    "^api/embeddings$": [
+        Row(
+            method="POST",
+            path="/api/embeddings",
+            body={"model": "tiny", "prompt": "Hi"},
+            expected=INFERENCE,
+            script=embeds,
+        )
+    ],
+    "^api/tags$": [Row(method="GET", path="/api/tags", expected=INFERENCE)],
+    "^api/ps$": [Row(method="GET", path="/api/ps", expected=INFERENCE)],
+    "^api/version$": [Row(method="GET", path="/api/version", expected=INFERENCE)],
+    "^api/show$": [
+        Row(method="POST", path="/api/show", body={"model": "tiny"}, expected=INFERENCE)
+    ],
+    **{
+        f"^api/{name}$": [
+            Row(method="POST", path=f"/api/{name}", body={"model": "x"}, expected=OPERATORS)
+        ]
+        for name in ("pull", "push", "create", "copy", "delete")
+    },
     r"^v1/messages/": [Row(method="GET", path="/v1/messages/batches", expected=NOTHING)],
     r"^v1/responses/?$": [
         Row(

@@ -6,7 +6,8 @@
         events.json                     what happened: then also
             parsed.json                 the request inside
             stream.sse  body.json       the answer, streamed and whole; streamed where there
-                                        are streams of the dialect
+                                        are streams of the dialect (stream.ndjson, where
+                                        they are lines of JSON)
         or error.json                   the refusal, where the parser refuses
 
 ``python -m tests.inference.wire.golden`` writes every output anew; read the diff before you commit.
@@ -27,6 +28,10 @@ from inference.protocol.generation import Request
 from inference.wire import (
     anthropic_errors,
     anthropic_messages,
+    ollama_chat,
+    ollama_embed,
+    ollama_errors,
+    ollama_generate,
     openai_chat,
     openai_completions,
     openai_embeddings,
@@ -41,14 +46,19 @@ GOLDEN_DIR = Path(__file__).resolve().parents[2] / "golden"
 Parser = Callable[[bytes, RequestContext], Any]
 DIALECTS: dict[str, tuple[Parser, ErrorDialect]] = {
     "anthropic_messages": (anthropic_messages.parse, anthropic_errors),
+    "ollama_chat": (ollama_chat.parse, ollama_errors),
+    "ollama_embed": (ollama_embed.parse, ollama_errors),
+    "ollama_generate": (ollama_generate.parse, ollama_errors),
     "openai_chat": (openai_chat.parse, openai_errors),
     "openai_completions": (openai_completions.parse, openai_errors),
     "openai_embeddings": (openai_embeddings.parse, openai_errors),
     "openai_responses": (openai_responses.parse, openai_responses_errors),
 }
-UNSTREAMED = frozenset({"openai_embeddings"})
+UNSTREAMED = frozenset({"ollama_embed", "openai_embeddings"})
+JSON_LINES = frozenset({"ollama_chat", "ollama_generate"})
+"""Dialects whose streams are no server-sent events."""
 OPTIONAL = frozenset({"headers.json"})
-ANSWERED = frozenset({"request.json", "events.json", "parsed.json", "stream.sse", "body.json"})
+ANSWERED = frozenset({"request.json", "events.json", "parsed.json", "body.json"})
 REFUSED = frozenset({"request.json", "error.json"})
 REQUEST_ID = "0123456789abcdef"
 CREATED_UNIX_S = 1_700_000_000
@@ -81,13 +91,17 @@ class Case:
             "body.json": _pretty(json.loads(whole)),
         }
         if self.dialect not in UNSTREAMED:
-            outputs["stream.sse"] = fold(request.stream_encoder(**made), events)
+            outputs[self.stream_name] = fold(request.stream_encoder(**made), events)
         return outputs
 
     def complete_sets(self) -> tuple[frozenset[str], ...]:
         """Which files a case of this dialect may have."""
-        streamed = {"stream.sse"} if self.dialect in UNSTREAMED else set()
-        return ANSWERED - streamed, REFUSED
+        streamed = set() if self.dialect in UNSTREAMED else {self.stream_name}
+        return ANSWERED | streamed, REFUSED
+
+    @property
+    def stream_name(self) -> str:
+        return "stream.ndjson" if self.dialect in JSON_LINES else "stream.sse"
 
     def _headers(self) -> dict[str, str]:
         path = self.path / "headers.json"

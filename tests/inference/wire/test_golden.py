@@ -10,6 +10,10 @@ import pytest
 
 from inference.wire.anthropic_messages import FIELDS as MESSAGES_FIELDS
 from inference.wire.fields import Field, Support
+from inference.wire.ollama_chat import FIELDS as OLLAMA_CHAT_FIELDS
+from inference.wire.ollama_chat import NESTED_FIELDS as OLLAMA_NESTED_FIELDS
+from inference.wire.ollama_embed import FIELDS as OLLAMA_EMBED_FIELDS
+from inference.wire.ollama_generate import FIELDS as OLLAMA_GENERATE_FIELDS
 from inference.wire.openai_chat import FIELDS as CHAT_FIELDS
 from inference.wire.openai_chat import NESTED_FIELDS
 from inference.wire.openai_completions import FIELDS as COMPLETION_FIELDS
@@ -45,6 +49,9 @@ def test_every_dialect_has_cases_and_every_folder_a_dialect() -> None:
     ("dialect", "fields"),
     [
         ("anthropic_messages", MESSAGES_FIELDS),
+        ("ollama_chat", OLLAMA_CHAT_FIELDS),
+        ("ollama_embed", OLLAMA_EMBED_FIELDS),
+        ("ollama_generate", OLLAMA_GENERATE_FIELDS),
         ("openai_chat", CHAT_FIELDS),
         ("openai_completions", COMPLETION_FIELDS),
         ("openai_embeddings", EMBEDDING_FIELDS),
@@ -61,12 +68,17 @@ def test_every_field_that_is_honoured_is_in_a_case(dialect: str, fields: dict[st
     assert taken <= given, f"no answered case gives {sorted(taken - given)}"
 
 
-def test_every_nested_field_of_a_chat_is_in_a_case() -> None:
+@pytest.mark.parametrize(
+    ("dialect", "nested"), [("openai_chat", NESTED_FIELDS), ("ollama_chat", OLLAMA_NESTED_FIELDS)]
+)
+def test_every_nested_field_of_a_chat_is_in_a_case(
+    dialect: str, nested: dict[str, dict[str, Field]]
+) -> None:
     given: set[str] = set()
     for case in cases():
-        if case.dialect == "openai_chat" and (case.path / "body.json").exists():
+        if case.dialect == dialect and (case.path / "body.json").exists():
             given |= set(_names(json.loads((case.path / "request.json").read_bytes())))
-    for what, fields in NESTED_FIELDS.items():
+    for what, fields in nested.items():
         taken = {name for name, field in fields.items() if field.support is not Support.REFUSED}
         assert taken <= given, f"no answered case gives {sorted(taken - given)} of {what}"
 

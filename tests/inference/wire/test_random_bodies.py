@@ -1,4 +1,5 @@
-"""Every parser answers 10^5 spoilt bodies with a request or a refusal, never with anything else.
+"""Every parser answers 10^5 spoilt bodies with a request or a refusal, never with anything else:
+10^4 where its checks are those of another dialect for the most part.
 
 The seeds are the dialect's own answered golden requests, so a new dialect is in here by its cases.
 """
@@ -31,7 +32,8 @@ def test_a_request_or_a_refusal(dialect: str) -> None:
     parse, errors = DIALECTS[dialect]
     context = RequestContext()
     codes: dict[str, int] = {}
-    for body in random_bodies(seeds_of(dialect), NUM_BODIES, seed=3):
+    num_bodies = NUM_BODIES // 10 if dialect.startswith("ollama") else NUM_BODIES
+    for body in random_bodies(seeds_of(dialect), num_bodies, seed=3):
         try:
             request = parse(body, context)
         except ApiError as error:
@@ -45,7 +47,7 @@ def test_a_request_or_a_refusal(dialect: str) -> None:
             _crosses_to_the_neuron(inside(request))
             code = "accepted"
         codes[code] = codes.get(code, 0) + 1
-    assert codes["accepted"] > NUM_BODIES / 20, codes
+    assert codes["accepted"] > num_bodies / 20, codes
     assert {"invalid_json", "invalid_type", "unsupported_parameter"} <= codes.keys(), codes
 
 
