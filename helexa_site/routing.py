@@ -41,6 +41,7 @@ from inference.gateway.token_counts import (
     MessageTokenCountConsumer,
     ResponseTokenCountConsumer,
 )
+from inference.gateway.tokenizing import DetokenizeConsumer, TokenizeConsumer
 from inference.wire import (
     anthropic_errors,
     anthropic_messages,
@@ -124,6 +125,8 @@ def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
         re_path(r"^v1/models/?$", ModelListConsumer.as_asgi(gateway=gateway)),
         re_path(r"^v1/models/(?P<name>.+)$", ModelConsumer.as_asgi(gateway=gateway)),
         re_path(r"^v1(?:/.*)?$", UnknownUrlConsumer.as_asgi(gateway=gateway)),
+        re_path(r"^tokenize/?$", TokenizeConsumer.as_asgi(gateway=gateway)),
+        re_path(r"^detokenize/?$", DetokenizeConsumer.as_asgi(gateway=gateway)),
         *_ollama(gateway),
         re_path(r"^health/?$", HealthConsumer.as_asgi(gateway=gateway)),
     ]

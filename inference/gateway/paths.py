@@ -23,6 +23,8 @@ KNOWN_PATHS = (
     "/v1/responses/compact",
     "/v1/responses/input_tokens",
     "/health",
+    "/tokenize",
+    "/detokenize",
     "/api/chat",
     "/api/generate",
     "/api/embed",
@@ -43,7 +45,7 @@ OLLAMA_PATHS = frozenset(
 MAX_COMPARED_CHARS = 100
 LEAST_LIKENESS = 0.7
 
-_API_PATH = re.compile(r"/(v1(/.*)?|health/?)", re.DOTALL)
+_API_PATH = re.compile(r"/(v1(/.*)?|health/?|(de)?tokenize/?)", re.DOTALL)
 _WITHOUT_VERSION = re.compile(
     r"/(chat/completions|completions|embeddings|messages|messages/count_tokens|models(/.+)?"
     r"|responses(/.+)?)/?",

@@ -20,6 +20,7 @@ from inference.protocol.events import (
     Event,
     Failed,
     Failure,
+    Tokenized,
     TokensCounted,
 )
 from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
@@ -102,7 +103,9 @@ class RequestStream:
                 self.fail(RequestFailedError(event.failure))
             case Cancelled():
                 self.fail(RequestFailedError(_cancelled_elsewhere()))
-            case _ if not self.accepted and not isinstance(event, Accepted | TokensCounted):
+            case _ if not self.accepted and not isinstance(
+                event, Accepted | TokensCounted | Tokenized
+            ):
                 self.fail(events_lost())
             case _ if len(self._events) >= MAX_QUEUED_EVENTS:
                 self.fail(_client_too_slow())

@@ -18,6 +18,7 @@ from inference.protocol.generation import (
     Request,
     TextInput,
     TokenCountRequest,
+    TokenizeRequest,
     TokensInput,
 )
 
@@ -110,5 +111,5 @@ def _utf8_bytes(text: str) -> int:
 
 
 def is_billed(request: Request) -> bool:
-    """Counting tokens is free, as it is elsewhere."""
-    return not isinstance(request, TokenCountRequest)
+    """Counting and showing tokens is free, as it is elsewhere."""
+    return not isinstance(request, TokenCountRequest | TokenizeRequest)

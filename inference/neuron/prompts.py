@@ -173,18 +173,17 @@ def _prompts(
     """``max_tokens`` of each; ``None``: any number."""
     match given:
         case ChatInput():
-            prompt = _chat_prompt(given, text, max_tokens)
+            prompt = chat_prompt(given, text, max_tokens)
             return [_not_empty(_encoded(prompt, given, text, max_tokens), "messages")]
         case TextInput(texts=texts):
             return [_not_empty(_encoded(one, given, text, max_tokens)) for one in texts]
         case TokensInput(prompts=prompts):
             return [
-                _not_empty(_checked_ids(token_ids, given, text, max_tokens))
-                for token_ids in prompts
+                _not_empty(checked_ids(token_ids, given, text, max_tokens)) for token_ids in prompts
             ]
 
 
-def _chat_prompt(chat: ChatInput, text: ModelText, max_tokens: int | None) -> str:
+def chat_prompt(chat: ChatInput, text: ModelText, max_tokens: int | None) -> str:
     """A thinking block that the template opens is closed before the answer's own first words."""
     prompt = _render(chat, text)
     if not chat.answer_start:
@@ -236,7 +235,7 @@ def _render(chat: ChatInput, text: ModelText) -> str:
         ) from error
 
 
-def _checked_ids(
+def checked_ids(
     token_ids: list[int], given: TokensInput, text: ModelText, max_tokens: int | None
 ) -> list[int]:
     if max_tokens is not None and len(token_ids) > max_tokens:

@@ -28,13 +28,17 @@ from inference.neuron.live_request import AddressedEvent, Answer, sequence_id
 from inference.neuron.model_text import ModelText
 from inference.neuron.prompts import Prepared, count_tokens, prepare, used_sampling
 from inference.neuron.request_table import RequestTable
+from inference.neuron.tokenizing import tokenized
 from inference.protocol.engine import EmbedSequences, SubmitSequence
 from inference.protocol.events import Accepted, Failure, TokensCounted
 from inference.protocol.generation import (
+    ChatInput,
     EmbeddingRequest,
     GenerationRequest,
+    Request,
     Submit,
     TokenCountRequest,
+    TokenizeRequest,
 )
 
 log = logging.getLogger(__name__)
@@ -76,8 +80,7 @@ class Starter:
         if time.time() > submit.deadline_unix_s:
             raise RequestRefusedError(deadline_passed())
         engine, text = self._take(submit.model)
-        wanted = "embedding" if isinstance(submit.request, EmbeddingRequest) else "generation"
-        if text.report.kind != wanted:
+        if not _suits(submit.request, text):
             raise RequestRefusedError(wrong_kind(submit.model, text.report.kind))
         match submit.request:
             case GenerationRequest() as request:
@@ -87,6 +90,9 @@ class Starter:
                     request_id=submit.request_id, prompt_tokens=count_tokens(request, text)
                 )
                 self._publish(self._table.end(submit.request_id, counted))
+            case TokenizeRequest() as request:
+                told = tokenized(submit.request_id, request, text)
+                self._publish(self._table.end(submit.request_id, told))
             case EmbeddingRequest() as request:
                 self._start_embedding(submit, request, engine, text)
 
@@ -145,6 +151,14 @@ class Starter:
         if self._table.started(request_id):
             for index in range(answer.num_sequences):
                 engine.cancel(sequence_id(request_id, index))
+
+
+def _suits(request: Request, text: ModelText) -> bool:
+    """Whether a model of that kind answers it. Every model has tokens, and not every one chats."""
+    if isinstance(request, TokenizeRequest) and not isinstance(request.input, ChatInput):
+        return True
+    wanted = "embedding" if isinstance(request, EmbeddingRequest) else "generation"
+    return text.report.kind == wanted
 
 
 def _commands(submit: Submit, n: int, prepared: Prepared) -> Iterator[SubmitSequence]:

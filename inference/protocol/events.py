@@ -3,10 +3,10 @@
     Accepted ─▶ (Delta | ReasoningDelta | ToolCallStarted | ToolCallDelta)* ─▶ ChoiceFinished
                  OutputTokens before those of its step, where asked for
                                         for each choice, interleaved ─▶ Finished
-    Accepted ─▶ Embedded        TokensCounted        at any time: Failed | Cancelled
+    Accepted ─▶ Embedded        TokensCounted | Tokenized        at any time: Failed | Cancelled
 
-Exactly one terminal event: Finished, Embedded, TokensCounted, Failed or Cancelled. Events of one
-choice come in order, and a tool call's deltas before the next call starts.
+Exactly one terminal event: Finished, Embedded, TokensCounted, Tokenized, Failed or Cancelled.
+Events of one choice come in order, and a tool call's deltas before the next call starts.
 
 A neuron XADDs one ``EventBatch`` per message of its engine per gateway process; ``sequence_number``
 counts batches per (neuron epoch, gateway), so a reader sees a gap when Redis lost something.
@@ -168,6 +168,16 @@ class TokensCounted(msgspec.Struct, frozen=True, kw_only=True, tag="tokens_count
     prompt_tokens: int
 
 
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokenized"):
+    """``text`` is that of the token ids, where those were sent; ``texts`` those of each."""
+
+    request_id: str
+    token_ids: list[int]
+    context_tokens: int
+    text: str = ""
+    texts: list[str] | None = None
+
+
 class Failed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
     """``usage`` is what was computed until then; ``None``: nothing was."""
 
@@ -194,10 +204,11 @@ Event = (
     | Finished
     | Embedded
     | TokensCounted
+    | Tokenized
     | Failed
     | Cancelled
 )
-ANSWERS = (Finished, Embedded, TokensCounted)
+ANSWERS = (Finished, Embedded, TokensCounted, Tokenized)
 """How a request ends that got what it asked for."""
 TERMINAL_EVENTS = (*ANSWERS, Failed, Cancelled)
 

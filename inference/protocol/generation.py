@@ -151,7 +151,19 @@ class TokenCountRequest(msgspec.Struct, frozen=True, kw_only=True, tag="token_co
     """Takes no room in the prompt; refused where it could not be held to."""
 
 
-Request = GenerationRequest | EmbeddingRequest | TokenCountRequest
+class TokenizeRequest(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokenize"
+):
+    """The token ids of ``input``, which is one prompt, or the text of its token ids."""
+
+    model: str
+    input: ChatInput | TextInput | TokensInput
+    adds_special_tokens: bool = False
+    shows_texts: bool = False
+    """Of each token by itself as well."""
+
+
+Request = GenerationRequest | EmbeddingRequest | TokenCountRequest | TokenizeRequest
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):

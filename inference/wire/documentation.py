@@ -22,6 +22,7 @@ from inference.wire import (
     openai_responses_compact,
     openai_responses_count,
     openai_responses_socket,
+    vllm_tokenize,
 )
 from inference.wire.fields import Field, Support
 
@@ -47,6 +48,8 @@ DIALECTS: dict[str, Mapping[str, Field]] = {
     "POST /api/embed": ollama_embed.FIELDS,
     "POST /api/embeddings": ollama_embed.OLD_FIELDS,
     "POST /api/show": ollama_models.SHOW_FIELDS,
+    "POST /tokenize": vllm_tokenize.FIELDS,
+    "POST /detokenize": vllm_tokenize.BACK_FIELDS,
     "POST /v1/embeddings": openai_embeddings.FIELDS,
     "POST /v1/responses": openai_responses.FIELDS,
     **{

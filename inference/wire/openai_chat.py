@@ -166,7 +166,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
     """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), FIELDS, required=("model", "messages"))
     reasoning = _shown_reasoning(read, context)
-    chat, demanded = _chat(read, reasoning), output_format(read)
+    chat, demanded = chat_input(read, reasoning), output_format(read)
     check_with_tools(demanded, may_call=bool(chat.tools) and chat.tool_choice.mode != "none")
     generation = GenerationRequest(
         model=read["model"],
@@ -188,7 +188,8 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
     )
 
 
-def _chat(read: dict[str, Any], reasoning: Reasoning) -> ChatInput:
+def chat_input(read: dict[str, Any], reasoning: Reasoning) -> ChatInput:
+    """``read``: what ``read_fields`` kept of these fields, or of some of them."""
     offered, choice = openai_tools.chosen_tools(
         read.get("tools", []), read.get("tool_choice", openai_tools.FREELY)
     )

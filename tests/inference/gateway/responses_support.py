@@ -18,6 +18,7 @@ from inference.protocol.events import (
     Failure,
     Finished,
     ReasoningDelta,
+    Tokenized,
     TokensCounted,
     ToolCallDelta,
     ToolCallStarted,
@@ -44,6 +45,18 @@ def ask(**more: Any) -> dict[str, Any]:
 
 async def counts(submit: Submit) -> AsyncIterator[list[Event]]:
     yield [TokensCounted(request_id=submit.request_id, prompt_tokens=42)]
+
+
+async def tokenizes(submit: Submit) -> AsyncIterator[list[Event]]:
+    yield [
+        Tokenized(
+            request_id=submit.request_id,
+            token_ids=[5, 6],
+            context_tokens=100,
+            text="Hi!",
+            texts=["Hi", "!"],
+        )
+    ]
 
 
 async def calls_a_tool(submit: Submit) -> AsyncIterator[list[Event]]:

@@ -23,7 +23,7 @@ from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY, FakeDirectory
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, paris
-from tests.inference.gateway.responses_support import counts
+from tests.inference.gateway.responses_support import counts, tokenizes
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
 
@@ -94,6 +94,24 @@ ROWS: dict[str, list[Row]] = {
             body=CHAT,
             expected=INFERENCE,
             script=counts,
+        )
+    ],
+    r"^tokenize/?$": [
+        Row(
+            method="POST",
+            path="/tokenize",
+            body={"model": "tiny", "prompt": "Hi"},
+            expected=INFERENCE,
+            script=tokenizes,
+        )
+    ],
+    r"^detokenize/?$": [
+        Row(
+            method="POST",
+            path="/detokenize",
+            body={"model": "tiny", "tokens": [1]},
+            expected=INFERENCE,
+            script=tokenizes,
         )
     ],
     "^api/chat$": [Row(method="POST", path="/api/chat", body=CHAT, expected=INFERENCE)],
