@@ -29,6 +29,7 @@ from inference.engine.memory import (
     free_cuda_bytes,
     kept_host_bytes,
     plan_kv,
+    within_limit,
 )
 from inference.engine.memory_use import HostGauge, give_back_freed
 from inference.engine.quality import quality_in_words
@@ -183,29 +184,39 @@ def _scheduler_limits(spec: LoadSpec, model: AnyModel) -> SchedulerLimits:
 
 
 def _plan(spec: LoadSpec, opened: OpenedModel, built: _Built) -> KVPlan:
-    model, trial = built.model, built.trial
-    kept_bytes = None
-    if spec.kv_memory_bytes is not None:
-        budget_bytes = spec.kv_memory_bytes
-    elif model.device.type == "cuda":
-        held_bytes = torch.cuda.memory_allocated(model.device)
-        moment_bytes = trial.load_bytes - held_bytes
-        if isinstance(model, GraphedLlama):
-            moment_bytes += model.captured_bytes(spec.max_concurrent_sequences)
-        budget_bytes = free_cuda_bytes(model.device, moment_bytes)
-    else:
-        free_bytes = max(0, free_memory_bytes(model.device) - spec.promised_bytes)
-        budget_bytes = int(free_bytes * cpu_kv_share())
-        kept_bytes = kept_host_bytes(opened.weight_bytes)
+    model = built.model
+    is_asked = spec.kv_memory_bytes is not None
+    is_cpu = model.device.type != "cuda"
     return plan_kv(
         model.config,
-        budget_bytes=budget_bytes,
+        budget_bytes=_kv_budget_bytes(spec, built),
         block_tokens=DEFAULT_BLOCK_TOKENS,
         kv_format=model.kv_format,
         max_context_tokens=spec.max_context_tokens,
         max_sequences=spec.max_concurrent_sequences,
-        prefill=trial.bound,
-        kept_bytes=kept_bytes,
+        prefill=built.trial.bound,
+        kept_bytes=kept_host_bytes(opened.weight_bytes) if is_cpu and not is_asked else None,
+        leaves_room=not is_cpu and not is_asked,
+    )
+
+
+def _kv_budget_bytes(spec: LoadSpec, built: _Built) -> int:
+    """Measured now, less what other models were promised and what this one may not take."""
+    if spec.kv_memory_bytes is not None:
+        return spec.kv_memory_bytes
+    model, trial = built.model, built.trial
+    if model.device.type == "cuda":
+        held_bytes = torch.cuda.memory_allocated(model.device)
+        moment_bytes = trial.load_bytes - held_bytes
+        if isinstance(model, GraphedLlama):
+            moment_bytes += model.captured_bytes(spec.max_concurrent_sequences)
+        free_bytes = free_cuda_bytes(model.device, moment_bytes)
+        budget_bytes = max(0, free_bytes - spec.promised_bytes)
+    else:
+        free_bytes = max(0, free_memory_bytes(model.device) - spec.promised_bytes)
+        budget_bytes = int(free_bytes * cpu_kv_share())
+    return within_limit(
+        budget_bytes, spec.memory_limit_bytes, trial.process_bytes + trial.load_bytes
     )
 
 

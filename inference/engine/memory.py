@@ -6,7 +6,7 @@ The arithmetic is pure; ``free_cuda_bytes`` measures.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,10 @@ DEFAULT_CPU_KV_SHARE = 0.15
 CUDA_MARGIN_BYTES = 512 * 1024**2
 """Left free on a GPU for what the profiling forward did not see: fragmentation, workspaces."""
 SHORTEST_USEFUL_CONTEXT = 256
+FEW_CONTEXTS = 4
+"""How many full contexts a GPU keeps room for when nobody says how much KV memory to use."""
+TOKENS_PER_SEQUENCE = 1024
+"""Room for so many tokens of every sequence that may run at once, where that is more."""
 KEPT_PER_WEIGHT_BYTE = 2
 """Bytes of host memory that past prompts may make keys and values grow to, per byte of weights:
 the more weights, the longer it takes to compute them again."""
@@ -46,9 +50,11 @@ def plan_kv(
     max_sequences: int,
     prefill: PrefillBound | None = None,
     kept_bytes: int | None = None,
+    leaves_room: bool = False,
 ) -> KVPlan:
     """As many blocks as the budget holds and ``max_sequences`` full contexts can use.
     ``kept_bytes``: how many of them past prompts may make the process grow to; ``None``: all.
+    ``leaves_room``: nobody asked for all of the budget, so ``shared_budget`` is taken of it.
     Raises ``DoesNotFitError``."""
     block_bytes = kv_bytes_per_block(config, block_tokens, kv_format)
     bounds = ContextBounds(
@@ -57,6 +63,13 @@ def plan_kv(
         kv_tokens=budget_bytes // block_bytes * block_tokens,
         prefill=prefill,
     )
+    if leaves_room:
+        budget_bytes = shared_budget(
+            budget_bytes,
+            context_bytes=-(-bounds.unbound_by_kv_tokens // block_tokens) * block_bytes,
+            sequences_bytes=max_sequences * TOKENS_PER_SEQUENCE // block_tokens * block_bytes,
+        )
+        bounds = replace(bounds, kv_tokens=budget_bytes // block_bytes * block_tokens)
     wanted = min(config.max_positions, max_context_tokens or config.max_positions)
     shortest = min(wanted, SHORTEST_USEFUL_CONTEXT)
     if bounds.unbound_by_kv_tokens < shortest:
@@ -79,6 +92,21 @@ def plan_kv(
         context_tokens=bounds.tokens,
         context_reason=bounds.reason(),
     )
+
+
+def shared_budget(budget_bytes: int, *, context_bytes: int, sequences_bytes: int) -> int:
+    """What a model takes of the memory that is free for KV, so that another one finds room: what a
+    few full contexts need, or some tokens of every sequence, but beyond one full context never more
+    than half. One context it gets whole, else its clients would be told of a shorter one."""
+    few_bytes = max(FEW_CONTEXTS * context_bytes, sequences_bytes)
+    return min(budget_bytes, max(context_bytes, min(few_bytes, budget_bytes // 2)))
+
+
+def within_limit(budget_bytes: int, limit_bytes: int | None, taken_bytes: int) -> int:
+    """What the neuron's promise leaves of the budget, beside what is taken already."""
+    if limit_bytes is None:
+        return budget_bytes
+    return max(0, min(budget_bytes, limit_bytes - taken_bytes))
 
 
 def _too_slow(bounds: ContextBounds, shortest: int) -> str:

@@ -11,8 +11,11 @@ from inference.protocol.load import EarlierLoads, LoadSpec
 
 def choose_device(spec: LoadSpec) -> torch.device:
     """Raises ``BadSourceError`` for a device that is not here, or for more than one."""
-    if len(spec.devices) > 1:
-        raise BadSourceError(f"one device runs a model; {', '.join(spec.devices)} are too many")
+    if spec.min_devices > 1 or len(spec.devices) > 1:
+        number = max(spec.min_devices, len(spec.devices))
+        raise BadSourceError(
+            f"a replica on {number} devices is not built yet: set min_devices to 1"
+        )
     if not spec.devices:
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
@@ -48,11 +51,6 @@ def earlier_loads_on(spec: LoadSpec, device: torch.device) -> EarlierLoads | Non
     """What earlier loads showed, if that was on a device of this kind."""
     earlier = spec.earlier_loads
     return earlier if earlier is not None and earlier.device_kind == device.type else None
-
-
-def promised_bytes_on(spec: LoadSpec, device: torch.device) -> int:
-    """Of the memory that is free there, what other models may still take."""
-    return spec.promised_bytes if device.type == "cpu" else 0
 
 
 def free_memory_bytes(device: torch.device) -> int:

@@ -21,7 +21,6 @@ from inference.loading.devices import (
     choose_dtype,
     earlier_loads_on,
     free_memory_bytes,
-    promised_bytes_on,
     use_device,
 )
 from inference.loading.directory_tokenizer import directory_tokenizer
@@ -43,6 +42,7 @@ from inference.loading.preflight import (
     LargestStep,
     MemoryNeed,
     check_fits,
+    check_kv_memory,
     check_tensors,
     memory_need,
 )
@@ -108,7 +108,8 @@ def open_model(
     device = choose_device(spec)
     use_device(device)
     foreseen_kv_format(spec, device, _is_native(spec, device))
-    free_bytes = max(0, free_memory_bytes(device) - promised_bytes_on(spec, device))
+    free_bytes = max(0, free_memory_bytes(device) - spec.promised_bytes)
+    check_kv_memory(spec.kv_memory_bytes, free_bytes, str(device))
     files = fetch_files(spec, cache_dir, free_bytes, on_progress)
     on_progress(LoadProgress(stage=LoadStage.PREFLIGHT, detail=files.weights[0].name))
     if not files.is_gguf and (embedding := read_embedding_config(files.directory)) is not None:
@@ -221,6 +222,7 @@ def _memory_need(spec: LoadSpec, described: _Described, device: torch.device) ->
         correction_bytes=earlier.memory_correction_bytes if earlier else 0,
         is_native=is_native,
         kv_format=foreseen_kv_format(spec, device, is_native),
+        kv_memory_bytes=spec.kv_memory_bytes,
     )
 
 

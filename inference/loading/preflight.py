@@ -53,7 +53,7 @@ class LargestStep:
 class MemoryNeed:
     weight_bytes: int
     kv_bytes: int
-    """Of the shortest context that is worth serving."""
+    """As the operator asked for, else of the shortest context that is worth serving."""
     copy_bytes: int
     """On top, for a second copy of quantised weights that makes prompts faster."""
     step_bytes: int = 0
@@ -80,6 +80,7 @@ def memory_need(
     largest_step: LargestStep | None = None,
     correction_bytes: int = 0,
     is_native: bool = False,
+    kv_memory_bytes: int | None = None,
 ) -> MemoryNeed:
     """``tensors``: format and number of elements of each. ``is_native``: the native decoder will
     pack them, every quantised format."""
@@ -94,7 +95,7 @@ def memory_need(
     step = largest_step or LargestStep(prompt_rows=0, decode_rows=0)
     return MemoryNeed(
         weight_bytes=int(weight_bytes),
-        kv_bytes=kv_bytes_per_token(config, kv_format) * SHORTEST_CONTEXT_TOKENS,
+        kv_bytes=kv_memory_bytes or kv_bytes_per_token(config, kv_format) * SHORTEST_CONTEXT_TOKENS,
         copy_bytes=num_quantized * COPY_BYTES,
         step_bytes=_step_bytes(config, step, dense_bytes_per_weight),
         correction_bytes=correction_bytes,
@@ -125,8 +126,17 @@ def check_fits(need: MemoryNeed, free_bytes: int, device: str) -> None:
     if need.required_bytes > free_bytes:
         raise DoesNotFitError(
             f"the model needs {_gigabytes(need.required_bytes)} on {device} (weights, a step's "
-            f"numbers and a context of {SHORTEST_CONTEXT_TOKENS} tokens), and "
+            f"numbers and {_gigabytes(need.kv_bytes)} for keys and values), and "
             f"{_gigabytes(free_bytes)} are free; unload another model, or load a smaller quant"
+        )
+
+
+def check_kv_memory(kv_memory_bytes: int | None, free_bytes: int, device: str) -> None:
+    """Before anything is fetched. Raises ``DoesNotFitError`` with both numbers."""
+    if kv_memory_bytes is not None and kv_memory_bytes > free_bytes:
+        raise DoesNotFitError(
+            f"{_gigabytes(kv_memory_bytes)} of memory for keys and values are asked for, and "
+            f"{_gigabytes(free_bytes)} are free on {device}; ask for less, or leave it empty"
         )
 
 

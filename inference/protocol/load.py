@@ -61,7 +61,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_context_tokens: int | None = None
     """Operator's clamp on the model's own limit."""
     kv_memory_bytes: int | None = None
-    """``None``: measured (CUDA: free memory after the weights; CPU: the configured share)."""
+    """``None``: what a few contexts need, of the memory that is free after the weights (CUDA), or
+    the configured share of it (CPU)."""
     max_concurrent_sequences: int = 256
     """At most; on a slow device fewer run at once, so that a step stays short."""
     max_queue_depth: int = 256
@@ -78,9 +79,19 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     promised_bytes: int = 0
     """Of its device's free memory, what other models there may still take. The neuron says so when
     it starts an engine."""
+    memory_limit_bytes: int | None = None
+    """What it may take of each of its devices, its process included: the neuron's own promise,
+    which KV that is not asked for by number stays within."""
 
 
-NOT_IN_DIGEST = ("job_id", "devices", "evict", "earlier_loads", "promised_bytes")
+NOT_IN_DIGEST = (
+    "job_id",
+    "devices",
+    "evict",
+    "earlier_loads",
+    "promised_bytes",
+    "memory_limit_bytes",
+)
 """Where a load goes and what is known of earlier ones changes nothing of what is loaded."""
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from inference.engine import load
 from inference.engine.context_limit import PrefillBound
 from inference.engine.errors import DoesNotFitError
-from inference.engine.memory import KVPlan, cpu_kv_share, kept_host_bytes, plan_kv
+from inference.engine.memory import KVPlan, cpu_kv_share, kept_host_bytes, plan_kv, shared_budget
 from inference.models.config import ModelConfig
 from inference.protocol.load import LoadSpec
 from inference.protocol.prefill_speed import PrefillSpeed
@@ -130,7 +131,47 @@ def test_the_share_is_of_what_no_other_model_was_promised(monkeypatch: pytest.Mo
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
     monkeypatch.setattr(load, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
     model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
-    built: Any = SimpleNamespace(model=model, trial=SimpleNamespace(bound=None))
+    trial = SimpleNamespace(bound=None, load_bytes=0, process_bytes=0)
+    built: Any = SimpleNamespace(model=model, trial=trial)
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", promised_bytes=20 * BLOCK_BYTES)
     assert load._plan(spec, opened, built).num_blocks == 40
+
+
+def test_no_more_than_the_neuron_promised_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
+    monkeypatch.setattr(load, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
+    model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
+    trial = SimpleNamespace(bound=None, load_bytes=7 * BLOCK_BYTES, process_bytes=3 * BLOCK_BYTES)
+    built: Any = SimpleNamespace(model=model, trial=trial)
+    opened: Any = SimpleNamespace(weight_bytes=10**9)
+    spec = LoadSpec(job_id="1", model="m", source="path:x", memory_limit_bytes=30 * BLOCK_BYTES)
+    assert load._plan(spec, opened, built).num_blocks == 20
+    asked = msgspec.structs.replace(spec, kv_memory_bytes=25 * BLOCK_BYTES)
+    assert load._plan(asked, opened, built).num_blocks == 25
+
+
+@pytest.mark.parametrize(
+    ("free", "taken"),
+    [
+        (10_000, 400),  # a few contexts
+        (500, 250),  # half, beyond one context
+        (150, 100),  # one context whole
+        (80, 80),  # all there is, for less than one
+    ],
+)
+def test_by_default_another_model_finds_room_beside(free: int, taken: int) -> None:
+    assert shared_budget(free, context_bytes=100, sequences_bytes=0) == taken
+
+
+def test_many_short_sequences_need_more_than_a_few_contexts() -> None:
+    assert shared_budget(10_000, context_bytes=100, sequences_bytes=900) == 900
+    assert shared_budget(1_000, context_bytes=100, sequences_bytes=900) == 500
+
+
+def test_the_plan_of_a_card_leaves_room_and_says_what_its_kv_holds() -> None:
+    alone = plan(10_000 * BLOCK_BYTES, max_sequences=1000)
+    shared = plan(10_000 * BLOCK_BYTES, leaves_room=True, max_sequences=1000)
+    assert shared.context_tokens == alone.context_tokens
+    assert shared.kv_bytes < alone.kv_bytes
+    assert f"{shared.num_blocks * 32:,}" in shared.context_reason

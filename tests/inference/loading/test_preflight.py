@@ -11,7 +11,6 @@ from inference.loading.devices import (
     choose_device,
     choose_dtype,
     earlier_loads_on,
-    promised_bytes_on,
 )
 from inference.loading.errors import (
     BadSourceError,
@@ -103,8 +102,28 @@ def test_memory_that_other_models_may_still_take_is_not_free(
     open_model(spec(tiny_directory, promised_bytes=10**9), tmp_path, lambda _: None)
     with pytest.raises(DoesNotFitError, match=r"0\.00 GB are free"):
         open_model(spec(tiny_directory, promised_bytes=10**10), tmp_path, lambda _: None)
-    asked = spec(tiny_directory, promised_bytes=10**10)
-    assert promised_bytes_on(asked, torch.device("cuda:0")) == 0
+
+
+def test_kv_memory_that_is_not_there_is_refused_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 23 * 10**9)
+    nowhere = spec(tmp_path / "missing", kv_memory_bytes=900 * 10**9)
+    with pytest.raises(DoesNotFitError, match=r"900\.00 GB of memory .* 23\.00 GB are free"):
+        open_model(nowhere, tmp_path, lambda _: None)
+
+
+def test_kv_memory_that_was_asked_for_must_fit_beside_the_weights(
+    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 10**9)
+    with pytest.raises(DoesNotFitError, match=r"1\.00 GB for keys and values"):
+        open_model(spec(tiny_directory, kv_memory_bytes=10**9), tmp_path, lambda _: None)
+
+
+def test_more_than_one_device_is_refused_by_name(tiny_directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadSourceError, match="2 devices is not built yet: set min_devices to 1"):
+        open_model(spec(tiny_directory, min_devices=2), tmp_path, lambda _: None)
 
 
 def test_the_architecture_is_known_before_the_tokenizer_is_read(tmp_path: Path) -> None:
@@ -141,7 +160,7 @@ def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
 @pytest.mark.parametrize(
     ("devices", "named"),
     [
-        (["cpu", "cuda:0"], "too many"),
+        (["cpu", "cuda:0"], "a replica on 2 devices is not built yet"),
         (["gpu"], "write cpu or cuda:0"),
         (["cuda:99"], "cuda:99 is not here"),
         (["meta"], "not supported"),
