@@ -14,7 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.loading.config import Json, check_dense, positive_integer, read_json
+from inference.loading.config import (
+    Json,
+    check_dense,
+    positive_integer,
+    read_directory_config,
+    read_json,
+)
 from inference.loading.errors import BadFileError, UnknownArchitectureError
 from inference.models.embedding_config import EmbeddingConfig, Pooling
 
@@ -38,6 +44,13 @@ POOLING_NAMES: dict[str, Pooling] = {
 TRANSFORMER_CONFIG = "sentence_bert_config.json"
 PROMPTS_CONFIG = "config_sentence_transformers.json"
 MODULES = "modules.json"
+
+
+def check_directory_config(directory: Path) -> None:
+    """Can a model of this config be run here, weights aside? Raises ``MissingFileError``,
+    ``BadFileError``, ``UnknownArchitectureError``."""
+    if read_embedding_config(directory) is None:
+        read_directory_config(directory)
 
 
 def read_embedding_config(directory: Path) -> EmbeddingConfig | None:

@@ -3,6 +3,7 @@
 LoadError
 ├── BadSourceError              the source is misspelt or names nothing we can open
 ├── DownloadFailedError         the hub or the package index did not deliver
+├── DiskFullError               the disk has no room for what is to be downloaded
 ├── HashMismatchError           what was delivered is not what the spec pinned
 ├── MissingFileError            a file that the model needs is not there
 ├── QuantizationNotFoundError   the source has no such GGUF quant or file
@@ -37,6 +38,10 @@ class BadSourceError(LoadError):
 
 class DownloadFailedError(LoadError):
     code = "download_failed"
+
+
+class DiskFullError(LoadError):
+    code = "disk_full"
 
 
 class HashMismatchError(LoadError):

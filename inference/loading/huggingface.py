@@ -6,13 +6,19 @@ Downloads resume; what is cached needs no network, and with HF_HUB_OFFLINE none 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download
+from huggingface_hub import (
+    HfApi,
+    constants,
+    errors,
+    hf_hub_download,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -24,7 +30,16 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from inference.loading.errors import BadSourceError, DownloadFailedError, LoadError
+from inference.loading.config import check_architecture
+from inference.loading.disk import check_disk, is_disk_full
+from inference.loading.embedding_config import check_directory_config
+from inference.loading.errors import (
+    BadSourceError,
+    DiskFullError,
+    DownloadFailedError,
+    LoadError,
+    MissingFileError,
+)
 from inference.loading.files import (
     SAFETENSORS_INDEX,
     TEXT_FILES,
@@ -32,6 +47,7 @@ from inference.loading.files import (
     check_shards,
     choose_weights,
 )
+from inference.loading.hub_cache import hub_cache_dir
 from inference.loading.watched import bytes_under, run_watched
 from inference.protocol.load import LoadProgress, LoadStage
 
@@ -39,11 +55,26 @@ from inference.protocol.load import LoadProgress, LoadStage
 TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
 
 
+CONFIG_FILES = frozenset(
+    {
+        "config.json",
+        "generation_config.json",
+        "modules.json",
+        "sentence_bert_config.json",
+        "config_sentence_transformers.json",
+        "1_Pooling/config.json",
+    }
+)
+"""What tells whether a model can be run here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryListing:
     commit: str
     sizes: Mapping[str, int]
     """File name -> bytes."""
+    gguf_architecture: str | None = None
+    """Of a repository of GGUF files, as the hub read it from one of them."""
 
 
 class Hub(Protocol):
@@ -68,6 +99,7 @@ class HuggingFaceHub:
         return RepositoryListing(
             commit=info.sha or revision or "main",
             sizes={sibling.rfilename: sibling.size or 0 for sibling in siblings},
+            gguf_architecture=(info.gguf or {}).get("architecture"),
         )
 
     def fetch(self, repo: str, revision: str, name: str, cache_dir: Path) -> Path:
@@ -75,15 +107,6 @@ class HuggingFaceHub:
             repo, name, revision=revision, cache_dir=cache_dir, endpoint=self._endpoint
         )
         return Path(path)
-
-
-def hub_cache_dir(cache_dir: Path) -> Path:
-    """Read from the environment now: huggingface_hub's own constants are read at import."""
-    if own := os.environ.get("HF_HUB_CACHE"):
-        return Path(own).expanduser()
-    if home := os.environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
-    return cache_dir / "huggingface"
 
 
 def download(
@@ -107,17 +130,41 @@ def download(
         return _from_cache(repo, revision, wanted, hub_dir, free_bytes, error)
     weights = choose_weights(listing.sizes, wanted, free_bytes)
     check_shards(weights)
-    names = [*(name for name in TEXT_FILES if name in listing.sizes), *weights]
+    texts = [name for name in TEXT_FILES if name in listing.sizes]
     if len(weights) > 1 and SAFETENSORS_INDEX in listing.sizes:
-        names.append(SAFETENSORS_INDEX)
+        texts.append(SAFETENSORS_INDEX)
     try:
-        paths = _fetch_all(hub, repo, listing, names, hub_dir, on_progress)
+        _check_runs_here(hub, repo, listing, texts, weights, hub_dir)
+        paths = _fetch_all(hub, repo, listing, [*texts, *weights], hub_dir, on_progress)
         # By name this time: so the cache learns which commit the name means, for days offline.
-        hub.fetch(repo, revision or "main", names[0], hub_dir)
+        hub.fetch(repo, revision or "main", [*texts, *weights][0], hub_dir)
     except (TransportError, LocalEntryNotFoundError, OSError) as error:
         raise _named(repo, revision, error) from error
     directory = paths[weights[0]].parents[weights[0].count("/")]
     return ModelFiles(directory=directory, weights=tuple(paths[name] for name in weights))
+
+
+def _check_runs_here(
+    hub: Hub,
+    repo: str,
+    listing: RepositoryListing,
+    texts: Sequence[str],
+    weights: Sequence[str],
+    hub_dir: Path,
+) -> None:
+    """Before gigabytes are fetched, by files that are small. Raises ``LoadError``."""
+    if weights[0].endswith(".gguf"):
+        if listing.gguf_architecture is not None:
+            check_architecture(listing.gguf_architecture)
+        return
+    if "config.json" not in texts:
+        raise MissingFileError(f"{repo} has no config.json, which safetensors cannot do without")
+    configs = {
+        name: hub.fetch(repo, listing.commit, name, hub_dir)
+        for name in texts
+        if name in CONFIG_FILES
+    }
+    check_directory_config(configs["config.json"].parent)
 
 
 def download_tokenizer(
@@ -158,6 +205,10 @@ def _fetch_all(
     blobs_dir = hub_dir / f"models--{repo.replace('/', '--')}" / "blobs"
     finished: dict[str, Path] = {}
     bytes_before = bytes_under(blobs_dir)
+    missing = sum(
+        listing.sizes[name] for name in names if not _is_cached(repo, listing, name, hub_dir)
+    )
+    check_disk(blobs_dir, missing - _partial_bytes(blobs_dir), repo)
 
     def fetch() -> None:
         for name in names:
@@ -169,10 +220,21 @@ def _fetch_all(
         transferred = bytes_under(blobs_dir) - bytes_before
         known = sum(listing.sizes[name] for name in list(finished))
         done = min(total, max(transferred, known))
+        check_disk(blobs_dir, missing - transferred, repo)
         on_progress(LoadProgress(stage=LoadStage.DOWNLOADING, done=done, total=total, detail=repo))
 
     run_watched(fetch, tell)
     return finished
+
+
+def _is_cached(repo: str, listing: RepositoryListing, name: str, hub_dir: Path) -> bool:
+    cached = try_to_load_from_cache(repo, name, cache_dir=hub_dir, revision=listing.commit)
+    return isinstance(cached, str)
+
+
+def _partial_bytes(blobs_dir: Path) -> int:
+    """Of downloads that were broken off, which are resumed."""
+    return sum(path.stat().st_size for path in blobs_dir.glob("*.incomplete"))
 
 
 def _from_cache(
@@ -208,6 +270,8 @@ def _cached_snapshot(repo: str, revision: str | None, hub_dir: Path, cause: Exce
 
 def _named(repo: str, revision: str | None, error: Exception) -> LoadError:
     """What went wrong in the operator's words; the cause keeps the hub's."""
+    if is_disk_full(error):
+        return DiskFullError(f"the disk was full before all of {repo} was downloaded: {error}")
     if isinstance(error, HFValidationError):
         return BadSourceError(f"{repo!r} is not a repository name; write huggingface:org/name")
     if isinstance(error, GatedRepoError):

@@ -16,12 +16,15 @@ def run_watched(
     job: Callable[[], Result], tell: Callable[[], None], interval_s: float = INTERVAL_S
 ) -> Result:
     """``tell`` is called at intervals while ``job`` runs in a thread, and once when it is done.
-    Raises what ``job`` raises."""
-    with ThreadPoolExecutor(max_workers=1) as executor:
+    Raises what ``job`` raises, and what ``tell`` does: the job is not waited for then."""
+    executor = ThreadPoolExecutor(max_workers=1)
+    try:
         future = executor.submit(job)
         while not wait([future], timeout=interval_s).done:
             tell()
         result = future.result()
+    finally:
+        executor.shutdown(wait=False)
     tell()
     return result
 

@@ -20,7 +20,8 @@ from inference.loading.errors import (
     QuantizationNotFoundError,
 )
 from inference.loading.files import ModelFiles
-from inference.loading.huggingface import HuggingFaceHub, hub_cache_dir
+from inference.loading.hub_cache import hub_cache_dir
+from inference.loading.huggingface import HuggingFaceHub
 from inference.protocol.load import LoadProgress
 
 COMMIT = "c0ffee" + "0" * 34

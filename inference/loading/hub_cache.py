@@ -1,0 +1,15 @@
+"""Where huggingface_hub keeps what it downloads. Apart from it, because importing it takes long."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def hub_cache_dir(cache_dir: Path) -> Path:
+    """Read from the environment now: huggingface_hub's own constants are read at import."""
+    if own := os.environ.get("HF_HUB_CACHE"):
+        return Path(own).expanduser()
+    if home := os.environ.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    return cache_dir / "huggingface"
