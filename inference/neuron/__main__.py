@@ -69,6 +69,7 @@ def main(arguments: list[str]) -> int:
         discovery=Discovery.run(),
         silence_limit_s=limit_s,
         stall_limit_s=stalled_s,
+        cache_dir=data_dir / "models",
         on_name_lost=ending.name_is_lost,
     )
     try:

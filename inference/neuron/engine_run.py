@@ -46,13 +46,21 @@ class EngineEnd:
     """As a load's: what the run came to."""
     served_s: float
     """Since it had loaded."""
+    is_refusal: bool
+    """It said itself why it does not load; how the process ended tells nothing more."""
 
 
 class EngineRun:
     def __init__(
-        self, engine: EngineProcess, spec: LoadSpec, record: ReplicaRecord, context: ReplicaContext
+        self,
+        engine: EngineProcess,
+        spec: LoadSpec,
+        record: ReplicaRecord,
+        context: ReplicaContext,
+        on_loaded: Callable[[LoadReport], None],
     ) -> None:
         self.engine = engine
+        self._on_loaded = on_loaded
         self._spec = spec
         self._record = record
         self._context = context
@@ -130,7 +138,12 @@ class EngineRun:
         how = self.engine.reap()
         code = self._fault.code if self._fault is not None else "engine_crashed"
         crashed = LoadFailure(code=code, message=f"the engine process {how}")
-        return EngineEnd(how=how, failure=self._load_failure or crashed, served_s=served_s)
+        return EngineEnd(
+            how=how,
+            failure=self._load_failure or crashed,
+            served_s=served_s,
+            is_refusal=self._load_failure is not None,
+        )
 
     def _take(self, message: EngineMessage) -> None:
         match message:
@@ -149,6 +162,7 @@ class EngineRun:
             return
         with self._lock:
             self._silence = Silence()
+        self._on_loaded(report)
         self._record.engine_loaded(self.engine, text)
         log.info("replica %s: ready after %.1f s", self._spec.model, report.load_seconds)
         self._context.on_change()

@@ -3,12 +3,14 @@
 NeuronError
 ├── EngineGoneError              the engine process ended
 ├── IllegalTransitionError       our bug: a replica moved against the table
+├── LoadRefusedError             carries a LoadFailure: no engine is started for the load
 └── RequestRefusedError          carries a Failure: the request ends before it starts
 """
 
 from __future__ import annotations
 
 from inference.protocol.events import Failure
+from inference.protocol.load import LoadFailure
 
 RETRY_AFTER_S = 5.0
 """Told to clients while a model loads or recovers and no better estimate exists."""
@@ -27,6 +29,12 @@ class EngineGoneError(NeuronError):
 
 class IllegalTransitionError(NeuronError):
     """Raised by ``ReplicaRecord`` for a move that REPLICA_TRANSITIONS does not list."""
+
+
+class LoadRefusedError(NeuronError):
+    def __init__(self, failure: LoadFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
 
 
 class RequestRefusedError(NeuronError):

@@ -1,6 +1,8 @@
 """One model loaded on this neuron, from the load job to the unload.
 
-    thread: start engine ─▶ follow it … end of file ─▶ fail what it ran ─▶ wait ─▶ start again
+    thread: admitted ─▶ start engine ─▶ follow it … end of file ─▶ fail what it ran ─▶ wait ─┐
+                             ▲                                                              │
+                             └──────────────────────────────────────────────────────────────┘
 
 One thread per replica supervises: it follows one engine run after the other. What is known of the
 replica is in its ``ReplicaRecord``, one engine's life in its ``EngineRun``; other threads ask for
@@ -16,12 +18,14 @@ import time
 import msgspec
 
 from inference.neuron.engine_process import EngineProcess
-from inference.neuron.engine_run import EngineRun
+from inference.neuron.engine_run import EngineEnd, EngineRun
+from inference.neuron.errors import LoadRefusedError
+from inference.neuron.load_queue import Load
 from inference.neuron.model_text import ModelText
 from inference.neuron.replica_context import ReplicaContext
 from inference.neuron.replica_record import ReplicaRecord
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
-from inference.protocol.load import LoadFailure, LoadSpec
+from inference.protocol.load import LoadFailure, LoadReport, LoadSpec
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +47,8 @@ class Replica:
         self.spec = spec
         self._context = context
         self._predecessor = predecessor
+        self.load = Load(spec)
+        """Its place in the queue of loads, and its claim on memory."""
         self._record = ReplicaRecord(spec.model, recovering=recovering)
         self._run: EngineRun | None = None
         self._end_asked = threading.Event()
@@ -64,25 +70,41 @@ class Replica:
         return self._record.should_survive
 
     def state(self) -> ReplicaState:
-        return self._record.state(self.spec)
+        return self._record.state(self.spec, self._context.loads.holding(self.load))
 
     def adopt_job(self, job_id: str) -> None:
         """A second load job asks for what is here already: it is this replica's from now on."""
         self.spec = msgspec.structs.replace(self.spec, job_id=job_id)
 
-    def promised_bytes(self) -> int:
-        """Host memory that its engine may take beyond what it holds."""
-        return self._record.promised_bytes()
-
     def take_request(self) -> tuple[EngineProcess, ModelText]:
         """What runs a new request. Raises ``RequestRefusedError`` unless the model is ready."""
         return self._record.take_request()
 
+    def is_idle(self) -> bool:
+        """Nothing runs in it or is on its way to it, and nobody waits for it to load."""
+        return self._is_idle_as(self._record.status)
+
     def drain(self) -> None:
-        """Unload: take nothing new, wait for what runs, end the engine. Returns at once."""
-        if not self._record.begin_draining():
-            return
+        """Unload: take nothing new, wait for what runs, end the engine. A load is given up. Returns
+        at once."""
+        if self._record.begin_draining():
+            self._drain()
+
+    def drain_if_idle(self) -> bool:
+        """``drain``, unless it has work again. One that is leaving already has none."""
+        if self._record.begin_draining(only_if=self._is_idle_as):
+            self._drain()
+        return self._record.status is ReplicaStatus.DRAINING
+
+    def _is_idle_as(self, status: ReplicaStatus) -> bool:
+        if status in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING):
+            return True
+        has_work = self._context.table.has_work_for(self.spec.model)
+        return status is ReplicaStatus.READY and not has_work
+
+    def _drain(self) -> None:
         self._end_asked.set()
+        self._context.loads.wake()
         self._context.on_change()
         run = self._run
         if self._gone.is_set():  # it had failed: there is no thread to say so
@@ -123,6 +145,7 @@ class Replica:
         except Exception:
             log.exception("replica %s: its supervisor broke", self.spec.model)
             self.kill()
+        self._context.loads.release(self.load)
         if self.status is not ReplicaStatus.FAILED:
             self._context.on_gone(self)
         self._gone.set()
@@ -130,26 +153,62 @@ class Replica:
     def _run_engine(self) -> float | None:
         """One engine from start to end. Seconds until the next; ``None``: there is none."""
         try:
-            engine = self._context.start_engine(self.spec)
+            spec = self._engine_spec()
+        except LoadRefusedError as refused:
+            return self._refused(refused.failure)
+        if spec is None:
+            return None
+        try:
+            engine = self._context.start_engine(spec)
         except OSError as error:
             how = f"could not be started: {error}"
             failure = LoadFailure(code="engine_crashed", message=f"the engine process {how}")
-            return self._next_start(failure, 0.0, how)
-        run = EngineRun(engine, self.spec, self._record, self._context)
+            return self._crashed(failure, 0.0, how)
+        self._context.loads.started(self.load, engine.pid)
+        end = self._follow(EngineRun(engine, self.spec, self._record, self._context, self._loaded))
+        self._context.loads.engine_ended(self.load)
+        if self._end_asked.is_set():
+            log.info("replica %s: engine process %d %s", self.spec.model, engine.pid, end.how)
+            return None
+        if end.is_refusal:
+            return self._refused(end.failure)
+        return self._crashed(end.failure, end.served_s, end.how)
+
+    def _engine_spec(self) -> LoadSpec | None:
+        """``None``: it was cancelled. Raises ``LoadRefusedError``."""
+        if self.load.is_settled:
+            return self._context.loads.begin_again(self.load)
+        self._record.engine_started()
+        return self._context.admission.admit(
+            self.load, self._end_asked.is_set, self._record.progressed
+        )
+
+    def _follow(self, run: EngineRun) -> EngineEnd:
         self._run = run
         self._record.engine_started()
         if self._end_asked.is_set():  # asked between the check and the start
             run.stop()
         run.follow()
         self._run = None
-        end = run.finish(is_wanted=self._end_asked.is_set())
-        if self._end_asked.is_set():
-            log.info("replica %s: engine process %d %s", self.spec.model, engine.pid, end.how)
-            return None
-        return self._next_start(end.failure, end.served_s, end.how)
+        return run.finish(is_wanted=self._end_asked.is_set())
 
-    def _next_start(self, failure: LoadFailure, served_s: float, how: str) -> float | None:
+    def _loaded(self, report: LoadReport) -> None:
+        self._context.loads.loaded(self.load, report)
+
+    def _refused(self, failure: LoadFailure) -> float | None:
+        self._context.loads.release(self.load)
+        if self._end_asked.is_set():
+            return None
+        log.error("replica %s: not loaded (%s): %s", self.spec.model, failure.code, failure.message)
+        if failure.is_permanent:
+            self._context.discard(self.load)
+        return self._next_start(failure, 0.0)
+
+    def _crashed(self, failure: LoadFailure, served_s: float, how: str) -> float | None:
         log.error("replica %s: the engine process %s", self.spec.model, how)
+        return self._next_start(failure, served_s)
+
+    def _next_start(self, failure: LoadFailure, served_s: float) -> float | None:
         delay_s = self._record.failed(failure, served_s, self._context.restart_policy)
         self._context.on_change()
         return delay_s

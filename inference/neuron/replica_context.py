@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.live_request import AddressedEvent
+from inference.neuron.load_admission import LoadAdmission
+from inference.neuron.load_queue import Load, LoadQueue
 from inference.neuron.request_table import RequestTable
 from inference.neuron.restart_policy import RestartPolicy
 from inference.protocol.load import LoadSpec
@@ -21,6 +23,10 @@ class ReplicaContext:
     table: RequestTable
     publish: Callable[[list[AddressedEvent]], None]
     start_engine: Callable[[LoadSpec], EngineProcess]
+    loads: LoadQueue
+    admission: LoadAdmission
+    discard: Callable[[Load], None]
+    """The load can never succeed: what was downloaded for it goes."""
     on_change: Callable[[], None]
     """The status moved. Called without locks held."""
     on_gone: Callable[[Replica], None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.errors import (
@@ -18,8 +19,8 @@ from inference.neuron.errors import (
     model_not_loaded,
     model_recovering,
 )
+from inference.neuron.memory_ledger import Holding
 from inference.neuron.model_text import ModelText
-from inference.neuron.promised_memory import held_bytes, promised_bytes
 from inference.neuron.restart_policy import RestartPolicy
 from inference.protocol.engine import EngineStats
 from inference.protocol.events import Failure
@@ -63,7 +64,8 @@ class ReplicaRecord:
             return not self._is_first_load
         return self._status is not ReplicaStatus.DRAINING
 
-    def state(self, spec: LoadSpec) -> ReplicaState:
+    def state(self, spec: LoadSpec, holding: Holding | None = None) -> ReplicaState:
+        """``holding``: what the neuron keeps for it."""
         with self._lock:
             is_loading = self._status in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
             report = self._text.report if self._text is not None else None
@@ -73,8 +75,8 @@ class ReplicaRecord:
                 status=self._status,
                 since_unix_s=self._since_unix_s,
                 spec_digest=spec_digest(spec),
-                devices=[report.device] if report is not None else list(spec.devices),
-                memory_bytes=_memory_bytes(report),
+                devices=_devices(report, holding),
+                memory_bytes=_memory_bytes(report, holding),
                 progress=self._progress if is_loading else _progress_at_rest(self._status),
                 report=report,
                 capabilities=self._text.capabilities if self._text is not None else [],
@@ -95,18 +97,12 @@ class ReplicaRecord:
                 return self._engine, self._text
             raise RequestRefusedError(self._refusal())
 
-    def promised_bytes(self) -> int:
-        """Host memory that its engine may take beyond what it holds."""
-        with self._lock:
-            engine, text = self._engine, self._text
-        if engine is None or text is None:
-            return 0
-        return promised_bytes(text.report, held_bytes(engine.pid))
-
-    def begin_draining(self) -> bool:
-        """False when it has begun already."""
+    def begin_draining(self, only_if: Callable[[ReplicaStatus], bool] | None = None) -> bool:
+        """False when it has begun already, or ``only_if`` says no: no request comes in between."""
         with self._lock:
             if self._status is ReplicaStatus.DRAINING:
+                return False
+            if only_if is not None and not only_if(self._status):
                 return False
             self._move_to(ReplicaStatus.DRAINING)
             return True
@@ -184,11 +180,17 @@ class ReplicaRecord:
         self._since_unix_s = time.time()
 
 
-def _memory_bytes(report: LoadReport | None) -> int | None:
-    """An engine that did not measure what it took says 0."""
-    if report is None or report.actual_bytes == 0:
-        return None
-    return report.process_bytes + report.actual_bytes
+def _devices(report: LoadReport | None, holding: Holding | None) -> list[str]:
+    if report is not None:
+        return [report.device]
+    return list(holding.devices) if holding is not None else []
+
+
+def _memory_bytes(report: LoadReport | None, holding: Holding | None) -> int | None:
+    """What it took, or what is kept for it. An engine that did not measure says 0."""
+    if report is not None and report.actual_bytes:
+        return report.process_bytes + report.actual_bytes
+    return (holding.num_bytes or None) if holding is not None else None
 
 
 def _progress_at_rest(status: ReplicaStatus) -> LoadProgress | None:

@@ -70,6 +70,11 @@ class RequestTable:
         with self._lock:
             return request_id in self._live
 
+    def has_work_for(self, model: str) -> bool:
+        """Running in its engine, or on the way there."""
+        with self._lock:
+            return any(live.submit.model == model for live in self._live.values())
+
     def begin(self, request_id: str, answer: Answer, engine: Engine) -> bool:
         """Before the engine is told. False when the request ended while it was prepared."""
         with self._lock:

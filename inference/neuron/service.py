@@ -14,30 +14,35 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-import msgspec
 import redis
 
 from inference.neuron.accounts import AccountBook, send_due
+from inference.neuron.device_choice import KINDS
 from inference.neuron.discovery import Discovery
+from inference.neuron.downloads import Downloads
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
 from inference.neuron.event_publisher import EventPublisher
+from inference.neuron.fetcher import Fetcher
 from inference.neuron.heartbeat import GatewayWatch, Heart, HeartbeatWriter
 from inference.neuron.inbox import Inbox
 from inference.neuron.intake import Intake
+from inference.neuron.load_admission import LoadAdmission
+from inference.neuron.load_queue import Load, LoadQueue
 from inference.neuron.model_text import ModelText
 from inference.neuron.name_lease import NameLease
-from inference.neuron.promised_memory import without_promised
 from inference.neuron.replica import Replica
 from inference.neuron.replica_context import ReplicaContext
+from inference.neuron.replicas import Replicas
 from inference.neuron.request_table import RequestTable
 from inference.neuron.restart_policy import RestartPolicy
 from inference.neuron.specs import SpecStore
 from inference.neuron.starter import Starter
 from inference.protocol.generation import Cancel, InboxFrame, Submit
-from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
+from inference.protocol.heartbeat import NeuronHeartbeat
 from inference.protocol.held import HeldRequests, held_requests
 from inference.protocol.load import LoadSpec
 from inference.protocol.stalls import DEFAULT_STALL_LIMIT_S, KEPT_AFTER_LIMIT_S
@@ -65,19 +70,19 @@ class NeuronService:
         restart_policy: RestartPolicy | None = None,
         silence_limit_s: float | None = None,
         stall_limit_s: float = DEFAULT_STALL_LIMIT_S,
+        cache_dir: Path = Path("var/models"),
         on_name_lost: Callable[[], None] = lambda: None,
     ) -> None:
         """``stall_limit_s``: how long gateways wait for a Redis that does not answer.
-        ``on_name_lost``: another neuron has this one's name; called once, by the heartbeat."""
+        ``cache_dir``: where downloads go. ``on_name_lost``: another neuron has this one's name;
+        called once, by the heartbeat."""
         self.name = name
         self.epoch = uuid.uuid4().hex
         self.lease = NameLease(client, neuron=name, epoch=self.epoch)
         self._started_unix_s = time.time()
         self._discovery = discovery
-        self._lock = threading.Lock()
-        self._replicas: dict[str, Replica] = {}
+        self._replicas = Replicas()
         self._is_restored = False
-        self._is_stopping = False
         self._is_leaving = False
         self._stopped = threading.Event()
         self._client = client
@@ -99,10 +104,20 @@ class NeuronService:
         self._gateways = GatewayWatch(client)
         self._heart = Heart(self._beat, on_name_lost)
         self._num_beats = 0
+        self._loads = LoadQueue(discovery.devices)
+        self._fetcher = Fetcher(cache_dir, self._most_free_bytes)
+        self.downloads = Downloads(
+            client, neuron=name, fetcher=self._fetcher, used_paths=self._replicas.weights_in_use
+        )
         self._context = ReplicaContext(
             table=self._table,
             publish=self._publisher.publish,
-            start_engine=lambda spec: EngineProcess(self._with_promised(spec), engine_command),
+            start_engine=lambda spec: EngineProcess(spec, engine_command),
+            loads=self._loads,
+            admission=LoadAdmission(
+                self._loads, fetch=self._fetcher.fetch, find=self._replicas.find
+            ),
+            discard=self._discard,
             on_change=self._heart.beat_now,
             on_gone=self._forget_replica,
             restart_policy=restart_policy or RestartPolicy(),
@@ -113,20 +128,12 @@ class NeuronService:
         """Loads again what the last life had, as soon as Redis answers. Returns at once."""
         self._intake.start()
         self._heart.start()
+        self.downloads.start()
 
     def load_model(self, spec: LoadSpec) -> None:
         """Idempotent: the same spec again only moves the replica to the new job. Another spec for
         a loaded model replaces it once the requests on the old one are done."""
-        with self._lock:
-            if self._is_stopping:
-                return
-            current = self._replicas.get(spec.model)
-            if current is not None and _is_already(current, spec):
-                current.adopt_job(spec.job_id)
-                replica = None
-            else:
-                replica = Replica(spec, self._context, predecessor=current)
-                self._replicas[spec.model] = replica
+        replica, current = self._replicas.add(spec, self._context)
         if replica is not None:
             log.info("loading %s from %s", spec.model, spec.source)
             if current is not None:
@@ -137,8 +144,7 @@ class NeuronService:
 
     def unload_model(self, model: str) -> None:
         """Waits, elsewhere, for the requests in flight. An unknown model is unloaded already."""
-        with self._lock:
-            replica = self._replicas.get(model)
+        replica = self._replicas.find(model)
         if replica is None:
             log.info("unload of %s: it is not loaded", model)
             return
@@ -151,8 +157,6 @@ class NeuronService:
         return self._inbox.drain()
 
     def heartbeat(self) -> NeuronHeartbeat:
-        with self._lock:
-            replicas = list(self._replicas.values())
         return NeuronHeartbeat(
             name=self.name,
             epoch=self.epoch,
@@ -160,16 +164,15 @@ class NeuronService:
             started_unix_s=self._started_unix_s,
             time_unix_s=time.time(),
             host=self._discovery.host(),
-            devices=without_promised(self._discovery.devices(), _promised_bytes(replicas)),
-            replicas=[replica.state() for replica in replicas],
+            devices=self._loads.devices(),
+            replicas=[replica.state() for replica in self._replicas.all()],
             is_leaving=self._is_leaving,
         )
 
     def leave(self, limit_s: float, hurry: threading.Event) -> None:
         """Says that it is leaving, refuses what is new and returns when nothing runs any more, or
         at the limit, or when somebody is in a hurry. ``stop`` comes next."""
-        with self._lock:
-            self._is_leaving = True
+        self._is_leaving = True
         self._heart.beat_now()
         started_s = time.monotonic()
         while not hurry.wait(LEAVING_POLL_S):
@@ -185,15 +188,13 @@ class NeuronService:
     def stop(self) -> None:
         """Takes nothing new, fails what runs, ends every engine, says goodbye. A few seconds;
         a second caller waits for the first."""
-        with self._lock:
-            is_first, self._is_stopping = not self._is_stopping, True
-            replicas = list(self._replicas.values())
-        if is_first:
-            self._end_everything(replicas)
+        if self._replicas.close():
+            self._end_everything(self._replicas.all())
             self._stopped.set()
         self._stopped.wait()
 
     def _end_everything(self, replicas: list[Replica]) -> None:
+        self.downloads.stop()
         self._heart.stop(timeout_s=1.0)
         self._intake.stop()
         self._publisher.publish(self._table.fail_all(neuron_stopping()))
@@ -219,24 +220,25 @@ class NeuronService:
                 self._publisher.publish(self._table.cancel(request_id))
 
     def _take(self, model: str) -> tuple[EngineProcess, ModelText]:
-        with self._lock:
-            replica = self._replicas.get(model)
-            is_ending = self._is_stopping or self._is_leaving
-        if is_ending:
+        replica = self._replicas.find(model)
+        if self._replicas.is_closed or self._is_leaving:
             raise RequestRefusedError(neuron_stopping())
         if replica is None:
             raise RequestRefusedError(model_not_loaded(model))
         return replica.take_request()
 
-    def _with_promised(self, spec: LoadSpec) -> LoadSpec:
-        with self._lock:
-            replicas = list(self._replicas.values())
-        return msgspec.structs.replace(spec, promised_bytes=_promised_bytes(replicas))
+    def _most_free_bytes(self) -> int:
+        """On the device that a load goes to when nobody names one."""
+        devices = self._loads.devices()
+        kind = min((device.kind for device in devices), key=KINDS.index, default="cpu")
+        return max((one.free_memory_bytes for one in devices if one.kind == kind), default=0)
+
+    def _discard(self, load: Load) -> None:
+        self._fetcher.remove(load.new_files, self._replicas.weights_of_others(load))
+        load.new_files = {}
 
     def _beat(self) -> None:
-        with self._lock:
-            replicas = list(self._replicas.values())
-        for replica in replicas:
+        for replica in self._replicas.all():
             replica.tick()
         try:
             self._speak_to_redis()
@@ -253,7 +255,7 @@ class NeuronService:
         self.drain_inbox()
         heartbeat = self.heartbeat()
         # First, so that whoever reads of a failed load finds it among the surviving ones no more.
-        self._specs.write(self._surviving_specs())
+        self._specs.write(self._replicas.surviving_specs())
         self._heartbeats.write(heartbeat, self._held_requests())
         self._drop_dead_gateways()
         send_due(self._accounts, self._client)
@@ -266,15 +268,8 @@ class NeuronService:
 
     def _restore(self) -> None:
         """Loads what the last life had; a model asked for since then keeps its new spec."""
-        restored = []
-        stored = self._specs.read()
-        with self._lock:
-            self._is_restored = True
-            for spec in stored:
-                if spec.model not in self._replicas:
-                    replica = Replica(spec, self._context, recovering=True)
-                    self._replicas[spec.model] = replica
-                    restored.append(replica)
+        restored = self._replicas.restore(self._specs.read(), self._context)
+        self._is_restored = True
         for replica in restored:
             log.info("loading %s again: the last life of this neuron had it", replica.spec.model)
             replica.start()
@@ -284,13 +279,9 @@ class NeuronService:
         if not self._is_restored:
             return
         try:
-            self._specs.write(self._surviving_specs())
+            self._specs.write(self._replicas.surviving_specs())
         except redis.RedisError as error:
             log.warning("load specs are not saved yet: %s", error)  # the next heartbeat does
-
-    def _surviving_specs(self) -> list[LoadSpec]:
-        with self._lock:
-            return [replica.spec for replica in self._replicas.values() if replica.should_survive]
 
     def _drop_dead_gateways(self) -> None:
         """Their open requests are cancelled. What those used, and what others used that ended not
@@ -308,20 +299,5 @@ class NeuronService:
             self._publisher.retire(gateway_id)
 
     def _forget_replica(self, replica: Replica) -> None:
-        with self._lock:
-            if self._replicas.get(replica.spec.model) is replica:
-                del self._replicas[replica.spec.model]
+        self._replicas.forget(replica)
         self._heart.beat_now()
-
-
-def _promised_bytes(replicas: Iterable[Replica]) -> int:
-    return sum(replica.promised_bytes() for replica in replicas)
-
-
-def _is_already(replica: Replica, spec: LoadSpec) -> bool:
-    """Whether a load of ``spec`` has nothing to do but wait."""
-    if replica.status in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING):
-        return False
-    # What earlier loads showed moves from load to load and changes nothing of what is loaded.
-    same = {"job_id": spec.job_id, "earlier_loads": spec.earlier_loads}
-    return msgspec.structs.replace(replica.spec, **same) == spec

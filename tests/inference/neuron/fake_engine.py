@@ -170,7 +170,7 @@ class FakeEngine:
     def _report(self) -> LoadReport:
         return LoadReport(
             architecture="fake",
-            device="cpu",
+            device=self.spec.devices[0] if self.spec.devices else "cpu",
             dtype="float32",
             num_parameters=0,
             weight_bytes=0,
@@ -178,7 +178,8 @@ class FakeEngine:
             num_kv_blocks=100,
             kv_block_tokens=16,
             context_tokens=int(self.options.get("context", 1000)),
-            context_reason=f"{self.spec.promised_bytes} bytes are promised to others",
+            context_reason=f"{self.spec.promised_bytes} bytes are promised to others; "
+            f"{self.spec.memory_limit_bytes} are mine",
             actual_bytes=int(self.options.get("takes_gb", 0) * 10**9),
             vocab_size=1000,
             quantization="none",

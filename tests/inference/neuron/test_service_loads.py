@@ -185,7 +185,7 @@ def test_what_loaded_models_may_still_take_is_not_free(
     assert service.heartbeat().host.free_memory_bytes == free_bytes
     service.load_model(fake_spec(model="other"))
     other = gateway.wait_status("ready", "other")
-    told_bytes = int(other.report.context_reason.split()[0])
+    told_bytes = int(other.report.context_reason.split()[0])  # to others than it
     assert abs(told_bytes - promised_bytes) < 10**8
     service.unload_model("m")
     service.unload_model("other")

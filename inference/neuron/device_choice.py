@@ -1,0 +1,62 @@
+"""Which of this host's devices a load goes to. Pure; the one place that decides it.
+
+What the spec names is taken; what it leaves open is chosen here: a card before the CPU, and of the
+cards the freest. The names go into the engine's spec, and from there into reports and heartbeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from inference.neuron.errors import LoadRefusedError
+from inference.protocol.heartbeat import DeviceInfo
+from inference.protocol.load import LoadFailure, LoadSpec
+
+KINDS = ("cuda", "cpu")
+"""In the order in which they are chosen."""
+
+
+def device_name(device: DeviceInfo) -> str:
+    """``cuda:1``; a host's CPUs are one device, ``cpu``."""
+    return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
+
+
+def choose_devices(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
+    """Names of ``devices``, whose free memory is what nobody holds or was promised. Raises
+    ``LoadRefusedError`` for a device that is not here."""
+    if not spec.devices or (len(spec.devices) == 1 and spec.devices[0] in KINDS):
+        return _freest(spec, devices)
+    here = {device_name(device): device for device in devices}
+    for name in spec.devices:
+        if _full_name(name) not in here:
+            raise _refused(f"{name!r} is not here; this neuron has {_listed(here)}")
+    return [_full_name(name) for name in spec.devices]
+
+
+def _freest(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
+    wanted = spec.devices or [next((kind for kind in KINDS if _of_kind(kind, devices)), "cpu")]
+    candidates = _of_kind(wanted[0], devices)
+    if len(candidates) < max(1, spec.min_devices):
+        here = _listed([device_name(device) for device in devices])
+        raise _refused(
+            f"{spec.min_devices} {wanted[0]} devices are needed and this neuron has {here}"
+        )
+    freest_first = sorted(candidates, key=lambda device: (-device.free_memory_bytes, device.index))
+    return [device_name(device) for device in freest_first[: spec.min_devices]]
+
+
+def _of_kind(kind: str, devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:
+    return [device for device in devices if device.kind == kind]
+
+
+def _full_name(name: str) -> str:
+    """``cuda`` beside another name is the first card, as in torch."""
+    return "cuda:0" if name == "cuda" else name
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "no device"
+
+
+def _refused(message: str) -> LoadRefusedError:
+    return LoadRefusedError(LoadFailure(code="bad_source", message=message))

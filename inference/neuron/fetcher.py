@@ -1,0 +1,150 @@
+"""Downloads for a neuron: one process each, followed until it ends or is cancelled.
+
+``inference.loading.fetch`` is the process. Called from the threads of replicas and of pulls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+import inference
+from inference.environment import Role, environment_for
+from inference.loading.cached import cached_directory, delete_cached
+from inference.loading.errors import LoadError
+from inference.loading.fetch import (
+    Fetched,
+    FetchFailed,
+    Fetching,
+    FetchOrder,
+    decode_message,
+)
+from inference.neuron.errors import LoadRefusedError
+from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec
+
+log = logging.getLogger(__name__)
+
+DOWNLOADED_SCHEMES = ("huggingface", "pypi")
+COMMAND = (sys.executable, "-m", "inference.loading.fetch")
+CANCEL_LOOK_S = 0.1
+
+
+class Fetcher:
+    def __init__(self, cache_dir: Path, free_memory_bytes: Callable[[], int]) -> None:
+        """``free_memory_bytes``: on the device that a load would go to, for choosing a quant."""
+        self.cache_dir = cache_dir
+        self._free_memory_bytes = free_memory_bytes
+
+    def fetch(
+        self, spec: LoadSpec, tell: Callable[[LoadProgress], None], is_cancelled: Callable[[], bool]
+    ) -> Fetched | None:
+        """``None``: cancelled, or a source that is not downloaded. Raises ``LoadRefusedError``;
+        what a load that can never succeed has downloaded is gone then."""
+        if spec.source.partition(":")[0] not in DOWNLOADED_SCHEMES:
+            return None
+        order = FetchOrder(
+            spec=spec,
+            cache_dir=str(self.cache_dir),
+            free_memory_bytes=self._free_memory_bytes(),
+        )
+        last: Fetched | FetchFailed | None = None
+        with _process(order, is_cancelled) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                try:
+                    message = decode_message(line)
+                except msgspec.DecodeError:
+                    continue  # a library that prints
+                if isinstance(message, Fetching):
+                    tell(message.progress)
+                else:
+                    last = message
+        if is_cancelled():
+            return None
+        match last:
+            case Fetched():
+                return last
+            case FetchFailed(failure=failure, new_files=new_files):
+                if failure.is_permanent or failure.code == "disk_full":
+                    self.remove(new_files)
+                raise LoadRefusedError(failure)
+        message_text = f"the download of {spec.source} ended with code {process.returncode}"
+        raise LoadRefusedError(LoadFailure(code="download_failed", message=message_text))
+
+    def remove(self, new_files: dict[str, list[str]], used: Collection[Path] = ()) -> None:
+        """What a load downloaded that nobody will use. A package or revision stays whole where a
+        file of ``used`` lies in it."""
+        for key, names in new_files.items():
+            source, _, revision = key.rpartition("@")
+            directory = cached_directory(self.cache_dir, source, revision)
+            if any(path.is_relative_to(directory) for path in used):
+                continue
+            try:
+                freed = delete_cached(self.cache_dir, source, revision, names)
+            except (LoadError, OSError) as error:
+                log.warning("%s could not be removed: %s", key, error)
+            else:
+                log.info("removed what was downloaded of %s: %d bytes", key, freed)
+
+
+@contextmanager
+def _process(
+    order: FetchOrder, is_cancelled: Callable[[], bool]
+) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        COMMAND,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=_environment(),
+        start_new_session=True,
+    )
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(CANCEL_LOOK_S):
+            if is_cancelled():
+                _kill(process)
+                return
+
+    threading.Thread(target=watch, name="fetch-cancel", daemon=True).start()
+    try:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(msgspec.json.encode(order) + b"\n")
+            process.stdin.flush()
+        yield process
+    finally:
+        ended.set()
+        _kill(process)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """It and pip, which it may have started. One that has ended by itself is left alone."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _environment() -> dict[str, str]:
+    package_dir = str(Path(inference.__file__).resolve().parent.parent)
+    paths = [package_dir, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **environment_for(Role.ENGINE, os.environ),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        # Progress is told in messages.
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }

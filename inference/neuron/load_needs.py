@@ -1,0 +1,94 @@
+"""What a load needs of its device, by what is known before it starts. Pure.
+
+Earlier loads on a device of that kind say it best; the size of the weight files says it roughly;
+keys and values that the operator asked for by number count whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from inference.neuron.device_choice import choose_devices, device_name
+from inference.neuron.errors import LoadRefusedError
+from inference.protocol.heartbeat import DeviceInfo
+from inference.protocol.load import LoadFailure, LoadSpec
+
+BESIDE_FILES_BYTES = 256 * 1024**2
+"""Of an engine process, and of a step, as far as anybody can tell from the size of files."""
+
+
+def needed_bytes(spec: LoadSpec, device: str) -> int | None:
+    """What must be free on ``device`` (``cuda:1``), by what earlier loads on such a device took;
+    ``None``: there were none."""
+    earlier = spec.earlier_loads
+    if earlier is None or earlier.device_kind != device.partition(":")[0]:
+        return None
+    return earlier.needed_bytes
+
+
+def expected_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
+    """What to keep free for a load that waits. ``file_bytes``: of its weights, where they are on
+    the disk already. 0: nobody knows."""
+    needed = needed_bytes(spec, device)
+    if needed is not None:
+        return needed
+    kv_bytes = spec.kv_memory_bytes or 0
+    return kv_bytes if file_bytes is None else file_bytes + BESIDE_FILES_BYTES + kv_bytes
+
+
+def check_possible(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> None:
+    """Before anything is fetched: could it fit if nothing else were there? Raises
+    ``LoadRefusedError``."""
+    here = {device_name(device): device for device in devices}
+    for name in choose_devices(spec, devices):
+        total_bytes = max(
+            device.total_memory_bytes
+            for device in ([here[name]] if spec.devices else _same_kind(here[name], devices))
+        )
+        kv_bytes = spec.kv_memory_bytes or 0
+        if kv_bytes > total_bytes:
+            raise _refused(
+                "exceeds_device",
+                f"{_gb(kv_bytes)} of memory for keys and values are asked for, and {name} has "
+                f"{_gb(total_bytes)} in all; ask for less, or leave it empty",
+            )
+        needed = needed_bytes(spec, name) or 0
+        if needed > total_bytes:
+            raise _refused(
+                "exceeds_device",
+                f"the model needs {_gb(needed)}, by what earlier loads took, and {name} has "
+                f"{_gb(total_bytes)} in all; load a smaller quant, or ask for less KV memory",
+            )
+
+
+def check_room(spec: LoadSpec, device: str, limit_bytes: int, evicted: Iterable[str] = ()) -> None:
+    """Is what it may take (that of the evicted included) enough? Raises ``LoadRefusedError``."""
+    needed = max(needed_bytes(spec, device) or 0, spec.kv_memory_bytes or 0)
+    if needed > limit_bytes:
+        gone = ", ".join(evicted)
+        raise _refused(
+            "does_not_fit",
+            f"the model needs {_gb(needed)} on {device}, and {_gb(limit_bytes)} are free there"
+            f"{f' once {gone} is unloaded' if gone else ''}, what other models were promised left "
+            "out; unload another model, or load a smaller quant",
+        )
+
+
+def lost_its_room(models: Iterable[str]) -> LoadRefusedError:
+    names = ", ".join(models)
+    return _refused(
+        "lost_its_room",
+        f"{names} was to make room for the model and has work again: nothing was unloaded",
+    )
+
+
+def _same_kind(device: DeviceInfo, devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:
+    return [other for other in devices if other.kind == device.kind]
+
+
+def _refused(code: str, message: str) -> LoadRefusedError:
+    return LoadRefusedError(LoadFailure(code=code, message=message))
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

@@ -1,0 +1,241 @@
+"""The one queue that a neuron's loads go through, and the memory that it gives out.
+
+    accept ─▶ (fetch) ─▶ enter … its turn ─▶ begin ─▶ started ─▶ loaded ─▶ release
+       │                     │                │                    │
+       └─ what it will take  └─ one load at   └─ what it may take  └─ engine_ended ─▶ begin_again
+          is kept for it        a time           is in its spec        its memory is its own still
+
+What is promised to whom is in the ``MemoryLedger``, which is pure; here are the lock and the
+measurements. A load that is fetched first holds nobody up: it waits for its turn once its files are
+there. Called from the replicas' threads and the heartbeat's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from inference.neuron.device_choice import choose_devices, device_name
+from inference.neuron.held_memory import held_bytes
+from inference.neuron.load_needs import expected_bytes, needed_bytes
+from inference.neuron.memory_ledger import Holding, MemoryLedger
+from inference.protocol.heartbeat import DeviceInfo
+from inference.protocol.load import LoadReport, LoadSpec
+
+LOOK_AGAIN_S = 1.0
+"""While a load waits. Its turn and its cancel wake it at once."""
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """One replica's place in the queue and its claim on memory, as long as it lives."""
+
+    spec: LoadSpec
+    pid: int | None = None
+    """Of its engine, while one runs."""
+    free_at_start: dict[str, int] = field(default_factory=dict)
+    """Of the devices that it is loading onto."""
+    is_settled: bool = False
+    """It has been loaded, and it is known what that took."""
+    weights: tuple[Path, ...] = ()
+    """In the cache of downloads."""
+    new_files: dict[str, list[str]] = field(default_factory=dict)
+    """What was downloaded for it alone: as in ``inference.loading.fetch``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a load may take of the devices that it goes to."""
+
+    devices: tuple[str, ...]
+    limit_bytes: int
+    """Of each."""
+    promised_bytes: int
+    """Of each one's free memory, to others."""
+
+
+class LoadQueue:
+    def __init__(
+        self,
+        measure: Callable[[], list[DeviceInfo]],
+        *,
+        measure_held: Callable[[int], int] = held_bytes,
+    ) -> None:
+        """``measure`` says what is free on each device now; ``measure_held`` what a process holds
+        of the host."""
+        self._measure = measure
+        self._measure_held = measure_held
+        self._changed = threading.Condition()
+        self._ledger = MemoryLedger()
+        self._waiting: list[Load] = []
+        """Those whose files are there; the first one has its turn."""
+
+    def devices(self) -> list[DeviceInfo]:
+        """As measured, less what was promised and is not held yet."""
+        measured = self._measure()
+        with self._changed:
+            self._note_held(measured)
+            return self._ledger.without_promised(measured)
+
+    def holding(self, load: Load) -> Holding | None:
+        with self._changed:
+            return self._ledger.holding(load)
+
+    def accept(self, load: Load) -> None:
+        """What it will take is kept for it from now on, as far as that is known. Raises
+        ``LoadRefusedError`` for a device that is not here."""
+        devices = choose_devices(load.spec, self.devices())
+        with self._changed:
+            self._ledger.accept(load, devices, expected_bytes(load.spec, devices[0], None))
+
+    def expect(self, load: Load, file_bytes: int) -> None:
+        """Its weight files are on the disk, and so large."""
+        with self._changed:
+            if (holding := self._ledger.holding(load)) is not None:
+                num_bytes = expected_bytes(load.spec, holding.devices[0], file_bytes)
+                self._ledger.settle(load, num_bytes)
+
+    def enter(
+        self, load: Load, is_cancelled: Callable[[], bool], tell: Callable[[str], None]
+    ) -> bool:
+        """Waits for the turn, which ends with ``loaded`` or ``release``. ``tell`` is called with
+        the model that has it. ``False``: cancelled."""
+        with self._changed:
+            self._waiting.append(load)
+            while self._waiting[0] is not load and not is_cancelled():
+                tell(self._waiting[0].spec.model)
+                self._changed.wait(LOOK_AGAIN_S)
+            if is_cancelled():
+                self._leave(load)
+                return False
+        return True
+
+    def wake(self) -> None:
+        """Somebody was cancelled."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def room(self, load: Load, gone: Collection[Load] = ()) -> Room:
+        """Measured now, and as if ``gone`` had given theirs back. On the devices that the spec
+        names, else on the freest."""
+        measured = self._measure()
+        with self._changed:
+            self._note_held(measured)
+            free = {device_name(device): device.free_memory_bytes for device in measured}
+            limits = {
+                name: self._ledger.limit_bytes(
+                    load, name, free[name], needed_bytes(load.spec, name), gone
+                )
+                for name in free
+            }
+        names = choose_devices(
+            load.spec,
+            [
+                msgspec.structs.replace(device, free_memory_bytes=limits[device_name(device)])
+                for device in measured
+            ],
+        )
+        return Room(
+            devices=tuple(names),
+            limit_bytes=min(limits[name] for name in names),
+            promised_bytes=max(max(0, free[name] - limits[name]) for name in names),
+        )
+
+    def begin(self, load: Load, room: Room) -> LoadSpec:
+        """Its turn has come: what its engine is told."""
+        expected = expected_bytes(load.spec, room.devices[0], None)
+        measured = self._measure()
+        with self._changed:
+            kept = self._ledger.holding(load)
+            assert kept is not None
+            num_bytes = min(max(expected, kept.num_bytes), room.limit_bytes)
+            self._ledger.begin(load, room.devices, num_bytes)
+            self._note_start(load, measured)
+        return _told(load.spec, room)
+
+    def begin_again(self, load: Load) -> LoadSpec:
+        """Its engine died, and what that took is kept for the next one."""
+        measured = self._measure()
+        with self._changed:
+            holding = self._ledger.holding(load)
+            assert holding is not None and load.is_settled
+            self._note_held(measured)
+            self._note_start(load, measured)
+            free = {device_name(device): device.free_memory_bytes for device in measured}
+            promised = [
+                free[name] - self._ledger.limit_bytes(load, name, free[name], holding.num_bytes)
+                for name in holding.devices
+            ]
+        room = Room(
+            devices=holding.devices,
+            limit_bytes=holding.num_bytes,
+            promised_bytes=max(0, *promised) if promised else 0,
+        )
+        return _told(load.spec, room)
+
+    def started(self, load: Load, pid: int) -> None:
+        with self._changed:
+            load.pid = pid
+
+    def loaded(self, load: Load, report: LoadReport) -> None:
+        """The next one has its turn."""
+        with self._changed:
+            load.free_at_start = {}
+            load.is_settled = report.actual_bytes > 0
+            took_bytes = report.process_bytes + report.actual_bytes if load.is_settled else 0
+            self._ledger.settle(load, took_bytes)
+            self._leave(load)
+
+    def engine_ended(self, load: Load) -> None:
+        """What it held is free, and promised to it still."""
+        with self._changed:
+            load.pid, load.free_at_start = None, {}
+            self._ledger.hold(load, 0)
+            self._leave(load)
+
+    def release(self, load: Load) -> None:
+        """It is gone for good, or was refused."""
+        with self._changed:
+            self._ledger.release(load)
+            self._leave(load)
+
+    # Holds the lock already.
+
+    def _leave(self, load: Load) -> None:
+        if load in self._waiting:
+            self._waiting.remove(load)
+            self._changed.notify_all()
+
+    def _note_start(self, load: Load, measured: list[DeviceInfo]) -> None:
+        load.free_at_start = {device_name(one): one.free_memory_bytes for one in measured}
+
+    def _note_held(self, measured: list[DeviceInfo]) -> None:
+        free = {device_name(device): device.free_memory_bytes for device in measured}
+        for holding in self._ledger.holdings():
+            assert isinstance(holding.owner, Load)
+            self._ledger.hold(holding.owner, self._held_now(holding.owner, holding, free))
+
+    def _held_now(self, load: Load, holding: Holding, free: dict[str, int]) -> int:
+        """Of its first device: an engine takes the same of each. A card gives out at once what is
+        asked for, so of one the load under way holds what has gone since it began."""
+        if load.pid is None:
+            return 0
+        device = holding.devices[0]
+        if device == "cpu":
+            return self._measure_held(load.pid)
+        if load.free_at_start:
+            return max(0, load.free_at_start.get(device, 0) - free.get(device, 0))
+        return holding.num_bytes
+
+
+def _told(spec: LoadSpec, room: Room) -> LoadSpec:
+    return msgspec.structs.replace(
+        spec,
+        devices=list(room.devices),
+        promised_bytes=room.promised_bytes,
+        memory_limit_bytes=room.limit_bytes,
+    )

@@ -1,0 +1,137 @@
+"""Who was promised how much of which device: the neuron's own account of its memory. Pure.
+
+    accept ─▶ begin ─▶ settle ─▶ (lost ─▶ begin ─▶ settle)* ─▶ release
+    waits     loads    loaded     engine died, starts again
+
+What is measured as free is not all free to give away: a load that waits holds nothing yet, one
+under way holds a part, an engine on a CPU gets its pages as blocks come into use. Each holding says
+how much its owner may take of its device at most. What an owner does not hold of that is
+*outstanding*, and counts as taken. In the order in which loads were accepted the earlier one goes
+first: a later one's promise is kept as far as what is under way leaves room for it.
+
+Knows no threads: its owner locks. Measurements are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from inference.neuron.device_choice import device_name
+from inference.protocol.heartbeat import DeviceInfo
+
+Owner = Hashable
+"""A replica, compared by identity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    owner: Owner
+    devices: tuple[str, ...]
+    num_bytes: int
+    """Of each of its devices, at most. 0 while nobody knows."""
+    held_bytes: int = 0
+    """Of that, what it holds already."""
+    is_begun: bool = False
+
+    @property
+    def outstanding_bytes(self) -> int:
+        return max(0, self.num_bytes - self.held_bytes)
+
+
+class MemoryLedger:
+    def __init__(self) -> None:
+        self._holdings: dict[Owner, Holding] = {}
+
+    def accept(self, owner: Owner, devices: Sequence[str], num_bytes: int) -> None:
+        """``owner`` waits for its turn, after all that are here."""
+        assert owner not in self._holdings
+        self._holdings[owner] = Holding(owner=owner, devices=tuple(devices), num_bytes=num_bytes)
+
+    def begin(self, owner: Owner, devices: Sequence[str], num_bytes: int) -> None:
+        """It loads, and may take so much of each of ``devices``."""
+        self._holdings[owner] = replace(
+            self._holdings[owner],
+            devices=tuple(devices),
+            num_bytes=num_bytes,
+            held_bytes=0,
+            is_begun=True,
+        )
+
+    def settle(self, owner: Owner, num_bytes: int) -> None:
+        """So much is all that it will ever take, it is known now."""
+        self._change(owner, num_bytes=num_bytes)
+
+    def hold(self, owner: Owner, held_bytes: int) -> None:
+        """What it holds, as measured now."""
+        self._change(owner, held_bytes=max(0, held_bytes))
+
+    def release(self, owner: Owner) -> None:
+        """It is gone, or was refused. An owner that has nothing is no mistake."""
+        self._holdings.pop(owner, None)
+
+    def holding(self, owner: Owner) -> Holding | None:
+        return self._holdings.get(owner)
+
+    def holdings(self) -> list[Holding]:
+        """In the order in which they were accepted."""
+        return list(self._holdings.values())
+
+    def outstanding_bytes(self, device: str) -> int:
+        return sum(holding.outstanding_bytes for holding in self._on(device))
+
+    def limit_bytes(
+        self,
+        owner: Owner,
+        device: str,
+        free_bytes: int,
+        needed_bytes: int | None,
+        gone: Collection[Owner] = (),
+    ) -> int:
+        """What ``owner`` may take of ``device``, where so much is measured as free: all but what
+        was promised to others. Those that were accepted later have their promises as far as they
+        leave it what it needs (``None``: nobody knows, so it goes first). As if ``gone`` had given
+        theirs back."""
+        left_bytes, later_bytes, is_earlier = free_bytes, 0, True
+        for holding in self._on(device):
+            if holding.owner is owner:
+                is_earlier = False
+            elif holding.owner in gone:
+                left_bytes += holding.held_bytes
+            elif is_earlier or holding.is_begun:
+                left_bytes -= holding.outstanding_bytes
+            else:
+                later_bytes += holding.outstanding_bytes
+        if needed_bytes is None:
+            return max(0, left_bytes)
+        return max(0, left_bytes - min(later_bytes, max(0, left_bytes - needed_bytes)))
+
+    def without_promised(self, devices: Iterable[DeviceInfo]) -> list[DeviceInfo]:
+        """``devices`` as measured, with what is outstanding counted as taken."""
+        told = []
+        for device in devices:
+            reserved_bytes = self.outstanding_bytes(device_name(device))
+            told.append(
+                msgspec.structs.replace(
+                    device,
+                    free_memory_bytes=max(0, device.free_memory_bytes - reserved_bytes),
+                    reserved_bytes=reserved_bytes,
+                )
+            )
+        return told
+
+    def check_integrity(self) -> None:
+        """Asserts what must hold between any two calls."""
+        for owner, holding in self._holdings.items():
+            assert holding.owner is owner
+            assert holding.num_bytes >= 0 and holding.held_bytes >= 0
+            assert len(set(holding.devices)) == len(holding.devices)
+
+    def _on(self, device: str) -> list[Holding]:
+        return [holding for holding in self._holdings.values() if device in holding.devices]
+
+    def _change(self, owner: Owner, **changes: int) -> None:
+        if (holding := self._holdings.get(owner)) is not None:
+            self._holdings[owner] = replace(holding, **changes)  # type: ignore[arg-type]

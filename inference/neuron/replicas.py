@@ -1,0 +1,95 @@
+"""Which replica this neuron has of each model: at most one that is not on its way out.
+
+Any thread may call; nothing blocks, and nothing is started or ended here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from inference.neuron.load_queue import Load
+from inference.neuron.replica import Replica
+from inference.neuron.replica_context import ReplicaContext
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load import LoadSpec, spec_digest
+
+
+class Replicas:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_model: dict[str, Replica] = {}
+        self._is_closed = False
+
+    def all(self) -> list[Replica]:
+        with self._lock:
+            return list(self._by_model.values())
+
+    def find(self, model: str) -> Replica | None:
+        with self._lock:
+            return self._by_model.get(model)
+
+    def close(self) -> bool:
+        """The neuron ends: none comes any more. Whether this call closed it."""
+        with self._lock:
+            was_open, self._is_closed = not self._is_closed, True
+            return was_open
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def add(self, spec: LoadSpec, context: ReplicaContext) -> tuple[Replica | None, Replica | None]:
+        """The replica that is to be started, and the one that it replaces. No new one where the
+        model is here or on its way by that spec: that one is the new job's."""
+        with self._lock:
+            current = self._by_model.get(spec.model)
+            if self._is_closed:
+                return None, current
+            if current is not None and _is_already(current, spec):
+                current.adopt_job(spec.job_id)
+                return None, current
+            replica = Replica(spec, context, predecessor=current)
+            self._by_model[spec.model] = replica
+            return replica, current
+
+    def restore(self, specs: Iterable[LoadSpec], context: ReplicaContext) -> list[Replica]:
+        """Those of an earlier life, but for models that were asked for since."""
+        with self._lock:
+            restored = [
+                Replica(spec, context, recovering=True)
+                for spec in specs
+                if spec.model not in self._by_model
+            ]
+            self._by_model |= {replica.spec.model: replica for replica in restored}
+            return restored
+
+    def forget(self, replica: Replica) -> None:
+        """It is gone. One that has taken its place stays."""
+        with self._lock:
+            if self._by_model.get(replica.spec.model) is replica:
+                del self._by_model[replica.spec.model]
+
+    def surviving_specs(self) -> list[LoadSpec]:
+        """What the next life loads again."""
+        return [replica.spec for replica in self.all() if replica.should_survive]
+
+    def weights_in_use(self) -> dict[str, list[Path]]:
+        """Model -> its weight files in the cache of downloads."""
+        return {
+            replica.spec.model: list(replica.load.weights)
+            for replica in self.all()
+            if replica.status is not ReplicaStatus.FAILED
+        }
+
+    def weights_of_others(self, load: Load) -> set[Path]:
+        others = [replica.load for replica in self.all() if replica.load is not load]
+        return {path for other in others for path in other.weights}
+
+
+def _is_already(replica: Replica, spec: LoadSpec) -> bool:
+    """Whether a load of ``spec`` has nothing to do but wait."""
+    if replica.status in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING):
+        return False
+    return spec_digest(replica.spec) == spec_digest(spec)

@@ -1,0 +1,27 @@
+"""Devices for tests of where loads go and what they may take."""
+
+from __future__ import annotations
+
+from inference.protocol.heartbeat import DeviceInfo
+
+GB = 10**9
+
+
+def card(index: int, free_gb: float, total_gb: float = 24) -> DeviceInfo:
+    return DeviceInfo(
+        index=index,
+        kind="cuda",
+        name=f"card {index}",
+        total_memory_bytes=int(total_gb * GB),
+        free_memory_bytes=int(free_gb * GB),
+    )
+
+
+def host(free_gb: float, total_gb: float = 128) -> DeviceInfo:
+    return DeviceInfo(
+        index=0,
+        kind="cpu",
+        name="processors",
+        total_memory_bytes=int(total_gb * GB),
+        free_memory_bytes=int(free_gb * GB),
+    )

@@ -1,0 +1,211 @@
+"""A neuron's loads take turns, keep to devices, make room for each other and never overcommit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from inference.neuron.service import NeuronService
+from inference.protocol.heartbeat import DeviceInfo, HostInfo
+from inference.protocol.load import EarlierLoads, LoadSpec, LoadStage
+from tests.inference.neuron.devices import GB, card, host
+from tests.inference.neuron.fake_engines import running_engines
+
+MakeService = Callable[..., NeuronService]
+MakeSpec = Callable[..., LoadSpec]
+
+
+class Host:
+    """Two cards; what engines say they took of them is theirs."""
+
+    def __init__(self, *devices: DeviceInfo) -> None:
+        self.there = list(devices)
+
+    def devices(self) -> list[DeviceInfo]:
+        return self.there
+
+    def host(self) -> HostInfo:
+        return HostInfo(
+            hostname="h", os="Linux", num_cores=1, total_memory_bytes=1, free_memory_bytes=1
+        )
+
+
+@pytest.fixture
+def cards() -> Host:
+    return Host(card(0, 6), card(1, 20), host(100))
+
+
+@pytest.fixture
+def service(make_service: MakeService, cards: Host) -> NeuronService:
+    return make_service(discovery=cards)
+
+
+def needing(spec: LoadSpec, gigabytes: float, **changes: Any) -> LoadSpec:
+    earlier = EarlierLoads(device_kind="cuda", needed_bytes=int(gigabytes * GB))
+    return msgspec.structs.replace(spec, earlier_loads=earlier, **changes)
+
+
+def test_a_load_goes_to_the_freest_card_and_says_so(
+    service: NeuronService, fake_spec: MakeSpec, gateway: Any
+) -> None:
+    service.load_model(fake_spec())
+    state = gateway.wait_status("ready")
+    assert state.devices == ["cuda:1"]
+    assert state.report.device == "cuda:1"
+
+
+def test_a_load_goes_to_the_device_that_its_spec_names(
+    service: NeuronService, fake_spec: MakeSpec, gateway: Any
+) -> None:
+    service.load_model(msgspec.structs.replace(fake_spec(), devices=["cuda:0"]))
+    assert gateway.wait_status("ready").devices == ["cuda:0"]
+
+
+def test_a_device_that_is_not_here_fails_the_load_by_name(
+    service: NeuronService, fake_spec: MakeSpec, gateway: Any
+) -> None:
+    service.load_model(msgspec.structs.replace(fake_spec(), devices=["cuda:5"]))
+    failure = gateway.wait_status("failed").failure
+    assert failure.code == "bad_source"
+    assert "this neuron has cuda:0, cuda:1, cpu" in failure.message
+
+
+def test_kv_memory_beyond_the_device_is_refused_before_an_engine_starts(
+    service: NeuronService, fake_spec: MakeSpec, gateway: Any
+) -> None:
+    service.load_model(msgspec.structs.replace(fake_spec(), kv_memory_bytes=900 * GB))
+    failure = gateway.wait_status("failed").failure
+    assert (failure.code, failure.is_permanent) == ("exceeds_device", True)
+    assert "900.00 GB" in failure.message and "24.00 GB in all" in failure.message
+    assert not running_engines()
+
+
+def test_two_cold_loads_take_turns_and_the_second_says_what_it_waits_for(
+    service: NeuronService, fake_spec: MakeSpec, gateway: Any, wait_until: Any
+) -> None:
+    service.load_model(fake_spec("a", load_s=30))
+    wait_until(running_engines)
+    service.load_model(fake_spec("b"))
+    wait_until(
+        lambda: (
+            (state := gateway.replica("b")) is not None
+            and state.progress is not None
+            and state.progress.stage is LoadStage.QUEUED
+        )
+    )
+    state = gateway.replica("b")
+    assert state.status == "loading"
+    assert state.progress.detail == "a is loaded first"
+    assert len(running_engines()) == 1
+    service.unload_model("a")  # a load that is cancelled gives its turn on
+    gateway.wait_status("ready", "b")
+
+
+def test_a_load_that_waits_is_cancelled_at_once(
+    service: NeuronService, fake_spec: MakeSpec, gateway: Any, wait_until: Any
+) -> None:
+    service.load_model(fake_spec("a", load_s=30))
+    wait_until(running_engines)
+    service.load_model(fake_spec("b"))
+    gateway.wait_status("loading", "b")
+    service.unload_model("b")
+    wait_until(lambda: gateway.replica("b") is None)
+    assert gateway.replica("a").status == "loading"
+    assert len(running_engines()) == 1
+
+
+def test_accepted_loads_are_not_free_for_others(
+    service: NeuronService, fake_spec: MakeSpec, gateway: Any, wait_until: Any
+) -> None:
+    service.load_model(fake_spec("a", load_s=30))
+    wait_until(running_engines)
+    service.load_model(needing(fake_spec("b"), 15))
+    wait_until(lambda: gateway.heartbeat().devices[1].reserved_bytes == 15 * GB)
+    assert gateway.heartbeat().devices[1].free_memory_bytes == 5 * GB
+    assert gateway.heartbeat().devices[0].free_memory_bytes == 6 * GB
+    assert gateway.replica("b").memory_bytes == 15 * GB
+    # What is left decides where the next one goes.
+    service.load_model(fake_spec("c"))
+    wait_until(lambda: (state := gateway.replica("c")) is not None and state.devices)
+    assert gateway.replica("c").devices == ["cuda:0"]
+
+
+def test_a_load_that_does_not_fit_beside_the_promised_is_refused_with_numbers(
+    service: NeuronService, fake_spec: MakeSpec, gateway: Any
+) -> None:
+    service.load_model(needing(fake_spec("big"), 23))
+    failure = gateway.wait_status("failed", "big").failure
+    assert (failure.code, failure.is_permanent) == ("does_not_fit", False)
+    assert "needs 23.00 GB on cuda:1, and 20.00 GB are free" in failure.message
+
+
+def test_evicted_models_leave_first(
+    service: NeuronService, cards: Host, fake_spec: MakeSpec, gateway: Any, wait_until: Any
+) -> None:
+    service.load_model(fake_spec("old", takes_gb=18))
+    gateway.wait_status("ready", "old")
+    cards.there[1] = card(1, 2)  # the driver's word
+    asked = needing(fake_spec("new"), 15, devices=["cuda:1"], evict=["old", "long-gone"])
+    service.load_model(asked)
+    wait_until(lambda: gateway.replica("old") is None)
+    cards.there[1] = card(1, 20)
+    gateway.wait_status("ready", "new")
+    assert len(running_engines()) == 1
+
+
+def test_a_model_that_got_busy_is_not_unloaded_and_the_load_says_so(
+    service: NeuronService, fake_spec: MakeSpec, gateway: Any, wait_until: Any
+) -> None:
+    service.load_model(fake_spec("old", context=1_000_000))
+    gateway.wait_status("ready", "old")
+    request_id = gateway.submit(model="old", max_tokens=100_000)
+    service.drain_inbox()
+    gateway.wait_events(request_id, lambda events: len(events) > 2)
+    service.load_model(msgspec.structs.replace(fake_spec("new"), evict=["old"]))
+    failure = gateway.wait_status("failed", "new").failure
+    assert (failure.code, failure.is_permanent) == ("lost_its_room", False)
+    assert "old" in failure.message
+    assert gateway.replica("old").status == "ready"
+    gateway.cancel(request_id)
+    service.drain_inbox()
+    gateway.wait_end(request_id)
+
+
+def test_nothing_is_unloaded_for_a_load_that_would_not_fit_even_then(
+    service: NeuronService, cards: Host, fake_spec: MakeSpec, gateway: Any
+) -> None:
+    service.load_model(fake_spec("old", takes_gb=5))
+    gateway.wait_status("ready", "old")
+    cards.there[1] = card(1, 3)
+    service.load_model(needing(fake_spec("new"), 15, devices=["cuda:1"], evict=["old"]))
+    failure = gateway.wait_status("failed", "new").failure
+    assert failure.code == "does_not_fit"
+    assert "8.00 GB are free there once old is unloaded" in failure.message
+    assert gateway.replica("old").status == "ready"
+
+
+def test_an_engine_that_died_comes_back_within_what_it_had(
+    service: NeuronService, fake_spec: MakeSpec, gateway: Any, wait_until: Any
+) -> None:
+    service.load_model(fake_spec(takes_gb=7, crash_after=3))
+    gateway.wait_status("ready")
+    request_id = gateway.submit(max_tokens=50)
+    service.drain_inbox()
+    gateway.wait_end(request_id)
+    wait_until(lambda: gateway.replica().num_restarts == 1 and gateway.replica().status == "ready")
+    state = gateway.replica()
+    assert state.devices == ["cuda:1"]
+    assert state.report.context_reason.endswith(f"{7 * GB} are mine")
+
+
+def test_the_neuron_logs_why_a_load_was_refused(
+    service: NeuronService, fake_spec: MakeSpec, gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.load_model(fake_spec(load_fails=1))
+    gateway.wait_status("failed")
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert "not loaded (does_not_fit): needs 9 GB, 1 GB is free" in said
+    assert "orphaned" not in said
