@@ -156,7 +156,8 @@ def fleet_metrics(snapshot: FleetSnapshot) -> Iterator[Metric]:
         for neuron in snapshot.neurons:
             for device in neuron.devices:
                 if (value := read_device(device)) is not None:
-                    gauge.add_metric((neuron.name, str(device.index)), value)
+                    name = str(device.index) if device.kind == "cuda" else "cpu"
+                    gauge.add_metric((neuron.name, name), value)
         yield gauge
 
 

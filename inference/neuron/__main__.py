@@ -16,7 +16,7 @@ from celery.signals import setup_logging, worker_shutting_down
 
 from inference.logs.setup import configure_logging
 from inference.neuron.celery_app import create_app, create_worker
-from inference.neuron.discovery import Discovery
+from inference.neuron.device_sampler import DeviceSampler
 from inference.neuron.earlier_life import EarlierLife
 from inference.neuron.ending import EXIT_NAME_LOST, Ending
 from inference.neuron.engine_process import engine_command
@@ -24,6 +24,7 @@ from inference.neuron.name_lease import NameHeldError
 from inference.neuron.redis_client import connect
 from inference.neuron.service import NeuronService
 from inference.neuron.silence import silence_limit_s
+from inference.neuron.simulated_devices import SimulatedDevices
 from inference.neuron.tasks import register_tasks
 from inference.protocol.draining import drain_limit_s
 from inference.protocol.keys import NEURON_NAME
@@ -57,6 +58,7 @@ def main(arguments: list[str]) -> int:
         limit_s = silence_limit_s(os.environ)
         stalled_s = stall_limit_s(os.environ)
         ending = Ending(limit_s=drain_limit_s(os.environ))
+        simulated = SimulatedDevices.from_environment(os.environ)
     except ValueError as error:
         log.critical("%s", error)
         return EXIT_MISCONFIGURED
@@ -66,7 +68,7 @@ def main(arguments: list[str]) -> int:
         name=options.name,
         client=connect(redis_url),
         engine_command=engine_command(os.environ),
-        discovery=Discovery.run(),
+        discovery=simulated or DeviceSampler(),
         silence_limit_s=limit_s,
         stall_limit_s=stalled_s,
         cache_dir=data_dir / "models",

@@ -1,7 +1,8 @@
 """What this host is: cores, memory, CUDA devices, and in words what is wrong with them.
 
 Asks the operating system through psutil and the NVIDIA driver through NVML. No torch, so it works
-where the driver is broken, which is when it matters.
+where the driver is broken, which is when it matters. A driver may also hang: whoever must not wait
+for it asks through a ``DeviceSampler``.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import platform
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
 from inference.loading.host_memory import host_memory
+from inference.neuron.held_memory import held_bytes
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 
 log = logging.getLogger(__name__)
@@ -75,18 +78,17 @@ class Discovery:
         )
 
     def devices(self) -> list[DeviceInfo]:
-        """The CUDA devices; the CPU where there are none."""
-        if not self._cuda:
-            memory = host_memory()
-            cpu = DeviceInfo(
-                index=0,
-                kind="cpu",
-                name=_cpu_name(),
-                total_memory_bytes=memory.total_bytes,
-                free_memory_bytes=memory.free_bytes,
-            )
-            return [cpu]
+        """The CUDA devices, asked now, and the CPU last."""
+        return [*self.cuda_devices(), cpu_device()]
+
+    def cuda_devices(self) -> list[DeviceInfo]:
         return [self._with_free_memory(device, index) for index, device in enumerate(self._cuda)]
+
+    measure = devices
+
+    def held_bytes(self, pid: int) -> int:
+        """What that process holds of the host's memory."""
+        return held_bytes(pid)
 
     def _with_free_memory(self, device: _CudaDevice, index: int) -> DeviceInfo:
         info, handle, nvml = device.info, device.handle, self._nvml
@@ -110,7 +112,24 @@ class Discovery:
             temperature_c=_told(
                 nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
             ),
+            power_w=_watts(_told(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))),
         )
+
+
+def cpu_device() -> DeviceInfo:
+    """The host's CPUs together, and its memory now."""
+    memory = host_memory()
+    return DeviceInfo(
+        index=0,
+        kind="cpu",
+        name=_cpu_name(),
+        total_memory_bytes=memory.total_bytes,
+        free_memory_bytes=memory.free_bytes,
+    )
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
 
 
 def _told(nvml: Any, read: Callable[[], int]) -> int | None:
@@ -207,6 +226,7 @@ def _os_name() -> str:
         return platform.platform()
 
 
+@cache
 def _cpu_name() -> str:
     for line in _read(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from inference.neuron.device_choice import choose_devices, device_name
-from inference.neuron.held_memory import held_bytes
+from inference.neuron.device_choice import KINDS, choose_devices, device_name
+from inference.neuron.device_sampler import Devices
 from inference.neuron.load_needs import expected_bytes, needed_bytes
 from inference.neuron.memory_ledger import Holding, MemoryLedger
 from inference.protocol.heartbeat import DeviceInfo
@@ -61,25 +61,26 @@ class Room:
 class LoadQueue:
     def __init__(
         self,
-        measure: Callable[[], list[DeviceInfo]],
-        *,
-        measure_held: Callable[[int], int] = held_bytes,
+        devices: Devices,
     ) -> None:
-        """``measure`` says what is free on each device now; ``measure_held`` what a process holds
-        of the host."""
-        self._measure = measure
-        self._measure_held = measure_held
+        self._devices = devices
         self._changed = threading.Condition()
         self._ledger = MemoryLedger()
         self._waiting: list[Load] = []
         """Those whose files are there; the first one has its turn."""
 
     def devices(self) -> list[DeviceInfo]:
-        """As measured, less what was promised and is not held yet."""
-        measured = self._measure()
+        """As last measured, less what was promised and is not held yet. At once."""
+        measured = self._devices.devices()
         with self._changed:
             self._note_held(measured)
             return self._ledger.without_promised(measured)
+
+    def most_free_bytes(self) -> int:
+        """Of the device that a load goes to when nobody names one."""
+        devices = self.devices()
+        kind = min((device.kind for device in devices), key=KINDS.index, default="cpu")
+        return max((one.free_memory_bytes for one in devices if one.kind == kind), default=0)
 
     def holding(self, load: Load) -> Holding | None:
         with self._changed:
@@ -122,7 +123,7 @@ class LoadQueue:
     def room(self, load: Load, gone: Collection[Load] = ()) -> Room:
         """Measured now, and as if ``gone`` had given theirs back. On the devices that the spec
         names, else on the freest."""
-        measured = self._measure()
+        measured = self._devices.measure()
         with self._changed:
             self._note_held(measured)
             free = {device_name(device): device.free_memory_bytes for device in measured}
@@ -148,7 +149,7 @@ class LoadQueue:
     def begin(self, load: Load, room: Room) -> LoadSpec:
         """Its turn has come: what its engine is told."""
         expected = expected_bytes(load.spec, room.devices[0], None)
-        measured = self._measure()
+        measured = self._devices.measure()
         with self._changed:
             kept = self._ledger.holding(load)
             assert kept is not None
@@ -159,7 +160,7 @@ class LoadQueue:
 
     def begin_again(self, load: Load) -> LoadSpec:
         """Its engine died, and what that took is kept for the next one."""
-        measured = self._measure()
+        measured = self._devices.measure()
         with self._changed:
             holding = self._ledger.holding(load)
             assert holding is not None and load.is_settled
@@ -226,7 +227,7 @@ class LoadQueue:
             return 0
         device = holding.devices[0]
         if device == "cpu":
-            return self._measure_held(load.pid)
+            return self._devices.held_bytes(load.pid)
         if load.free_at_start:
             return max(0, load.free_at_start.get(device, 0) - free.get(device, 0))
         return holding.num_bytes

@@ -20,8 +20,7 @@ from pathlib import Path
 import redis
 
 from inference.neuron.accounts import AccountBook, send_due
-from inference.neuron.device_choice import KINDS
-from inference.neuron.discovery import Discovery
+from inference.neuron.device_sampler import Devices
 from inference.neuron.downloads import Downloads
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
@@ -66,7 +65,7 @@ class NeuronService:
         name: str,
         client: redis.Redis,
         engine_command: Sequence[str],
-        discovery: Discovery,
+        discovery: Devices,
         restart_policy: RestartPolicy | None = None,
         silence_limit_s: float | None = None,
         stall_limit_s: float = DEFAULT_STALL_LIMIT_S,
@@ -104,8 +103,8 @@ class NeuronService:
         self._gateways = GatewayWatch(client)
         self._heart = Heart(self._beat, on_name_lost)
         self._num_beats = 0
-        self._loads = LoadQueue(discovery.devices)
-        self._fetcher = Fetcher(cache_dir, self._most_free_bytes)
+        self._loads = LoadQueue(discovery)
+        self._fetcher = Fetcher(cache_dir, self._loads.most_free_bytes)
         self.downloads = Downloads(
             client, neuron=name, fetcher=self._fetcher, used_paths=self._replicas.weights_in_use
         )
@@ -226,12 +225,6 @@ class NeuronService:
         if replica is None:
             raise RequestRefusedError(model_not_loaded(model))
         return replica.take_request()
-
-    def _most_free_bytes(self) -> int:
-        """On the device that a load goes to when nobody names one."""
-        devices = self._loads.devices()
-        kind = min((device.kind for device in devices), key=KINDS.index, default="cpu")
-        return max((one.free_memory_bytes for one in devices if one.kind == kind), default=0)
 
     def _discard(self, load: Load) -> None:
         self._fetcher.remove(load.new_files, self._replicas.weights_of_others(load))

@@ -44,6 +44,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     rules: list[Rule] = []
     holds_load: bool = False
     """The engine is loading for as long as this says so."""
+    weight_bytes: int = 0
+    """What it takes of its simulated device when it loads, KV left out. It refuses a load where
+    that is not free."""
+    kv_bytes: int = 0
+    """What it takes for KV where the load spec names no number and so much may be taken."""
 
     def rule_for(self, prompt: str) -> Rule | None:
         return next((rule for rule in reversed(self.rules) if rule.when in prompt), None)

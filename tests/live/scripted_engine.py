@@ -2,7 +2,8 @@
 
 It stands in where the default model cannot call tools or think. The load spec's source,
 ``path:FOLDER``, names a folder with tokenizer files and a script (``tests.live.script``). A
-sequence whose tokens break the grammar it came with fails, and says how.
+sequence whose tokens break the grammar it came with fails, and says how. Where the neuron's devices
+are simulated it takes the memory that its script says, as ``tests.live.simulated_memory`` has it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from inference.protocol.engine import (
     EngineStats,
     Idle,
     Loaded,
+    LoadFailedMessage,
     SequenceCancelled,
     SequenceFailed,
     SequencesEmbedded,
@@ -41,7 +43,7 @@ from inference.protocol.engine import (
     decode_engine_command,
     encode_engine_frame,
 )
-from inference.protocol.load import LoadReport, LoadSpec
+from inference.protocol.load import LoadFailure, LoadReport, LoadSpec
 from tests.live.performance import GrammarBrokenError, Performance
 from tests.live.script import (
     Moment,
@@ -50,6 +52,7 @@ from tests.live.script import (
     append_received,
     read_script,
 )
+from tests.live.simulated_memory import NoRoomError, Taken, take_memory
 
 STEP_S = 0.001
 IDLE_S = 0.5
@@ -63,8 +66,10 @@ Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
 
 
 class ScriptedEngine:
-    def __init__(self, channel: Channel, folder: Path) -> None:
+    def __init__(self, channel: Channel, spec: LoadSpec) -> None:
         self._channel = channel
+        self._spec = spec
+        folder = Path(spec.source.removeprefix("path:"))
         self._folder = folder
         script = read_script(folder)
         tokenizer_file = folder / "tokenizer.json"
@@ -84,7 +89,13 @@ class ScriptedEngine:
         threading.Thread(target=self._read, daemon=True).start()
         while read_script(self._folder).holds_load:
             time.sleep(HELD_LOAD_S)
-        self._send(Loaded(report=self._report()))
+        try:
+            taken = take_memory(self._spec, read_script(self._folder))
+        except NoRoomError as error:
+            failure = LoadFailure(code="does_not_fit", message=str(error))
+            self._send(LoadFailedMessage(failure=failure))
+            return
+        self._send(Loaded(report=self._report(taken)))
         while True:
             outputs: list[Output] = [*self._take_commands(), *self._steps()]
             if outputs:
@@ -192,14 +203,15 @@ class ScriptedEngine:
             last_forward_unix_s=time.time() if self._num_steps else None,
         )
 
-    def _report(self) -> LoadReport:
+    def _report(self, taken: Taken) -> LoadReport:
         return LoadReport(
             architecture="scripted",
-            device="cpu",
+            device=taken.device,
             dtype="float32",
             num_parameters=0,
-            weight_bytes=0,
-            kv_bytes=0,
+            weight_bytes=taken.weight_bytes,
+            kv_bytes=taken.kv_bytes,
+            actual_bytes=taken.weight_bytes + taken.kv_bytes,
             num_kv_blocks=NUM_BLOCKS,
             kv_block_tokens=BLOCK_TOKENS,
             context_tokens=self._context_tokens,
@@ -229,7 +241,7 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True)
     channel = Channel(socket.socket(fileno=parser.parse_args().fd))
     spec = msgspec.msgpack.decode(channel.receive(), type=LoadSpec)
-    ScriptedEngine(channel, Path(spec.source.removeprefix("path:"))).run()
+    ScriptedEngine(channel, spec).run()
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ async def test_a_scrape_shows_requests_fleet_and_load_jobs(
         'cortex_requests_total{model="tiny",node="beast"} 1.0',
         'cortex_spend_tokens_total{account="team",key="hx_abc"} 12.0',
         'cortex_model_in_flight{model="tiny",node="beast"} 1.0',
-        'cortex_device_vram_free_mb{device="0",node="beast"} 4096.0',
+        'cortex_device_vram_free_mb{device="cpu",node="beast"} 4096.0',
         'helexa_load_jobs{state="running"} 2.0',
         "helexa_requests_open 0.0",
         "helexa_reservations_open 4.0",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
 
+from inference.neuron.device_sampler import DeviceSampler
 from inference.neuron.discovery import Discovery
 
 GIB = 1024**3
@@ -60,6 +63,11 @@ class FakeNvml:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return SimpleNamespace(gpu=80, memory=20)
 
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802 - in milliwatts
+        if handle == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return 220_500
+
     def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:  # noqa: N802
         if handle == 1:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -72,12 +80,14 @@ def _run(nvml: FakeNvml, *, has_gpu: bool = True, **environment: str) -> Discove
 
 
 def test_cuda_devices() -> None:
-    first, second = _run(FakeNvml()).devices()
+    first, second, processors = _run(FakeNvml()).devices()
+    assert processors.kind == "cpu"
     assert (first.kind, first.name, first.index) == ("cuda", "Card 0", 0)
     assert (first.compute_capability, first.driver) == ("8.6", "580.10")
     assert (second.total_memory_bytes, second.free_memory_bytes) == (24 * GIB, 21 * GIB)
     assert (first.utilization_percent, first.temperature_c) == (80, 61)
-    assert (second.utilization_percent, second.temperature_c) == (None, None)
+    assert first.power_w == 220.5
+    assert (second.utilization_percent, second.temperature_c, second.power_w) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +100,7 @@ def test_cuda_devices() -> None:
     ],
 )
 def test_engines_see_what_cuda_visible_devices_leaves(visible: str, names: list[str]) -> None:
-    devices = _run(FakeNvml(), CUDA_VISIBLE_DEVICES=visible).devices()
+    devices = _run(FakeNvml(), CUDA_VISIBLE_DEVICES=visible).cuda_devices()
     assert [device.name for device in devices] == names
     assert [device.index for device in devices] == list(range(len(names)))
 
@@ -127,8 +137,52 @@ def test_a_card_that_is_lost_later_has_no_free_memory_and_is_named_once() -> Non
     discovery = _run(nvml)
     nvml.is_lost = True
     for _ in range(2):
-        assert [device.free_memory_bytes for device in discovery.devices()] == [0, 0]
+        assert [device.free_memory_bytes for device in discovery.cuda_devices()] == [0, 0]
     assert len(discovery.host().problems) == 2
+
+
+class HangingNvml(FakeNvml):
+    """Answers until it is told to hang."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+        self.answers.wait(60)
+        return super().nvmlDeviceGetMemoryInfo(handle)
+
+
+def test_a_driver_that_hangs_keeps_nobody_waiting() -> None:
+    nvml = HangingNvml()
+    sampler = DeviceSampler(lambda: _run(nvml), fresh_answer_s=0.05, silent_after_s=0.3)
+    assert [device.kind for device in sampler.measure()] == ["cuda", "cuda", "cpu"]
+    assert sampler.host().problems == []
+    nvml.answers.clear()
+    deadline_s = time.monotonic() + 30
+    while not sampler.host().problems and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    (problem,) = sampler.host().problems
+    assert "has not answered" in problem
+    cards = sampler.measure()[:2]  # returns although nobody answers
+    assert [card.free_memory_bytes for card in cards] == [0, 0]
+    nvml.answers.set()
+    while sampler.host().problems and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert [card.free_memory_bytes for card in sampler.devices()[:2]] == [20 * GIB, 21 * GIB]
+
+
+def test_a_driver_that_hangs_from_the_start_gives_a_cpu_host_at_first() -> None:
+    nvml = HangingNvml()
+    nvml.answers.clear()
+    sampler = DeviceSampler(lambda: _run(nvml), first_answer_s=0.05)
+    assert [device.kind for device in sampler.devices()] == ["cpu"]
+    nvml.answers.set()
+    deadline_s = time.monotonic() + 30
+    while len(sampler.devices()) == 1 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert [device.kind for device in sampler.devices()] == ["cuda", "cuda", "cpu"]
 
 
 def test_this_host() -> None:
