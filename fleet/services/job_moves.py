@@ -22,7 +22,7 @@ from fleet import neuron_client, selectors
 from fleet.errors import BrokerUnavailableError
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob
-from fleet.services.load_measurements import load_measurement_record
+from fleet.services.load_measurements import load_measurement_record, load_need_record
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.keys import HEARTBEAT_EXPIRY_S
 from inference.protocol.load import LOADED, LoadFailure, LoadProgress, LoadReport
@@ -88,11 +88,23 @@ def _load_advance(job: LoadJob, state: ReplicaState, now: datetime) -> None:
         return
     elif state.status is ReplicaStatus.FAILED:
         failure = state.failure or LoadFailure(code="unknown", message="No reason was given")
-        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+        if load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure):
+            _need_learnt(job, state, failure)
     elif state.status is ReplicaStatus.DRAINING:
         load_job_end(job=job, status=LoadJobStatus.CANCELLED)
     else:
         _report(job, state.progress, now)
+
+
+def _need_learnt(job: LoadJob, state: ReplicaState, failure: LoadFailure) -> None:
+    if job.model is None or failure.needed_bytes is None or not state.devices:
+        return
+    load_need_record(
+        model=job.model,
+        neuron=job.neuron,
+        device=state.devices[0],
+        needed_bytes=failure.needed_bytes,
+    )
 
 
 def _is_what_was_asked_for(job: LoadJob, state: ReplicaState) -> bool:

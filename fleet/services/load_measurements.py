@@ -30,6 +30,24 @@ def load_measurement_record(*, model: CatalogueModel, neuron: Neuron, report: Lo
     selectors.catalogue_cache_clear()
 
 
+def load_need_record(
+    *, model: CatalogueModel, neuron: Neuron, device: str, needed_bytes: int
+) -> None:
+    """What a load that did not fit said it needs, where no load has shown it yet: from then on it
+    is known what must leave for it."""
+    load_bytes = max(0, needed_bytes - (model.entry().kv_memory_bytes or 0))
+    values = {
+        "device_kind": device.partition(":")[0],
+        "load_bytes": load_bytes,
+        "process_bytes": 0,
+        "kv_token_bytes": 0,
+        "memory_correction_bytes": 0,
+    }
+    _, is_new = LoadMeasurement.objects.get_or_create(model=model, neuron=neuron, defaults=values)
+    if is_new:
+        selectors.catalogue_cache_clear()
+
+
 def prefill_averages_record(*, neuron: Neuron, states: list[ReplicaState]) -> None:
     """The speeds that requests had on this neuron's replicas."""
     live = {state.model: state for state in states if _has_average(state)}

@@ -65,7 +65,8 @@ def check_embedding_fits(
         raise DoesNotFitError(
             f"the model needs {need_bytes / 1e9:.2f} GB on {opened.device} (weights and a step of "
             f"{opened.step_tokens} tokens), and {free_bytes / 1e9:.2f} GB are free; unload another "
-            "model, or load a smaller one"
+            "model, or load a smaller one",
+            need_bytes,
         )
 
 

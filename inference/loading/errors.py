@@ -74,3 +74,11 @@ class UnknownTokenizerError(BadFileError):
 
 class DoesNotFitError(LoadError):
     code = "does_not_fit"
+
+    def __init__(self, message: str, needed_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+
+    @property
+    def failure(self) -> LoadFailure:
+        return LoadFailure(code=self.code, message=str(self), needed_bytes=self.needed_bytes)

@@ -127,7 +127,8 @@ def check_fits(need: MemoryNeed, free_bytes: int, device: str) -> None:
         raise DoesNotFitError(
             f"the model needs {_gigabytes(need.required_bytes)} on {device} (weights, a step's "
             f"numbers and {_gigabytes(need.kv_bytes)} for keys and values), and "
-            f"{_gigabytes(free_bytes)} are free; unload another model, or load a smaller quant"
+            f"{_gigabytes(free_bytes)} are free; unload another model, or load a smaller quant",
+            need.required_bytes,
         )
 
 

@@ -71,6 +71,7 @@ def check_room(spec: LoadSpec, device: str, limit_bytes: int, evicted: Iterable[
             f"the model needs {_gb(needed)} on {device}, and {_gb(limit_bytes)} are free there"
             f"{f' once {gone} is unloaded' if gone else ''}, what other models were promised left "
             "out; unload another model, or load a smaller quant",
+            needed,
         )
 
 
@@ -86,8 +87,8 @@ def _same_kind(device: DeviceInfo, devices: Sequence[DeviceInfo]) -> list[Device
     return [other for other in devices if other.kind == device.kind]
 
 
-def _refused(code: str, message: str) -> LoadRefusedError:
-    return LoadRefusedError(LoadFailure(code=code, message=message))
+def _refused(code: str, message: str, needed_bytes: int | None = None) -> LoadRefusedError:
+    return LoadRefusedError(LoadFailure(code=code, message=message, needed_bytes=needed_bytes))
 
 
 def _gb(num_bytes: int) -> str:

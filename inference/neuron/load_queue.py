@@ -35,6 +35,8 @@ class Load:
     """One replica's place in the queue and its claim on memory, as long as it lives."""
 
     spec: LoadSpec
+    devices: tuple[str, ...] = ()
+    """Where it is or was going."""
     pid: int | None = None
     """Of its engine, while one runs."""
     free_at_start: dict[str, int] = field(default_factory=dict)
@@ -91,6 +93,7 @@ class LoadQueue:
         ``LoadRefusedError`` for a device that is not here."""
         devices = choose_devices(load.spec, self.devices())
         with self._changed:
+            load.devices = tuple(devices)
             self._ledger.accept(load, devices, expected_bytes(load.spec, devices[0], None))
 
     def expect(self, load: Load, file_bytes: int) -> None:
@@ -154,6 +157,7 @@ class LoadQueue:
             kept = self._ledger.holding(load)
             assert kept is not None
             num_bytes = min(max(expected, kept.num_bytes), room.limit_bytes)
+            load.devices = room.devices
             self._ledger.begin(load, room.devices, num_bytes)
             self._note_start(load, measured)
         return _told(load.spec, room)

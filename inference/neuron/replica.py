@@ -70,7 +70,9 @@ class Replica:
         return self._record.should_survive
 
     def state(self) -> ReplicaState:
-        return self._record.state(self.spec, self._context.loads.holding(self.load))
+        holding = self._context.loads.holding(self.load)
+        kept_bytes = holding.num_bytes if holding is not None else None
+        return self._record.state(self.spec, self.load.devices, kept_bytes)
 
     def adopt_job(self, job_id: str) -> None:
         """A second load job asks for what is here already: it is this replica's from now on."""

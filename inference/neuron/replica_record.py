@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.errors import (
@@ -19,7 +19,6 @@ from inference.neuron.errors import (
     model_not_loaded,
     model_recovering,
 )
-from inference.neuron.memory_ledger import Holding
 from inference.neuron.model_text import ModelText
 from inference.neuron.restart_policy import RestartPolicy
 from inference.protocol.engine import EngineStats
@@ -64,8 +63,10 @@ class ReplicaRecord:
             return not self._is_first_load
         return self._status is not ReplicaStatus.DRAINING
 
-    def state(self, spec: LoadSpec, holding: Holding | None = None) -> ReplicaState:
-        """``holding``: what the neuron keeps for it."""
+    def state(
+        self, spec: LoadSpec, devices: Sequence[str] = (), kept_bytes: int | None = None
+    ) -> ReplicaState:
+        """``devices``: where it is going; ``kept_bytes``: what the neuron keeps for it there."""
         with self._lock:
             is_loading = self._status in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
             report = self._text.report if self._text is not None else None
@@ -75,8 +76,8 @@ class ReplicaRecord:
                 status=self._status,
                 since_unix_s=self._since_unix_s,
                 spec_digest=spec_digest(spec),
-                devices=_devices(report, holding),
-                memory_bytes=_memory_bytes(report, holding),
+                devices=[report.device] if report is not None else list(devices),
+                memory_bytes=_memory_bytes(report, kept_bytes),
                 progress=self._progress if is_loading else _progress_at_rest(self._status),
                 report=report,
                 capabilities=self._text.capabilities if self._text is not None else [],
@@ -180,17 +181,11 @@ class ReplicaRecord:
         self._since_unix_s = time.time()
 
 
-def _devices(report: LoadReport | None, holding: Holding | None) -> list[str]:
-    if report is not None:
-        return [report.device]
-    return list(holding.devices) if holding is not None else []
-
-
-def _memory_bytes(report: LoadReport | None, holding: Holding | None) -> int | None:
+def _memory_bytes(report: LoadReport | None, kept_bytes: int | None) -> int | None:
     """What it took, or what is kept for it. An engine that did not measure says 0."""
     if report is not None and report.actual_bytes:
         return report.process_bytes + report.actual_bytes
-    return (holding.num_bytes or None) if holding is not None else None
+    return kept_bytes or None
 
 
 def _progress_at_rest(status: ReplicaStatus) -> LoadProgress | None:

@@ -8,8 +8,8 @@ import pytest
 from fleet import selectors, services
 from fleet.measurements import MeasuredLoad
 from fleet.models import CatalogueModel, LoadMeasurement, Neuron
-from inference.protocol.heartbeat import ReplicaState
-from inference.protocol.load import EarlierLoads, LoadSpec
+from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
+from inference.protocol.load import EarlierLoads, LoadFailure, LoadSpec
 from inference.protocol.prefill_speed import PrefillSpeed
 from metering.actor import COMMAND
 
@@ -94,6 +94,30 @@ def test_the_last_load_on_each_neuron_counts(loaded) -> None:
 def test_an_engine_that_does_not_measure_leaves_nothing(loaded) -> None:
     loaded(actual_bytes=0)
     assert measured_loads() == ()
+
+
+def test_a_load_that_did_not_fit_leaves_what_it_needs(model, build, sent) -> None:
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    failure = LoadFailure(code="does_not_fit", message="too large", needed_bytes=9 * GIB)
+    state = build.replica(
+        job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure, devices=["cpu"]
+    )
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))
+    entry = selectors.catalogue_find("tiny")
+    assert entry is not None
+    assert entry.needed_memory_bytes("beast", "cpu") == 9 * GIB
+
+
+def test_what_loads_showed_is_worth_more_than_what_one_said(loaded, build) -> None:
+    loaded()
+    job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+    failure = LoadFailure(code="does_not_fit", message="too large", needed_bytes=9 * GIB)
+    state = build.replica(
+        job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure, devices=["cpu"]
+    )
+    services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))
+    assert [measured.load_bytes for measured in measured_loads()] == [3 * GIB]
 
 
 def test_a_replica_of_another_job_may_have_had_other_files(model, build, sent) -> None:
