@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -53,7 +54,8 @@ decode_message = msgspec.json.Decoder(FetchMessage).decode
 decode_order = msgspec.json.Decoder(FetchOrder).decode
 
 
-def main() -> int:
+def main() -> NoReturn:
+    """Ends without waiting for the threads: one reads, another may go on downloading."""
     order = decode_order(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     cache_dir = Path(order.cache_dir)
@@ -69,12 +71,12 @@ def main() -> int:
         _say(
             FetchFailed(failure=error.failure, new_files=_new_files(before, cache_dir, order.spec))
         )
-        os._exit(1)  # a download that goes on is not waited for
+        os._exit(1)
     weight_bytes = sum(path.stat().st_size for path in files.weights)
     weights = [str(path) for path in files.weights]
     new_files = _new_files(before, cache_dir, order.spec)
     _say(Fetched(weights=weights, weight_bytes=weight_bytes, new_files=new_files))
-    return 0
+    os._exit(0)
 
 
 def _cached_names(cache_dir: Path, spec: LoadSpec) -> dict[str, set[str]]:
@@ -108,4 +110,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -96,10 +96,8 @@ def test_a_pull_leaves_the_files_and_its_state_is_told(
     done = ended("p1")
     assert (done.status, done.kind, done.progress) == ("succeeded", "pull", LOADED)
     (model,) = report().cached
-    assert (model.source, [file.name for file in model.files]) == (
-        CACHED,
-        ["tiny_model/tiny-Q4_0.gguf"],
-    )
+    assert model.source == CACHED
+    assert "tiny_model/tiny-Q4_0.gguf" in [file.name for file in model.files]
     assert report().disk_free_bytes > 0
     service.downloads.delete(DeleteSpec(job_id="d1", source=CACHED, revision=""))
     assert ended("d1").status == "succeeded"
