@@ -59,4 +59,4 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _refused(message: str) -> LoadRefusedError:
-    return LoadRefusedError(LoadFailure(code="bad_source", message=message))
+    return LoadRefusedError(LoadFailure(code="no_device", message=message))

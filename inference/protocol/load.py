@@ -198,8 +198,8 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     code: str
     """unknown_architecture, missing_file, quantization_not_found, does_not_fit, exceeds_device,
-    lost_its_room, disk_full, hash_mismatch, download_failed, bad_source, bad_file, engine_crashed,
-    device_fault, engine_hung"""
+    no_device, lost_its_room, disk_full, hash_mismatch, download_failed, bad_source, bad_file,
+    engine_crashed, device_fault, engine_hung"""
     message: str
     needed_bytes: int | None = None
     """Of a load that did not fit: what must be free on its device, as far as it is known."""

@@ -62,4 +62,4 @@ def test_a_device_that_is_not_here_is_refused_by_name(
 ) -> None:
     with pytest.raises(LoadRefusedError, match=words) as refused:
         chosen(devices, named)
-    assert refused.value.failure.is_permanent
+    assert refused.value.failure.code == "no_device"  # of another neuron, or another day

@@ -75,7 +75,7 @@ def test_a_device_that_is_not_here_fails_the_load_by_name(
 ) -> None:
     service.load_model(msgspec.structs.replace(fake_spec(), devices=["cuda:5"]))
     failure = gateway.wait_status("failed").failure
-    assert failure.code == "bad_source"
+    assert failure.code == "no_device"
     assert "this neuron has cuda:0, cuda:1, cpu" in failure.message
 
 
