@@ -160,7 +160,7 @@ class LoadQueue:
             load.devices = room.devices
             self._ledger.begin(load, room.devices, num_bytes)
             self._note_start(load, measured)
-        return _told(load.spec, room)
+        return _told(load, room)
 
     def begin_again(self, load: Load) -> LoadSpec:
         """Its engine died, and what that took is kept for the next one."""
@@ -180,7 +180,7 @@ class LoadQueue:
             limit_bytes=holding.num_bytes,
             promised_bytes=max(0, *promised) if promised else 0,
         )
-        return _told(load.spec, room)
+        return _told(load, room)
 
     def started(self, load: Load, pid: int) -> None:
         with self._changed:
@@ -237,9 +237,13 @@ class LoadQueue:
         return holding.num_bytes
 
 
-def _told(spec: LoadSpec, room: Room) -> LoadSpec:
+def _told(load: Load, room: Room) -> LoadSpec:
+    """A file that was fetched has been compared with its hash: large ones take minutes. A wheel's
+    hash is also its name in the cache."""
+    is_checked = bool(load.weights) and load.spec.source.startswith("huggingface:")
     return msgspec.structs.replace(
-        spec,
+        load.spec,
+        sha256=None if is_checked else load.spec.sha256,
         devices=list(room.devices),
         promised_bytes=room.promised_bytes,
         memory_limit_bytes=room.limit_bytes,
