@@ -15,7 +15,7 @@ from pathlib import Path
 from inference.loading.errors import BadSourceError
 from inference.loading.hub_cache import hub_cache_dir
 from inference.loading.pypi import PARTIAL_PREFIX
-from inference.loading.watched import bytes_under
+from inference.loading.watched import bytes_under, files_under
 from inference.protocol.downloads import CachedFile, CachedModel
 
 REPOSITORY_PREFIX = "models--"
@@ -54,11 +54,7 @@ def _hub_models(hub_dir: Path) -> Iterator[CachedModel]:
         source = "huggingface:" + repository.name.removeprefix(REPOSITORY_PREFIX).replace("--", "/")
         is_partial = any((repository / "blobs").glob(INCOMPLETE))
         for snapshot in sorted((repository / "snapshots").glob("*")):
-            files = [
-                CachedFile(name=path.relative_to(snapshot).as_posix(), num_bytes=size)
-                for path, size in _sized(snapshot)
-            ]
-            if files:
+            if files := _files(snapshot):
                 yield CachedModel(
                     source=source,
                     revision=snapshot.name,
@@ -73,10 +69,7 @@ def _packages(packages_dir: Path) -> Iterator[CachedModel]:
     for package in sorted(packages_dir.glob("*")):
         if not package.is_dir() or package.name.startswith(PARTIAL_PREFIX):
             continue
-        files = [
-            CachedFile(name=path.relative_to(package).as_posix(), num_bytes=size)
-            for path, size in _sized(package)
-        ]
+        files = _files(package)
         yield CachedModel(
             source=f"pypi:{package.name}",
             revision="",
@@ -89,10 +82,10 @@ def _packages(packages_dir: Path) -> Iterator[CachedModel]:
 def _delete_snapshot(repository: Path, revision: str, names: Collection[str]) -> int:
     snapshot = _inside(repository / "snapshots", revision)
     before = bytes_under(repository)
-    for path in [path for path, _ in _sized(snapshot)]:
+    for path in [path for path, _ in files_under(snapshot)]:
         if not names or path.relative_to(snapshot).as_posix() in names:
             path.unlink(missing_ok=True)
-    if not any(True for _ in _sized(snapshot)):
+    if not _files(snapshot):
         shutil.rmtree(snapshot, ignore_errors=True)
     _delete_unused_blobs(repository)
     freed = before - bytes_under(repository)
@@ -103,7 +96,7 @@ def _delete_snapshot(repository: Path, revision: str, names: Collection[str]) ->
 
 def _delete_unused_blobs(repository: Path) -> None:
     """What was broken off goes as well: nothing points to it."""
-    used = {path.resolve() for path in repository.glob("snapshots/**/*") if path.is_symlink()}
+    used = {path.resolve() for path, _ in files_under(repository / "snapshots")}
     for blob in (repository / "blobs").glob("*"):
         if blob.resolve() not in used:
             blob.unlink(missing_ok=True)
@@ -127,22 +120,15 @@ def _inside(parent: Path, name: str) -> Path:
     return parent / name
 
 
-def _sized(directory: Path) -> Iterator[tuple[Path, int]]:
-    for path in sorted(directory.rglob("*")):
-        try:
-            if path.is_file():
-                yield path, path.stat().st_size
-        except FileNotFoundError:
-            continue
+def _files(directory: Path) -> list[CachedFile]:
+    found = [
+        CachedFile(name=path.relative_to(directory).as_posix(), num_bytes=stats.st_size)
+        for path, stats in files_under(directory)
+    ]
+    return sorted(found, key=lambda file: file.name)
 
 
 def _last_used(directory: Path) -> float | None:
     """By the newest access or change of a file, where the disk notes accesses."""
-    stats = []
-    for path in directory.rglob("*"):
-        try:
-            if path.is_file():
-                stats.append(path.stat())
-        except FileNotFoundError:
-            continue
-    return max((max(one.st_atime, one.st_mtime) for one in stats), default=None)
+    moments = [max(stats.st_atime, stats.st_mtime) for _, stats in files_under(directory)]
+    return max(moments, default=None)

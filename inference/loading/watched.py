@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
@@ -30,12 +31,17 @@ def run_watched(
 
 
 def bytes_under(directory: Path) -> int:
-    """Of all files there now; files come and go while a download runs."""
-    total = 0
-    for path in directory.rglob("*"):
-        try:
-            if path.is_file() and not path.is_symlink():
-                total += path.stat().st_size
-        except FileNotFoundError:
-            continue
-    return total
+    """Of all files there now, links left out."""
+    return sum(stats.st_size for path, stats in files_under(directory) if not path.is_symlink())
+
+
+def files_under(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Sorted within each folder. Files and folders come and go while a download runs: what is gone
+    is left out."""
+    for folder, _, names in os.walk(directory):
+        for name in sorted(names):
+            path = Path(folder, name)
+            try:
+                yield path, path.stat()
+            except FileNotFoundError:
+                continue

@@ -19,6 +19,7 @@ import msgspec
 
 from inference.neuron.discovery import Discovery, cpu_device
 from inference.neuron.held_memory import held_bytes
+from inference.neuron.torch_probe import torch_problem
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 
 log = logging.getLogger(__name__)
@@ -53,12 +54,15 @@ class DeviceSampler:
         self,
         discover: Callable[[], Discovery] = Discovery.run,
         *,
+        torch_problem: Callable[[], str | None] = torch_problem,
         first_answer_s: float = FIRST_ANSWER_S,
         fresh_answer_s: float = FRESH_ANSWER_S,
         silent_after_s: float = SILENT_AFTER_S,
     ) -> None:
-        """Waits for the first answer. ``discover`` is called in the thread."""
+        """Waits for the first answer. ``discover`` is called in the thread, and where it finds
+        cards ``torch_problem``: why engines cannot use them."""
         self._discover = discover
+        self._torch_problem = torch_problem
         self._fresh_answer_s = fresh_answer_s
         self._silent_after_s = silent_after_s
         self._changed = threading.Condition()
@@ -107,6 +111,9 @@ class DeviceSampler:
 
     def _sample_for_ever(self) -> None:
         discovery = self._discover()
+        if discovery.cuda_devices() and (problem := self._torch_problem()) is not None:
+            discovery = Discovery(problems=[*discovery.problems, problem])
+            log.warning("%s", problem)
         with self._changed:
             self._discovery = discovery
         while True:

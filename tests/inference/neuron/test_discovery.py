@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from inference.neuron.device_sampler import DeviceSampler
 from inference.neuron.discovery import Discovery
+from inference.neuron.torch_probe import torch_problem
 
 GIB = 1024**3
 
@@ -156,7 +158,9 @@ class HangingNvml(FakeNvml):
 
 def test_a_driver_that_hangs_keeps_nobody_waiting() -> None:
     nvml = HangingNvml()
-    sampler = DeviceSampler(lambda: _run(nvml), fresh_answer_s=0.05, silent_after_s=0.3)
+    sampler = DeviceSampler(
+        lambda: _run(nvml), torch_problem=_none, fresh_answer_s=0.05, silent_after_s=0.3
+    )
     assert [device.kind for device in sampler.measure()] == ["cuda", "cuda", "cpu"]
     assert sampler.host().problems == []
     nvml.answers.clear()
@@ -176,13 +180,32 @@ def test_a_driver_that_hangs_keeps_nobody_waiting() -> None:
 def test_a_driver_that_hangs_from_the_start_gives_a_cpu_host_at_first() -> None:
     nvml = HangingNvml()
     nvml.answers.clear()
-    sampler = DeviceSampler(lambda: _run(nvml), first_answer_s=0.05)
+    sampler = DeviceSampler(lambda: _run(nvml), torch_problem=_none, first_answer_s=0.05)
     assert [device.kind for device in sampler.devices()] == ["cpu"]
     nvml.answers.set()
     deadline_s = time.monotonic() + 30
     while len(sampler.devices()) == 1 and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert [device.kind for device in sampler.devices()] == ["cuda", "cuda", "cpu"]
+
+
+def test_cards_that_engines_cannot_use_are_no_devices() -> None:
+    sampler = DeviceSampler(lambda: _run(FakeNvml()), torch_problem=lambda: "torch is too old")
+    assert [device.kind for device in sampler.devices()] == ["cpu"]
+    assert sampler.host().problems == ["torch is too old"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [("print(0)", "models run on the CPU"), ("print(2)", None), ("raise SystemExit(1)", None)],
+)
+def test_what_torch_says_of_the_cards(code: str, words: str | None) -> None:
+    problem = torch_problem((sys.executable, "-c", code))
+    assert problem is None if words is None else words in (problem or "")
+
+
+def _none() -> None:
+    return None
 
 
 def test_this_host() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 
+from inference.loading.cached import list_cached
 from inference.neuron.service import NeuronService
 from inference.protocol.downloads import (
     CacheJobState,
@@ -175,7 +176,6 @@ def test_a_load_fetches_first_and_what_it_uses_is_not_deleted(
     engine.write_text(ENGINE_OF_ANY_SOURCE)
     service = make_service(cache_dir=cache, engine_command=[*PYTHON, str(engine)])
     service.load_model(LoadSpec(job_id="j", model="m", source=SOURCE))
-    wait_until(lambda: any(cache.rglob("*.gguf")), 60.0)
     wait_until(
         lambda: (told := report()) is not None and [one.used_by for one in told.cached] == [["m"]],
         60.0,
@@ -184,7 +184,7 @@ def test_a_load_fetches_first_and_what_it_uses_is_not_deleted(
     refused = ended("d1")
     assert (refused.status, refused.failure.code) == ("failed", "in_use")
     assert "m is loaded from it" in refused.failure.message
-    assert any(cache.rglob("*.gguf"))
+    assert list_cached(cache)
 
 
 def test_what_was_downloaded_for_a_load_that_can_never_succeed_is_removed(
@@ -201,7 +201,7 @@ def test_what_was_downloaded_for_a_load_that_can_never_succeed_is_removed(
     service.load_model(LoadSpec(job_id="j", model="m", source=SOURCE))
     wait_until(lambda: (state := gateway.replica()) is not None and state.failure, 60.0)
     assert gateway.replica().failure.code == "unknown_architecture"
-    wait_until(lambda: not any(cache.rglob("*.gguf")))
+    wait_until(lambda: not list_cached(cache))
 
 
 def test_what_was_there_before_a_refused_load_stays(
@@ -220,4 +220,4 @@ def test_what_was_there_before_a_refused_load_stays(
     assert ended("p1").status == "succeeded"
     service.load_model(LoadSpec(job_id="j", model="m", source=SOURCE))
     wait_until(lambda: (state := gateway.replica()) is not None and state.failure, 60.0)
-    assert any(cache.rglob("*.gguf"))
+    assert list_cached(cache)
