@@ -243,9 +243,10 @@ def test_a_changed_context_says_what_runs_by_the_old_one_and_how_to_reload(
     beat(replicas=[build.replica(spec_digest=model.entry().spec_digest())])
     assert "beast (ready)" in page(admin_client, "cataloguemodel")
     url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
-    html = admin_client.post(url, FORM | {"description": "words"}, follow=True).content.decode()
-    assert "is outdated" not in html
-    changed = FORM | {"description": "words", "max_context_tokens": "512"}
+    same = FORM | {"description": "words", "max_prefill_s": "300"}
+    html = admin_client.post(url, same, follow=True).content.decode()
+    assert "beast is outdated" not in html
+    changed = same | {"max_context_tokens": "512"}
     html = admin_client.post(url, changed, follow=True).content.decode()
     assert "tiny on beast is outdated" in html and "Reload what is outdated" in html
     assert "beast (ready, outdated)" in page(admin_client, "cataloguemodel")
