@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django import forms
@@ -10,7 +11,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.defaultfilters import filesizeformat
 from django.template.response import TemplateResponse
-from django.urls import reverse
+from django.urls import URLPattern, path, reverse
 from unfold.widgets import UnfoldAdminSelectWidget
 
 from fleet import services
@@ -21,6 +22,7 @@ from fleet.admin.catalogue_forms import (
     fieldsets,
     setting_field,
 )
+from fleet.admin.hub_page import hub_page
 from fleet.admin.loading import (
     actor_of,
     load_on,
@@ -29,6 +31,7 @@ from fleet.admin.loading import (
     tell,
     unload_everywhere,
 )
+from fleet.admin.models_toml_page import export_file, import_page
 from fleet.admin.remarks import deleted_remark, outdated_replicas, saved_remarks
 from fleet.admin.unfold_types import UnfoldAdmin, action, display
 from fleet.lifecycles import NeuronStatus
@@ -57,6 +60,7 @@ class CatalogueModelAdmin(UnfoldAdmin):
         "alias_names",
     )
     list_filter = ("enabled", "pinned")
+    list_before_template = "fleet/catalogue_pages.html"
     search_fields = ("name", "source", "description")
     actions = ("load_selected", "load_selected_on_neuron", "reload_outdated", "unload_selected")
     fieldsets = fieldsets()
@@ -67,6 +71,17 @@ class CatalogueModelAdmin(UnfoldAdmin):
             .get_queryset(request)
             .prefetch_related("aliases", "replicas__neuron", "load_measurements__neuron")
         )
+
+    def get_urls(self) -> list[URLPattern]:
+        pages = [
+            ("hub/", "hub", partial(hub_page, self)),
+            ("models-toml/", "import", partial(import_page, self)),
+            ("models.toml", "export", partial(export_file, self)),
+        ]
+        return [
+            path(at, self.admin_site.admin_view(page), name=f"fleet_cataloguemodel_{name}")
+            for at, name, page in pages
+        ] + super().get_urls()
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         """Clients, neurons and jobs know a model by its name, so it stays."""

@@ -160,7 +160,8 @@ class _Reading:
             self._note("cost.cache_write", "not honoured: filling the prefix cache costs nothing")
 
     def result(self) -> ReadEntry:
-        problems = self._problems or self._setting_problems()
+        problems = self._problems + self._problems_alone()
+        problems = problems or self._problems_together()
         if problems:
             raise EntryError(problems)
         return ReadEntry(
@@ -170,14 +171,14 @@ class _Reading:
             notes=tuple(self._notes),
         )
 
-    def _setting_problems(self) -> list[tuple[str, str]]:
-        alone = [
+    def _problems_alone(self) -> list[tuple[str, str]]:
+        return [
             (KEY_OF_SETTING[name], problem)
             for name, value in self._values.items()
             if (problem := SETTINGS[name].kind.problem(value))
         ]
-        if alone:
-            return alone
+
+    def _problems_together(self) -> list[tuple[str, str]]:
         try:
             check_settings(CatalogueSettings(**self._values))
         except CatalogueValueError as error:

@@ -1,0 +1,104 @@
+"""Adding a model from Hugging Face: name a repository or search, see what it offers and where that
+fits, choose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django import forms
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from unfold.widgets import UnfoldAdminTextInputWidget
+
+from fleet import live, selectors, services
+from fleet.admin.loading import actor_of
+from fleet.admin.unfold_types import UnfoldAdmin
+from fleet.errors import FleetError, SnapshotUnavailableError
+from fleet.hub.offers import Choice, HubRepository, choices_of, offers_of
+from fleet.snapshot import FleetSnapshot
+
+if TYPE_CHECKING:
+    from fleet.hub.client import HubClient
+
+
+class LookForm(forms.Form):
+    words = forms.CharField(
+        required=False,
+        label="Search",
+        widget=UnfoldAdminTextInputWidget,
+        help_text="Words of a name. Needs a hub that this gateway reaches.",
+    )
+    repository = forms.CharField(
+        required=False,
+        max_length=200,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="org/name, as in Qwen/Qwen3-0.6B. Shows its files and where each fits.",
+    )
+    revision = forms.CharField(
+        required=False,
+        max_length=100,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="A branch, tag or commit. Empty: the newest.",
+    )
+
+
+def hub_page(admin: UnfoldAdmin, request: HttpRequest) -> HttpResponse:
+    """GET looks, POST adds."""
+    if not admin.has_add_permission(request):
+        raise PermissionDenied
+    form = LookForm(request.POST if request.method == "POST" else request.GET)
+    context = admin.admin_site.each_context(request) | {
+        "title": "Add from Hugging Face",
+        "opts": admin.model._meta,
+        "form": form,
+    }
+    try:
+        if form.is_valid() and form.cleaned_data["repository"]:
+            repository = _client().repository(
+                form.cleaned_data["repository"], form.cleaned_data["revision"] or None
+            )
+            if request.method == "POST":
+                return _add(request, repository, form.cleaned_data["revision"] or None)
+            context |= {"repository": repository, "choices": _choices(request, repository)}
+        elif form.is_valid() and form.cleaned_data["words"]:
+            context["matches"] = _client().search(form.cleaned_data["words"])
+    except FleetError as error:
+        messages.error(request, str(error))
+    return TemplateResponse(request, "fleet/hub.html", context)
+
+
+def _client() -> HubClient:
+    from fleet.hub.client import HubClient  # takes a second, and few processes need it
+
+    return HubClient()
+
+
+def _choices(request: HttpRequest, repository: HubRepository) -> tuple[Choice, ...]:
+    try:
+        snapshot = live.read_snapshot_sync(live.redis_client())
+    except SnapshotUnavailableError as error:
+        messages.warning(request, f"{error}: where the files fit is not known")
+        snapshot = FleetSnapshot(neurons=())
+    catalogue = {entry.name: entry for entry in selectors.catalogue_list()}
+    return choices_of(repository, snapshot, catalogue)
+
+
+def _add(request: HttpRequest, repository: HubRepository, revision: str | None) -> HttpResponse:
+    """Raises ``CatalogueValueError``."""
+    chosen = request.POST.get("offer")
+    offer = next((offer for offer in offers_of(repository) if offer.label == chosen), None)
+    if offer is None:
+        messages.error(request, f"{repository.name} no longer has {chosen}")
+        return HttpResponseRedirect(reverse("admin:fleet_cataloguemodel_hub"))
+    model = services.catalogue_model_create(
+        actor=actor_of(request),
+        name=request.POST.get("name", ""),
+        **offer.settings(repository, revision),
+    )
+    messages.success(
+        request, f"{model.name} is in the catalogue. It is loaded when somebody asks for it"
+    )
+    return HttpResponseRedirect(reverse("admin:fleet_cataloguemodel_change", args=[model.pk]))

@@ -1,0 +1,151 @@
+"""Asking the hub: a repository's files and what they say they are, and its search.
+
+HF_ENDPOINT names another hub, HF_HUB_OFFLINE none. Blocking; for threads.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, errors
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.hf_api import ModelInfo
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
+from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError
+from fleet.hub.offers import HubRepository
+from inference.loading.config import read_directory_config
+from inference.loading.embedding_config import read_embedding_config
+from inference.loading.errors import LoadError
+from inference.loading.files import SAFETENSORS_NAME
+from inference.loading.huggingface import HuggingFaceHub
+
+TIMEOUT_S = 10.0
+MAX_FOUND = 30
+MAX_JSON_BYTES = 4_000_000
+CONFIG_FILES = (
+    "config.json",
+    "generation_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "1_Pooling/config.json",
+    "tokenizer_config.json",
+)
+"""What says which architecture the safetensors beside it are."""
+
+TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+
+disable_progress_bars()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubMatch:
+    """A repository that the search found."""
+
+    name: str
+    num_downloads: int
+    num_likes: int
+    is_gated: bool
+
+
+class HubClient:
+    """``endpoint``: another hub than the environment's."""
+
+    def __init__(self, endpoint: str | None = None) -> None:
+        self._endpoint = endpoint or os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+        self._api = HfApi(endpoint=self._endpoint)
+
+    def repository(self, name: str, revision: str | None = None) -> HubRepository:
+        """Raises ``HubUnavailableError``, ``RepositoryUnknownError``."""
+        with self._named(name, revision):
+            info = self._api.model_info(
+                name, revision=revision, files_metadata=True, timeout=TIMEOUT_S
+            )
+            sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+            problem = self._safetensors_problem(info, sizes)
+        return HubRepository(
+            name=info.id,
+            commit=info.sha or "",
+            sizes=sizes,
+            is_gated=bool(info.gated),
+            gguf_architecture=(info.gguf or {}).get("architecture"),
+            safetensors_problem=problem,
+        )
+
+    def search(self, words: str) -> tuple[HubMatch, ...]:
+        """Most downloaded first. Raises ``HubUnavailableError``."""
+        with self._named(words, None):
+            found = self._api.list_models(search=words, sort="downloads", limit=MAX_FOUND)
+            return tuple(
+                HubMatch(
+                    name=info.id,
+                    num_downloads=info.downloads or 0,
+                    num_likes=info.likes or 0,
+                    is_gated=bool(info.gated),
+                )
+                for info in found
+            )
+
+    def _safetensors_problem(self, info: ModelInfo, sizes: dict[str, int]) -> str | None:
+        """Why this build does not run them, by the rules of a load; ``None``: it does."""
+        if not any(SAFETENSORS_NAME.fullmatch(name) for name in sizes):
+            return None
+        names = [name for name in CONFIG_FILES if 0 < sizes.get(name, 0) <= MAX_JSON_BYTES]
+        if "config.json" not in names:
+            return "There is no config.json that says what the model is"
+        hub = HuggingFaceHub(self._endpoint)
+        with tempfile.TemporaryDirectory() as scratch:
+            try:
+                paths = [
+                    hub.fetch(info.id, info.sha or "main", name, Path(scratch)) for name in names
+                ]
+            except HfHubHTTPError:
+                return "The hub does not show config.json without a token: a load will tell"
+            return _config_problem(paths[0].parent)
+
+    @contextmanager
+    def _named(self, name: str, revision: str | None) -> Iterator[None]:
+        """The hub's errors, in an operator's words."""
+        if constants.HF_HUB_OFFLINE:
+            raise HubUnavailableError("HF_HUB_OFFLINE is set, so the hub is not asked")
+        try:
+            yield
+        except HFValidationError as error:
+            raise RepositoryUnknownError(
+                f"{name!r} is not a repository: write org/name, as in Qwen/Qwen3-0.6B"
+            ) from error
+        except RevisionNotFoundError as error:
+            raise RepositoryUnknownError(f"{name} has no revision {revision!r}") from error
+        except RepositoryNotFoundError as error:
+            raise RepositoryUnknownError(
+                f"The hub has no repository {name}, or it is private"
+            ) from error
+        except HfHubHTTPError as error:
+            raise HubUnavailableError(f"{self._endpoint} refused to answer: {error}") from error
+        except (TransportError, OfflineModeIsEnabled, LocalEntryNotFoundError, OSError) as error:
+            raise HubUnavailableError(
+                f"{self._endpoint} cannot be reached from here. Models can be added by name all "
+                "the same, where the neurons reach it; HF_ENDPOINT names another hub"
+            ) from error
+
+
+def _config_problem(directory: Path) -> str | None:
+    try:
+        if read_embedding_config(directory) is None:
+            read_directory_config(directory)
+    except LoadError as error:
+        return str(error)
+    return None

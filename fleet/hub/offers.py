@@ -1,0 +1,175 @@
+"""What a repository offers, and on which neuron each would fit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet.catalogue import CatalogueEntry, SettingValue
+from fleet.models_toml.entry import name_of_id
+from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place
+from fleet.snapshot import FleetSnapshot
+from inference.loading.config import check_architecture
+from inference.loading.errors import LoadError
+from inference.loading.files import SAFETENSORS_NAME, GGUFVariant, check_shards, gguf_variants
+
+MIB = 1024**2
+ROOM = 1.1
+"""What a loaded model takes of its files' size, with the least KV of use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubRepository:
+    name: str
+    commit: str
+    sizes: Mapping[str, int]
+    """File name -> bytes."""
+    is_gated: bool = False
+    gguf_architecture: str | None = None
+    """As the hub read it in the headers of its GGUF files; ``None``: it does not say."""
+    safetensors_problem: str | None = None
+    """Why this build does not run its safetensors."""
+
+    @property
+    def source(self) -> str:
+        return f"huggingface:{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One model of a repository. ``file`` is what the catalogue calls it: a quant, a file name, or
+    ``None`` for the safetensors."""
+
+    file: str | None
+    label: str
+    model_name: str
+    """What it could be named in the catalogue."""
+    names: tuple[str, ...]
+    num_bytes: int
+    problem: str | None
+    """Why this build does not run it; ``None``: nothing speaks against it."""
+
+    @property
+    def vram_mb(self) -> int:
+        """What it is expected to take, in MiB."""
+        return -(-int(self.num_bytes * ROOM) // MIB)
+
+    def settings(self, repository: HubRepository, revision: str | None) -> dict[str, SettingValue]:
+        """What a model of the catalogue has for it."""
+        return {
+            "source": repository.source,
+            "file": self.file,
+            "revision": revision,
+            "vram_mb": self.vram_mb,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeuronFit:
+    neuron: str
+    fits: bool
+    """Now, or once what is idle or in use there has left."""
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    offer: Offer
+    fits: tuple[NeuronFit, ...]
+    """On each neuron; empty where none is there."""
+
+
+def offers_of(repository: HubRepository) -> tuple[Offer, ...]:
+    """The safetensors, then GGUFs by their size. Empty: it holds nothing that is read here."""
+    dense = [name for name in repository.sizes if SAFETENSORS_NAME.fullmatch(name)]
+    offers = [_dense_offer(repository, sorted(dense))] if dense else []
+    variants = gguf_variants(repository.sizes)
+    quants = [variant.quant for variant in variants]
+    for variant in sorted(variants, key=lambda variant: (variant.num_bytes, variant.stem)):
+        is_unique = variant.quant is not None and quants.count(variant.quant) == 1
+        offers.append(_gguf_offer(repository, variant, is_unique))
+    return tuple(offers)
+
+
+def choices_of(
+    repository: HubRepository, snapshot: FleetSnapshot, catalogue: Catalogue | None = None
+) -> tuple[Choice, ...]:
+    """What somebody who adds a model chooses from."""
+    return tuple(
+        Choice(offer=offer, fits=fits(offer, snapshot, catalogue))
+        for offer in offers_of(repository)
+    )
+
+
+def fits(
+    offer: Offer, snapshot: FleetSnapshot, catalogue: Catalogue | None = None
+) -> tuple[NeuronFit, ...]:
+    """On each neuron, as placement would decide were it the only one."""
+    entry = CatalogueEntry(name="", source="", vram_mb=offer.vram_mb)
+    return tuple(
+        _fit(
+            neuron.name,
+            place(entry, FleetSnapshot(neurons=(neuron,)), catalogue=catalogue),
+        )
+        for neuron in snapshot.neurons
+    )
+
+
+def _dense_offer(repository: HubRepository, names: list[str]) -> Offer:
+    return Offer(
+        file=None,
+        label="safetensors",
+        model_name=name_of_id(repository.name),
+        names=tuple(names),
+        num_bytes=sum(repository.sizes[name] for name in names),
+        problem=repository.safetensors_problem or _missing_shard(names),
+    )
+
+
+def _gguf_offer(repository: HubRepository, variant: GGUFVariant, is_unique: bool) -> Offer:
+    """By its quant where only one file has it, else by its name."""
+    file = variant.quant if is_unique and variant.quant else variant.names[0]
+    base = name_of_id(repository.name).removesuffix("-gguf")
+    return Offer(
+        file=file,
+        label=file,
+        model_name=f"{base}-{file.lower()}" if is_unique else name_of_id(variant.stem),
+        names=variant.names,
+        num_bytes=variant.num_bytes,
+        problem=_gguf_problem(repository.gguf_architecture) or _missing_shard(variant.names),
+    )
+
+
+def _gguf_problem(architecture: str | None) -> str | None:
+    if architecture is None:
+        return None
+    try:
+        check_architecture(architecture)
+    except LoadError as error:
+        return str(error)
+    return None
+
+
+def _missing_shard(names: tuple[str, ...] | list[str]) -> str | None:
+    try:
+        check_shards(names)
+    except LoadError as error:
+        return str(error)
+    return None
+
+
+def _fit(neuron: str, decision: Decision) -> NeuronFit:
+    match decision:
+        case Load(evict=()):
+            return NeuronFit(neuron=neuron, fits=True, words="fits")
+        case Load():
+            leaving = ", ".join(decision.evict)
+            return NeuronFit(neuron=neuron, fits=True, words=f"fits when {leaving} leaves")
+        case Wait():
+            return NeuronFit(neuron=neuron, fits=True, words="fits once others have had their turn")
+        case Reject(code="exceeds_device"):
+            return NeuronFit(neuron=neuron, fits=False, words="larger than any of its devices")
+        case Reject(code="not_enough_memory"):
+            return NeuronFit(neuron=neuron, fits=False, words="no room now")
+        case _:
+            return NeuronFit(neuron=neuron, fits=False, words="takes no loads now")

@@ -1,0 +1,108 @@
+"""A hub on loopback that answers as Hugging Face does, for what is asked of one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "org/dense": LLAMA,
+    "org/quantised": LLAMA | {"quantization_config": {"quant_method": "awq"}},
+    "org/strange": {"model_type": "mamba"},
+    "org/gated": LLAMA,
+}
+FILES = {"model.safetensors": 2_000_000_000}
+GGUF_FILES = {"tiny-Q4_K_M.gguf": 4_000_000_000, "tiny-Q8_0.gguf": 8_000_000_000}
+
+
+class Hub(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        parts = url.path.strip("/").split("/")
+        if url.path == "/api/models":
+            self._search(parse_qs(url.query).get("search", [""])[0])
+        elif parts[:2] == ["api", "models"]:
+            self._model("/".join(parts[2:4]), parts[4:])
+        elif parts[2:3] == ["resolve"]:
+            self._file("/".join(parts[:2]), "/".join(parts[4:]))
+        else:
+            self._say(404, {"error": "what?"})
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _search(self, words: str) -> None:
+        names = [name for name in (*CONFIGS, "org/tiny-gguf") if words in name]
+        found = [{"id": name, "downloads": 7, "likes": 3, "gated": False} for name in names]
+        self._say(200, found)
+
+    def _model(self, name: str, rest: list[str]) -> None:
+        if rest[:1] == ["revision"] and rest[1:] != ["main"]:
+            self._say(404, {"error": "no"}, {"X-Error-Code": "RevisionNotFound"})
+        elif name == "org/tiny-gguf":
+            self._say(200, self._info(name, GGUF_FILES) | {"gguf": {"architecture": "llama"}})
+        elif name in CONFIGS:
+            size = len(json.dumps(CONFIGS[name]))
+            self._say(200, self._info(name, FILES | {"config.json": size}))
+        else:
+            self._say(401, {"error": "no"}, {"X-Error-Code": "RepoNotFound"})
+
+    @staticmethod
+    def _info(name: str, sizes: dict[str, int]) -> dict[str, Any]:
+        siblings = [{"rfilename": file, "size": size} for file, size in sizes.items()]
+        return {
+            "id": name,
+            "sha": COMMIT,
+            "siblings": siblings,
+            "gated": "auto" if name == "org/gated" else False,
+        }
+
+    def _file(self, name: str, file: str) -> None:
+        if name == "org/gated":
+            self._say(403, {"error": "no"}, {"X-Error-Code": "GatedRepo"})
+            return
+        assert file == "config.json"
+        self._say(200, CONFIGS[name], {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT})
+
+    def _say(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Its address, which HF_ENDPOINT names."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    yield url
+    server.shutdown()
+    server.server_close()

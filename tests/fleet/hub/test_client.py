@@ -1,0 +1,59 @@
+"""What the hub is asked, and what an operator is told when it does not answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.hub.client import HubClient
+from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError
+from fleet.hub.offers import offers_of
+
+pytestmark = pytest.mark.usefixtures("hub")
+
+
+def test_a_repository_of_ggufs_with_sizes_and_architecture() -> None:
+    repository = HubClient().repository("org/tiny-gguf")
+    assert repository.gguf_architecture == "llama"
+    assert [offer.file for offer in offers_of(repository)] == ["Q4_K_M", "Q8_0"]
+    assert [offer.num_bytes for offer in offers_of(repository)] == [4_000_000_000, 8_000_000_000]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("org/dense", None),
+        ("org/quantised", "quantised with 'awq'"),
+        ("org/strange", "architecture is 'mamba'"),
+        ("org/gated", "without a token"),
+    ],
+)
+def test_safetensors_are_judged_by_their_config(name: str, problem: str | None) -> None:
+    repository = HubClient().repository(name)
+    found = repository.safetensors_problem
+    assert found is None if problem is None else problem in (found or "")
+    assert repository.is_gated == (name == "org/gated")
+
+
+def test_the_search() -> None:
+    (found,) = HubClient().search("tiny")
+    assert (found.name, found.num_downloads, found.num_likes) == ("org/tiny-gguf", 7, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "message"),
+    [
+        ("org/nothing", None, "no repository org/nothing"),
+        ("org/dense", "elsewhere", "no revision 'elsewhere'"),
+        ("a b", None, "is not a repository: write org/name"),
+    ],
+)
+def test_what_is_not_there_is_said(name: str, revision: str | None, message: str) -> None:
+    with pytest.raises(RepositoryUnknownError, match=message):
+        HubClient().repository(name, revision)
+
+
+def test_a_hub_that_cannot_be_reached_is_said_with_what_to_do() -> None:
+    nowhere = HubClient("http://127.0.0.1:9")
+    for ask in (nowhere.repository, nowhere.search):
+        with pytest.raises(HubUnavailableError, match="Models can be added by name all the same"):
+            ask("org/dense")

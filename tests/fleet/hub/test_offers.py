@@ -1,0 +1,107 @@
+"""What a repository offers, from the names and sizes of its files; and where it fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fleet.catalogue import CatalogueEntry
+from fleet.hub.offers import HubRepository, fits, offers_of
+from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
+
+GIB = 1024**3
+GGUF = HubRepository(
+    name="org/Big-Model-GGUF",
+    commit="c0ffee",
+    sizes={
+        "README.md": 10,
+        "big-model-Q4_K_M.gguf": 4 * GIB,
+        "big-model-Q8_0-00001-of-00002.gguf": 5 * GIB,
+        "big-model-Q8_0-00002-of-00002.gguf": 4 * GIB,
+        "mmproj-F16.gguf": GIB,
+    },
+    gguf_architecture="llama",
+)
+DENSE = HubRepository(
+    name="org/Dense", commit="c0ffee", sizes={"config.json": 1, "model.safetensors": 2 * GIB}
+)
+
+
+def test_each_quant_is_an_offer_by_size() -> None:
+    small, large = offers_of(GGUF)
+    assert (small.file, small.num_bytes, small.problem) == ("Q4_K_M", 4 * GIB, None)
+    assert (large.file, large.num_bytes, len(large.names)) == ("Q8_0", 9 * GIB, 2)
+    assert (small.model_name, large.model_name) == ("big-model-q4_k_m", "big-model-q8_0")
+    assert small.vram_mb == 4506
+
+
+def test_two_files_of_one_quant_are_told_apart_by_name() -> None:
+    sizes = {"a/x-Q4_0.gguf": 1, "b/y-Q4_0.gguf": 2}
+    first, second = offers_of(replace(GGUF, sizes=sizes))
+    assert (first.file, second.file) == ("a/x-Q4_0.gguf", "b/y-Q4_0.gguf")
+    assert first.model_name != second.model_name
+
+
+def test_safetensors_are_one_offer() -> None:
+    (offer,) = offers_of(DENSE)
+    assert (offer.file, offer.label, offer.model_name) == (None, "safetensors", "dense")
+
+
+def test_what_this_build_does_not_run_says_why() -> None:
+    strange = offers_of(replace(GGUF, gguf_architecture="mamba"))
+    assert all("'mamba'" in (offer.problem or "") for offer in strange)
+    (dense,) = offers_of(replace(DENSE, safetensors_problem="quantised with 'awq'"))
+    assert dense.problem == "quantised with 'awq'"
+    partial = replace(GGUF, sizes={"a-Q8_0-00001-of-00002.gguf": 1})
+    assert "00002-of-00002" in (offers_of(partial)[0].problem or "")
+
+
+def test_a_repository_without_weights_offers_nothing() -> None:
+    assert offers_of(replace(DENSE, sizes={"README.md": 1})) == ()
+
+
+def neuron(name: str, *, free: int, total: int = 24, holds: str | None = None) -> NeuronView:
+    card = DeviceInfo(
+        index=0,
+        kind="cuda",
+        name="a card",
+        total_memory_bytes=total * GIB,
+        free_memory_bytes=free * GIB,
+    )
+    replica = ReplicaView(
+        neuron=name,
+        model=holds or "",
+        job_id="job",
+        status=ReplicaStatus.READY,
+        status_age_s=600.0,
+        devices=("cuda:0",),
+        memory_bytes=(total - free) * GIB,
+        last_used_age_s=600.0,
+    )
+    return NeuronView(
+        name=name,
+        epoch="e",
+        version="0",
+        devices=(card,),
+        replicas=(replica,) if holds else (),
+    )
+
+
+def test_where_it_fits_is_as_placement_has_it() -> None:
+    snapshot = FleetSnapshot(
+        neurons=(
+            neuron("full", free=2),
+            neuron("idle", free=2, holds="other"),
+            neuron("roomy", free=20),
+            neuron("small", free=4, total=4),
+        )
+    )
+    other = CatalogueEntry(name="other", source="pypi:other", weight_bytes=22 * GIB)
+    offer = offers_of(GGUF)[0]
+    found = {fit.neuron: (fit.fits, fit.words) for fit in fits(offer, snapshot, {"other": other})}
+    assert found == {
+        "full": (False, "no room now"),
+        "idle": (True, "fits when other leaves"),
+        "roomy": (True, "fits"),
+        "small": (False, "larger than any of its devices"),
+    }
