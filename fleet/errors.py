@@ -2,6 +2,7 @@
 
     FleetError
     ├── IllegalTransitionError        our bug: a lifecycle was moved against its table
+    ├── DeposedError                  503 control_deposed     retryable
     ├── UnknownModelError             404 model_not_found
     ├── ModelDisabledError            404 model_not_found
     ├── UnknownNeuronError            503 no_neuron            retryable
@@ -31,6 +32,14 @@ class FleetError(Exception):
 
 class IllegalTransitionError(FleetError):
     code = "illegal_transition"
+
+
+class DeposedError(FleetError):
+    """Another control leads since: this one has written nothing."""
+
+    http_status = 503
+    code = "control_deposed"
+    retryable = True
 
 
 class UnknownModelError(FleetError):

@@ -11,6 +11,7 @@ import time
 
 from fleet import live, services
 from fleet.errors import SnapshotUnavailableError
+from fleet.leadership import Leadership
 from fleet.watch import FleetWatch
 from helexa_site.celery import TASK_RECONCILE, TASK_RECORD_HEARTBEATS, app
 
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 watch = FleetWatch()
 """What this process has seen of the fleet."""
+leadership = Leadership(lambda: live.redis_client())
+"""Of this process. What a tick writes, it writes fenced."""
 
 
 @app.task(name=TASK_RECORD_HEARTBEATS)  # type: ignore[untyped-decorator]
@@ -29,9 +32,11 @@ def record_heartbeats() -> None:
         logger.warning("heartbeats not recorded: %s", error)
         return
     for report in fleet.reports:
-        services.report_record(report=report)
-    services.silent_neurons_mark_away(snapshot=fleet.snapshot())
-    services.load_jobs_expire()
+        with leadership.fenced():
+            services.report_record(report=report)
+    with leadership.fenced():
+        services.silent_neurons_mark_away(snapshot=fleet.snapshot())
+        services.load_jobs_expire()
     services.wishes_publish()
 
 
@@ -43,7 +48,8 @@ def reconcile() -> None:
         reports = live.read_waiting(client)
         now_s = time.monotonic()
         watched = watch.look(snapshot, reports, now_s)
-        plan = services.fleet_reconcile(watched=watched, turns=watch.turns(snapshot, now_s))
+        with leadership.fenced():
+            plan = services.fleet_reconcile(watched=watched, turns=watch.turns(snapshot, now_s))
         watch.keep(plan.turns, now_s)
         live.publish_turns(client, plan.turns, watched.gone_gateways)
     except SnapshotUnavailableError as error:

@@ -3,7 +3,7 @@
 Run ``celery -A helexa_site.celery --quiet worker -Q control --pool solo --without-gossip
 --without-mingle --without-heartbeat``. Beat is a thread of that worker, not ``-B``'s child
 process: it cannot outlive the worker, and with the schedule in memory there is no schedule file
-to corrupt. A tick expires after one period, so ticks never pile up behind a slow one.
+to corrupt. Any number of controls may run; the ticks run on the one that leads.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import os
 import warnings
 from typing import Any
 
+import django
 from celery import Celery, bootsteps
-from celery.beat import EmbeddedService, Scheduler, SchedulingError
+from celery.beat import EmbeddedService, Scheduler
 from celery.platforms import SecurityWarning
 from celery.signals import celeryd_init, setup_logging
+from django.db import Error as DatabaseError
+from django.db import close_old_connections
 
 from helexa_site.config import read_config
 from helexa_site.secret_key import SecretKeyError, secret_key
@@ -41,14 +44,22 @@ FORGET_LEDGER_ENTRIES_EVERY_S = 600.0
 
 
 class TickScheduler(Scheduler):  # type: ignore[misc]
-    """Celery's own in-memory scheduler, but a tick that Redis did not take is one line in the log
-    and not three stack traces a second: the next tick stands for it."""
+    """Celery's own in-memory scheduler. A tick runs here and now, on the control that leads: were
+    it sent to the queue, which controls share, one that does not lead would take it."""
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        from fleet.tasks import leadership  # models, once Django is set up
+
+        close_old_connections()
         try:
-            self.apply_async(entry, producer=producer, advance=False)
-        except SchedulingError as error:
-            logger.warning("%s", error)
+            if leadership.leads():
+                self.app.tasks[entry.task]()
+        except DatabaseError as error:
+            logger.warning("%s: the database does not answer: %s", entry.task, error)
+        except Exception:
+            logger.exception("%s broke", entry.task)
+        finally:
+            close_old_connections()
 
 
 class BeatThread(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -63,8 +74,11 @@ class BeatThread(bootsteps.StartStopStep):  # type: ignore[misc]
         self.service.start()
 
     def stop(self, worker: Any) -> None:
+        from fleet.tasks import leadership
+
         if self.service is not None:
             self.service.stop()
+        leadership.resign()
 
 
 def log_as_control(**_: Any) -> None:
@@ -78,13 +92,28 @@ def ensure_secret_key(**_: Any) -> None:
         raise SystemExit(f"control: {error}") from error
 
 
+def ensure_schema(**_: Any) -> None:
+    from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
+
+    django.setup()
+    try:
+        ensure_schema_is_not_newer()
+    except NewerSchemaError as error:
+        raise SystemExit(f"control: {error}") from error
+    except DatabaseError as error:
+        logger.warning("the database does not answer yet: %s", error)
+    finally:
+        close_old_connections()
+
+
 celeryd_init.connect(ensure_secret_key, weak=False)
+celeryd_init.connect(ensure_schema, weak=False)
 # Celery leaves its own way of logging where somebody answers this.
 setup_logging.connect(log_as_control, weak=False)
 
 
 def _tick(task: str, every_s: float) -> dict[str, Any]:
-    return {"task": task, "schedule": every_s, "options": {"expires": every_s}}
+    return {"task": task, "schedule": every_s}
 
 
 # Root in a container is ordinary, and messages are JSON: none can carry code.

@@ -1,6 +1,7 @@
 """What the database holds of the fleet. Rows only: every write goes through ``fleet.services``."""
 
 from fleet.models.catalogue import Alias, CatalogueModel
+from fleet.models.control import ControlTerm
 from fleet.models.load_job import LoadJob
 from fleet.models.load_measurement import LoadMeasurement
 from fleet.models.neuron import Device, Neuron
@@ -10,6 +11,7 @@ from fleet.models.standing import FleetPolicy, NeuronWish
 __all__ = [
     "Alias",
     "CatalogueModel",
+    "ControlTerm",
     "Device",
     "FleetPolicy",
     "LoadJob",

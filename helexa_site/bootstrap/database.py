@@ -12,6 +12,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
 
 ADMIN_NAME = "admin"
 PASSWORD_BYTES = 12
@@ -24,12 +25,15 @@ def prepare_database(*, with_model: bool) -> str | None:
     """
     _set_up_django()
     try:
+        ensure_schema_is_not_newer()
         if _has_unapplied_migrations():
             say("database", "migrating")
             call_command("migrate", verbosity=0, interactive=False)
         password = _ensure_admin()
         if with_model:
             _ensure_default_model()
+    except NewerSchemaError as error:
+        raise BootstrapError(str(error)) from error
     except DatabaseError as error:
         raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
     finally:

@@ -14,6 +14,7 @@
 | helexa:gateway:<id>:alive | string, expires | gateway → neuron |
 | helexa:turns | string, JSON Turns, expires | control → gateway |
 | helexa:waiting | hash gateway → JSON WaitingReport | gateway → control |
+| helexa:control:leader | string, the id of the control that leads, expires | controls |
 | helexa:accounts | stream of RequestAccount | neuron → control |
 | helexa:limit:<key or account>:<name> | hash of what its limits count, expires | gateways |
 | helexa:limit:<key or account>:<name>:open | zset request id → lease, expires | gateways |
@@ -73,6 +74,7 @@ WAITING = "helexa:waiting"
 WAITING_INTERVAL_S = 1.0
 
 CONTROL_QUEUE = "control"
+CONTROL_LEADER = "helexa:control:leader"
 
 
 def neuron_queue(name: str) -> str:

@@ -13,8 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.db.migrations.recorder import MigrationRecorder
 
+from helexa_site.bootstrap.database import prepare_database
+from helexa_site.bootstrap.errors import BootstrapError
 from inference.gateway.database import NUM_THREADS
 from tests.leftovers import MARK_VARIABLE
 from tests.private_postgres import running_postgres
@@ -26,6 +30,8 @@ DATABASE_TESTS = (
     "test_services_load_jobs.py",
     "test_services_load_measurements.py",
     "test_reports.py",
+    "test_leadership.py",
+    "test_services_neurons.py",
     "../inference/conversations/test_storage.py",
     "../helexa_site/test_login_throttle.py",
 )
@@ -77,6 +83,36 @@ def test_racing_starts_make_one_job(database_url: str, tmp_path: Path) -> None:
     assert len(set(result["ids"])) == 1
     assert (result["jobs"], result["sent"]) == (1, 1)
     assert len(set(result["placed"])) == 1, "two gateways never load one model twice"
+
+
+def test_starts_at_once_migrate_one_after_the_other(database_url: str, tmp_path: Path) -> None:
+    script = str(Path(__file__).with_name("racing_migrations.py"))
+    result = json.loads(run(database_url, tmp_path, script))
+    assert result["codes"] == [0, 0, 0], result["said"]
+
+
+@pytest.mark.postgres
+def test_a_control_that_freezes_is_followed(postgres_url: str, tmp_path: Path) -> None:
+    script = str(Path(__file__).with_name("frozen_control.py"))
+    result = json.loads(run(postgres_url, tmp_path, script))
+    assert result["is_led_by_the_new"]
+    assert len(result["failures"]) == 1
+    assert result["num_written"] == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_version_that_is_older_than_the_database_says_so() -> None:
+    recorder = MigrationRecorder(connection)
+    recorder.record_applied("fleet", "9999_from_the_future")
+    try:
+        with pytest.raises(CommandError, match=r"newer helexa.*9999_from_the_future"):
+            call_command("migrate", verbosity=0)
+        with pytest.raises(BootstrapError, match="newer helexa"):
+            prepare_database(with_model=False)
+        with pytest.raises(CommandError, match="newer helexa"):
+            call_command("gateway")
+    finally:
+        recorder.record_unapplied("fleet", "9999_from_the_future")
 
 
 def test_a_burst_of_guesses_gains_nothing(database_url: str, tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError, connection
 
 from helexa_site.bootstrap.arguments import DEFAULT_HOST, DEFAULT_PORT
+from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
 from helexa_site.secret_key import SecretKeyError, secret_key
 from helexa_site.settings import CONFIG
 
@@ -26,6 +28,14 @@ class Command(BaseCommand):
             secret_key(CONFIG)
         except SecretKeyError as error:
             raise CommandError(str(error)) from error
+        try:
+            ensure_schema_is_not_newer()
+        except NewerSchemaError as error:
+            raise CommandError(str(error)) from error
+        except DatabaseError:
+            pass  # it is away: requests are told so, and it may come back
+        finally:
+            connection.close()
         if options["host"] != (CONFIG.listen_host or DEFAULT_HOST):
             raise CommandError("the settings were made for another --host; run manage.py gateway")
         run(options["host"], options["port"])

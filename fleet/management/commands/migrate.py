@@ -1,0 +1,27 @@
+"""``manage.py migrate``: Django's own, one at a time, and never by a version that is too old."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.core.management.commands.migrate import Command as DjangosMigrate
+
+from helexa_site.migration_guard import (
+    NewerSchemaError,
+    ensure_schema_is_not_newer,
+    migrating_alone,
+)
+
+
+class Command(DjangosMigrate):
+    def handle(self, *args: Any, **options: Any) -> None:
+        def tell_waiting() -> None:
+            self.stderr.write("another process migrates this database; waiting for it")
+
+        with migrating_alone(tell_waiting):
+            try:
+                ensure_schema_is_not_newer()
+            except NewerSchemaError as error:
+                raise CommandError(str(error)) from error
+            super().handle(*args, **options)
