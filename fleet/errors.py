@@ -6,6 +6,7 @@
     ├── UnknownModelError             404 model_not_found
     ├── ModelDisabledError            404 model_not_found
     ├── UnknownNeuronError            503 no_neuron            retryable
+    ├── InvitationError               400 invitation_refused
     ├── NeuronAliveError              409 neuron_alive
     ├── ReplicaNotFoundError          404 replica_not_found
     ├── ModelPinnedError              409 model_pinned
@@ -56,6 +57,13 @@ class UnknownNeuronError(FleetError):
     http_status = 503
     code = "no_neuron"
     retryable = True
+
+
+class InvitationError(FleetError):
+    """Nobody could follow the invitation: the message says what is missing."""
+
+    http_status = 400
+    code = "invitation_refused"
 
 
 class NeuronAliveError(FleetError):

@@ -38,6 +38,7 @@ def record_heartbeats() -> None:
         services.silent_neurons_mark_away(snapshot=fleet.snapshot())
         services.load_jobs_expire()
     services.wishes_publish()
+    services.redis_users_apply()
 
 
 @app.task(name=TASK_RECONCILE)  # type: ignore[untyped-decorator]

@@ -25,7 +25,7 @@ from helexa_site.config import read_config
 from helexa_site.secret_key import SecretKeyError, secret_key
 from inference.logs.setup import configure_logging
 from inference.protocol.keys import CONTROL_QUEUE
-from inference.protocol.redis_url import celery_broker_url
+from inference.protocol.redis_url import celery_broker_url, celery_ssl_options
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
 
@@ -122,6 +122,7 @@ warnings.filterwarnings("ignore", category=SecurityWarning)
 app = Celery("control")
 app.conf.update(
     broker_url=celery_broker_url(read_config().redis_url),
+    broker_use_ssl=celery_ssl_options(read_config().redis_url),
     broker_connection_retry=True,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,

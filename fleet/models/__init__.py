@@ -2,6 +2,7 @@
 
 from fleet.models.catalogue import Alias, CatalogueModel
 from fleet.models.control import ControlTerm
+from fleet.models.invitation import Invitation
 from fleet.models.load_job import LoadJob
 from fleet.models.load_measurement import LoadMeasurement
 from fleet.models.neuron import Device, Neuron
@@ -14,6 +15,7 @@ __all__ = [
     "ControlTerm",
     "Device",
     "FleetPolicy",
+    "Invitation",
     "LoadJob",
     "LoadMeasurement",
     "Neuron",

@@ -49,7 +49,14 @@ class FleetPolicy(models.Model):
             (AdmissionPolicy.CLICK.value, "By click: each new neuron waits for an operator"),
         ],
         default=AdmissionPolicy.AUTOMATIC.value,
-        help_text="What neurons are that have not been seen before.",
+        help_text="What neurons are that have not been seen before and were not invited.",
+    )
+    share_address = models.CharField(
+        max_length=255, blank=True, help_text="Where invited hosts reach the private Redis."
+    )
+    share_is_tls = models.BooleanField(default=False)
+    share_certificate = models.TextField(
+        blank=True, help_text="PEM, where the certificate is signed by itself."
     )
 
     class Meta:

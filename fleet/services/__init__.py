@@ -18,6 +18,12 @@ from fleet.services.heartbeats import (
     report_record,
     silent_neurons_mark_away,
 )
+from fleet.services.invitations import (
+    neuron_invite,
+    neuron_revoke,
+    redis_users_apply,
+    share_record,
+)
 from fleet.services.load_jobs import (
     load_job_cancel,
     load_job_start,
@@ -61,13 +67,17 @@ __all__ = [
     "neuron_admit",
     "neuron_drain",
     "neuron_expect",
+    "neuron_invite",
     "neuron_mark_away",
     "neuron_refuse",
     "neuron_remove",
     "neuron_resume",
+    "neuron_revoke",
     "placed_load_start",
+    "redis_users_apply",
     "reload_job_start",
     "report_record",
+    "share_record",
     "silent_neurons_mark_away",
     "unload_job_start",
     "wishes_publish",

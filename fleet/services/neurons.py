@@ -13,7 +13,7 @@ from django.utils import timezone
 from fleet import live
 from fleet.errors import NeuronAliveError, UnknownNeuronError
 from fleet.lifecycles import NeuronStatus
-from fleet.models import FleetPolicy, Neuron, NeuronWish
+from fleet.models import FleetPolicy, Invitation, Neuron, NeuronWish
 from fleet.wishes import Admission, AdmissionPolicy, Wishes, encode_wishes
 from inference.protocol import keys
 from metering.actor import Actor
@@ -52,8 +52,9 @@ def neuron_expect(*, actor: Actor, neuron_name: str) -> NeuronWish:
     return wish
 
 
-def neuron_remove(*, actor: Actor, neuron_name: str) -> None:
-    """Forgets a neuron that is away: its rows, with its load jobs, and what is in Redis of it.
+def neuron_remove(*, actor: Actor, neuron_name: str, with_invitation: bool = False) -> None:
+    """Forgets a neuron that is away: its rows, with its load jobs, and what is in Redis of it. One
+    that was invited may come back, unless its invitation goes as well.
     Raises ``UnknownNeuronError``, ``NeuronAliveError``."""
     if _is_alive(neuron_name):
         raise NeuronAliveError(f"{neuron_name} reports: stop it before it is removed")
@@ -69,6 +70,8 @@ def neuron_remove(*, actor: Actor, neuron_name: str) -> None:
         for row in (neuron, wish):
             if row is not None:
                 row.delete()
+        if with_invitation:
+            Invitation.objects.filter(neuron_name=neuron_name).delete()
         audit_entry_create(actor=actor, action="neuron.remove", object_id=neuron_name)
         transaction.on_commit(lambda: _forget_in_redis(neuron_name))
         transaction.on_commit(wishes_publish)

@@ -17,7 +17,7 @@ from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
 from inference.protocol.keys import neuron_queue
-from inference.protocol.redis_url import celery_broker_url
+from inference.protocol.redis_url import celery_broker_url, celery_ssl_options
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class ReconnectingConsumer(Consumer):  # type: ignore[misc]
 def create_app(*, name: str, redis_url: str) -> Celery:
     # fixups: Celery would import Django wherever DJANGO_SETTINGS_MODULE happens to be set.
     app = Celery("neuron", broker=celery_broker_url(redis_url), fixups=[], set_as_current=False)
+    unacknowledged = f"helexa:neuron:{name}:unacked"
     app.conf.update(
         task_default_queue=neuron_queue(name),
         accept_content=["json"],
@@ -67,7 +68,15 @@ def create_app(*, name: str, redis_url: str) -> Celery:
         worker_consumer=ReconnectingConsumer,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         broker_connection_retry_on_startup=True,
-        broker_transport_options={"socket_connect_timeout": 2.0, "socket_keepalive": True},
+        broker_use_ssl=celery_ssl_options(redis_url),
+        broker_transport_options={
+            "socket_connect_timeout": 2.0,
+            "socket_keepalive": True,
+            # Kombu's own names would be shared by all neurons, which may not read each other's.
+            "unacked_key": unacknowledged,
+            "unacked_index_key": f"{unacknowledged}_index",
+            "unacked_mutex_key": f"{unacknowledged}_mutex",
+        },
         enable_utc=True,
     )
     return app

@@ -1,0 +1,23 @@
+"""Hosts that were invited, each with a Redis user of its own."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Invitation(models.Model):
+    """Written by ``fleet.services.invitations`` only. The control makes the user in Redis from it
+    again wherever Redis has forgotten it."""
+
+    neuron_name = models.CharField(max_length=63, unique=True)
+    secret_sha256 = models.CharField(
+        max_length=64, help_text="Of the user's password, 256 random bits, which is shown once."
+    )
+    invited_by = models.CharField(max_length=200)
+    invited_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["neuron_name"]
+
+    def __str__(self) -> str:
+        return self.neuron_name

@@ -1,0 +1,92 @@
+"""The Redis user of an invited neuron: what it may touch, and nothing else.
+
+    its own keys        helexa:neuron:<name>:*, its Celery queue        read and write
+    streams of events   of every gateway                                add only
+    gateways' signs     of life                                         look whether they are there
+    accounts            of requests whose gateway died                  add only
+
+It cannot read what gateways or other neurons have, nor their limits, nor list any keys. Needs
+Redis 7, which tells reading from writing. The gateway's own user keeps its password.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping
+
+import redis
+
+from inference.protocol.keys import (
+    ACCOUNTS,
+    gateway_alive_key,
+    gateway_events_key,
+    neuron_queue,
+)
+
+logger = logging.getLogger(__name__)
+
+USER_PREFIX = "neuron-"
+MINIMUM_REDIS = 7
+COMMANDS = (
+    # connections and transactions
+    *("ping", "hello", "select", "client|setinfo", "client|setname", "client|id"),
+    *("multi", "exec", "discard", "watch", "unwatch"),
+    *("eval", "evalsha", "script|load", "script|exists"),
+    # its own keys
+    *("get", "set", "del", "exists", "expire", "pexpire", "pttl"),
+    *("hget", "hset", "hsetnx", "hdel", "hgetall"),
+    *("xrange", "xdel"),
+    # its queue, as kombu uses it
+    *("brpop", "rpop", "lpush", "rpush", "llen"),
+    *("sadd", "srem", "smembers", "sismember"),
+    *("zadd", "zrem", "zrangebyscore", "zrevrangebyscore"),
+)
+
+
+def user_name(neuron: str) -> str:
+    return USER_PREFIX + neuron
+
+
+def secret_hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def rules(neuron: str, secret_sha256: str) -> list[str]:
+    """For ACL SETUSER. A name holds no character that a pattern gives a meaning to."""
+    queue = neuron_queue(neuron)
+    return [
+        *("reset", "on", f"#{secret_sha256}"),
+        *(f"+{command}" for command in COMMANDS),
+        f"~helexa:neuron:{neuron}:*",
+        f"~{queue}",
+        f"~{queue}\x06\x16*",  # kombu's priorities
+        f"~_kombu.binding.{queue}",
+        f"~_kombu.binding_permanent.{queue}",
+        f"(+xadd +expire %W~{gateway_events_key('*')})",
+        f"(+exists %R~{gateway_alive_key('*')})",
+        f"(+xadd %W~{ACCOUNTS})",
+    ]
+
+
+def users_apply(
+    client: redis.Redis, secrets: Mapping[str, str], *, again: Iterable[str] = ()
+) -> None:
+    """Makes the users of ``secrets`` (neuron to hash) that are not there and those of ``again``,
+    and removes those of neurons that are not invited. Raises ``redis.RedisError``."""
+    names = {name.decode() if isinstance(name, bytes) else name for name in client.acl_users()}
+    there = {name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX)}
+    for neuron, secret_sha256 in secrets.items():
+        if neuron not in there or neuron in again:
+            client.execute_command("ACL SETUSER", user_name(neuron), *rules(neuron, secret_sha256))
+    if gone := sorted(there - secrets.keys()):
+        client.acl_deluser(*(user_name(neuron) for neuron in gone))
+        logger.warning("these neurons may come in no more: %s", ", ".join(gone))
+
+
+def version_problem(client: redis.Redis) -> str | None:
+    """Raises ``redis.RedisError``."""
+    version = str(client.info("server")["redis_version"])
+    if int(version.partition(".")[0]) >= MINIMUM_REDIS:
+        return None
+    return f"inviting a neuron needs Redis {MINIMUM_REDIS} or newer; this one is {version}"
