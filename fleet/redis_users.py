@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import redis
 
@@ -40,7 +41,7 @@ COMMANDS = (
     # its queue, as kombu uses it
     *("brpop", "rpop", "lpush", "rpush", "llen"),
     *("sadd", "srem", "smembers", "sismember"),
-    *("zadd", "zrem", "zrangebyscore", "zrevrangebyscore"),
+    *("zadd", "zrem", "zrange", "zrangebyscore", "zrevrangebyscore"),
 )
 
 
@@ -78,10 +79,15 @@ def users_apply(
     there = {name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX)}
     for neuron, secret_sha256 in secrets.items():
         if neuron not in there or neuron in again:
-            client.execute_command("ACL SETUSER", user_name(neuron), *rules(neuron, secret_sha256))
+            _execute(client, "ACL SETUSER", user_name(neuron), *rules(neuron, secret_sha256))
     if gone := sorted(there - secrets.keys()):
         client.acl_deluser(*(user_name(neuron) for neuron in gone))
         logger.warning("these neurons may come in no more: %s", ", ".join(gone))
+
+
+def _execute(client: Any, *words: str) -> None:
+    """A command that redis-py has no types for."""
+    client.execute_command(*words)
 
 
 def version_problem(client: redis.Redis) -> str | None:

@@ -18,6 +18,8 @@ from inference.protocol.stalls import DEFAULT_STALL_LIMIT_S, STALL_LIMIT_VARIABL
 
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 SECRET_KEY_FILE = "secret_key"
+PRIVATE_REDIS_URL_FILE = "redis/url"
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
@@ -121,7 +123,7 @@ def read_config() -> Config:
     return Config(
         data_dir=data_dir,
         database_url=os.environ.get("DATABASE_URL") or f"sqlite:///{data_dir / 'helexa.sqlite3'}",
-        redis_url=os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",
+        redis_url=os.environ.get("REDIS_URL") or _private_redis_url(data_dir) or DEFAULT_REDIS_URL,
         secret_key=os.environ.get("HELEXA_SECRET_KEY") or None,
         secret_key_is_kept=(
             bool(os.environ.get("HELEXA_SECRET_KEY")) or (data_dir / SECRET_KEY_FILE).is_file()
@@ -153,6 +155,14 @@ def read_config() -> Config:
         ledger_retention_days=_integer("HELEXA_LEDGER_RETENTION_DAYS", 400, minimum=0),
         redis_stall_s=_integer(STALL_LIMIT_VARIABLE, DEFAULT_STALL_LIMIT_S, minimum=1),
     )
+
+
+def _private_redis_url(data_dir: Path) -> str | None:
+    """Of the ``serve`` that runs on the data directory: for commands in another terminal."""
+    try:
+        return (data_dir / PRIVATE_REDIS_URL_FILE).read_text() or None
+    except OSError:
+        return None
 
 
 def _metrics(name: str) -> MetricsSetting:

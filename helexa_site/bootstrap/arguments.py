@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import os
 import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+
+from helexa_site.bootstrap.addresses import ANY_ADDRESS, reached_at
+from helexa_site.bootstrap.sharing import Share
+from inference.protocol.joining import Joining, JoinLineError, decode_joining
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 31313
@@ -22,6 +27,16 @@ class ServeOptions:
     data_dir: Path | None
     """``None``: HELEXA_DATA_DIR, else ``var`` in the checkout."""
     with_model: bool
+    with_neuron: bool = True
+    share: Share | None = None
+    """Where invited hosts reach the private Redis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeuronOptions:
+    name: str | None
+    """``None``: the name that it joined with, else the host's."""
+    joining: Joining | None = None
 
 
 def parse_serve(arguments: list[str]) -> ServeOptions:
@@ -40,24 +55,40 @@ def parse_serve(arguments: list[str]) -> ServeOptions:
     parser.add_argument(
         "--no-model", action="store_true", help="do not offer and load the small default model"
     )
+    parser.add_argument(
+        "--no-neuron", action="store_true", help="load no models on this machine: other hosts do"
+    )
+    parser.add_argument(
+        "--share",
+        metavar="ADDRESS:PORT",
+        help="let hosts that were invited (manage.py neurons invite) reach the private Redis there",
+    )
+    parser.add_argument("--share-tls-cert", type=Path, metavar="FILE", help="over TLS: PEM")
+    parser.add_argument("--share-tls-key", type=Path, metavar="FILE", help="its private key")
     found = parser.parse_args(arguments)
     return ServeOptions(
         host=found.host,
         port=found.port,
         data_dir=found.data_dir,
         with_model=not found.no_model,
+        with_neuron=not found.no_neuron,
+        share=_share(parser, found),
     )
 
 
-def parse_neuron(arguments: list[str]) -> str:
-    """The neuron's name; by default the host's."""
+def parse_neuron(arguments: list[str]) -> NeuronOptions:
+    """Ends the process with code 2 on what cannot be."""
     parser = argparse.ArgumentParser(
         prog="manage.py neuron",
-        description="Run only a neuron, on a GPU host. Needs REDIS_URL and no database.",
+        description="Run only a neuron, on a GPU host. Needs no database: a line that "
+        "`manage.py neurons invite` printed, once, or REDIS_URL.",
     )
-    parser.add_argument("--name", type=_neuron_name, default=default_neuron_name())
-    found: str = parser.parse_args(arguments).name
-    return found
+    parser.add_argument("--name", type=_neuron_name, help="by default the host's")
+    parser.add_argument("--join", metavar="LINE", type=_joining, help="what neurons invite printed")
+    found = parser.parse_args(arguments)
+    if found.join and found.name not in (None, found.join.neuron):
+        parser.error(f"the invitation is for the name {found.join.neuron}")
+    return NeuronOptions(name=found.name, joining=found.join)
 
 
 def gateway_host(arguments: list[str]) -> str:
@@ -95,6 +126,50 @@ def reachable_host(host: str) -> str:
 def base_url(host: str, port: int) -> str:
     reachable = reachable_host(host)
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def shown_urls(host: str, port: int) -> list[str]:
+    """For people: where the server is reached. The first one works from other machines where any
+    does."""
+    here = base_url(host, port)
+    if host not in ANY_ADDRESS:
+        return [here]
+    return [*(base_url(address, port) for address in reached_at(host)), here]
+
+
+def _share(parser: argparse.ArgumentParser, found: argparse.Namespace) -> Share | None:
+    if (found.share_tls_cert is None) != (found.share_tls_key is None):
+        parser.error("--share-tls-cert and --share-tls-key need each other")
+    if found.share is None:
+        if found.share_tls_cert is not None:
+            parser.error("--share-tls-cert needs --share")
+        return None
+    if os.environ.get("REDIS_URL"):
+        parser.error("--share opens the private Redis, and REDIS_URL names another one")
+    host, colon, port = found.share.rpartition(":")
+    try:
+        number = _port(port)
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"--share: {error}")
+    if not colon:
+        parser.error("--share: use ADDRESS:PORT, as in 10.0.0.5:31315")
+    return Share(
+        host=host.strip("[]") or "0.0.0.0",
+        port=number,
+        tls_cert=_absolute(found.share_tls_cert),
+        tls_key=_absolute(found.share_tls_key),
+    )
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else path.absolute()
+
+
+def _joining(line: str) -> Joining:
+    try:
+        return decode_joining(line)
+    except JoinLineError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _port(word: str) -> int:

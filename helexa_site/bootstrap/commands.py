@@ -10,24 +10,34 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
-from helexa_site.bootstrap.arguments import gateway_host, parse_neuron, parse_serve
-from helexa_site.bootstrap.console import complain, say_line
-from helexa_site.bootstrap.environment import ensure_environment
+from helexa_site.bootstrap.arguments import (
+    default_neuron_name,
+    gateway_host,
+    parse_neuron,
+    parse_serve,
+)
+from helexa_site.bootstrap.console import complain, say, say_line
+from helexa_site.bootstrap.environment import REPOSITORY_DIR, ensure_environment
 from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
+from inference.version import VERSION
 
 REQUIREMENTS = "requirements.txt"
 TEST_REQUIREMENTS = "requirements-dev.txt"
 SUCCESS = 0
 FAILURE = 1
 INTERRUPTED = 130
+VERSION_WORDS = ("--version", "version")
 HELP_WORDS = ({"help"}, {"--help"}, {"-h"}, set[str]())
 
 OVERVIEW = """\
 helexa turns the machines you own into one private AI endpoint.
 
   manage.py serve            run everything here (see serve --help)
-  manage.py neuron --name N  run one more GPU host's worker, with REDIS_URL set
+  manage.py neurons invite N print a line that makes another host a neuron
+  manage.py neuron           run a neuron alone, on that other host
   manage.py test [ARGS]      run the tests; ARGS go to pytest
   manage.py COMMAND          any of Django's commands, below
 """
@@ -42,6 +52,9 @@ def run(arguments: list[str]) -> int:
         "test": _test,
     }
     name = arguments[0] if arguments else ""
+    if name in VERSION_WORDS:
+        say_line(f"helexa {VERSION}")
+        return SUCCESS
     try:
         return own[name](arguments[1:]) if name in own else _django(arguments)
     except BootstrapError as error:
@@ -60,17 +73,30 @@ def _serve(arguments: list[str]) -> int:
 
 
 def _neuron(arguments: list[str]) -> int:
-    name = parse_neuron(arguments)
-    if not os.environ.get("REDIS_URL"):
-        raise BootstrapError(
-            "a neuron needs REDIS_URL, the Redis that its gateway uses, "
-            "as in REDIS_URL=redis://:password@gateway:6379/0"
-        )
+    options = parse_neuron(arguments)
+    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or REPOSITORY_DIR / "var").absolute()
+    joining = options.joining
+    if joining is None and not os.environ.get("REDIS_URL"):
+        joining = kept_joining(data_dir, options.name)
+        if joining is None:
+            raise BootstrapError(
+                "a neuron needs to know its gateway's Redis: on the gateway run "
+                "`python3 manage.py neurons invite NAME` and paste here what it prints, or set "
+                "REDIS_URL, as in REDIS_URL=redis://:password@gateway:6379/0"
+            )
     ensure_environment(REQUIREMENTS)
+    if joining is not None:
+        if options.joining is not None:
+            keep_joining(joining, data_dir)
+        os.environ["REDIS_URL"] = redis_url_of(joining, data_dir)
+    if options.joining is not None:
+        say("neuron", f"joined as {options.joining.neuron}; from now on: manage.py neuron")
+    os.environ["HELEXA_DATA_DIR"] = str(data_dir)
     sys.stdout.flush()
     from helexa_site.bootstrap.children import child_environment
     from inference.environment import Role
 
+    name = options.name or (joining.neuron if joining else default_neuron_name())
     command = [sys.executable, "-m", "inference.neuron", "--name", name]
     os.execve(sys.executable, command, child_environment(Role.NEURON))
 

@@ -10,8 +10,10 @@ from django.core.management import call_command
 from django.db import DatabaseError, connection, connections
 from django.db.migrations.executor import MigrationExecutor
 
+from helexa_site.bootstrap.arguments import default_neuron_name
 from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.errors import BootstrapError
+from helexa_site.bootstrap.sharing import Share
 from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
 
 ADMIN_NAME = "admin"
@@ -40,6 +42,28 @@ def prepare_database(*, with_model: bool) -> str | None:
         connections.close_all()
     say("database", f"ready ({connection.vendor})")
     return password
+
+
+def prepare_fleet(*, with_neuron: bool, share: Share | None) -> None:
+    """This machine's neuron is expected, and invited hosts are told where Redis is. Raises
+    ``BootstrapError``."""
+    from fleet import services  # models import only after django.setup()
+    from metering.actor import COMMAND
+
+    try:
+        if with_neuron:
+            services.neuron_expect(actor=COMMAND, neuron_name=default_neuron_name())
+        services.share_record(
+            actor=COMMAND,
+            address=share.address if share else "",
+            is_tls=share.is_tls if share else False,
+            certificate=share.certificate() if share else "",
+        )
+        services.redis_users_apply()
+    except DatabaseError as error:
+        raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
+    finally:
+        connections.close_all()
 
 
 def _set_up_django() -> None:

@@ -32,14 +32,14 @@ EnsureWanted = Callable[[], None]
 """Raises when nobody waits for it any more."""
 
 
-def wait_for_gateway(url: str, ensure_wanted: EnsureWanted) -> None:
+def wait_for_gateway(url: str, ensure_wanted: EnsureWanted, *, needs_neuron: bool = True) -> None:
     """Return once the gateway says that Redis, the database and a neuron are there."""
+    ignored = {"model_away"} if needs_neuron else {"model_away", "neuron_away"}
 
     def is_up() -> bool:
         health = _get_json(f"{url}/health")
-        return bool(health["neurons"]) and not any(
-            reason["code"] != "model_away" for reason in health["reasons"]
-        )
+        is_missing = needs_neuron and not health["neurons"]
+        return not is_missing and all(reason["code"] in ignored for reason in health["reasons"])
 
     complaint = "not answering yet; its log is in the data directory's logs"
     _poll(is_up, ensure_wanted, "gateway", complaint)

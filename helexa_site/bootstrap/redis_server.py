@@ -13,7 +13,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -29,8 +29,13 @@ MAX_SOCKET_PATH_BYTES = 100
 START_TIMEOUT_S = 15.0
 POLL_INTERVAL_S = 0.01
 
+PRIVATE = ("port 0",)
+"""Directives of a Redis that listens on its socket alone."""
+URL_FILE = "url"
+"""For commands in another terminal."""
+
 CONFIGURATION = """\
-port 0
+{listening}
 unixsocket {socket_path}
 unixsocketperm 700
 requirepass {password}
@@ -87,27 +92,34 @@ def _make_executable(binary: Path) -> None:
         binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
 
 
-def configure_private_redis(run_dir: Path) -> PrivateRedis:
+def configure_private_redis(run_dir: Path, *, listening: Sequence[str] = PRIVATE) -> PrivateRedis:
     """Write a configuration with a new password (mode 0600) into ``run_dir`` and say how to start
-    and reach it. A stale socket of an earlier run is removed."""
+    and reach it. A stale socket of an earlier run is removed. ``listening``: directives that say
+    where it listens beside its socket."""
     binary = find_redis_server()
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     socket_path = _socket_path(run_dir)
     socket_path.unlink(missing_ok=True)
     password = secrets.token_urlsafe(24)
     configuration = run_dir / "redis.conf"
-    configuration.touch(mode=0o600)
-    configuration.chmod(0o600)
-    configuration.write_text(
+    _write_secret(
+        configuration,
         CONFIGURATION.format(
-            socket_path=_quoted(socket_path), password=password, run_dir=_quoted(run_dir)
-        )
+            listening="\n".join(listening),
+            socket_path=_quoted(socket_path),
+            password=password,
+            run_dir=_quoted(run_dir),
+        ),
     )
-    return PrivateRedis(
-        command=(str(binary), str(configuration)),
-        url=f"unix://:{password}@{socket_path}?db=0",
-        socket_path=socket_path,
-    )
+    url = f"unix://:{password}@{socket_path}?db=0"
+    _write_secret(run_dir / URL_FILE, url)
+    return PrivateRedis(command=(str(binary), str(configuration)), url=url, socket_path=socket_path)
+
+
+def _write_secret(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text(text)
 
 
 def _quoted(path: Path) -> str:
@@ -129,6 +141,7 @@ def _socket_path(run_dir: Path) -> Path:
 def discard_private_redis(server: PrivateRedis, run_dir: Path) -> None:
     """Remove the socket and, where it got a directory of its own, that directory too."""
     server.socket_path.unlink(missing_ok=True)
+    (run_dir / URL_FILE).unlink(missing_ok=True)
     if server.socket_path.parent != run_dir.resolve():
         with contextlib.suppress(OSError):
             server.socket_path.parent.rmdir()

@@ -22,10 +22,13 @@ from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.first_key import first_key_lines
 from helexa_site.bootstrap.readiness import EnsureWanted
 from helexa_site.bootstrap.redis_server import (
+    PRIVATE,
     configure_private_redis,
     discard_private_redis,
+    find_redis_server,
     wait_for_redis,
 )
+from helexa_site.bootstrap.sharing import Share, ensure_tls
 from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config
 from helexa_site.secret_key import SecretKeyError, secret_key
@@ -44,7 +47,7 @@ def start(
         wait_for_redis(redis_url, timeout_s=GIVEN_REDIS_TIMEOUT_S)
         say("redis", "the one in REDIS_URL answers")
     else:
-        redis_url = _start_private_redis(data, supervisor)
+        redis_url = _start_private_redis(data, supervisor, options.share)
     os.environ["REDIS_URL"] = redis_url
     os.environ["HELEXA_DATA_DIR"] = str(data.path)
     supervisor.start(neuron_spec())
@@ -73,7 +76,9 @@ def start(
         is_open = allows_anonymous(replace(config, listen_host=options.host))
         for line in first_key_lines(data.path, sys.argv[0], is_open=is_open):
             say("keys", line)
-    if options.with_model:
+    if options.share is not None:
+        say("share", f"{options.share.address}, for hosts that `manage.py neurons invite` invites")
+    if options.with_model and options.with_neuron:
         say("try", readiness.curl_line(url))
 
 
@@ -94,8 +99,12 @@ def _ensure_secret_key(config: Config) -> None:
         raise BootstrapError(str(error)) from error
 
 
-def _start_private_redis(data: DataDirectory, supervisor: Supervisor) -> str:
-    server = configure_private_redis(data.redis_dir)
+def _start_private_redis(data: DataDirectory, supervisor: Supervisor, share: Share | None) -> str:
+    if share is not None and share.is_tls:
+        share.certificate()
+        ensure_tls(find_redis_server())
+    listening = PRIVATE if share is None else share.directives()
+    server = configure_private_redis(data.redis_dir, listening=listening)
     supervisor.on_stopped(lambda: discard_private_redis(server, data.redis_dir))
     child = supervisor.start(redis_spec(server))
     wait_for_redis(

@@ -31,7 +31,6 @@ DATABASE_TESTS = (
     "test_services_load_measurements.py",
     "test_reports.py",
     "test_leadership.py",
-    "test_services_neurons.py",
     "../inference/conversations/test_storage.py",
     "../helexa_site/test_login_throttle.py",
 )
@@ -56,7 +55,7 @@ def run(database_url: str, data_dir: Path, *arguments: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

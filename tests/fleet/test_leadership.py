@@ -14,7 +14,7 @@ from fleet.reports import Report
 from helexa_site.celery import TASK_RECORD_HEARTBEATS, TickScheduler, app
 from inference.protocol.keys import CONTROL_LEADER
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 
 class Clock:

@@ -21,6 +21,7 @@ from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.load_progress import LoadProgressView, replica_line
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
+from inference.version import VERSION
 
 
 def manage(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -60,7 +61,8 @@ def test_bad_neuron_names(name: str) -> None:
 
 
 def test_the_default_neuron_name_is_a_name() -> None:
-    assert parse_neuron(["--name", default_neuron_name()]) == default_neuron_name()
+    assert parse_neuron(["--name", default_neuron_name()]).name == default_neuron_name()
+    assert parse_neuron([]).name is None
 
 
 def test_addresses() -> None:
@@ -71,10 +73,16 @@ def test_addresses() -> None:
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "box", "10.0.0.1")] == [False] * 4
 
 
-def test_a_neuron_needs_redis() -> None:
-    outcome = manage("neuron", "--name", "beast")
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_the_version_is_ours(word: str) -> None:
+    assert manage(word).stdout == f"helexa {VERSION}\n"
+
+
+def test_a_neuron_needs_redis(tmp_path: Path) -> None:
+    outcome = manage("neuron", "--name", "beast", HELEXA_DATA_DIR=str(tmp_path))
     assert outcome.returncode == 1
-    assert outcome.stderr.startswith("helexa: a neuron needs REDIS_URL")
+    assert outcome.stderr.startswith("helexa: a neuron needs to know its gateway's Redis")
+    assert "neurons invite" in outcome.stderr
     assert outcome.stderr.count("\n") == 1
 
 
