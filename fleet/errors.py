@@ -10,6 +10,8 @@
     ├── NeuronAliveError              409 neuron_alive
     ├── ReplicaNotFoundError          404 replica_not_found
     ├── ModelPinnedError              409 model_pinned
+    ├── ModelAlreadyLoadedError       409 already_loaded
+    ├── PlacementRefusedError         409 no_place
     ├── JobCannotBeCancelledError     409 job_cannot_be_cancelled
     ├── CatalogueValueError           400 invalid_catalogue_value
     ├── BrokerUnavailableError        503 broker_unavailable   retryable
@@ -81,6 +83,20 @@ class ReplicaNotFoundError(FleetError):
 class ModelPinnedError(FleetError):
     http_status = 409
     code = "model_pinned"
+
+
+class ModelAlreadyLoadedError(FleetError):
+    """Or on its way."""
+
+    http_status = 409
+    code = "already_loaded"
+
+
+class PlacementRefusedError(FleetError):
+    """No neuron can load it now; the message says why."""
+
+    http_status = 409
+    code = "no_place"
 
 
 class JobCannotBeCancelledError(FleetError):

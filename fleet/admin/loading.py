@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from django.contrib import messages
 from django.http import HttpRequest
 
-from fleet import live, services
-from fleet.errors import FleetError
-from fleet.lifecycles import LoadJobStatus
+from fleet import services
+from fleet.errors import FleetError, ModelAlreadyLoadedError
+from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob
-from fleet.outdated import outdated_neurons
-from fleet.placement import Load, Reject, Route, Wait, place
 from metering.actor import Actor, user_actor
 
 
@@ -35,32 +33,18 @@ def load_placed(*, actor: Actor, model: CatalogueModel) -> Outcome:
     """Loads the model where placement would, unless it is loaded or on its way. What is loaded by
     an earlier spec is reloaded."""
     try:
-        snapshot = live.read_snapshot_sync(live.redis_client())
-        decision = place(model.entry(), snapshot)
+        job = services.model_load_start(actor=actor, model_name=model.name)
+    except ModelAlreadyLoadedError as error:
+        return Outcome(messages.INFO, str(error))
     except FleetError as error:
         return Outcome(messages.ERROR, f"{model.name}: {error}")
-    match decision:
-        case Route():
-            if outdated := outdated_neurons(model.entry(), snapshot):
-                return reload(actor=actor, model_name=model.name, neuron_name=outdated[0])
-            return Outcome(messages.INFO, f"{model.name} is loaded on {decision.neuron} already")
-        case Wait():
-            return Outcome(messages.INFO, decision.reason)
-        case Reject():
-            return Outcome(messages.ERROR, decision.message)
-        case Load():
-            return load_on(
-                actor=actor, model=model, neuron_name=decision.neuron, evict=decision.evict
-            )
+    word = "Reloading" if job.kind == LoadJobKind.RELOAD else "Loading"
+    return _started(job, f"{word} {model.name} on {job.neuron.name}. {job.note}".strip())
 
 
-def load_on(
-    *, actor: Actor, model: CatalogueModel, neuron_name: str, evict: tuple[str, ...] = ()
-) -> Outcome:
+def load_on(*, actor: Actor, model: CatalogueModel, neuron_name: str) -> Outcome:
     try:
-        job = services.load_job_start(
-            actor=actor, model_name=model.name, neuron_name=neuron_name, evict=evict
-        )
+        job = services.model_load_start(actor=actor, model_name=model.name, neuron_name=neuron_name)
     except FleetError as error:
         return Outcome(messages.ERROR, f"{model.name}: {error}")
     return _started(job, f"Loading {model.name} on {neuron_name}")

@@ -31,6 +31,7 @@ from fleet.services.load_jobs import (
     model_unload_everywhere,
     unload_job_start,
 )
+from fleet.services.model_loads import model_load_start
 from fleet.services.neurons import (
     admission_policy_set,
     neuron_admit,
@@ -44,7 +45,7 @@ from fleet.services.neurons import (
 )
 from fleet.services.placed_loads import placed_load_start
 from fleet.services.reconciling import fleet_reconcile
-from fleet.services.reloads import reload_job_start
+from fleet.services.reloads import model_reload_everywhere, reload_job_start
 
 __all__ = [
     "admission_policy_set",
@@ -63,6 +64,8 @@ __all__ = [
     "load_job_cancel",
     "load_job_start",
     "load_jobs_expire",
+    "model_load_start",
+    "model_reload_everywhere",
     "model_unload_everywhere",
     "neuron_admit",
     "neuron_drain",

@@ -6,6 +6,7 @@ row has lost the claim and does nothing.
     load, reload in place   the neuron's replica says how it goes; READY ends it
     unload                  ends when the neuron no longer has what was loaded then
     reload elsewhere first  waits for its replacement, then unloads here
+    reload after another    waits for that one, then is a reload in place
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from fleet import neuron_client, selectors
+from fleet import selectors
 from fleet.errors import BrokerUnavailableError
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob
+from fleet.services.job_messages import send_reload, send_unload
 from fleet.services.load_measurements import load_measurement_record, load_need_record
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.keys import HEARTBEAT_EXPIRY_S
@@ -153,10 +155,12 @@ def _replacing_advance(
     elif replacement.status == LoadJobStatus.FAILED:
         failure = LoadFailure(
             code=replacement.failure_code,
-            message=f"On {replacement.neuron.name}, where it was to be loaded first: "
+            message=f"On {replacement.neuron.name}, where it was to be done first: "
             f"{replacement.failure_message}. What is loaded on {job.neuron.name} serves on",
         )
         load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+    elif replacement.kind == LoadJobKind.RELOAD:
+        _reload_in_turn(job, now)
     elif state is None or _was_asked_for_later(job, state.job_id):
         load_job_end(job=job, status=LoadJobStatus.SUCCEEDED)
     elif job.status == LoadJobStatus.PENDING:
@@ -171,7 +175,18 @@ def _replaced_unload(job: LoadJob, now: datetime) -> None:
     if not load_job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
         return
     try:
-        neuron_client.send_unload(neuron_name=job.neuron.name, model_name=job.model_name)
+        send_unload(job)
+    except BrokerUnavailableError:
+        load_job_not_sent(job=job)
+
+
+def _reload_in_turn(job: LoadJob, now: datetime) -> None:
+    """From here on it is a reload in place. Whoever claims that tells the neuron, once."""
+    values = {"started_at": now, "reported_at": now, "replacement": None}
+    if not load_job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
+        return
+    try:
+        send_reload(job)
     except BrokerUnavailableError:
         load_job_not_sent(job=job)
 

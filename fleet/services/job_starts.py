@@ -11,15 +11,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import msgspec
 from django.db import IntegrityError, transaction
 
-from fleet import neuron_client, selectors
+from fleet import selectors
 from fleet.errors import BrokerUnavailableError
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.models import LoadJob
+from fleet.services.job_messages import spec_of
 from fleet.services.job_moves import load_job_end, load_job_not_sent
-from inference.protocol.load import LoadSpec, spec_digest
+from inference.protocol.load import spec_digest
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create
 
@@ -33,7 +33,7 @@ def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
     """The job that is under way and does the same, or ``job``, saved; ``send`` runs once the
     transaction commits."""
     if job.kind != LoadJobKind.UNLOAD:
-        job.spec_digest = spec_digest(_spec_of(job))
+        job.spec_digest = spec_digest(spec_of(job))
     job.requested_by = str(actor)[:150]
     while True:
         active = _active_beside(job)
@@ -55,26 +55,6 @@ def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
             return job
         except IntegrityError:
             logger.info("another %s job for %s came first", job.kind, job)
-
-
-def send_load(job: LoadJob) -> None:
-    """Raises ``BrokerUnavailableError``."""
-    neuron_client.send_load(neuron_name=job.neuron.name, spec=_spec_of(job))
-
-
-def send_unload(job: LoadJob) -> None:
-    """Raises ``BrokerUnavailableError``."""
-    neuron_client.send_unload(neuron_name=job.neuron.name, model_name=job.model_name)
-
-
-def _spec_of(job: LoadJob) -> LoadSpec:
-    assert job.model is not None, "a load is of a model in the catalogue"
-    entry = job.model.entry()
-    spec = entry.load_spec(job_id=str(job.pk), neuron=job.neuron.name)
-    devices = list(job.devices)
-    if not devices and entry.device != "auto":
-        devices = [entry.device]
-    return msgspec.structs.replace(spec, devices=devices, evict=list(job.evict))
 
 
 def _active_beside(job: LoadJob) -> LoadJob | None:

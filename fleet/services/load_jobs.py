@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -20,10 +21,12 @@ from fleet.errors import (
 )
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus, NeuronStatus
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
+from fleet.services.job_messages import send_load, send_unload
 from fleet.services.job_moves import load_job_end
-from fleet.services.job_starts import job_create, send_load, send_unload
+from fleet.services.job_starts import job_create
 from inference.protocol.load import LoadFailure
 from metering.actor import Actor
+from metering.services.audit import audit_entry_create
 
 logger = logging.getLogger(__name__)
 
@@ -94,12 +97,15 @@ def model_unload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
 
 
 def load_job_cancel(*, actor: Actor, job: LoadJob) -> LoadJob:
-    """The unload that ends it: of what it is loading, or of its replacement elsewhere. Raises
+    """The unload that ends it: of what it is loading, or of its replacement elsewhere. A reload
+    that waits for its turn is ended at once, and is the answer itself. Raises
     ``JobCannotBeCancelledError``, ``ModelPinnedError``."""
     if not job.is_active:
         raise JobCannotBeCancelledError(f"{job} has ended: it {job.status}")
     if job.kind == LoadJobKind.UNLOAD:
         raise JobCannotBeCancelledError("An unload cannot be called back: load the model again")
+    if job.replacement is not None and job.replacement.kind == LoadJobKind.RELOAD:
+        return _waiting_reload_cancel(actor, job)
     if job.replacement is not None:
         return load_job_cancel(actor=actor, job=job.replacement)
     return unload_job_start(actor=actor, model_name=job.model_name, neuron_name=job.neuron.name)
@@ -126,6 +132,18 @@ def load_jobs_expire(*, now: datetime | None = None) -> int:
             LoadFailure(code="not_picked_up", message="The neuron did not take up the job"),
         )
     )
+
+
+def _waiting_reload_cancel(actor: Actor, job: LoadJob) -> LoadJob:
+    with transaction.atomic():
+        if load_job_end(job=job, status=LoadJobStatus.CANCELLED):
+            audit_entry_create(
+                actor=actor,
+                action="load_job.cancel",
+                object_id=job.model_name,
+                detail={"neuron": job.neuron.name, "load_job": str(job.pk)},
+            )
+    return job
 
 
 def _expire(condition: Q, failure: LoadFailure) -> int:

@@ -17,7 +17,8 @@ from fleet.errors import ReplicaNotFoundError
 from fleet.lifecycles import LoadJobKind
 from fleet.models import LoadJob, Replica
 from fleet.placement import Load, Route, Wait, place
-from fleet.services.job_starts import job_create, send_load, send_unload
+from fleet.services.job_messages import send_reload
+from fleet.services.job_starts import job_create
 from fleet.services.load_jobs import load_job_start
 from fleet.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaStatus
@@ -40,7 +41,24 @@ def reload_job_start(*, actor: Actor, model_name: str, neuron_name: str) -> Load
     if isinstance(plan, Load):
         return _elsewhere_first(actor, job, plan)
     job.note = plan
-    return job_create(actor=actor, job=job, send=_send_in_place)
+    return job_create(actor=actor, job=job, send=send_reload)
+
+
+def model_reload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
+    """One neuron after the other, so that the others serve. Raises as ``reload_job_start``."""
+    model = selectors.model_enabled(model_name)
+    replicas = Replica.objects.filter(model_name=model_name).select_related("neuron")
+    neurons = [replica.neuron for replica in replicas.order_by("neuron__name")]
+    if not neurons:
+        raise ReplicaNotFoundError(f"{model_name} is not loaded anywhere: load it instead")
+    first, *others = neurons
+    jobs = [reload_job_start(actor=actor, model_name=model_name, neuron_name=first.name)]
+    for neuron in others:
+        job = LoadJob(kind=LoadJobKind.RELOAD, model=model, model_name=model_name, neuron=neuron)
+        job.replacement = jobs[-1]
+        job.note = f"In place, after {jobs[-1].neuron.name}"
+        jobs.append(job_create(actor=actor, job=job, send=None))
+    return jobs
 
 
 def reload_plan(entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot) -> Load | str:
@@ -65,18 +83,6 @@ def _elsewhere_first(actor: Actor, job: LoadJob, plan: Load) -> LoadJob:
     job.note = f"With no gap: on {plan.neuron} first, then it leaves {job.neuron.name}"
     with transaction.atomic():
         job.replacement = load_job_start(
-            actor=actor,
-            model_name=plan.model,
-            neuron_name=plan.neuron,
-            devices=plan.devices,
+            actor=actor, model_name=plan.model, neuron_name=plan.neuron, devices=plan.devices
         )
         return job_create(actor=actor, job=job, send=None)
-
-
-def _send_in_place(job: LoadJob) -> None:
-    """A neuron replaces what was loaded by another spec, and only that; what has the same one is
-    unloaded first. Raises ``BrokerUnavailableError``."""
-    replica = Replica.objects.filter(model_name=job.model_name, neuron=job.neuron).first()
-    if replica is None or replica.spec_digest in ("", job.spec_digest):
-        send_unload(job)
-    send_load(job)

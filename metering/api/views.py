@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from django.utils import timezone
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -38,6 +40,7 @@ class CsvRenderer(BaseRenderer):
         return text.encode()
 
 
+@extend_schema(exclude=True)
 class UnknownUrlView(APIView):
     def get(self, _request: Request) -> Response:
         raise ProblemError(404, "unknown_url", "There is nothing at this URL.")
@@ -48,6 +51,7 @@ class UnknownUrlView(APIView):
 class MeView(APIView):
     """Who the caller is, and how far each of their budgets is used."""
 
+    @extend_schema(responses=OpenApiTypes.OBJECT)
     def get(self, request: Request) -> Response:
         _refuse_unknown_parameters(request, {"account", "format"})
         caller = _caller(request)
@@ -62,6 +66,10 @@ class UsageView(APIView):
     renderer_classes = (JSONRenderer, CsvRenderer)
     PARAMETERS = frozenset({"by", "from", "to", "account", "key", "limit", "offset", "format"})
 
+    @extend_schema(
+        parameters=[OpenApiParameter(name) for name in sorted(PARAMETERS)],
+        responses=OpenApiTypes.OBJECT,
+    )
     def get(self, request: Request) -> Response:
         _refuse_unknown_parameters(request, self.PARAMETERS)
         caller = _caller(request)

@@ -152,3 +152,41 @@ def test_there_is_nothing_to_reload(model, say, sent) -> None:
     say("beast")
     with pytest.raises(ReplicaNotFoundError, match="load it instead"):
         reload()
+
+
+def test_everywhere_is_one_after_the_other(model, say, build, sent) -> None:
+    say("beast", build.replica(**OLD))
+    say("beauty", build.replica(**OLD))
+    first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
+    assert "beauty serves it meanwhile" in first.note and "after beast" in second.note
+    say("beauty", build.replica(**OLD))
+    assert names(sent) == [("load_model", "neuron.beast")]
+    say("beast", build.replica(job_id=str(first.pk)))
+    for _ in range(2):
+        say("beauty", build.replica(**OLD))
+    assert names(sent)[1:] == [("load_model", "neuron.beauty")]
+    assert status_of(second) == LoadJobStatus.RUNNING
+    say("beauty", build.replica(job_id=str(second.pk)))
+    assert status_of(second) == LoadJobStatus.SUCCEEDED
+
+
+def test_when_one_fails_the_next_ones_are_left_alone(model, say, build, sent) -> None:
+    say("beast", build.replica(**OLD))
+    say("beauty", build.replica(**OLD))
+    first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
+    failure = LoadFailure(code="missing_file", message="there is no such file")
+    failed = {"status": ReplicaStatus.FAILED, "failure": failure}
+    say("beast", build.replica(job_id=str(first.pk), **failed))
+    say("beauty", build.replica(**OLD))
+    second.refresh_from_db()
+    assert (second.status, second.failure_code) == (LoadJobStatus.FAILED, "missing_file")
+    assert len(sent.tasks) == 1
+
+
+def test_cancelling_one_that_waits_for_its_turn_touches_no_other(model, say, build, sent) -> None:
+    say("beast", build.replica(**OLD))
+    say("beauty", build.replica(**OLD))
+    first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
+    assert services.load_job_cancel(actor=COMMAND, job=second).pk == second.pk
+    assert (status_of(first), status_of(second)) == (LoadJobStatus.PENDING, "cancelled")
+    assert len(sent.tasks) == 1

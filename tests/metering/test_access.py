@@ -26,6 +26,44 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("listens_elsewhere"
 
 ROLES = ("owner", "teammate", "stranger", "narrow", "member", "operator", "nobody")
 LOG_IN = 302
+NO_JOB = "00000000-0000-4000-8000-000000000000"
+FLEET: dict[str, tuple[str, int]] = {
+    "api/fleet": ("/api/fleet", 200),
+    "api/neurons": ("/api/neurons", 200),
+    "api/neurons/<str:name>": ("/api/neurons/beast", 404),
+    "api/neurons/<str:name>/admit": ("/api/neurons/beast/admit", 405),
+    "api/neurons/<str:name>/drain": ("/api/neurons/beast/drain", 405),
+    "api/neurons/<str:name>/refuse": ("/api/neurons/beast/refuse", 405),
+    "api/neurons/<str:name>/resume": ("/api/neurons/beast/resume", 405),
+    "api/neurons/<str:name>/version": ("/api/neurons/beast/version", 404),
+    "api/neurons/<str:name>/discovery": ("/api/neurons/beast/discovery", 404),
+    "api/neurons/<str:name>/health": ("/api/neurons/beast/health", 404),
+    "api/neurons/<str:name>/models": ("/api/neurons/beast/models", 404),
+    "api/neurons/<str:name>/models/load": ("/api/neurons/beast/models/load", 405),
+    "api/neurons/<str:name>/models/unload": ("/api/neurons/beast/models/unload", 405),
+    "api/neurons/<str:name>/models/<path:model>/endpoint": (
+        "/api/neurons/beast/models/tiny/endpoint",
+        404,
+    ),
+    "api/devices": ("/api/devices", 200),
+    "api/replicas": ("/api/replicas", 200),
+    "api/assignments": ("/api/assignments", 200),
+    "api/catalogue": ("/api/catalogue", 200),
+    "api/catalogue/<str:name>": ("/api/catalogue/tiny", 404),
+    "api/catalogue/<str:name>/load": ("/api/catalogue/tiny/load", 405),
+    "api/catalogue/<str:name>/reload": ("/api/catalogue/tiny/reload", 405),
+    "api/catalogue/<str:name>/unload": ("/api/catalogue/tiny/unload", 405),
+    "api/aliases": ("/api/aliases", 200),
+    "api/aliases/<path:name>": ("/api/aliases/openai/gpt-5", 404),
+    "api/load-jobs": ("/api/load-jobs", 200),
+    "api/load-jobs/<uuid:pk>": (f"/api/load-jobs/{NO_JOB}", 404),
+    "api/load-jobs/<uuid:pk>/cancel": (f"/api/load-jobs/{NO_JOB}/cancel", 405),
+    "api/load-jobs/<uuid:pk>/events": (f"/api/load-jobs/{NO_JOB}/events", 404),
+    "api/audit": ("/api/audit", 200),
+    "api/schema": ("/api/schema", 200),
+    "api/docs": ("/api/docs", 200),
+}
+"""Each with a URL, and what an operator gets there; what takes POST alone, 405."""
 ROWS: dict[str, tuple[str, dict[str, int]]] = {
     "api/me": (
         "/api/me",
@@ -35,6 +73,11 @@ ROWS: dict[str, tuple[str, dict[str, int]]] = {
         "/api/usage",
         dict.fromkeys(ROLES, 200) | {"narrow": 403, "nobody": 401},
     ),
+    # The fleet is closed to whoever has not been let in: of these, staff alone.
+    **{
+        path: (url, dict.fromkeys(ROLES, 403) | {"operator": status, "nobody": 401})
+        for path, (url, status) in FLEET.items()
+    },
     "api/": ("/api/nothing", dict.fromkeys(ROLES, 404) | {"nobody": 401}),
     "": ("/", dict.fromkeys(ROLES, 302)),
 }

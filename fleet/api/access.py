@@ -1,0 +1,179 @@
+"""What every view of the fleet shares: who may, which parameters there are, pages, refusals.
+
+Closed by default: reading needs the scope ``fleet:read`` or a staff session, writing
+``fleet:write`` or a staff session of somebody who may change the catalogue (with its CSRF token).
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django.contrib.auth.models import AnonymousUser
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import MethodNotAllowed
+from rest_framework.filters import BaseFilterBackend
+from rest_framework.generics import GenericAPIView
+from rest_framework.mixins import ListModelMixin
+from rest_framework.pagination import LimitOffsetPagination
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.settings import api_settings
+
+from fleet.errors import CatalogueValueError, FleetError, UnknownNeuronError
+from metering.actor import COMMAND, Actor, key_actor, user_actor
+from metering.api.authentication import Caller
+from metering.api.problems import ProblemError
+from metering.principal import Scope
+
+READING = ("GET", "HEAD", "OPTIONS")
+WRITERS_PERMISSION = "fleet.change_cataloguemodel"
+COMMAND_CALLER = Caller(principal=None)
+"""``manage.py`` on a machine that has the database: whoever can run that may do everything."""
+
+
+class CommandAuthentication(BaseAuthentication):
+    """Only code of ours can put this attribute on a request: it is no header."""
+
+    def authenticate(self, request: Request) -> tuple[Any, Any] | None:
+        if getattr(request._request, "is_of_command", False):
+            return AnonymousUser(), COMMAND_CALLER
+        return None
+
+
+class Page(LimitOffsetPagination):
+    """``?limit=&offset=``: ``{"data": […], "num_rows": 3, "next": null}``."""
+
+    default_limit = 100
+    max_limit = 1000
+
+    def get_paginated_response(self, data: Any) -> Response:
+        return Response({"data": data, "num_rows": self.count, "next": self.get_next_link()})
+
+    def get_paginated_response_schema(self, schema: Any) -> Any:
+        return {
+            "type": "object",
+            "required": ["data", "num_rows", "next"],
+            "properties": {
+                "data": schema,
+                "num_rows": {"type": "integer"},
+                "next": {"type": "string", "format": "uri", "nullable": True},
+            },
+        }
+
+
+class EqualFilters(BaseFilterBackend):
+    """A view's ``filters``: query parameter → field of the rows that must be one of its values,
+    which commas separate."""
+
+    def filter_queryset(self, request: Request, queryset: Any, view: Any) -> Any:
+        for name, field in view.filters.items():
+            if name in request.query_params:
+                values = request.query_params[name].split(",")
+                queryset = queryset.filter(**{f"{field}__in": values})
+        return queryset
+
+    def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
+            for name in view.filters
+        ]
+
+
+class FleetView(GenericAPIView[Any]):
+    authentication_classes: Any = (
+        CommandAuthentication,
+        *api_settings.DEFAULT_AUTHENTICATION_CLASSES,
+    )
+    pagination_class: Any = Page
+    filter_backends: Any = (EqualFilters,)
+    filters: dict[str, str] = {}
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        _ensure_may(request)
+        if request.method is None or not hasattr(self, request.method.lower()):
+            raise MethodNotAllowed(request.method or "")
+        self._ensure_known_parameters(request)
+
+    def handle_exception(self, exc: Exception) -> Response:
+        return super().handle_exception(problem_of(exc) if isinstance(exc, FleetError) else exc)
+
+    @property
+    def actor(self) -> Actor:
+        caller = cast(Caller, self.request.auth)
+        if caller is COMMAND_CALLER:
+            return COMMAND
+        if caller.username is not None:
+            return user_actor(caller.username)
+        assert caller.principal is not None, "nobody was let in"
+        return key_actor(caller.principal.key or caller.principal.account)
+
+    def _ensure_known_parameters(self, request: Request) -> None:
+        known = {*self.filters, "account", "format", "limit", "offset"}
+        for name in request.query_params:
+            if name not in known:
+                detail = f"There is no parameter {name!r} here."
+                raise ProblemError(400, "unknown_parameter", detail, param=name)
+
+
+class FleetListView(ListModelMixin, FleetView):
+    """``GET`` is a page of rows."""
+
+    def get(self, request: Request) -> Response:
+        return self.list(request)
+
+
+def problem_of(error: FleetError) -> ProblemError:
+    if isinstance(error, UnknownNeuronError):
+        return ProblemError(404, "neuron_not_found", str(error), param="neuron")
+    param = error.field if isinstance(error, CatalogueValueError) else None
+    return ProblemError(error.http_status, error.code, str(error), param=param)
+
+
+def _ensure_may(request: Request) -> None:
+    """Raises ``ProblemError``."""
+    caller = cast(Caller, request.auth)
+    if caller is COMMAND_CALLER:
+        return
+    is_reading = request.method in READING
+    scope = Scope.FLEET_READ if is_reading else Scope.FLEET_WRITE
+    if caller.username is not None:
+        user = request.user
+        may = user.is_staff and (is_reading or user.has_perm(WRITERS_PERMISSION))
+    else:
+        may = caller.principal is not None and caller.principal.has(scope)
+    if not may:
+        raise ProblemError(
+            403, "insufficient_scope", f"This needs the scope {scope.value}, or a staff login."
+        )
+
+
+def body_of(request: Request, *known: str) -> dict[str, Any]:
+    """The JSON object of a request that has these fields and no others. Raises
+    ``ProblemError``."""
+    body = request.data
+    if not isinstance(body, dict):
+        raise ProblemError(400, "invalid_json", "The body is to be a JSON object.")
+    for name in body:
+        if name not in known:
+            fields = ", ".join(known) or "none"
+            raise ProblemError(
+                400, "unknown_parameter", f"There is no field {name!r} here: {fields}.", param=name
+            )
+    return dict(body)
+
+
+def text_in(body: dict[str, Any], name: str) -> str:
+    """Raises ``ProblemError``."""
+    value = body.get(name)
+    if not isinstance(value, str) or not value or "\x00" in value:
+        raise ProblemError(400, "invalid_value", f"{name!r} is to be text.", param=name)
+    return value
+
+
+def texts_in(body: dict[str, Any], name: str) -> list[str]:
+    """Empty where it is not given. Raises ``ProblemError``."""
+    value = body.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ProblemError(400, "invalid_value", f"{name!r} is to be a list of texts.", param=name)
+    return value

@@ -1,0 +1,66 @@
+"""The schema of ``/api/`` and a page to read it, whose script and style come with a package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+from rest_framework.renderers import JSONRenderer
+from rest_framework.response import Response
+
+from fleet.api.access import FleetView
+
+
+class KeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    target_class = "metering.api.authentication.KeyAuthentication"
+    name = "key"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+        return {"type": "http", "scheme": "bearer", "description": "An API key of helexa."}
+
+
+class PersonScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    target_class = "metering.api.authentication.PersonAuthentication"
+    name = "session"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+        return {"type": "apiKey", "in": "cookie", "name": "sessionid"}
+
+
+class AnonymousScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """Nothing to send."""
+
+    target_class = "metering.api.authentication.AnonymousAuthentication"
+    name: list[str] = []
+
+    def get_security_definition(self, auto_schema: Any) -> list[Any]:
+        return []
+
+    def get_security_requirement(self, auto_schema: Any) -> list[Any]:
+        return []
+
+
+class CommandScheme(AnonymousScheme):  # type: ignore[no-untyped-call]
+    """No way in for clients."""
+
+    target_class = "fleet.api.access.CommandAuthentication"
+
+
+class SchemaView(FleetView, SpectacularAPIView):
+    """OpenAPI 3, for whoever may read the fleet."""
+
+    renderer_classes = SpectacularAPIView.renderer_classes
+    pagination_class = None
+    filter_backends = ()
+    filters = {"lang": "", "version": ""}
+
+
+class DocumentsView(FleetView, SpectacularSwaggerView):
+    renderer_classes = SpectacularSwaggerView.renderer_classes
+    url_name = "api-schema"
+
+    def handle_exception(self, exc: Exception) -> Response:
+        """A refusal is no page."""
+        self.request.accepted_renderer = JSONRenderer()
+        return super().handle_exception(exc)

@@ -1,0 +1,155 @@
+"""Load jobs: loads, unloads and reloads, their history and how the present ones go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.http import StreamingHttpResponse
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema, inline_serializer
+from rest_framework import serializers
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet import services
+from fleet.api.access import FleetListView, FleetView, body_of, text_in, texts_in
+from fleet.api.job_events import job_events
+from fleet.api.shapes import LoadJobShape
+from fleet.lifecycles import LoadJobKind, LoadJobStatus
+from fleet.models import LoadJob
+from metering.api.problems import ProblemError
+
+STARTED = inline_serializer(
+    "LoadJobStart",
+    {
+        "kind": serializers.ChoiceField(LoadJobKind.choices, default=LoadJobKind.LOAD),
+        "model": serializers.CharField(),
+        "neuron": serializers.CharField(
+            required=False, help_text="Of a load: left out, it goes where it fits."
+        ),
+        "devices": serializers.ListField(child=serializers.CharField(), required=False),
+    },
+)
+
+
+class JobView(FleetView):
+    serializer_class = LoadJobShape
+    queryset = LoadJob.objects.select_related("neuron", "model")
+
+    def accepted(self, job: LoadJob) -> Response:
+        """A job whose message the broker did not take has failed by now: nothing was sent."""
+        if job.status == LoadJobStatus.FAILED:
+            raise ProblemError(503, job.failure_code, job.failure_message)
+        return Response(self.get_serializer(job).data, status=202)
+
+
+class LoadJobsView(FleetListView, JobView):
+    """Newest first."""
+
+    filters = {"kind": "kind", "status": "status", "model": "model_name", "neuron": "neuron__name"}
+
+    @extend_schema(request=STARTED, responses={202: LoadJobShape})
+    def post(self, request: Request) -> Response:
+        body = body_of(request, "kind", "model", "neuron", "devices")
+        kind, model = body.get("kind", LoadJobKind.LOAD.value), text_in(body, "model")
+        if kind == LoadJobKind.LOAD and "devices" not in body:
+            neuron = text_in(body, "neuron") if "neuron" in body else None
+            job = services.model_load_start(actor=self.actor, model_name=model, neuron_name=neuron)
+            return self.accepted(job)
+        starts: dict[Any, Callable[..., LoadJob]] = {
+            LoadJobKind.LOAD.value: services.load_job_start,
+            LoadJobKind.UNLOAD.value: services.unload_job_start,
+            LoadJobKind.RELOAD.value: services.reload_job_start,
+        }
+        start = starts.get(kind) if isinstance(kind, str) else None
+        if start is None:
+            detail = f"{kind!r} is none of {', '.join(LoadJobKind.values)}."
+            raise ProblemError(400, "invalid_value", detail, param="kind")
+        values: dict[str, Any] = {"model_name": model, "neuron_name": text_in(body, "neuron")}
+        if kind == LoadJobKind.LOAD:
+            values["devices"] = texts_in(body, "devices")
+        elif "devices" in body:
+            detail = "Only a load is told its devices."
+            raise ProblemError(400, "invalid_value", detail, param="devices")
+        return self.accepted(start(actor=self.actor, **values))
+
+
+class OneJobView(JobView):
+    def job(self, pk: Any) -> LoadJob:
+        """Raises ``ProblemError``."""
+        job = LoadJob.objects.select_related("neuron", "model", "replacement__neuron")
+        found = job.filter(pk=pk).first()
+        if found is None:
+            raise ProblemError(404, "job_not_found", "There is no such job.")
+        return found
+
+
+class LoadJobView(OneJobView):
+    def get(self, request: Request, pk: Any) -> Response:
+        return Response(self.get_serializer(self.job(pk)).data)
+
+
+class LoadJobCancelView(OneJobView):
+    @extend_schema(request=None, responses={202: LoadJobShape})
+    def post(self, request: Request, pk: Any) -> Response:
+        """The answer is the unload that ends it."""
+        body_of(request)
+        return self.accepted(services.load_job_cancel(actor=self.actor, job=self.job(pk)))
+
+
+class EventStreamRenderer(JSONRenderer):
+    """For those who accept nothing else. Refusals are JSON all the same."""
+
+    media_type = "text/event-stream"
+    format = "sse"
+
+
+class LoadJobEventsView(OneJobView):
+    """Server-sent events, each with the job as it is then; the last one is of its end."""
+
+    renderer_classes = (JSONRenderer, EventStreamRenderer)
+
+    @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
+    def get(self, request: Request, pk: Any) -> Any:
+        job = self.job(pk)
+        response = StreamingHttpResponse(job_events(job.pk), content_type="text/event-stream")
+        response["Cache-Control"] = "no-store"
+        response["X-Accel-Buffering"] = "no"
+        return response
+
+
+class ModelJobsView(JobView):
+    """``POST /api/catalogue/{name}/load``, ``…/unload`` and ``…/reload``: of a model, on one
+    neuron, or left out: a load goes where it fits, the others everywhere."""
+
+    kind = ""
+
+    @extend_schema(
+        request=inline_serializer("ModelJob", {"neuron": serializers.CharField(required=False)}),
+        responses={202: LoadJobShape(many=True)},
+    )
+    def post(self, request: Request, name: str) -> Response:
+        body = body_of(request, "neuron")
+        neuron = text_in(body, "neuron") if "neuron" in body else None
+        jobs = self._start(name, neuron)
+        if jobs and all(job.status == LoadJobStatus.FAILED for job in jobs):
+            raise ProblemError(503, jobs[0].failure_code, jobs[0].failure_message)
+        shown = self.get_serializer(jobs, many=True).data
+        return Response({"data": shown}, status=202)
+
+    def _start(self, name: str, neuron: str | None) -> list[LoadJob]:
+        actor = self.actor
+        if neuron is not None:
+            starts: dict[str, Callable[..., LoadJob]] = {
+                "load": services.model_load_start,
+                "unload": services.unload_job_start,
+                "reload": services.reload_job_start,
+            }
+            return [starts[self.kind](actor=actor, model_name=name, neuron_name=neuron)]
+        if self.kind == "load":
+            return [services.model_load_start(actor=actor, model_name=name)]
+        if self.kind == "unload":
+            return services.model_unload_everywhere(actor=actor, model_name=name)
+        return services.model_reload_everywhere(actor=actor, model_name=name)

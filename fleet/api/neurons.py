@@ -1,0 +1,76 @@
+"""Neurons, their devices and replicas, and what the operator wishes of neurons."""
+
+from __future__ import annotations
+
+from drf_spectacular.utils import extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet import selectors, services
+from fleet.api.access import FleetListView, FleetView, body_of
+from fleet.api.shapes import DeviceShape, NeuronShape, ReplicaShape
+from fleet.models import Device, Neuron, Replica
+
+WISHES = {
+    "drain": services.neuron_drain,
+    "resume": services.neuron_resume,
+    "admit": services.neuron_admit,
+    "refuse": services.neuron_refuse,
+}
+
+
+class NeuronsView(FleetListView):
+    """Every neuron that has reported, as it last did."""
+
+    serializer_class = NeuronShape
+    queryset = Neuron.objects.prefetch_related("devices__neuron", "replicas")
+    filters = {"status": "status"}
+
+
+class NeuronView(FleetView):
+    serializer_class = NeuronShape
+    queryset = Neuron.objects.none()
+
+    def get(self, request: Request, name: str) -> Response:
+        return Response(self.get_serializer(_neuron(name)).data)
+
+    @extend_schema(responses={204: None})
+    def delete(self, request: Request, name: str) -> Response:
+        """Forgets a neuron that is away, with its load jobs."""
+        services.neuron_remove(actor=self.actor, neuron_name=name)
+        return Response(status=204)
+
+
+class NeuronWishView(FleetView):
+    """``drain``: nothing new goes there, what runs finishes. ``resume`` ends that. ``admit`` and
+    ``refuse`` say whether it belongs to the fleet."""
+
+    serializer_class = NeuronShape
+    queryset = Neuron.objects.none()
+    wish = ""
+
+    @extend_schema(request=None)
+    def post(self, request: Request, name: str) -> Response:
+        body_of(request)
+        WISHES[self.wish](actor=self.actor, neuron_name=name)
+        return Response(self.get_serializer(_neuron(name)).data)
+
+
+class DevicesView(FleetListView):
+    serializer_class = DeviceShape
+    queryset = Device.objects.select_related("neuron")
+    filters = {"neuron": "neuron__name", "kind": "kind"}
+
+
+class ReplicasView(FleetListView):
+    """Models as neurons have them loaded."""
+
+    serializer_class = ReplicaShape
+    queryset = Replica.objects.select_related("neuron")
+    filters = {"neuron": "neuron__name", "model": "model_name", "status": "status"}
+
+
+def _neuron(name: str) -> Neuron:
+    """Raises ``UnknownNeuronError``."""
+    found: Neuron = NeuronsView.queryset.filter(name=name).first() or selectors.neuron_known(name)
+    return found

@@ -1,0 +1,129 @@
+"""The paths of the original system's neuron, per neuron, in its shapes: flat errors, loads that
+answer when they are through. The live ones read what the neuron last said."""
+
+from __future__ import annotations
+
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet import live, selectors, services
+from fleet.api import original_shapes as shapes
+from fleet.api.access import FleetView, body_of, problem_of, text_in
+from fleet.errors import FleetError, UnknownModelError
+from fleet.job_waiting import wait_for_job
+from fleet.lifecycles import LoadJobStatus
+from fleet.models import LoadJob
+from fleet.outdated import is_outdated
+from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
+from metering.api.problems import ProblemError
+
+LOAD_TIMEOUT_S = 1800.0
+UNLOAD_TIMEOUT_S = 180.0
+HARNESSES = ("helexa", "candle")
+"""``candle`` is what the original's configurations say."""
+
+
+@extend_schema(responses={200: OpenApiTypes.OBJECT})
+class OriginalView(FleetView):
+    pagination_class = None
+    serializer_class = serializers.Serializer
+
+    def handle_exception(self, exc: Exception) -> Response:
+        if isinstance(exc, FleetError):
+            exc = problem_of(exc)
+        if isinstance(exc, ProblemError):
+            return Response({"error": exc.detail}, status=exc.status)
+        return super().handle_exception(exc)
+
+    def heartbeat(self, name: str) -> NeuronHeartbeat:
+        """Raises ``UnknownNeuronError``, ``SnapshotUnavailableError``, ``ProblemError``."""
+        selectors.neuron_known(name)
+        for report in live.read_live_fleet(live.redis_client()).reports:
+            if report.name == name and report.heartbeat is not None:
+                return report.heartbeat
+        raise ProblemError(503, "neuron_away", f"{name} is away")
+
+
+class VersionView(OriginalView):
+    def get(self, request: Request, name: str) -> Response:
+        return Response(shapes.version(self.heartbeat(name)))
+
+
+class DiscoveryView(OriginalView):
+    def get(self, request: Request, name: str) -> Response:
+        return Response(shapes.discovery(self.heartbeat(name)))
+
+
+class HealthView(OriginalView):
+    def get(self, request: Request, name: str) -> Response:
+        return Response(shapes.health(self.heartbeat(name)))
+
+
+class ModelsView(OriginalView):
+    def get(self, request: Request, name: str) -> Response:
+        return Response(shapes.models(self.heartbeat(name)))
+
+
+class EndpointView(OriginalView):
+    """Requests go through the gateway, whichever neuron has the model."""
+
+    def get(self, request: Request, name: str, model: str) -> Response:
+        entry = selectors.catalogue_find(model)
+        model_name = model if entry is None else entry.name
+        for state in self.heartbeat(name).replicas:
+            if state.model == model_name and state.status is ReplicaStatus.READY:
+                return Response({"url": request.build_absolute_uri("/").rstrip("/")})
+        raise ProblemError(404, "model_not_found", f"{model} is not loaded on {name}")
+
+
+class LoadView(OriginalView):
+    @extend_schema(request=OpenApiTypes.OBJECT)
+    def post(self, request: Request, name: str) -> Response:
+        body = body_of(request, "model_id", "harness", "quant", "tensor_parallel", "devices")
+        entry = selectors.catalogue_find(text_in(body, "model_id"))
+        if entry is None:
+            raise UnknownModelError(f"{body['model_id']!r} is not in the catalogue: add it first")
+        shapes.ensure_as_catalogued(body, entry, HARNESSES)
+        selectors.neuron_known(name)
+        for state in self.heartbeat(name).replicas:
+            is_ready = (state.model, state.status) == (entry.name, ReplicaStatus.READY)
+            if is_ready and not is_outdated(state.spec_digest, entry):
+                raise ProblemError(400, "already_loaded", f"{entry.name} is already loaded")
+        job = services.load_job_start(
+            actor=self.actor,
+            model_name=entry.name,
+            neuron_name=name,
+            devices=shapes.device_names(body),
+        )
+        wait_for_job(job, timeout_s=LOAD_TIMEOUT_S)
+        if job.status == LoadJobStatus.SUCCEEDED:
+            return Response({"status": "loaded"})
+        status, error = shapes.load_failure(job, entry)
+        return Response(error, status=status)
+
+
+class UnloadView(OriginalView):
+    @extend_schema(request=OpenApiTypes.OBJECT)
+    def post(self, request: Request, name: str) -> Response:
+        body = body_of(request, "model_id")
+        model = text_in(body, "model_id")
+        entry = selectors.catalogue_find(model)
+        try:
+            job = services.unload_job_start(
+                actor=self.actor,
+                model_name=model if entry is None else entry.name,
+                neuron_name=name,
+            )
+        except FleetError as error:
+            raise ProblemError(404, error.code, str(error)) from error
+        wait_for_job(job, timeout_s=UNLOAD_TIMEOUT_S)
+        if job.status == LoadJobStatus.SUCCEEDED:
+            return Response({"status": "unloaded"})
+        raise ProblemError(404, "unload_failed", _why(job))
+
+
+def _why(job: LoadJob) -> str:
+    return job.failure_message or f"unloading {job} {job.status}"

@@ -1,0 +1,181 @@
+"""The original neuron's JSON, out of a heartbeat or a load job. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fleet.catalogue import CatalogueEntry
+from fleet.models import LoadJob
+from inference.protocol.heartbeat import (
+    DeviceInfo,
+    NeuronHeartbeat,
+    ReplicaState,
+    ReplicaStatus,
+)
+from metering.api.problems import ProblemError
+
+MIB = 1024**2
+HARNESS = "helexa"
+STATUSES = {ReplicaStatus.READY: "loaded", ReplicaStatus.RECOVERING: "recovering"}
+"""Others are under way or gone: activation tells of them."""
+PREFLIGHT_KINDS = {
+    "download_failed": "repo_fetch_failed",
+    "missing_file": "empty_repo",
+    "quantization_not_found": "quant_not_found",
+}
+CUDA_CODES = frozenset({"cuda_unavailable"})
+
+
+def version(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
+    return {
+        "package_version": heartbeat.version,
+        "git_sha": "unknown",
+        "git_dirty": False,
+        "features": [],
+    }
+
+
+def discovery(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
+    cards = _cards(heartbeat)
+    contexts = [state.report.context_tokens for state in heartbeat.replicas if state.report]
+    described: dict[str, Any] = {
+        "hostname": heartbeat.host.hostname,
+        "os": heartbeat.host.os,
+        "kernel": heartbeat.host.os,
+        "devices": [
+            {
+                "index": card.index,
+                "name": card.name,
+                "vram_total_mb": card.total_memory_bytes // MIB,
+                "compute_capability": card.compute_capability,
+            }
+            for card in cards
+        ],
+        "harnesses": [HARNESS],
+        "max_prompt_tokens": max(contexts, default=0),
+    }
+    if cards and cards[0].driver:
+        described["driver_version"] = cards[0].driver
+    if not cards:
+        why = "; ".join(heartbeat.host.problems) or "no CUDA device was found"
+        described["cuda_unavailable_reason"] = why
+    return described
+
+
+def health(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
+    def names(*statuses: ReplicaStatus) -> list[str]:
+        return [state.model for state in heartbeat.replicas if state.status in statuses]
+
+    loading = names(ReplicaStatus.LOADING)
+    return {
+        "uptime_secs": max(0, int(heartbeat.time_unix_s - heartbeat.started_unix_s)),
+        "devices": [
+            {
+                "index": card.index,
+                "vram_used_mb": (card.total_memory_bytes - card.free_memory_bytes) // MIB,
+                "vram_free_mb": card.free_memory_bytes // MIB,
+                "utilization_pct": card.utilization_percent,
+                "temp_c": card.temperature_c,
+            }
+            for card in _cards(heartbeat)
+        ],
+        "activation": {
+            "state": "pre_warming" if loading else "ready",
+            "pending": loading[1:],
+            "in_progress": loading[0] if loading else None,
+            "completed": names(ReplicaStatus.READY, ReplicaStatus.RECOVERING),
+            "failed": [
+                {"model_id": state.model, "error": state.failure.message if state.failure else ""}
+                for state in heartbeat.replicas
+                if state.status is ReplicaStatus.FAILED
+            ],
+        },
+        "models": [_load_of(state) for state in heartbeat.replicas if state.stats is not None],
+    }
+
+
+def models(heartbeat: NeuronHeartbeat) -> list[dict[str, Any]]:
+    return [_model(heartbeat, state) for state in heartbeat.replicas if state.status in STATUSES]
+
+
+def ensure_as_catalogued(
+    body: dict[str, Any], entry: CatalogueEntry, harnesses: Sequence[str]
+) -> None:
+    """The catalogue says how a model is loaded. Raises ``ProblemError`` for a field that says
+    otherwise."""
+    harness, quant = body.get("harness"), body.get("quant")
+    if harness is not None and harness not in harnesses:
+        raise ProblemError(400, "wrong_harness", f"There is no harness {harness!r} here")
+    if quant is not None and str(quant).lower() not in _quants(entry):
+        detail = f"The catalogue loads {entry.name} otherwise than as {quant!r}: change it there"
+        raise ProblemError(400, "other_quant", detail)
+    if body.get("tensor_parallel") not in (None, entry.min_devices):
+        detail = f"The catalogue says that {entry.name} spans {entry.min_devices} devices"
+        raise ProblemError(400, "other_tensor_parallel", detail)
+
+
+def device_names(body: dict[str, Any]) -> list[str]:
+    """``[0, 1]`` as ``cuda:0`` and ``cuda:1``. Raises ``ProblemError``."""
+    given = body.get("devices") or []
+    if not isinstance(given, list) or not all(type(one) is int and one >= 0 for one in given):
+        raise ProblemError(400, "invalid_value", "devices is to be a list of CUDA indices")
+    return [f"cuda:{index}" for index in given]
+
+
+def load_failure(job: LoadJob, entry: CatalogueEntry) -> tuple[int, dict[str, Any]]:
+    """The status and the body."""
+    if job.failure_code in CUDA_CODES:
+        return 503, {"error": job.failure_message, "code": "cuda_unavailable"}
+    kind = PREFLIGHT_KINDS.get(job.failure_code)
+    if kind is None:
+        return 400, {"error": job.failure_message or f"loading {job} {job.status}"}
+    error: dict[str, Any] = {"kind": kind, "model_id": entry.name, "cause": job.failure_message}
+    if kind == "quant_not_found":
+        error["requested"] = entry.file
+    return 422, {"error": error}
+
+
+def _cards(heartbeat: NeuronHeartbeat) -> list[DeviceInfo]:
+    return [device for device in heartbeat.devices if device.kind == "cuda"]
+
+
+def _quants(entry: CatalogueEntry) -> set[str]:
+    return {word.lower() for word in (entry.file, entry.quantization) if word}
+
+
+def _load_of(state: ReplicaState) -> dict[str, Any]:
+    assert state.stats is not None
+    return {
+        "id": state.model,
+        "in_flight": state.stats.in_flight,
+        "queue_depth": state.stats.queue_depth,
+        "max_in_flight": state.max_in_flight,
+        "max_queue_depth": state.max_queue_depth,
+        "tok_s_prefill": state.stats.prefill_tokens_per_s,
+        "tok_s_decode": state.stats.decode_tokens_per_s,
+    }
+
+
+def _model(heartbeat: NeuronHeartbeat, state: ReplicaState) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "id": state.model,
+        "harness": HARNESS,
+        "status": STATUSES[state.status],
+        "devices": [
+            int(index) for kind, _, index in map(_parts, state.devices) if kind == "cuda" and index
+        ],
+        "vram_used_mb": None if state.memory_bytes is None else state.memory_bytes // MIB,
+        "capabilities": list(state.capabilities),
+        "tool_call": "tool_call" in state.capabilities,
+        "reasoning": "reasoning" in state.capabilities,
+    }
+    if state.report is not None:
+        context = state.report.context_tokens
+        output = min(state.max_output_tokens or context, context)
+        described["limit"] = {"context": context, "output": output}
+    return described
+
+
+def _parts(device: str) -> tuple[str, str, str]:
+    return device.partition(":")

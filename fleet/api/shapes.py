@@ -1,0 +1,198 @@
+"""What rows look like as JSON. Output only: bodies of writes are checked by the services."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rest_framework import serializers
+
+from fleet import selectors
+from fleet.catalogue import SETTINGS
+from fleet.models import Alias, CatalogueModel, Device, LoadJob, Neuron, Replica
+from fleet.outdated import is_outdated
+from metering.models import AuditEntry
+
+if TYPE_CHECKING:
+    RowShape = serializers.ModelSerializer[Any]
+else:
+    RowShape = serializers.ModelSerializer
+
+
+class DeviceShape(RowShape):
+    neuron = serializers.CharField(source="neuron.name")
+    id = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Device
+        fields = (
+            "id",
+            "neuron",
+            "kind",
+            "index",
+            "name",
+            "total_memory_bytes",
+            "free_memory_bytes",
+            "compute_capability",
+            "driver",
+        )
+
+    def get_id(self, device: Device) -> str:
+        return f"{device.kind}:{device.index}"
+
+
+class NeuronShape(RowShape):
+    devices = DeviceShape(many=True)
+    replicas = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Neuron
+        fields = (
+            "name",
+            "status",
+            "status_since",
+            "is_leaving",
+            "drained_at",
+            "version",
+            "epoch",
+            "started_at",
+            "last_seen_at",
+            "hostname",
+            "operating_system",
+            "num_cores",
+            "total_memory_bytes",
+            "free_memory_bytes",
+            "problems",
+            "devices",
+            "replicas",
+        )
+
+    def get_replicas(self, neuron: Neuron) -> list[str]:
+        return [replica.model_name for replica in neuron.replicas.all()]
+
+
+class CatalogueShape(RowShape):
+    aliases = serializers.SerializerMethodField()
+    spec_digest = serializers.SerializerMethodField()
+    loaded_on = serializers.SerializerMethodField()
+
+    class Meta:
+        model = CatalogueModel
+        fields = (
+            "name",
+            *SETTINGS,
+            "aliases",
+            "spec_digest",
+            "loaded_on",
+            "weight_bytes",
+            "created_at",
+            "updated_at",
+        )
+
+    def get_aliases(self, model: CatalogueModel) -> list[str]:
+        return sorted(alias.name for alias in model.aliases.all())
+
+    def get_spec_digest(self, model: CatalogueModel) -> str:
+        return model.entry().spec_digest()
+
+    def get_loaded_on(self, model: CatalogueModel) -> list[str]:
+        ready = [replica for replica in model.replicas.all() if replica.status == "ready"]
+        return sorted(replica.neuron.name for replica in ready)
+
+
+class AliasShape(RowShape):
+    model = serializers.CharField(source="model.name")
+
+    class Meta:
+        model = Alias
+        fields = ("name", "model")
+
+
+class ReplicaShape(RowShape):
+    model = serializers.CharField(source="model_name")
+    neuron = serializers.CharField(source="neuron.name")
+    is_outdated = serializers.SerializerMethodField(
+        help_text="Loaded by another spec than the catalogue has now; null: it has none."
+    )
+
+    class Meta:
+        model = Replica
+        fields = (
+            "model",
+            "neuron",
+            "status",
+            "status_since",
+            "is_outdated",
+            "spec_digest",
+            "devices",
+            "memory_bytes",
+            "job_id",
+            "last_used_at",
+            "in_flight",
+            "queue_depth",
+            "kv_blocks_used",
+            "kv_blocks_total",
+            "decode_tokens_per_s",
+            "num_restarts",
+            "failure_code",
+            "failure_message",
+            "report",
+        )
+
+    def get_is_outdated(self, replica: Replica) -> bool | None:
+        entry = selectors.catalogue_find(replica.model_name)
+        return None if entry is None else is_outdated(replica.spec_digest, entry)
+
+
+class LoadJobShape(RowShape):
+    model = serializers.CharField(source="model_name")
+    neuron = serializers.CharField(source="neuron.name")
+    progress_fraction = serializers.FloatField(allow_null=True, help_text="0 to 1.")
+    eta_s = serializers.FloatField(allow_null=True)
+
+    class Meta:
+        model = LoadJob
+        fields = (
+            "id",
+            "kind",
+            "model",
+            "neuron",
+            "status",
+            "note",
+            "devices",
+            "evict",
+            "spec_digest",
+            "replacement",
+            "requested_by",
+            "stage",
+            "progress_done",
+            "progress_total",
+            "progress_unit",
+            "progress_detail",
+            "progress_fraction",
+            "eta_s",
+            "failure_code",
+            "failure_message",
+            "created_at",
+            "started_at",
+            "reported_at",
+            "finished_at",
+        )
+
+
+class AuditShape(RowShape):
+    class Meta:
+        model = AuditEntry
+        fields = ("id", "at", "actor", "action", "object_id", "detail")
+
+
+class AssignmentShape(serializers.Serializer[Any]):
+    """What should be loaded, as it follows from the catalogue."""
+
+    model = serializers.CharField()
+    neurons = serializers.ListField(
+        child=serializers.CharField(), help_text="Where it may run; empty: anywhere."
+    )
+    min_replicas = serializers.IntegerField()
+    max_replicas = serializers.IntegerField()
+    priority = serializers.IntegerField()
+    idle_ttl_s = serializers.IntegerField(allow_null=True)

@@ -1,0 +1,61 @@
+"""What is under ``/api/`` of the fleet."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from fleet.api import original
+from fleet.api.audit import AuditView
+from fleet.api.catalogue import AliasesView, AliasView, CatalogueModelView, CatalogueView
+from fleet.api.documents import DocumentsView, SchemaView
+from fleet.api.jobs import (
+    LoadJobCancelView,
+    LoadJobEventsView,
+    LoadJobsView,
+    LoadJobView,
+    ModelJobsView,
+)
+from fleet.api.neurons import (
+    WISHES,
+    DevicesView,
+    NeuronsView,
+    NeuronView,
+    NeuronWishView,
+    ReplicasView,
+)
+from fleet.api.overview import AssignmentsView, OverviewView
+
+urlpatterns = [
+    path("fleet", OverviewView.as_view(), name="api-fleet"),
+    path("neurons", NeuronsView.as_view(), name="api-neurons"),
+    path("neurons/<str:name>", NeuronView.as_view(), name="api-neuron"),
+    *(
+        path(f"neurons/<str:name>/{wish}", NeuronWishView.as_view(wish=wish))
+        for wish in sorted(WISHES)
+    ),
+    path("neurons/<str:name>/version", original.VersionView.as_view()),
+    path("neurons/<str:name>/discovery", original.DiscoveryView.as_view()),
+    path("neurons/<str:name>/health", original.HealthView.as_view()),
+    path("neurons/<str:name>/models", original.ModelsView.as_view()),
+    path("neurons/<str:name>/models/load", original.LoadView.as_view()),
+    path("neurons/<str:name>/models/unload", original.UnloadView.as_view()),
+    path("neurons/<str:name>/models/<path:model>/endpoint", original.EndpointView.as_view()),
+    path("devices", DevicesView.as_view(), name="api-devices"),
+    path("replicas", ReplicasView.as_view(), name="api-replicas"),
+    path("assignments", AssignmentsView.as_view(), name="api-assignments"),
+    path("catalogue", CatalogueView.as_view(), name="api-catalogue"),
+    path("catalogue/<str:name>", CatalogueModelView.as_view(), name="api-catalogue-model"),
+    *(
+        path(f"catalogue/<str:name>/{kind}", ModelJobsView.as_view(kind=kind))
+        for kind in ("load", "reload", "unload")
+    ),
+    path("aliases", AliasesView.as_view(), name="api-aliases"),
+    path("aliases/<path:name>", AliasView.as_view(), name="api-alias"),
+    path("load-jobs", LoadJobsView.as_view(), name="api-load-jobs"),
+    path("load-jobs/<uuid:pk>", LoadJobView.as_view(), name="api-load-job"),
+    path("load-jobs/<uuid:pk>/cancel", LoadJobCancelView.as_view()),
+    path("load-jobs/<uuid:pk>/events", LoadJobEventsView.as_view()),
+    path("audit", AuditView.as_view(), name="api-audit"),
+    path("schema", SchemaView.as_view(), name="api-schema"),
+    path("docs", DocumentsView.as_view(), name="api-docs"),
+]

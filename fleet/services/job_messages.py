@@ -1,0 +1,36 @@
+"""What a neuron is told for a job. Every function raises ``BrokerUnavailableError``."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fleet import neuron_client
+from fleet.models import LoadJob, Replica
+from inference.protocol.load import LoadSpec
+
+
+def send_load(job: LoadJob) -> None:
+    neuron_client.send_load(neuron_name=job.neuron.name, spec=spec_of(job))
+
+
+def send_unload(job: LoadJob) -> None:
+    neuron_client.send_unload(neuron_name=job.neuron.name, model_name=job.model_name)
+
+
+def send_reload(job: LoadJob) -> None:
+    """A neuron replaces what was loaded by another spec, and only that; what has the same one is
+    unloaded first."""
+    replica = Replica.objects.filter(model_name=job.model_name, neuron=job.neuron).first()
+    if replica is None or replica.spec_digest in ("", job.spec_digest):
+        send_unload(job)
+    send_load(job)
+
+
+def spec_of(job: LoadJob) -> LoadSpec:
+    assert job.model is not None, "a load is of a model in the catalogue"
+    entry = job.model.entry()
+    spec = entry.load_spec(job_id=str(job.pk), neuron=job.neuron.name)
+    devices = list(job.devices)
+    if not devices and entry.device != "auto":
+        devices = [entry.device]
+    return msgspec.structs.replace(spec, devices=devices, evict=list(job.evict))

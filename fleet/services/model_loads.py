@@ -1,0 +1,64 @@
+"""Loading a model because somebody asks: where placement would, or on a neuron they name."""
+
+from __future__ import annotations
+
+from fleet import live, selectors
+from fleet.catalogue import CatalogueEntry
+from fleet.errors import ModelAlreadyLoadedError, PlacementRefusedError
+from fleet.lifecycles import LoadJobKind
+from fleet.models import LoadJob
+from fleet.outdated import outdated_neurons
+from fleet.placement import Load, Reject, Route, Wait, place
+from fleet.placement.place_on import place_on
+from fleet.services.load_jobs import load_job_start
+from fleet.services.placed_loads import placed_load_start
+from fleet.services.reloads import reload_job_start
+from fleet.snapshot import FleetSnapshot
+from metering.actor import Actor
+
+
+def model_load_start(*, actor: Actor, model_name: str, neuron_name: str | None = None) -> LoadJob:
+    """A load on that neuron, or else where it fits; the load that is under way; or the reload of
+    what was loaded by an earlier spec.
+
+    Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
+    ``ModelAlreadyLoadedError``, ``PlacementRefusedError``, ``SnapshotUnavailableError``.
+    """
+    entry = selectors.model_enabled(model_name).entry()
+    snapshot = live.read_snapshot_sync(live.redis_client())
+    if neuron_name is not None:
+        return _load_on(actor, entry, neuron_name, snapshot)
+    decision = place(entry, snapshot, catalogue=_catalogue())
+    match decision:
+        case Load():
+            return placed_load_start(actor=actor, load=decision)
+        case Reject():
+            raise PlacementRefusedError(decision.message)
+        case Route():
+            if outdated := outdated_neurons(entry, snapshot):
+                return reload_job_start(actor=actor, model_name=entry.name, neuron_name=outdated[0])
+            raise ModelAlreadyLoadedError(f"{entry.name} is loaded on {decision.neuron} already")
+        case Wait():
+            jobs = selectors.load_jobs_active().exclude(kind=LoadJobKind.UNLOAD)
+            if under_way := jobs.filter(model_name=entry.name).first():
+                return under_way
+            raise ModelAlreadyLoadedError(decision.reason)
+
+
+def _load_on(
+    actor: Actor, entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot
+) -> LoadJob:
+    """A neuron that has an earlier load of the model, or that does not speak now, chooses the
+    devices itself when it comes to that."""
+    selectors.neuron_known(neuron_name)
+    neuron = snapshot.neuron(neuron_name)
+    if neuron is None or neuron.replica_of(entry.name) is not None:
+        return load_job_start(actor=actor, model_name=entry.name, neuron_name=neuron_name)
+    decision = place_on(entry, neuron, snapshot, _catalogue())
+    if isinstance(decision, Reject):
+        raise PlacementRefusedError(decision.message)
+    return placed_load_start(actor=actor, load=decision, may_be_one_more=True)
+
+
+def _catalogue() -> dict[str, CatalogueEntry]:
+    return {entry.name: entry for entry in selectors.catalogue_list()}
