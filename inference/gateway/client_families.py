@@ -27,6 +27,8 @@ _FAMILIES = (
     ("openai-js", r"\b(?:async)?openai/js"),
     ("anthropic-python", r"\b(?:async)?anthropic/python"),
     ("anthropic-js", r"\b(?:async)?anthropic/js"),
+    ("ollama-python", r"\bollama-python/"),
+    ("ollama-js", r"\bollama-js/"),
     ("curl", r"\bcurl/"),
     ("python", r"\bpython|\bhttpx\b|\baiohttp\b"),
     ("node", r"\bnode\b|\bundici\b"),

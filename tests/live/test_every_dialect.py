@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import anthropic
 import httpx
+import ollama
 import openai
 import pydantic
 import pydantic_core
@@ -71,6 +73,64 @@ def test_any_json_object(client: openai.OpenAI) -> None:
     )
     written = (answer.choices[0].message.content or "").encode()
     assert isinstance(pydantic_core.from_json(written, allow_partial="trailing-strings"), dict)
+
+
+def test_answers_that_are_not_json_are_followed_too(client: openai.OpenAI) -> None:
+    demands: list[tuple[dict[str, Any], str]] = [
+        ({"guided_choice": ["red", "green and blue"]}, "red|green and blue"),
+        ({"guided_regex": r"[A-Z][a-z]{2,8}/\d"}, r"[A-Z][a-z]{2,8}/\d"),
+        ({"structured_outputs": {"grammar": 'root ::= "it is " ("a"|"b")+ "."'}}, r"it is [ab]+\."),
+    ]
+    for demand, expected in demands:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Name a colour."}],
+            max_tokens=60,
+            extra_body=demand,
+        )
+        choice = answer.choices[0]
+        if choice.finish_reason == "stop":
+            assert re.fullmatch(expected, choice.message.content or ""), demand
+        assert answer.system_fingerprint is not None
+
+
+def test_token_ids_are_the_tokenizers(client: openai.OpenAI, shared_server: Serve) -> None:
+    """What a request says its tokens were is what /tokenize says of the same text."""
+    ask: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}]}
+    answer = httpx.post(
+        f"{shared_server.url}/chat/completions",
+        json={**ask, "return_token_ids": True, "max_tokens": 8, "temperature": 0},
+        timeout=WAIT_TIMEOUT_S,
+    ).json()
+    told = httpx.post(f"{shared_server.url}/tokenize", json=ask, timeout=WAIT_TIMEOUT_S).json()
+    assert answer["prompt_token_ids"] == told["tokens"]
+    choice = answer["choices"][0]
+    back = {"model": MODEL, "tokens": choice["token_ids"]}
+    text = httpx.post(f"{shared_server.url}/detokenize", json=back, timeout=WAIT_TIMEOUT_S).json()
+    assert text["prompt"] == choice["message"]["content"]
+
+
+def test_ollamas_sdk(shared_server: Serve) -> None:
+    with ollama.Client(host=shared_server.url, timeout=WAIT_TIMEOUT_S) as client:
+        assert MODEL in [model.model for model in client.list().models]
+        shown = client.show(MODEL)
+        assert shown.modelinfo is not None
+        assert shown.modelinfo["llama.context_length"] == client.ps().models[0].context_length
+        question: Any = [{"role": "user", "content": "Invent a person with two hobbies."}]
+        answer = client.chat(
+            f"{MODEL}:latest",
+            question,
+            format=Person.model_json_schema(),
+            options={"temperature": 0, "num_predict": 400},
+        )
+        Person.model_validate_json(answer.message.content or "")
+        greedy: Any = {"temperature": 0, "num_predict": 12}
+        whole = client.generate(MODEL, "Say hello.", options=greedy)
+        parts = client.generate(MODEL, "Say hello.", options=greedy, stream=True)
+        assert "".join(part.response or "" for part in parts) == whole.response
+        assert whole.eval_count == 12 or whole.done_reason == "stop"
+        with pytest.raises(ollama.ResponseError, match="maximum context length"):
+            client.generate(MODEL, "word " * 20_000, options={"num_ctx": 2048})
 
 
 def test_tools_need_a_template_that_knows_them(client: openai.OpenAI) -> None:
