@@ -33,10 +33,13 @@ SUMMARISE = (
     "Summarise this conversation, so that you can go on from the summary without the conversation "
     "itself. Say what was asked for and decided, what was done and found, with every name, path, "
     "number and exact value that may be needed again, and what is left to do. Answer with the "
-    "summary alone, in at most 600 words."
+    "summary alone, in at most 400 words."
 )
-MAX_SUMMARY_TOKENS = 2048
+MAX_SUMMARY_TOKENS = 1024
 """Twice what it is asked to be: a small model that goes on beyond that only repeats itself."""
+MIN_SUMMARY_TOKENS = 256
+BYTES_PER_TOKEN = 4
+"""A usual rate. A summary as long as what it stands for is none."""
 TEMPERATURE, TOP_P = 0.2, 0.9
 """A summary is to be exact, whatever the model's own default is."""
 
@@ -72,7 +75,9 @@ def summary_request(request: ResponsesRequest) -> GenerationRequest:
     assert isinstance(chat, ChatInput), "Responses requests are chats"
     ask = ChatMessage(role="user", content=SUMMARISE)
     asking = msgspec.structs.replace(chat, messages=[*chat.messages, ask], thinking=False)
-    bounded = SamplingOptions(temperature=TEMPERATURE, top_p=TOP_P, max_tokens=MAX_SUMMARY_TOKENS)
+    num_bytes = sum(len(message.content or "") for message in chat.messages)
+    max_tokens = min(MAX_SUMMARY_TOKENS, max(MIN_SUMMARY_TOKENS, num_bytes // BYTES_PER_TOKEN))
+    bounded = SamplingOptions(temperature=TEMPERATURE, top_p=TOP_P, max_tokens=max_tokens)
     return msgspec.structs.replace(
         request.generation, input=asking, sampling=bounded, ends_at_context=True
     )

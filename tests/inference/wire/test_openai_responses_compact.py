@@ -53,8 +53,9 @@ def test_the_summary_is_asked_for_last() -> None:
 
 
 def test_the_summary_is_bounded_and_sampled_low() -> None:
-    asking = openai_responses_compact.summary_request(parse(input=CONVERSATION))
-    assert asking.sampling.max_tokens == MAX_SUMMARY_TOKENS
+    for text, most in (("Hi", 256), ("x" * 2000, 500), ("x" * 10**6, MAX_SUMMARY_TOKENS)):
+        asking = openai_responses_compact.summary_request(parse(input=text))
+        assert asking.sampling.max_tokens == most
     assert asking.sampling.temperature is not None and asking.sampling.temperature <= 0.3
     assert asking.ends_at_context, "less is left for it: it may still be enough"
 
