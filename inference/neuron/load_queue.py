@@ -160,6 +160,8 @@ class LoadQueue:
             load.devices = room.devices
             self._ledger.begin(load, room.devices, num_bytes)
             self._note_start(load, measured)
+        # They have left: an engine that starts again evicts nobody.
+        load.spec = msgspec.structs.replace(load.spec, evict=[])
         return _told(load, room)
 
     def begin_again(self, load: Load) -> LoadSpec:

@@ -122,6 +122,7 @@ class Replica:
     def stop(self) -> None:
         """The neuron is ending: the engine is told to stop at once. Returns at once."""
         self._end_asked.set()
+        self._context.loads.wake()
         if (run := self._run) is not None:
             run.stop()
 

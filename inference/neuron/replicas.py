@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from inference.neuron.load_queue import Load
 from inference.neuron.replica import Replica
 from inference.neuron.replica_context import ReplicaContext
@@ -72,8 +74,12 @@ class Replicas:
                 del self._by_model[replica.spec.model]
 
     def surviving_specs(self) -> list[LoadSpec]:
-        """What the next life loads again."""
-        return [replica.spec for replica in self.all() if replica.should_survive]
+        """What the next life loads again. What left for it then must not leave once more."""
+        return [
+            msgspec.structs.replace(replica.spec, evict=[])
+            for replica in self.all()
+            if replica.should_survive
+        ]
 
     def weights_in_use(self) -> dict[str, list[Path]]:
         """Model -> its weight files in the cache of downloads."""

@@ -301,6 +301,8 @@ FAILURES: dict[str, FailureKind] = {
     "not_enough_memory": _NOT_LOADABLE,
     "does_not_fit": _NOT_LOADABLE,
     "disk_full": _NOT_LOADABLE,
+    "no_device": _NOT_LOADABLE,
+    "lost_its_room": _COMING_BACK,
     "load_failed": _NOT_LOADABLE,
     "model_load_failed": _NOT_LOADABLE,
     "download_failed": _NOT_LOADABLE,

@@ -91,6 +91,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_with_the_reason(
     response = httpx.post(
         f"{helexa.url}/v1/chat/completions", json=chat_body(model=name), timeout=WAIT_TIMEOUT_S
     )
-    assert response.status_code == 503
+    assert response.status_code == 422
+    assert "retry-after" not in response.headers  # nor would a second try be another
     assert "missing.gguf" in response.json()["error"]["message"]
     assert helexa.is_healthy()

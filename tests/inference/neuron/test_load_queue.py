@@ -131,6 +131,13 @@ def test_an_engine_that_died_is_told_what_it_had() -> None:
     assert (spec.devices, spec.memory_limit_bytes, spec.promised_bytes) == (["cuda:0"], 14 * GB, 0)
 
 
+def test_an_engine_evicts_nobody_when_it_starts_again() -> None:
+    queue = LoadQueue(Machine(card(0, 20)))
+    load = load_of(12, evict=["other"])
+    assert begun(queue, load).evict == []
+    assert load.spec.evict == []
+
+
 def test_what_is_gone_is_free() -> None:
     machine = Machine(card(0, 20))
     queue = LoadQueue(machine)

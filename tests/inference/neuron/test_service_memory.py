@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from inference.neuron.service import NeuronService
+from inference.neuron.specs import SpecStore
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.protocol.load import EarlierLoads, LoadSpec, LoadStage
 from tests.inference.neuron.devices import GB, card, host
@@ -160,6 +161,8 @@ def test_evicted_models_leave_first(
     cards.there[1] = card(1, 20)
     gateway.wait_status("ready", "new")
     assert len(running_engines()) == 1
+    (stored,) = SpecStore(gateway.client, neuron="n1").read()
+    assert (stored.model, stored.evict) == ("new", [])  # the next life evicts nobody
 
 
 def test_a_model_that_got_busy_is_not_unloaded_and_the_load_says_so(
