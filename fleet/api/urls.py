@@ -15,6 +15,7 @@ from fleet.api.jobs import (
     LoadJobView,
     ModelJobsView,
 )
+from fleet.api.models_toml import ModelsTomlView
 from fleet.api.neurons import (
     WISHES,
     DevicesView,
@@ -49,6 +50,7 @@ urlpatterns = [
         path(f"catalogue/<str:name>/{kind}", ModelJobsView.as_view(kind=kind))
         for kind in ("load", "reload", "unload")
     ),
+    path("models.toml", ModelsTomlView.as_view(), name="api-models-toml"),
     path("aliases", AliasesView.as_view(), name="api-aliases"),
     path("aliases/<path:name>", AliasView.as_view(), name="api-alias"),
     path("load-jobs", LoadJobsView.as_view(), name="api-load-jobs"),

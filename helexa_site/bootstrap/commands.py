@@ -39,6 +39,8 @@ helexa turns the machines you own into one private AI endpoint.
   manage.py neurons invite N print a line that makes another host a neuron
   manage.py neuron           run a neuron alone, on that other host
   manage.py test [ARGS]      run the tests; ARGS go to pytest
+  manage.py chat             talk to a model of a running server
+  manage.py status           the fleet at one look; models and neurons run it
   manage.py COMMAND          any of Django's commands, below
 """
 

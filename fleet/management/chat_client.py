@@ -1,0 +1,104 @@
+"""A streamed chat over ``/v1/chat/completions``: what a newcomer asks first."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.management.base import CommandError
+
+TIMEOUT_S = 660.0
+"""A first request may wait for its model; the server gives up before this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    text: str
+    completion_tokens: int
+    seconds: float
+    """Since the first token."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.completion_tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+class ChatClient:
+    def __init__(self, url: str, key: str | None) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"content-type": "application/json"}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
+
+    def model_to_ask(self) -> str:
+        """One that is loaded, else the first that is offered. Raises ``CommandError``."""
+        with self._open("/v1/models", None) as response:
+            cards = json.load(response)["data"]
+        if not cards:
+            raise CommandError("No model is offered yet: manage.py models add offers one")
+        loaded = [card for card in cards if card.get("loaded")]
+        return str((loaded or cards)[0]["id"])
+
+    def ask(
+        self,
+        model: str,
+        messages: list[dict[str, str]],
+        write: Callable[[str], object],
+        *,
+        max_tokens: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Answer:
+        """Writes the answer as it comes. Raises ``CommandError``."""
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if max_tokens is not None:
+            body["max_tokens"] = max_tokens
+        parts: list[str] = []
+        num_tokens, first_s = 0, clock()
+        with self._open("/v1/chat/completions", body) as response:
+            for event in _events(response):
+                if error := event.get("error"):
+                    raise CommandError(str(error.get("message", error)))
+                for choice in event.get("choices", []):
+                    if text := choice["delta"].get("content"):
+                        first_s = first_s if parts else clock()
+                        parts.append(text)
+                        write(text)
+                if usage := event.get("usage"):
+                    num_tokens = usage["completion_tokens"]
+        return Answer("".join(parts), num_tokens, clock() - first_s)
+
+    def _open(self, path: str, body: dict[str, Any] | None) -> Any:
+        """Raises ``CommandError``."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data=data, headers=self._headers)
+        try:
+            return urllib.request.urlopen(request, timeout=TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            raise CommandError(_reason(error.code, error.read())) from error
+        except (OSError, ValueError) as error:
+            raise CommandError(
+                f"{self._url} does not answer ({error}): is manage.py serve running?"
+            ) from error
+
+
+def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
+            yield json.loads(line[6:])
+
+
+def _reason(status: int, content: bytes) -> str:
+    try:
+        return str(json.loads(content)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answers {status}"

@@ -1,0 +1,70 @@
+"""``manage.py chat [MODEL]``: talk to a model in the terminal; a pipe is one question."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from fleet.management.chat_client import Answer, ChatClient
+
+DEFAULT_URL = "http://127.0.0.1:31313"
+
+
+class Command(BaseCommand):
+    help = "Talks to a model through a running server. A pipe is one question."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("model", nargs="?", metavar="MODEL", help="default: one that is loaded")
+        parser.add_argument("--url", help=f"of the server (or HELEXA_URL; else {DEFAULT_URL})")
+        parser.add_argument("--key", help="an API key (or HELEXA_API_KEY); on loopback none")
+        parser.add_argument("--system", metavar="TEXT", help="a system prompt")
+        parser.add_argument("--max-tokens", type=int, metavar="N")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        client = ChatClient(
+            options["url"] or os.environ.get("HELEXA_URL") or DEFAULT_URL,
+            options["key"] or os.environ.get("HELEXA_API_KEY"),
+        )
+        model = options["model"] or client.model_to_ask()
+        messages: list[dict[str, str]] = []
+        if options["system"]:
+            messages.append({"role": "system", "content": options["system"]})
+        if not sys.stdin.isatty():
+            self._turn(client, model, messages, sys.stdin.read(), options["max_tokens"])
+            return
+        self.stderr.write(f"{model}. An empty line or Ctrl-D ends.")
+        while question := _question():
+            self._turn(client, model, messages, question, options["max_tokens"])
+
+    def _turn(
+        self,
+        client: ChatClient,
+        model: str,
+        messages: list[dict[str, str]],
+        question: str,
+        max_tokens: int | None,
+    ) -> None:
+        messages.append({"role": "user", "content": question})
+        answer = client.ask(model, messages, self._write, max_tokens=max_tokens)
+        messages.append({"role": "assistant", "content": answer.text})
+        self.stdout.write("")
+        self.stderr.write(_speed(answer))
+
+    def _write(self, text: str) -> None:
+        self.stdout.write(text, ending="")
+        self.stdout.flush()
+
+
+def _question() -> str:
+    try:
+        return input("> ").strip()
+    except EOFError:
+        return ""
+
+
+def _speed(answer: Answer) -> str:
+    return f"[{answer.completion_tokens} tokens, {answer.tokens_per_s:.1f} tok/s]"

@@ -1,0 +1,11 @@
+"""``manage.py models``: what is offered, and loading it."""
+
+from __future__ import annotations
+
+from fleet.management.model_commands import SUBCOMMANDS
+from fleet.management.subcommands import SubcommandsCommand
+
+
+class Command(SubcommandsCommand):
+    help = "The catalogue: what is offered, and where it is loaded."
+    subcommands = SUBCOMMANDS

@@ -1,0 +1,90 @@
+"""``manage.py status``: the fleet at one look; exit code 1 while something is wrong."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from fleet.management.backend import add_backend_arguments, backend_of
+from fleet.management.sizes import size_text
+from metering.management.output import json_text, table_text, told
+
+CLEAR = "\x1b[H\x1b[2J"
+
+
+class Command(BaseCommand):
+    help = "The fleet at one look. The exit code is 1 while something is wrong."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add_backend_arguments(parser)
+        parser.add_argument("--watch", action="store_true", help="again every two seconds")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        backend = backend_of(options)
+        while True:
+            with told():
+                overview = backend.ask("GET", "fleet")
+            text = json_text(overview) if options["json"] else overview_text(overview)
+            self.stdout.write(f"{CLEAR}{text}" if options["watch"] else text)
+            if not options["watch"]:
+                break
+            time.sleep(2.0)
+        if overview["problems"]:
+            sys.exit(1)
+
+
+def overview_text(overview: dict[str, Any]) -> str:
+    neurons = overview["neurons"]
+    parts = []
+    if overview["problems"]:
+        parts.append("\n".join(f"! {problem}" for problem in overview["problems"]))
+    devices = [
+        [
+            neuron["name"],
+            neuron["status"],
+            f"{device['id']} {device['name']}",
+            f"{size_text(device['free_memory_bytes'])} of "
+            f"{size_text(device['total_memory_bytes'])}",
+            "" if device["utilization_percent"] is None else f"{device['utilization_percent']} %",
+            "" if device["temperature_c"] is None else f"{device['temperature_c']} °C",
+        ]
+        for neuron in neurons
+        for device in neuron["devices"]
+    ]
+    if devices:
+        columns = ("neuron", "status", "device", "free", "used", "temperature")
+        parts.append(table_text(columns, devices))
+    replicas = [
+        [
+            replica["model"],
+            neuron["name"],
+            replica["status"] + (", outdated" if replica["is_outdated"] else ""),
+            replica["in_flight"],
+            replica["queue_depth"],
+            f"{replica['decode_tokens_per_s']:.1f}",
+        ]
+        for neuron in neurons
+        for replica in neuron["replicas"]
+    ]
+    if replicas:
+        columns = ("model", "neuron", "status", "running", "waiting", "tok/s")
+        parts.append(table_text(columns, replicas))
+    unloaded = [model["name"] for model in overview["models"] if model["status"] == "unloaded"]
+    if unloaded:
+        parts.append(f"Loaded when somebody asks: {', '.join(unloaded)}")
+    jobs = [
+        [job["kind"], job["model"], job["neuron"], job["status"], job["stage"], _percent(job)]
+        for job in overview["jobs"]
+    ]
+    if jobs:
+        parts.append(table_text(("job", "model", "neuron", "status", "stage", "done"), jobs))
+    return "\n\n".join(parts) or "There is nothing yet."
+
+
+def _percent(job: dict[str, Any]) -> str:
+    fraction = job["progress_fraction"]
+    return "" if fraction is None else f"{fraction:.0%}"

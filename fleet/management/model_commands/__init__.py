@@ -1,0 +1,10 @@
+"""The subcommands of ``manage.py models``."""
+
+from fleet.management.model_commands.add import Add
+from fleet.management.model_commands.jobs import Load, Reload, Unload
+from fleet.management.model_commands.list import List
+from fleet.management.model_commands.remove import Remove
+from fleet.management.model_commands.show import Show
+from fleet.management.model_commands.toml import Export, Import
+
+SUBCOMMANDS = (List(), Show(), Add(), Remove(), Load(), Unload(), Reload(), Import(), Export())

@@ -1,0 +1,61 @@
+"""``models add``."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from fleet.catalogue import SETTINGS
+from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames
+from fleet.management.subcommands import Run
+
+
+class Add:
+    name = "add"
+    help = "offer a model"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", metavar="MODEL", help="what clients ask for")
+        parser.add_argument("source", metavar="SOURCE", help="as huggingface:Qwen/Qwen3-0.6B")
+        parser.add_argument("--file", help="a file or quant in it, as Q4_K_M")
+        parser.add_argument("--revision")
+        parser.add_argument("--pinned", action="store_true", help="keep it loaded")
+        parser.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="SETTING=VALUE",
+            help=f"any of {', '.join(SETTINGS)}",
+        )
+
+    def run(self, run: Run) -> None:
+        body: dict[str, Any] = {"name": run.options["name"], "source": run.options["source"]}
+        body |= {name: run.options[name] for name in ("file", "revision") if run.options[name]}
+        if run.options["pinned"]:
+            body["pinned"] = True
+        body |= dict(setting_of(words) for words in run.options["set"])
+        made = run.backend.ask("POST", "catalogue", body)
+        run.show(made, f"{made['name']} is offered; the first request for it loads it.")
+
+
+def setting_of(words: str) -> tuple[str, Any]:
+    """Of ``SETTING=VALUE``, by the setting's kind. Raises ``CommandError``."""
+    name, equals, text = words.partition("=")
+    if not equals or name not in SETTINGS:
+        raise CommandError(f"{words!r} is not SETTING=VALUE with one of {', '.join(SETTINGS)}")
+    match SETTINGS[name].kind:
+        case Flag():
+            if text not in ("true", "false"):
+                raise CommandError(f"{name} is true or false")
+            return name, text == "true"
+        case Count() | Money():
+            try:
+                return name, int(text) if text else None
+            except ValueError:
+                raise CommandError(f"{name} is a whole number, and {text!r} is none") from None
+        case NeuronNames():
+            return name, text.replace(",", " ").split()
+        case _:
+            return name, text or None
