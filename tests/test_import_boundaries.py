@@ -68,7 +68,7 @@ BOUNDARIES = (
     ),
     # Installed alone, beside an editor: nothing of helexa is there.
     Boundary("acp/helexa_acp", (*OUTSIDE, "inference", "benchmarks", "tests")),
-    Boundary("inference/engine/scheduler.py", ("torch", "numpy")),
+    Boundary("inference/engine/scheduling/scheduler.py", ("torch", "numpy")),
     Boundary("inference/engine/kv_cache.py", ("torch", "numpy")),
     *(Boundary(package, ("benchmarks", "tests", "helexa_acp")) for package in PACKAGES),
 )
@@ -93,7 +93,7 @@ BARE_IMPORTS = {
     "metering": ("metering.apps", ("torch", "transformers", "inference.engine")),
     "ledger tasks": ("metering.tasks", ("torch", "transformers", "inference.engine")),
     "engine": (
-        "inference.engine.process",
+        "inference.engine.serving.process",
         ("django", "channels", "celery", "redis", "fleet", "transformers", "huggingface_hub"),
     ),
     "bootstrap": (

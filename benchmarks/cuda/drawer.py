@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from benchmarks.cuda.rows import Row, measured, print_rows
-from inference.engine.drawing import Draw, Drawer, TorchDrawer, TritonDrawer
-from inference.engine.filters import TOP_CANDIDATES
+from inference.engine.sampling.drawing import Draw, Drawer, TorchDrawer, TritonDrawer
+from inference.engine.sampling.filters import TOP_CANDIDATES
 from inference.models.cuda.timing import device_ms
 from inference.protocol.sampling import SamplingParams
 

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.engine.steps import decode_step_ms, load_text_engine
-from inference.engine.load import configure_threads
+from inference.engine.load.load_engine import configure_threads
 from inference.protocol.sampling import SamplingParams
 
 PROMPT = "<|im_start|>user\nTell me about the number {index}.<|im_end|>\n<|im_start|>assistant\n"

@@ -17,7 +17,7 @@ import msgspec
 
 from benchmarks.engine.steps import decode_step_ms, load_text_engine
 from inference.engine.engine import Engine
-from inference.engine.load import configure_threads
+from inference.engine.load.load_engine import configure_threads
 from inference.protocol.sampling import Grammar, SamplingParams
 
 NUM_SEQUENCES = 8

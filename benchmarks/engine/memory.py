@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inference.engine.load import LoadedEngine
+    from inference.engine.load.load_engine import LoadedEngine
 
 STATUS_FILE = Path("/proc/self/status")
 NUM_PROMPTS = 32
@@ -30,7 +30,7 @@ def main() -> None:
     # Imported stage by stage: each import is one of them.
     importlib.import_module("torch")
     _print_stage("with torch")
-    importlib.import_module("inference.engine.process")
+    importlib.import_module("inference.engine.serving.process")
     _print_stage("with the engine's modules")
     with tempfile.TemporaryDirectory() as data_dir:
         loaded = _load(arguments.model, Path(data_dir))
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _load(model: Path, data_dir: Path) -> LoadedEngine:
-    from inference.engine.load import configure_threads, load_engine
+    from inference.engine.load.load_engine import configure_threads, load_engine
     from inference.protocol.load import LoadSpec
 
     configure_threads()

@@ -10,7 +10,7 @@ import msgspec
 from llguidance import LLTokenizer
 
 from inference.engine.engine import Engine
-from inference.engine.load import load_engine
+from inference.engine.load.load_engine import load_engine
 from inference.loading.loader import OpenedModel, open_model
 from inference.protocol.engine import SubmitSequence
 from inference.protocol.load import LoadSpec

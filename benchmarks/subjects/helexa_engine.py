@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.workload import DECODE_OUTPUT_TOKENS, DECODE_PROMPT_TOKENS, PromptMaker
 from inference.engine.engine import Engine
-from inference.engine.load import configure_threads, load_engine
+from inference.engine.load.load_engine import configure_threads, load_engine
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams

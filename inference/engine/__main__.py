@@ -1,7 +1,7 @@
-"""``python -m inference.engine --fd N``: see ``inference.engine.process``."""
+"""``python -m inference.engine --fd N``: see ``inference.engine.serving.process``."""
 
 import sys
 
-from inference.engine.process import main
+from inference.engine.serving.process import main
 
 sys.exit(main())

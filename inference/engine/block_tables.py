@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from inference.engine.sequence import Sequence
+from inference.engine.scheduling.sequence import Sequence
 
 
 class BlockTables:

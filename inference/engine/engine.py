@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from inference.engine.containment import Outcome, contain, divide_schedule
-from inference.engine.faults import StepFault
-from inference.engine.numerical_watch import NumericalWatch
-from inference.engine.pending_grammars import GrammarSource, PendingGrammars
+from inference.engine.faults.containment import Outcome, contain, divide_schedule
+from inference.engine.faults.kinds import StepFault
+from inference.engine.faults.numerical_watch import NumericalWatch
 from inference.engine.pending_outputs import PendingOutputs
 from inference.engine.prompt_problem import prompt_problem
-from inference.engine.rates import PrefillAverage
-from inference.engine.run_ahead import RunAhead
-from inference.engine.sampled import Sampled
-from inference.engine.scheduler import Schedule, Scheduler
-from inference.engine.sequence import Sequence, SequenceState
-from inference.engine.step_times import StepTimes
+from inference.engine.sampling.pending_grammars import GrammarSource, PendingGrammars
+from inference.engine.sampling.sampled import Sampled
+from inference.engine.scheduling.rates import PrefillAverage
+from inference.engine.scheduling.run_ahead import RunAhead
+from inference.engine.scheduling.scheduler import Schedule, Scheduler
+from inference.engine.scheduling.sequence import Sequence, SequenceState
+from inference.engine.scheduling.step_times import StepTimes
 from inference.protocol.engine import (
     CancelSequence,
     EngineStats,

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from inference.engine.fault_classes import recover
-from inference.engine.faults import StepFault
-from inference.engine.logprobs import prompt_logprobs
+from inference.engine.faults.fault_classes import recover
+from inference.engine.faults.kinds import StepFault
 from inference.engine.model_runner import ModelRunner
-from inference.engine.sampled import Sampled
-from inference.engine.sampler import Chosen, Sampler
-from inference.engine.scheduler import Schedule
-from inference.engine.sequence import Sequence
+from inference.engine.sampling.logprobs import prompt_logprobs
+from inference.engine.sampling.sampled import Sampled
+from inference.engine.sampling.sampler import Chosen, Sampler
+from inference.engine.scheduling.scheduler import Schedule
+from inference.engine.scheduling.sequence import Sequence
 from inference.engine.to_device import on_device
 
 

@@ -27,7 +27,7 @@ from collections.abc import Sequence as Ordered
 from itertools import count
 
 from inference.engine.errors import IntegrityError
-from inference.engine.sequence import Sequence
+from inference.engine.scheduling.sequence import Sequence
 
 DEFAULT_BLOCK_TOKENS = 32
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 
 from inference.engine.block_tables import BlockTables
-from inference.engine.scheduler import PrefillChunk, Schedule
-from inference.engine.sequence import Sequence
+from inference.engine.scheduling.scheduler import PrefillChunk, Schedule
+from inference.engine.scheduling.sequence import Sequence
 from inference.engine.to_device import all_on_device
 from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
 from inference.models.registry import AnyModel, KVStorage

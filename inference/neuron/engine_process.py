@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import inference
-from inference.engine.channel import Channel
 from inference.engine.errors import ChannelClosedError
-from inference.engine.exit_codes import describe_exit
+from inference.engine.faults.exit_codes import describe_exit
+from inference.engine.serving.channel import Channel
 from inference.environment import Role, environment_for
 from inference.neuron.errors import EngineGoneError
 from inference.protocol.engine import (

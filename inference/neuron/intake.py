@@ -21,7 +21,7 @@ import logging
 import threading
 from dataclasses import dataclass
 
-from inference.engine.fair_queue import FairQueue
+from inference.engine.scheduling.fair_queue import FairQueue
 from inference.neuron.errors import account_waits_too_much, intake_full
 from inference.neuron.starter import Starter
 from inference.protocol.events import Failure

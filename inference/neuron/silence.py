@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inference.engine.watchdog import step_timeout_s
+from inference.engine.serving.watchdog import step_timeout_s
 
 MARGIN_S = 15.0
 """After the step's timeout: the engine's own watchdog, which knows more, is to be first."""

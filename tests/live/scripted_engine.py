@@ -23,9 +23,9 @@ from typing import Literal
 import msgspec
 import tokenizers
 
-from inference.engine.channel import Channel
 from inference.engine.errors import ChannelClosedError, GrammarError
-from inference.engine.grammars import GrammarCompiler
+from inference.engine.sampling.grammars import GrammarCompiler
+from inference.engine.serving.channel import Channel
 from inference.protocol.engine import (
     CancelSequence,
     EngineCommand,

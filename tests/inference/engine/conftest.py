@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from inference.engine.grammars import GrammarCompiler
+from inference.engine.sampling.grammars import GrammarCompiler
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.dense import DenseWeights
 from inference.models.native.build import NativeUnavailableError, load_library

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from inference.engine import process
 from inference.engine.engine import Engine
 from inference.engine.executor import TensorExecutor
-from inference.engine.load import LoadedEngine, load_engine
+from inference.engine.load.load_engine import LoadedEngine, load_engine
+from inference.engine.serving import process
 from tests.inference.engine.faulty_executor import FaultyExecutor
 
 STEPS_THAT_GO_WELL = 3

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 
 from inference.engine.executor import LaunchedStep, TensorExecutor
-from inference.engine.faults import StepFault
-from inference.engine.sampled import Sampled
-from inference.engine.scheduler import Schedule
-from inference.engine.sequence import Sequence
+from inference.engine.faults.kinds import StepFault
+from inference.engine.sampling.sampled import Sampled
+from inference.engine.scheduling.scheduler import Schedule
+from inference.engine.scheduling.sequence import Sequence
 
 
 class Kind(IntEnum):

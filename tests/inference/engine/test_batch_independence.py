@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.engine.build import build_engine
 from inference.engine.engine import Engine
-from inference.engine.scheduler import SchedulerLimits
+from inference.engine.load.build import build_engine
+from inference.engine.scheduling.scheduler import SchedulerLimits
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat
 from inference.models.linear import LinearFactory

@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from inference.engine.build import build_engine
 from inference.engine.engine import Engine
-from inference.engine.scheduler import SchedulerLimits
+from inference.engine.load.build import build_engine
+from inference.engine.scheduling.scheduler import SchedulerLimits
 from inference.protocol.engine import CancelSequence, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
 

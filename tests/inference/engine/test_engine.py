@@ -8,12 +8,12 @@ import pytest
 
 from benchmarks.engine.bookkeeping import bookkeeping_ms_per_step
 from inference.engine.engine import Engine, EngineLimits
-from inference.engine.fault_classes import recover
-from inference.engine.faults import StepFault
+from inference.engine.faults.fault_classes import recover
+from inference.engine.faults.kinds import StepFault
 from inference.engine.kv_cache import KVCache
-from inference.engine.sampled import Sampled
-from inference.engine.scheduler import Schedule, Scheduler, SchedulerLimits
-from inference.engine.sequence import Sequence
+from inference.engine.sampling.sampled import Sampled
+from inference.engine.scheduling.scheduler import Schedule, Scheduler, SchedulerLimits
+from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.engine import (
     CancelSequence,
     SequenceCancelled,

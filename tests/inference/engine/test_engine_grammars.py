@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks.engine.mask import measure_mask_costs
-from inference.engine.build import build_engine
 from inference.engine.engine import Engine
-from inference.engine.grammars import CompiledGrammar, GrammarCompiler
-from inference.engine.scheduler import SchedulerLimits
+from inference.engine.load.build import build_engine
+from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler
+from inference.engine.scheduling.scheduler import SchedulerLimits
 from inference.protocol.engine import (
     CancelSequence,
     SequenceCancelled,

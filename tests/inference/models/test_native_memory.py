@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.engine.fault_classes import classify
-from inference.engine.faults import OutOfMemoryFault
+from inference.engine.faults.fault_classes import classify
+from inference.engine.faults.kinds import OutOfMemoryFault
 from inference.models.native.decoder import Draw, NativeDecoder
 from inference.models.native.packing import Format, PackedLinear
 from tests.inference.models.packed_decoder import CONFIG, HEAD_DIM, HIDDEN, Sequences, decoder

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from inference.engine.channel import Channel
 from inference.engine.errors import ChannelClosedError
-from inference.engine.exit_codes import EngineExit
+from inference.engine.faults.exit_codes import EngineExit
+from inference.engine.serving.channel import Channel
 from inference.protocol.engine import (
     CancelSequence,
     EngineCommand,

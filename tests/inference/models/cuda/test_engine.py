@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inference.engine.build import build_engine
-from inference.engine.drawing import TritonDrawer
-from inference.engine.scheduler import SchedulerLimits
+from inference.engine.load.build import build_engine
+from inference.engine.sampling.drawing import TritonDrawer
+from inference.engine.scheduling.scheduler import SchedulerLimits
 from inference.models.cuda import setup
 from inference.models.graphed import GraphedLlama
 from inference.models.kv_format import KVFormat

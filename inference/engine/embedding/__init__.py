@@ -1,0 +1,1 @@
+"""The engine of an embedding model: its queue, its steps, its load."""

@@ -1,0 +1,106 @@
+"""From an opened embedding model to an engine that answers, and the report of what was loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from inference.engine.embedding.embedding_engine import EmbeddingBounds, EmbeddingEngine
+from inference.engine.embedding.embedding_queue import EmbeddingLimits
+from inference.engine.embedding.embedding_runner import EmbeddingRunner
+from inference.engine.errors import DoesNotFitError, WarmupError
+from inference.loading.embedding_files import OpenedEmbeddingModel
+from inference.models.embedding import EmbeddingModel
+from inference.protocol.engine import EmbedSequences, SequenceFailed
+from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStage
+
+WARMUP_STEPS = 8
+"""After so many the size of a step has found the speed of the device."""
+WARMUP_TOKENS = 64
+
+OnProgress = Callable[[LoadProgress], None]
+
+
+def load_embedding_engine(
+    spec: LoadSpec, opened: OpenedEmbeddingModel, on_progress: OnProgress
+) -> tuple[EmbeddingEngine, EmbeddingModel]:
+    """Raises ``ModelError``, ``EngineError``."""
+    on_progress(LoadProgress(stage=LoadStage.WEIGHTS, total=opened.weight_bytes))
+    model = EmbeddingModel(opened.directory, opened.config, opened.device, opened.dtype)
+    on_progress(
+        LoadProgress(stage=LoadStage.WEIGHTS, done=opened.weight_bytes, total=opened.weight_bytes)
+    )
+    if opened.device.type == "cuda":
+        _run_largest_step(model, opened.step_tokens)
+    engine = EmbeddingEngine(
+        EmbeddingRunner(model),
+        EmbeddingBounds(
+            max_input_tokens=opened.config.max_input_tokens,
+            vocab_size=opened.config.vocab_size,
+            dimensions=opened.config.hidden_size,
+            step_tokens=opened.step_tokens,
+        ),
+        EmbeddingLimits(
+            max_started=spec.max_concurrent_sequences,
+            max_queue_depth=spec.max_queue_depth,
+            max_queue_wait_s=spec.max_queue_wait_s,
+        ),
+    )
+    _warm_up(engine, opened, on_progress)
+    return engine, model
+
+
+def embedding_report(
+    opened: OpenedEmbeddingModel, model: EmbeddingModel, load_seconds: float
+) -> LoadReport:
+    config = opened.config
+    return LoadReport(
+        architecture=config.architecture,
+        kind="embedding",
+        device=str(opened.device),
+        dtype=str(opened.dtype).removeprefix("torch."),
+        num_parameters=opened.num_parameters,
+        weight_bytes=opened.weight_bytes,
+        kv_bytes=0,
+        num_kv_blocks=0,
+        kv_block_tokens=0,
+        context_tokens=config.max_input_tokens,
+        vocab_size=config.vocab_size,
+        quantization="dense",
+        compiled=f"transformers {model.class_name}, {config.describe()}",
+        load_seconds=load_seconds,
+        tokenizer_dir=str(opened.tokenizer_dir),
+        embedding_dimensions=config.hidden_size,
+        is_matryoshka=config.is_matryoshka,
+        matryoshka_dimensions=list(config.matryoshka_dimensions),
+    )
+
+
+def _run_largest_step(model: EmbeddingModel, step_tokens: int) -> None:
+    """Finds out now whether the memory holds it. Raises ``DoesNotFitError``."""
+    longest = torch.zeros(model.config.max_input_tokens, dtype=torch.int64)
+    num_rows = max(1, step_tokens // len(longest))
+    try:
+        model.embed([longest] * num_rows)
+    except torch.OutOfMemoryError:
+        raise DoesNotFitError(
+            f"{model.device} has no room for a step of {num_rows} inputs of {len(longest)} tokens "
+            "beside the weights"
+        ) from None
+
+
+def _warm_up(
+    engine: EmbeddingEngine, opened: OpenedEmbeddingModel, on_progress: OnProgress
+) -> None:
+    """Raises ``WarmupError``."""
+    num_tokens = min(WARMUP_TOKENS, opened.config.max_input_tokens)
+    for done in range(WARMUP_STEPS):
+        on_progress(
+            LoadProgress(stage=LoadStage.WARMUP, done=done, total=WARMUP_STEPS, unit="steps")
+        )
+        prompt = [index % opened.config.vocab_size for index in range(num_tokens)]
+        engine.submit(EmbedSequences(sequence_id=f"warm-up-{done}", prompts=[prompt]))
+        for output in engine.step().outputs:
+            if isinstance(output, SequenceFailed):
+                raise WarmupError(f"{output.code}: {output.message}")

@@ -1,0 +1,1 @@
+"""What can go wrong in a step, whose row it was, and what it says of the device."""

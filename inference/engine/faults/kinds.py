@@ -1,0 +1,61 @@
+"""What can go wrong in a step, and what that says of the device.
+
+    StepFault
+    ├── the device is sound: whose row it was fails, everything else goes on
+    │   ├── NumericalFault      logits that are not numbers
+    │   ├── OutOfMemoryFault    not even the row alone fits
+    │   └── StepInputFault      the row alone raises: shapes, indices, an operator that refuses
+    └── it is not: everything in flight fails once, the process ends and is started again
+        ├── DeviceFault         the driver reported an error, and every later call would
+        └── HangFault           a step or a collective that does not come back
+
+``fault_classes`` tells them apart, ``containment`` finds whose row it was. Imports no torch.
+"""
+# ruff: noqa: N818 - a fault is not always raised, so the names are those of the documentation.
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from inference.engine.errors import EngineError
+from inference.engine.faults.exit_codes import EngineExit
+
+
+class StepFault(EngineError):
+    """``code`` and ``client_message`` are what a client is told; the exception's own text is for
+    the log."""
+
+    code: ClassVar[str]
+    client_message: ClassVar[str]
+    is_device_sound: ClassVar[bool] = True
+    exit_code: ClassVar[EngineExit] = EngineExit.FAILED
+    """Of the process, where the device is not sound."""
+
+
+class NumericalFault(StepFault):
+    code = "numerical_error"
+    client_message = "the model's output was not a number"
+
+
+class OutOfMemoryFault(StepFault):
+    code = "out_of_memory"
+    client_message = "the device ran out of memory"
+
+
+class StepInputFault(StepFault):
+    code = "engine_error"
+    client_message = "the engine could not compute this request"
+
+
+class DeviceFault(StepFault):
+    code = "device_fault"
+    client_message = "the device failed while it worked on this request"
+    is_device_sound = False
+    exit_code = EngineExit.DEVICE_FAULT
+
+
+class HangFault(StepFault):
+    code = "engine_hung"
+    client_message = "the engine did not come back while it worked on this request"
+    is_device_sound = False
+    exit_code = EngineExit.HUNG

@@ -1,0 +1,61 @@
+"""Puts an engine together from a built model and the memory it may use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from inference.engine.engine import Engine, EngineLimits
+from inference.engine.executor import TensorExecutor
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
+from inference.engine.model_runner import ModelRunner
+from inference.engine.sampling.drawer_choice import choose_drawer
+from inference.engine.sampling.drawing import Drawer
+from inference.engine.sampling.grammars import GrammarCompiler
+from inference.engine.sampling.sampler import Sampler
+from inference.engine.scheduling.rates import PrefillAverage
+from inference.engine.scheduling.run_ahead import RunAhead
+from inference.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from inference.models.graphed import GraphedLlama
+from inference.models.registry import AnyModel
+
+
+def build_engine(
+    model: AnyModel,
+    *,
+    context_tokens: int,
+    num_kv_blocks: int,
+    kept_kv_blocks: int | None = None,
+    drawer: Drawer | None = None,
+    block_tokens: int = DEFAULT_BLOCK_TOKENS,
+    scheduler_limits: SchedulerLimits | None = None,
+    grammars: GrammarCompiler | None = None,
+    prefill_average: PrefillAverage | None = None,
+    run_ahead: bool | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    check_when_idle: bool = False,
+) -> Engine:
+    """``num_kv_blocks`` must hold ``context_tokens``: then the oldest sequence can always run to
+    its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.kv_cache``.
+    ``drawer`` and ``run_ahead``: ``None`` for what suits the model's device."""
+    assert num_kv_blocks * block_tokens >= context_tokens
+    kv_cache = KVCache(num_kv_blocks, block_tokens, kept_kv_blocks)
+    limits = scheduler_limits or SchedulerLimits()
+    kv = model.new_kv(num_kv_blocks, block_tokens)
+    if isinstance(model, GraphedLlama):
+        model.capture_decode(kv, max_rows=limits.max_running, context_tokens=context_tokens)
+    sampler = Sampler(model.config.vocab_size, drawer or choose_drawer(model)[0])
+    executor = TensorExecutor(ModelRunner(model, kv), sampler, model.device)
+    scheduler = Scheduler(kv_cache, limits)
+    if run_ahead is None:
+        run_ahead = model.device.type == "cuda"
+    return Engine(
+        executor,
+        scheduler,
+        EngineLimits(context_tokens=context_tokens, vocab_size=model.config.vocab_size),
+        run_ahead=RunAhead(executor, scheduler) if run_ahead else None,
+        grammars=grammars,
+        prefill_average=prefill_average,
+        clock=clock,
+        check_when_idle=check_when_idle,
+    )

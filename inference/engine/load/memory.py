@@ -1,0 +1,141 @@
+"""How much memory keys and values may take, from what was measured; never a guess.
+
+The arithmetic is pure; ``free_cuda_bytes`` measures.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+import torch
+
+from inference.engine.errors import DoesNotFitError
+from inference.engine.load.context_limit import ContextBounds, PrefillBound
+from inference.loading.devices import free_memory_bytes
+from inference.models.config import ModelConfig
+from inference.models.kv_format import KVFormat, kv_bytes_per_block
+
+DEFAULT_CPU_KV_SHARE = 0.15
+CUDA_MARGIN_BYTES = 512 * 1024**2
+"""Left free on a GPU for what the profiling forward did not see: fragmentation, workspaces."""
+SHORTEST_USEFUL_CONTEXT = 256
+FEW_CONTEXTS = 4
+"""How many full contexts a GPU keeps room for when nobody says how much KV memory to use."""
+TOKENS_PER_SEQUENCE = 1024
+"""Room for so many tokens of every sequence that may run at once, where that is more."""
+KEPT_PER_WEIGHT_BYTE = 2
+"""Bytes of host memory that past prompts may make keys and values grow to, per byte of weights:
+the more weights, the longer it takes to compute them again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVPlan:
+    num_blocks: int
+    kv_bytes: int
+    kept_blocks: int
+    """See ``inference.engine.kv_cache``."""
+    context_tokens: int
+    context_reason: str
+    """In words, for the load report."""
+
+
+def plan_kv(
+    config: ModelConfig,
+    *,
+    budget_bytes: int,
+    block_tokens: int,
+    kv_format: KVFormat,
+    max_context_tokens: int | None,
+    max_sequences: int,
+    prefill: PrefillBound | None = None,
+    kept_bytes: int | None = None,
+    leaves_room: bool = False,
+) -> KVPlan:
+    """As many blocks as the budget holds and ``max_sequences`` full contexts can use.
+    ``kept_bytes``: how many of them past prompts may make the process grow to; ``None``: all.
+    ``leaves_room``: nobody asked for all of the budget, so ``shared_budget`` is taken of it.
+    Raises ``DoesNotFitError``."""
+    block_bytes = kv_bytes_per_block(config, block_tokens, kv_format)
+    bounds = ContextBounds(
+        model_tokens=config.max_positions,
+        operator_tokens=max_context_tokens,
+        kv_tokens=budget_bytes // block_bytes * block_tokens,
+        prefill=prefill,
+    )
+    if leaves_room:
+        budget_bytes = shared_budget(
+            budget_bytes,
+            context_bytes=-(-bounds.unbound_by_kv_tokens // block_tokens) * block_bytes,
+            sequences_bytes=max_sequences * TOKENS_PER_SEQUENCE // block_tokens * block_bytes,
+        )
+        bounds = replace(bounds, kv_tokens=budget_bytes // block_bytes * block_tokens)
+    wanted = min(config.max_positions, max_context_tokens or config.max_positions)
+    shortest = min(wanted, SHORTEST_USEFUL_CONTEXT)
+    if bounds.unbound_by_kv_tokens < shortest:
+        raise DoesNotFitError(_too_slow(bounds, shortest))
+    if bounds.kv_tokens < shortest:
+        needed = -(-shortest // block_tokens) * block_bytes
+        raise DoesNotFitError(
+            f"{budget_bytes / 1e6:.1f} MB are free for keys and values, but a context of "
+            f"{shortest} tokens needs {needed / 1e6:.1f} MB"
+        )
+    blocks_per_context = -(-bounds.unbound_by_kv_tokens // block_tokens)
+    num_blocks = min(budget_bytes // block_bytes, blocks_per_context * max_sequences)
+    kept_blocks = num_blocks
+    if kept_bytes is not None:
+        kept_blocks = min(num_blocks, kept_bytes // block_bytes)
+    return KVPlan(
+        num_blocks=num_blocks,
+        kv_bytes=num_blocks * block_bytes,
+        kept_blocks=kept_blocks,
+        context_tokens=bounds.tokens,
+        context_reason=bounds.reason(),
+    )
+
+
+def shared_budget(budget_bytes: int, *, context_bytes: int, sequences_bytes: int) -> int:
+    """What a model takes of the memory that is free for KV, so that another one finds room: what a
+    few full contexts need, or some tokens of every sequence, but beyond one full context never more
+    than half. One context it gets whole, else its clients would be told of a shorter one."""
+    few_bytes = max(FEW_CONTEXTS * context_bytes, sequences_bytes)
+    return min(budget_bytes, max(context_bytes, min(few_bytes, budget_bytes // 2)))
+
+
+def within_limit(budget_bytes: int, limit_bytes: int | None, taken_bytes: int) -> int:
+    """What the neuron's promise leaves of the budget, beside what is taken already."""
+    if limit_bytes is None:
+        return budget_bytes
+    return max(0, min(budget_bytes, limit_bytes - taken_bytes))
+
+
+def _too_slow(bounds: ContextBounds, shortest: int) -> str:
+    assert bounds.prefill is not None, "nothing else makes it so short"
+    return (
+        f"a prompt of {shortest} tokens takes {bounds.prefill.speed.prompt_s(shortest):.0f} s here "
+        f"and {bounds.prefill.max_prefill_s:g} s are allowed; allow more, or load a smaller model"
+    )
+
+
+def cpu_kv_share() -> float:
+    """HELEXA_CPU_KV_SHARE, of the memory that is free once the weights are loaded. Raises
+    ``ValueError``."""
+    word = os.environ.get("HELEXA_CPU_KV_SHARE", "").strip()
+    share = float(word) if word else DEFAULT_CPU_KV_SHARE
+    if not 0 < share <= 0.9:
+        raise ValueError(f"HELEXA_CPU_KV_SHARE={word} is not above 0 and at most 0.9")
+    return share
+
+
+def kept_host_bytes(weight_bytes: int) -> int | None:
+    """What past prompts may make keys and values grow to on a CPU. ``None``, all the room there is,
+    where the operator has said with HELEXA_CPU_KV_SHARE how much that is."""
+    if os.environ.get("HELEXA_CPU_KV_SHARE", "").strip():
+        return None
+    return KEPT_PER_WEIGHT_BYTE * weight_bytes
+
+
+def free_cuda_bytes(device: torch.device, peak_activation_bytes: int) -> int:
+    """What is free on the device beside the weights and the largest step's activations."""
+    torch.cuda.empty_cache()
+    return max(0, free_memory_bytes(device) - peak_activation_bytes - CUDA_MARGIN_BYTES)

@@ -1,0 +1,45 @@
+"""First sequences of a fresh engine: to have paid for first times before a request comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from inference.engine.engine import Engine
+from inference.engine.errors import DoesNotFitError, WarmupError
+from inference.engine.faults.kinds import OutOfMemoryFault
+from inference.protocol.engine import SequenceFailed, SubmitSequence
+from inference.protocol.load import LoadProgress, LoadStage
+from inference.protocol.sampling import SamplingParams
+
+WARMUP_CONCURRENCY = (1, 4)
+WARMUP_OUTPUT_TOKENS = 3
+
+
+def warm_up(engine: Engine, vocab_size: int, on_progress: Callable[[LoadProgress], None]) -> None:
+    """Runs a few short sequences to their end. Raises ``WarmupError`` and
+    ``DoesNotFitError``."""
+    for done, concurrency in enumerate(WARMUP_CONCURRENCY):
+        on_progress(
+            LoadProgress(
+                stage=LoadStage.WARMUP,
+                done=done,
+                total=len(WARMUP_CONCURRENCY),
+                unit="steps",
+                detail=f"{concurrency} at once",
+            )
+        )
+        for index in range(concurrency):
+            engine.submit(
+                SubmitSequence(
+                    sequence_id=f"warm-up-{concurrency}-{index}",
+                    token_ids=[(7 * index + offset) % vocab_size for offset in range(5)],
+                    params=SamplingParams(max_tokens=WARMUP_OUTPUT_TOKENS, temperature=0.0),
+                )
+            )
+        while engine.has_work:
+            for output in engine.step().outputs:
+                if not isinstance(output, SequenceFailed):
+                    continue
+                if output.code == OutOfMemoryFault.code:
+                    raise DoesNotFitError("the device ran out of memory in the model's first steps")
+                raise WarmupError(f"{output.code}: {output.message}")

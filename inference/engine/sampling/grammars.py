@@ -1,0 +1,139 @@
+"""Grammars that an output must follow: compiled once, off the engine's thread, then followed token
+by token.
+
+    text ──compile, in a pool──▶ CompiledGrammar ──start, for each sequence──▶ GrammarState
+
+Owns llguidance's view of the model's tokenizer and the compiled grammars. Knows no tensors: which
+tokens a state allows becomes a mask in ``inference.engine.sampling.masks``.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from inference.engine.errors import GrammarError
+from inference.protocol.sampling import Grammar
+from inference.recent_results import RecentResults
+
+MAX_COMPILED_BYTES = 32 * 1024 * 1024
+"""Of grammars that are kept for the next request that has the same."""
+COMPILED_BYTES = 160_000
+COMPILED_BYTES_PER_CHARACTER = 60
+"""What llguidance takes for one: measured on schemas of 500 to 30,000 characters."""
+NUM_COMPILING = 2
+"""At once: a slow grammar holds up one other, not all."""
+
+
+class GrammarState:
+    """Where one sequence stands in its grammar. It follows the tokens that were sampled and nothing
+    else, so that recomputing a preempted sequence leaves it alone."""
+
+    __slots__ = ("_starts_after", "end_ids", "matcher")
+
+    def __init__(
+        self, matcher: LLMatcher, end_ids: tuple[int, ...], starts_after: int | None
+    ) -> None:
+        self.matcher = matcher
+        self.end_ids = end_ids
+        """The model's end-of-sequence tokens, at least one: no others stand for an end."""
+        self._starts_after = starts_after
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the next token is bound by the grammar."""
+        return self._starts_after is None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing can follow any more."""
+        return self.is_active and self.matcher.is_stopped() and not self.matcher.is_error()
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be followed further: it became too complex, or a token broke it."""
+        return first_line(self.matcher.get_error()) if self.matcher.is_error() else None
+
+    def allows(self, token_id: int) -> bool:
+        """Whether this token, not an end, may be the next one: far cheaper than a mask, which says
+        it of every token."""
+        if self._starts_after is not None:
+            return True
+        return token_id not in self.end_ids and self.matcher.validate_tokens([token_id]) == 1
+
+    def advance(self, token_id: int) -> None:
+        """``token_id`` was sampled, and is not the end."""
+        if self._starts_after is None:
+            self.matcher.consume_token(token_id)
+        elif token_id == self._starts_after:
+            self._starts_after = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """Shared by the sequences that have the same grammar; never advanced itself."""
+
+    _matcher: LLMatcher
+    _end_ids: tuple[int, ...]
+
+    def start(self, grammar: Grammar) -> GrammarState:
+        return GrammarState(self._matcher.deep_copy(), self._end_ids, grammar.starts_after_token_id)
+
+
+class GrammarCompiler:
+    """Reads ``tokenizer_file`` (a tokenizer.json) in its pool as soon as it is made. ``compile`` is
+    for one thread."""
+
+    def __init__(
+        self, tokenizer_file: Path, vocab_size: int, end_token_ids: tuple[int, ...]
+    ) -> None:
+        self._pool = ThreadPoolExecutor(NUM_COMPILING, thread_name_prefix="grammar-compiler")
+        self._tokenizer = self._pool.submit(
+            _read_tokenizer, tokenizer_file, vocab_size, end_token_ids
+        )
+        self._compiled: RecentResults[Future[CompiledGrammar]] = RecentResults(
+            MAX_COMPILED_BYTES, lambda text, _: _compiled_bytes(text)
+        )
+
+    def compile(self, text: str) -> Future[CompiledGrammar]:
+        """Does not wait. The future raises ``GrammarError``, written for the client."""
+        return self._compiled.get(text, lambda text: self._pool.submit(self._compile, text))
+
+    def wait_ready(self) -> str | None:
+        """Blocks until the tokenizer is read; why it cannot be used with grammars, if it cannot."""
+        error = self._tokenizer.exception()
+        return None if error is None else str(error)
+
+    def _compile(self, text: str) -> CompiledGrammar:
+        tokenizer = self._tokenizer.result()
+        # Errors without the parser's state, which is of no use to a client.
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise GrammarError(first_line(matcher.get_error()))
+        return CompiledGrammar(matcher, tuple(tokenizer.eos_tokens))
+
+
+def _compiled_bytes(text: str) -> int:
+    return COMPILED_BYTES + COMPILED_BYTES_PER_CHARACTER * len(text)
+
+
+def first_line(message: str) -> str:
+    """llguidance appends what it saw to its messages."""
+    return message.split("\n", 1)[0]
+
+
+def _read_tokenizer(
+    tokenizer_file: Path, vocab_size: int, end_token_ids: tuple[int, ...]
+) -> LLTokenizer:
+    try:
+        text = tokenizer_file.read_text(encoding="utf-8")
+        # Without end tokens of the model's own llguidance takes those that the names suggest.
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(end_token_ids) or None)
+    except (OSError, ValueError) as error:
+        raise GrammarError(
+            f"this model's tokenizer cannot be used with grammars: {first_line(str(error))}"
+        ) from error

@@ -1,0 +1,104 @@
+"""How often sequences have used each token, and what that takes off their logits.
+
+As in vLLM: the repetition penalty looks at prompt and output, the other two at the output.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from inference.engine.scheduling.sequence import Sequence
+from inference.engine.to_device import on_device
+from inference.protocol.sampling import SamplingParams
+
+
+class UsedTokens:
+    """The different tokens of one sequence: a few hundred of a vocabulary, so that what they cost a
+    step does not grow with the vocabulary."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._place_of: dict[int, int] = {}
+        self._token_ids = np.zeros(64, dtype=np.int64)
+        self._output_counts = np.zeros(64, dtype=np.float32)
+        for token_id in sequence.token_ids[: sequence.num_prompt_tokens]:
+            self._place(token_id)
+        for token_id in sequence.token_ids[sequence.num_prompt_tokens :]:
+            self.add(token_id)
+
+    @property
+    def token_ids(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return self._token_ids[: len(self._place_of)]
+
+    @property
+    def output_counts(self) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        """How often each is in the output."""
+        return self._output_counts[: len(self._place_of)]
+
+    def add(self, token_id: int) -> None:
+        """To the output."""
+        self._output_counts[self._place(token_id)] += 1
+
+    def _place(self, token_id: int) -> int:
+        place = self._place_of.setdefault(token_id, len(self._place_of))
+        if place == len(self._token_ids):
+            self._token_ids = np.resize(self._token_ids, 2 * place)
+            self._output_counts = np.concatenate(
+                [self._output_counts, np.zeros_like(self._output_counts)]
+            )
+        self._token_ids[place] = token_id
+        return place
+
+
+class TokenCounts:
+    """Of each sequence that is penalised, from its first step on."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, UsedTokens] = {}
+
+    def add(self, sequences: list[Sequence], token_ids: list[int]) -> None:
+        """Each penalised sequence's new token."""
+        for sequence, token_id in zip(sequences, token_ids, strict=True):
+            if (used := self._used.get(sequence.sequence_id)) is not None:
+                used.add(token_id)
+
+    def forget(self, sequence_id: str) -> None:
+        self._used.pop(sequence_id, None)
+
+    def penalize(self, scores: torch.Tensor, sequences: list[Sequence]) -> None:
+        """``scores`` (num_sequences, vocab_size) float32, contiguous, in place."""
+        places, factors, amounts = [], [], []
+        for row, sequence in enumerate(sequences):
+            params = sequence.params
+            if not has_penalties(params):
+                continue
+            used = self._used_by(sequence)
+            counts = used.output_counts
+            places.append(used.token_ids + row * scores.shape[-1])
+            factors.append(np.full(len(counts), params.repetition_penalty, dtype=np.float32))
+            amounts.append(
+                params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+            )
+        if not places:
+            return
+        where = on_device(np.concatenate(places), torch.int64, scores.device)
+        factor = on_device(np.concatenate(factors), torch.float32, scores.device)
+        amount = on_device(np.concatenate(amounts), torch.float32, scores.device)
+        flat = scores.view(-1)
+        used_scores = flat.index_select(0, where)
+        repeated = torch.where(used_scores > 0, used_scores / factor, used_scores * factor)
+        flat.index_copy_(0, where, repeated - amount)
+
+    def _used_by(self, sequence: Sequence) -> UsedTokens:
+        used = self._used.get(sequence.sequence_id)
+        if used is None:
+            used = self._used[sequence.sequence_id] = UsedTokens(sequence)
+        return used
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )

@@ -1,0 +1,34 @@
+"""What the tensor half of a step hands back. Plain values: the engine knows no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+
+from inference.engine.faults.kinds import NumericalFault
+from inference.protocol.sampling import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token per row of a step's logits. ``failed`` are rows whose logits were not numbers;
+    their token ids mean nothing. ``logprobs`` are those of rows that asked for them."""
+
+    token_ids: list[int]
+    failed: frozenset[int]
+    logprobs: dict[int, TokenLogprob]
+    complete: frozenset[int] = frozenset()
+    """Rows whose grammar allows nothing after this token."""
+    ended: Set[int] = frozenset()
+    """Rows whose grammar allowed nothing but the end; their token ids mean nothing."""
+    broken: dict[int, str] = field(default_factory=dict)
+    """Rows whose grammar could not be followed, and why; their token ids mean nothing."""
+    prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
+    """Those of prompts that asked for them, by sequence id."""
+
+    def failure(self, row: int) -> tuple[str, str] | None:
+        """Code and message, where the row has no token."""
+        if row in self.failed:
+            return NumericalFault.code, NumericalFault.client_message
+        problem = self.broken.get(row)
+        return None if problem is None else ("invalid_grammar", problem)

@@ -1,0 +1,284 @@
+"""Chooses one token per row of logits, on their device, and waits for the device once: to read the
+tokens. Two things cost a second wait: a token that a grammar refuses, and log probabilities. Where
+nothing does, the next step can start from the tokens on the device, before they are read.
+
+A row's token depends on its own logits, parameters and random stream, never on its batch mates:
+every operation works along the vocabulary, and one uniform number per token, from the sequence's
+own generator, is looked up in the cumulative distribution.
+
+    logits ─ penalties ─ logit_bias ─ grammar ─ min_tokens ─▶ scores ─ temperature, filters ─▶ token
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from inference.engine.sampling.adjustments import add_bias, forbid_early_stops
+from inference.engine.sampling.drawing import Draw, Drawer, TorchDrawer
+from inference.engine.sampling.filters import TOP_CANDIDATES
+from inference.engine.sampling.logprobs import token_logprobs
+from inference.engine.sampling.masks import Masked, apply_masks
+from inference.engine.sampling.penalties import TokenCounts
+from inference.engine.sampling.random_stream import RandomStream
+from inference.engine.sampling.row_pieces import row_pieces
+from inference.engine.sampling.sampled import Sampled
+from inference.engine.sampling.sampling_needs import (
+    is_adjusted,
+    is_free_of_host,
+    is_refused,
+    is_special,
+)
+from inference.engine.sampling.thinking import ThinkingBudget
+from inference.engine.scheduling.sequence import Sequence
+from inference.engine.to_device import Reading, on_device, read_back, rows_of
+from inference.protocol.sampling import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Tokens chosen on the device, not yet read."""
+
+    rows: list[int]
+    """Of the step's logits."""
+    sequences: list[Sequence]
+    scores: torch.Tensor
+    places: list[int]
+    """Rows of ``scores``, which are the step's logits where nothing adjusts them."""
+    masked: Masked
+    """By index in ``rows``."""
+    num_unread: int
+    """Tokens of each sequence that are on the device alone."""
+    tensors: tuple[torch.Tensor, ...] = ()
+    """Token ids, (num_rows,); and where any were drawn whether each row's filters were short of
+    candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A step's tokens, chosen and on their way to the host."""
+
+    sequences: list[Sequence]
+    logits: torch.Tensor
+    greedy: torch.Tensor
+    """Each row's largest logit's token, (num_rows,) int64."""
+    choice: _Choice
+    """Of rows that want more."""
+    reading: Reading
+
+    def token_ids(self) -> torch.Tensor:
+        """(num_rows,) int64, on the device; the sampled ones where ``Sampler.is_settled``."""
+        if not self.choice.rows:
+            return self.greedy
+        where = on_device(self.choice.rows, torch.int64, self.greedy.device)
+        return self.greedy.index_copy(0, where, self.choice.tensors[0])
+
+
+class Sampler:
+    def __init__(self, vocab_size: int, drawer: Drawer | None = None) -> None:
+        self._vocab_size = vocab_size
+        self._drawer = drawer or TorchDrawer()
+        self._random: dict[str, RandomStream] = {}
+        self._counts = TokenCounts()
+        self._thinking: dict[str, ThinkingBudget] = {}
+
+    def sample(self, sequences: list[Sequence], logits: torch.Tensor) -> Sampled:
+        """``logits`` (num_sequences, vocab_size) float32; read only. What cannot be taken back
+        comes last, after all that may raise, so that a step can be tried again."""
+        return self.read(self.choose(sequences, logits))
+
+    def is_settled(self, sequence: Sequence) -> bool:
+        """Whether ``choose`` settles its next token, and neither this one's choice nor the next's
+        needs what the host learns from ``read``."""
+        is_drawn = sequence.params.temperature > 0
+        return is_free_of_host(sequence) and (self._drawer.is_exact or not is_drawn)
+
+    @torch.inference_mode()
+    def choose(
+        self, sequences: list[Sequence], logits: torch.Tensor, *, num_unread: int = 0
+    ) -> Chosen:
+        """Waits for nothing on the device. ``num_unread``: see ``_Choice``; not 0 only for settled
+        sequences."""
+        greedy, are_finite = self._likeliest(logits)
+        special = [row for row, sequence in enumerate(sequences) if is_special(sequence)]
+        choice = self._choose(sequences, logits, greedy, special, num_unread)
+        reading = Reading([are_finite, greedy, *choice.tensors])
+        return Chosen(sequences, logits, greedy, choice, reading)
+
+    @torch.inference_mode()
+    def read(self, chosen: Chosen) -> Sampled:
+        sequences, logits, greedy = chosen.sequences, chosen.logits, chosen.greedy
+        waited = chosen.reading.values()
+        failed = frozenset(row for row, is_finite in enumerate(waited[0]) if not is_finite)
+        token_ids, masked = waited[1], Masked()
+        self._settle(chosen.choice, waited[2:], token_ids, masked, failed)
+        refused = [
+            row
+            for row, sequence in enumerate(sequences)
+            if row not in failed and is_refused(token_ids[row], sequence)
+        ]
+        if refused:
+            choice = self._choose(sequences, logits, greedy, refused)
+            self._settle(choice, read_back(choice.tensors), token_ids, masked, failed)
+        logprobs = self._logprobs(sequences, logits, token_ids, failed)
+        complete = self._follow(sequences, token_ids, masked)
+        return Sampled(token_ids, failed, logprobs, complete, masked.ended, masked.broken)
+
+    def forget(self, sequence: Sequence) -> None:
+        self._random.pop(sequence.sequence_id, None)
+        self._counts.forget(sequence.sequence_id)
+        self._thinking.pop(sequence.sequence_id, None)
+
+    def _likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``Drawer.likeliest``, also where prompts go on and nobody wants a token."""
+        if len(logits) == 0:
+            return logits.new_empty(0, dtype=torch.int64), logits.new_empty(0, dtype=torch.bool)
+        return self._drawer.likeliest(logits)
+
+    def _choose(
+        self,
+        sequences: list[Sequence],
+        logits: torch.Tensor,
+        greedy: torch.Tensor,
+        rows: list[int],
+        num_unread: int = 0,
+    ) -> _Choice:
+        """For all but greedy rows whose answer is known; ``greedy`` are all rows' largest logits.
+        Waits for nothing on the device."""
+        chosen = [sequences[row] for row in rows]
+        if not rows:
+            return _Choice(rows, chosen, logits, [], Masked(), num_unread)
+        if not any(map(is_adjusted, chosen)):
+            choice = _Choice(rows, chosen, logits, rows, Masked(), num_unread)
+            likeliest = greedy.index_select(0, on_device(rows, torch.int64, greedy.device))
+            return replace(choice, tensors=self._draw_over(likeliest, choice))
+        scores = logits.clone() if len(rows) == len(logits) else rows_of(logits, rows)
+        masked = self._adjust(scores, chosen)
+        choice = _Choice(rows, chosen, scores, list(range(len(rows))), masked, num_unread)
+        likeliest = self._drawer.likeliest(scores)[0]
+        return replace(choice, tensors=self._draw_over(likeliest, choice))
+
+    def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> Masked:
+        """In place."""
+        self._counts.penalize(scores, sequences)
+        add_bias(scores, sequences)
+        masked = apply_masks(scores, sequences, self._drawer)
+        forbid_early_stops(scores, sequences)
+        return masked
+
+    def _draw_over(self, token_ids: torch.Tensor, choice: _Choice) -> tuple[torch.Tensor, ...]:
+        """The choice's tensors: ``token_ids``, its rows' likeliest, and where a row has a
+        temperature what is drawn for it."""
+        indices = [i for i, s in enumerate(choice.sequences) if s.params.temperature > 0]
+        if not indices:
+            return (token_ids,)
+        drawn, is_short = self._draw(choice, indices, TOP_CANDIDATES)
+        where = on_device(indices, torch.int64, token_ids.device)
+        all_short = torch.zeros_like(token_ids, dtype=torch.bool).index_copy(0, where, is_short)
+        return token_ids.index_copy(0, where, drawn), all_short
+
+    def _settle(
+        self,
+        choice: _Choice,
+        read: list[list[int]],
+        token_ids: list[int],
+        masked: Masked,
+        failed: frozenset[int],
+    ) -> None:
+        """Writes what was chosen, and ``read`` from the device, into ``token_ids`` and ``masked``,
+        but for rows that failed: what was computed from their logits means nothing."""
+        if not choice.rows:
+            return
+        chosen_ids = read[0]
+        is_short = read[1] if len(read) > 1 else []
+        short = [i for i, value in enumerate(is_short) if value and choice.rows[i] not in failed]
+        if short:  # flat distributions: their nucleus is wider than what was looked at
+            drawn, _ = self._draw(choice, short, self._vocab_size)
+            for index, token_id in zip(short, read_back([drawn])[0], strict=True):
+                chosen_ids[index] = token_id
+        for index, row in enumerate(choice.rows):
+            if row in failed:
+                continue
+            forced = self._forced_token(choice.sequences[index])
+            token_ids[row] = chosen_ids[index] if forced is None else forced
+        found = choice.masked.at_rows(choice.rows)
+        masked.ended.update(found.ended)
+        masked.broken.update(found.broken)
+
+    def _forced_token(self, sequence: Sequence) -> int | None:
+        """The end of a thinking block that has had its share. A grammar that holds already says
+        itself what comes."""
+        if sequence.params.thinking_limit is None:
+            return None
+        if sequence.grammar is not None and sequence.grammar.is_active:
+            return None
+        return self._thinking_of(sequence).forced_token
+
+    def _follow(
+        self, sequences: list[Sequence], token_ids: list[int], masked: Masked
+    ) -> frozenset[int]:
+        """Tell what follows the output of its new tokens. Returns the rows whose grammar is
+        complete with theirs; adds to ``masked`` those that broke theirs."""
+        complete = []
+        self._counts.add(sequences, token_ids)
+        for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
+            if sequence.params.thinking_limit is not None:
+                self._thinking_of(sequence).advance(token_id)
+            state = sequence.grammar
+            if state is None or row in masked.ended or row in masked.broken:
+                continue
+            if token_id not in sequence.stop_ids:
+                state.advance(token_id)
+                if (problem := state.problem) is not None:
+                    masked.broken[row] = problem
+                elif state.is_complete:
+                    complete.append(row)
+        return frozenset(complete)
+
+    def _thinking_of(self, sequence: Sequence) -> ThinkingBudget:
+        budget = self._thinking.get(sequence.sequence_id)
+        if budget is None:
+            assert sequence.params.thinking_limit is not None
+            budget = ThinkingBudget(sequence.params.thinking_limit)
+            self._thinking[sequence.sequence_id] = budget
+        return budget
+
+    def _draw(
+        self, choice: _Choice, indices: list[int], num_candidates: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """For those of the choice's sequences."""
+        sequences = choice.sequences
+        draws = [
+            Draw(choice.places[i], sequences[i].params, self._uniform(sequences[i], choice))
+            for i in indices
+        ]
+        return self._drawer.draw(choice.scores, draws, num_candidates)
+
+    def _uniform(self, sequence: Sequence, choice: _Choice) -> float:
+        stream = self._random.get(sequence.sequence_id)
+        if stream is None:
+            stream = self._random[sequence.sequence_id] = RandomStream(sequence.params.seed)
+        return stream.uniform(sequence.num_output_tokens + choice.num_unread)
+
+    def _logprobs(
+        self,
+        sequences: list[Sequence],
+        logits: torch.Tensor,
+        token_ids: list[int],
+        failed: frozenset[int],
+    ) -> dict[int, TokenLogprob]:
+        rows = [
+            row
+            for row, sequence in enumerate(sequences)
+            if sequence.params.top_logprobs is not None and row not in failed
+        ]
+        if not rows:
+            return {}
+        found: dict[int, TokenLogprob] = {}
+        for piece in row_pieces(len(rows), self._vocab_size):
+            some = rows[piece]
+            wanted = [sequences[row].params.top_logprobs or 0 for row in some]
+            chosen = [token_ids[row] for row in some]
+            found |= zip(some, token_logprobs(rows_of(logits, some), chosen, wanted), strict=True)
+        return found

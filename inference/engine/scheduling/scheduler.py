@@ -1,0 +1,320 @@
+"""Decides what runs in the next step, and for whom. Plain Python over ints: no tensors, no clock
+(times are arguments), no knowledge of models.
+
+One step's rows: every decoding sequence (one token each), and prompt chunks up to a token
+budget, oldest sequence first. New sequences are admitted while there are seats (how many is the
+pace's business) and blocks, in turns by account (``waiting_queue``). When a decoding sequence needs
+a block and none is free, the newest running sequence gives its blocks up and is the first to run
+again, recomputed.
+
+    running (oldest … newest)      waiting (preempted, oldest first; then the others in turns)
+
+Age is the order of first admission. Nobody is admitted for the first time while a preempted one
+waits, so whoever runs or was preempted is older than everybody else, and the oldest running
+sequence always gets to its end.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from inference.engine.errors import IntegrityError
+from inference.engine.kv_cache import KVCache
+from inference.engine.scheduling.chunks import end_of_chunk
+from inference.engine.scheduling.sequence import Sequence, SequenceState
+from inference.engine.scheduling.waiting_queue import WaitingQueue
+
+SCORED_TOKENS_PER_STEP = 128
+"""Each needs a row of logits as wide as the vocabulary, which a prompt token otherwise does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    max_running: int = 256
+    max_queue_depth: int = 256
+    """Beyond the free seats."""
+    max_queue_wait_s: float = 60.0
+    prefill_tokens_per_step: int = 512
+    """Most prompt rows of one step, beside its decode rows."""
+    target_step_s: float | None = None
+    """How long a step should take: see ``inference.engine.scheduling.step_pacing``."""
+
+    @property
+    def max_queue_depth_per_account(self) -> int:
+        """Half of the queue, so that one account alone cannot fill it."""
+        return (self.max_queue_depth + 1) // 2
+
+
+class Pace(Protocol):
+    """How much the next step may hold."""
+
+    @property
+    def num_seats(self) -> int:
+        """Most sequences to run: more keep running where they already do."""
+        ...
+
+    def prefill_tokens(self, num_decode_rows: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Tokens ``[start, end)`` of a sequence; ``is_last`` when its logits are wanted."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    is_last: bool
+
+    @property
+    def scored(self) -> range:
+        """Positions whose successors' logprobs are wanted."""
+        sequence = self.sequence
+        first = max(self.start, sequence.num_scored_tokens)
+        last = sequence.num_scored_tokens + sequence.num_tokens_to_score
+        return range(first, max(first, min(self.end, last)))
+
+
+@dataclass(slots=True)
+class Schedule:
+    """One step's rows. Valid until the next call of ``schedule``."""
+
+    decodes: list[Sequence] = field(default_factory=list)
+    prefills: list[PrefillChunk] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.decodes and not self.prefills
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return self.decodes + [chunk.sequence for chunk in self.prefills]
+
+    @property
+    def has_ended_rows(self) -> bool:
+        """Whether a sequence ended after the step was launched. Prompts' never do: such a step is
+        read before anything else happens."""
+        return any(s.state is SequenceState.ENDED for s in self.decodes)
+
+    def without_ended_rows(self) -> Schedule:
+        live = [s for s in self.decodes if s.state is not SequenceState.ENDED]
+        return Schedule(decodes=live, prefills=self.prefills)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(chunk.end - chunk.start for chunk in self.prefills)
+
+    @property
+    def num_scored_tokens(self) -> int:
+        return sum(len(chunk.scored) for chunk in self.prefills)
+
+    @property
+    def sampled(self) -> list[Sequence]:
+        """Sequences that get a token from this step, in the order of the logits' rows."""
+        return self.decodes + [chunk.sequence for chunk in self.prefills if chunk.is_last]
+
+
+class Scheduler:
+    def __init__(self, kv_cache: KVCache, limits: SchedulerLimits) -> None:
+        self.kv_cache = kv_cache
+        self.limits = limits
+        self.running: list[Sequence] = []
+        self.waiting = WaitingQueue()
+        self._num_admitted = 0
+        self.num_preemptions = 0
+        self.prefix_hit_tokens = 0
+        self._short_of_blocks = False
+        """Whether the head of the queue lacked blocks when it was last looked at, which every step
+        does: free seats do not help."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more sequence would wait deeper than ``max_queue_depth``."""
+        return len(self.waiting) - self._num_free_seats >= self.limits.max_queue_depth
+
+    def is_full_for(self, account: str) -> bool:
+        """Whether one more of the account's would be more than its part of the queue."""
+        num_waiting = self.waiting.num_of(account) - self._num_free_seats
+        return num_waiting >= self.limits.max_queue_depth_per_account
+
+    @property
+    def _num_free_seats(self) -> int:
+        """Of ``max_running``, whether or not the pace has them in use just now. Whoever waits for
+        one of these waits for short steps, not in the queue: the operator has promised the seat,
+        and a slow machine takes longer to serve all of them but refuses none."""
+        return 0 if self._short_of_blocks else self.limits.max_running - len(self.running)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether anybody waits or has tokens left to compute before it decodes."""
+        prefilling = SequenceState.PREFILLING
+        return bool(self.waiting) or any(s.state is prefilling for s in self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.add(sequence)
+
+    def schedule(self, pace: Pace) -> Schedule:
+        """Choose the next step's rows. Moves sequences between queues; the KV blocks that the rows
+        write to are theirs when this returns."""
+        schedule = Schedule()
+        self._schedule_decodes(schedule)
+        budget = pace.prefill_tokens(len(schedule.decodes))
+        for sequence in self.running:
+            if budget <= 0:
+                break
+            if sequence.state is SequenceState.PREFILLING:
+                budget -= self._schedule_chunk(schedule, sequence, budget)
+        self._short_of_blocks = False
+        self.waiting.release_held()
+        num_seats = min(pace.num_seats, self.limits.max_running)
+        while budget > 0 and len(self.running) < num_seats:
+            if (first := self.waiting.next()) is None:
+                break
+            if not self._admit(first):
+                self._short_of_blocks = True
+                break
+            budget -= self._schedule_chunk(schedule, first, budget)
+        return schedule
+
+    def _schedule_decodes(self, schedule: Schedule) -> None:
+        block_tokens = self.kv_cache.block_tokens
+        for sequence in list(self.running):
+            if sequence.state is not SequenceState.DECODING:
+                continue
+            # The common case, a slot in the last block, is decided here without a call.
+            is_full = len(sequence.token_ids) > len(sequence.block_ids) * block_tokens
+            if is_full and not self._make_room(sequence):
+                break
+            schedule.decodes.append(sequence)
+
+    def foresee(self, schedule: Schedule) -> Schedule | None:
+        """The step after ``schedule``, which is running and not committed: one row for each of its
+        sequences that is not ended by its length. ``None`` where somebody else has a part in it,
+        or a block is missing. The KV blocks that the rows write to are theirs when this returns."""
+        sampled = [s for s in schedule.sampled if s.state is not SequenceState.ENDED]
+        if len(sampled) != len(self.running) or self._can_admit():
+            return None
+        decodes = [s for s in sampled if len(s.token_ids) + 1 < s.max_length]
+        for sequence in decodes:
+            if not self.kv_cache.grow(sequence, len(sequence.token_ids) + 1):
+                return None
+        return Schedule(decodes=decodes) if decodes else None
+
+    def _can_admit(self) -> bool:
+        """Whether the head of the queue could start in the next step. Looks at the blocks as they
+        are now: while steps are foreseen, nobody else does."""
+        if len(self.running) >= self.limits.max_running:
+            return False
+        self.waiting.release_held()
+        first = self.waiting.next()
+        self._short_of_blocks = first is not None and not self.kv_cache.has_room(first)
+        return first is not None and not self._short_of_blocks
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Preempt newer sequences until ``sequence`` can grow. ``False`` when it was itself the
+        newest and has been preempted: then no running one is left behind it."""
+        while not self.kv_cache.grow(sequence, len(sequence.token_ids)):
+            if self._preempt_newest() is sequence:
+                return False
+        return True
+
+    def _preempt_newest(self) -> Sequence:
+        """Only ever the newest, so that the oldest always gets to its end."""
+        sequence = self.running.pop()
+        self.kv_cache.release(sequence)
+        sequence.move_to(SequenceState.WAITING)
+        self.waiting.put_back(sequence)
+        self.num_preemptions += 1
+        return sequence
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Whose turn it is."""
+        if not self.kv_cache.admit(sequence):
+            return False
+        self.waiting.take()
+        if not sequence.admission:
+            self._num_admitted += 1
+            sequence.admission = self._num_admitted
+        sequence.move_to(SequenceState.PREFILLING)
+        sequence.deadline_s = None
+        sequence.same_prompt_as = None
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            self.prefix_hit_tokens += sequence.num_computed_tokens
+        insort(self.running, sequence, key=_admission)
+        return True
+
+    def _schedule_chunk(self, schedule: Schedule, sequence: Sequence, budget: int) -> int:
+        """Returns how much of the budget is gone: all of it where the prompt goes on, even if an
+        even share of it is less. What is left would only begin another prompt with a few rows."""
+        start = sequence.num_computed_tokens
+        if sequence.num_tokens_to_score:
+            budget = min(budget, SCORED_TOKENS_PER_STEP - schedule.num_scored_tokens)
+            if budget <= 0:
+                return 0
+        end = end_of_chunk(start, len(sequence.token_ids), budget)
+        is_last = end == len(sequence.token_ids)
+        schedule.prefills.append(PrefillChunk(sequence, start, end, is_last))
+        return end - start if is_last else budget
+
+    def commit(self, schedule: Schedule, token_ids: list[int]) -> None:
+        """Record that the step ran: ``token_ids`` are what was sampled, in ``schedule.sampled``'s
+        order. Filled blocks become known to the prefix cache."""
+        block_tokens = self.kv_cache.block_tokens
+        num_decodes = len(schedule.decodes)
+        for sequence, token_id in zip(schedule.decodes, token_ids, strict=False):
+            if sequence.state is SequenceState.ENDED:
+                continue  # since the step was launched
+            sequence.num_computed_tokens += 1
+            if sequence.num_computed_tokens % block_tokens == 0:
+                self.kv_cache.register_computed(sequence)
+            sequence.token_ids.append(token_id)
+        sampled = iter(token_ids[num_decodes:])
+        for chunk in schedule.prefills:
+            chunk.sequence.num_computed_tokens = chunk.end
+            prefilled = min(chunk.end, chunk.sequence.num_prompt_tokens)
+            if prefilled > chunk.sequence.num_prefilled_tokens:
+                chunk.sequence.num_prefilled_tokens = prefilled
+            if chunk.scored:
+                chunk.sequence.num_scored_tokens = chunk.scored.stop
+            self.kv_cache.register_computed(chunk.sequence)
+            if chunk.is_last:
+                chunk.sequence.move_to(SequenceState.DECODING)
+                chunk.sequence.token_ids.append(next(sampled))
+
+    def end(self, sequence: Sequence) -> None:
+        """Take a sequence out, in whatever state, and free what it holds."""
+        if sequence.state is SequenceState.WAITING:
+            self.waiting.remove(sequence)
+        else:
+            self.running.remove(sequence)
+            self.kv_cache.release(sequence)
+        sequence.move_to(SequenceState.ENDED)
+
+    def end_many(self, sequences: list[Sequence]) -> None:
+        """``end`` for running sequences, in one pass over the queue."""
+        if not sequences:
+            return
+        for sequence in sequences:
+            self.kv_cache.release(sequence)
+            sequence.move_to(SequenceState.ENDED)
+        self.running = [s for s in self.running if s.state is not SequenceState.ENDED]
+
+    def overdue(self, now_s: float) -> list[Sequence]:
+        """Sequences that have waited in the queue for longer than allowed, oldest first."""
+        return self.waiting.overdue(now_s, self._num_free_seats)
+
+    def check_integrity(self) -> None:
+        """Raises ``IntegrityError``."""
+        admissions = [sequence.admission for sequence in self.running]
+        if admissions != sorted(set(admissions)) or 0 in admissions:
+            raise IntegrityError("running sequences are not in order of admission")
+        self.waiting.check_integrity()
+        if any(sequence.is_held for sequence in self.running):
+            raise IntegrityError("a sequence runs that was to be held")
+        self.kv_cache.check_integrity(self.running)
+
+
+def _admission(sequence: Sequence) -> int:
+    return sequence.admission

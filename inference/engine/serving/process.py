@@ -1,0 +1,211 @@
+"""The engine as a process at the end of a socket: ``python -m inference.engine --fd N``.
+
+    reader thread ──commands──▶ inbox ──▶ engine thread (main) ──▶ outbox ──▶ writer thread
+         │ end of file                               │ a step that does not end
+         ▼                                           ▼
+    os._exit: no engine outlives its neuron       watchdog thread ─▶ os._exit
+
+The first frame is a ``LoadSpec``; then ``EngineCommand`` down and ``EngineMessage`` up. What a step
+can survive is the engine's business; what it cannot ends the process, in its own way and with its
+own code (``EngineExit``), and the neuron starts the next one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import logging
+import os
+import queue
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from inference.engine.embedding.embedding_engine import EmbeddingEngine
+from inference.engine.engine import Engine
+from inference.engine.errors import ChannelClosedError, DoesNotFitError
+from inference.engine.faults.exit_codes import EngineExit
+from inference.engine.faults.fault_classes import classify
+from inference.engine.faults.kinds import HangFault, OutOfMemoryFault, StepFault
+from inference.engine.load.load_engine import LoadedEngine, configure_threads, load_engine
+from inference.engine.serving.channel import Channel
+from inference.engine.serving.messenger import Messenger
+from inference.engine.serving.output_batcher import STATS_INTERVAL_S, Telling
+from inference.engine.serving.watchdog import StepWatchdog, step_timeout_s
+from inference.environment import forget_secrets
+from inference.loading.errors import LoadError
+from inference.logs.setup import configure_logging
+from inference.models.errors import MissingWeightsError, UnknownArchitectureError
+from inference.protocol.engine import (
+    CancelSequence,
+    EmbedSequences,
+    EngineFaulted,
+    Idle,
+    Loaded,
+    LoadFailedMessage,
+    LoadProgressed,
+    SequenceFailed,
+    Shutdown,
+    StepOutputs,
+    SubmitSequence,
+)
+from inference.protocol.load import LoadFailure, LoadSpec
+
+log = logging.getLogger(__name__)
+
+AnyEngine = Engine | EmbeddingEngine
+
+LAST_WORDS_S = 2.0
+"""For telling the neuron why, when the process ends by itself."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m inference.engine", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the neuron")
+    options = parser.parse_args(arguments)
+    configure_logging("engine")
+    # Ctrl-C reaches the whole process group; stopping us in order is the supervisor's business.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=options.fd))
+    try:
+        spec = msgspec.msgpack.decode(channel.receive(), type=LoadSpec)
+    except ChannelClosedError:
+        return EngineExit.ORPHANED
+    messenger = Messenger(channel)
+    messenger.start()
+    loaded = _load(spec, messenger)
+    forget_secrets(os.environ)  # what was downloaded is here
+    if loaded is None:
+        messenger.flush()
+        return EngineExit.FAILED
+    messenger.send(Loaded(report=loaded.report))
+    return run(loaded.engine, messenger)
+
+
+def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
+    """``None`` when it failed; the neuron has been told why."""
+    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or "var").resolve()
+    try:
+        configure_threads()
+        return load_engine(
+            spec,
+            data_dir,
+            lambda progress: messenger.send(LoadProgressed(progress=progress)),
+            check_when_idle=os.environ.get("HELEXA_ENGINE_CHECKS") == "1",
+        )
+    except LoadError as error:
+        failure = error.failure
+    except DoesNotFitError as error:
+        failure = LoadFailure(code="does_not_fit", message=str(error))
+    except UnknownArchitectureError as error:
+        failure = LoadFailure(code="unknown_architecture", message=str(error))
+    except MissingWeightsError as error:
+        failure = LoadFailure(code="bad_file", message=str(error))
+    except StepFault as fault:
+        log.exception("the first steps of %s failed", spec.model)
+        message = "the model's first steps failed on its device; the neuron's log says more"
+        failure = LoadFailure(code=fault.code, message=message)
+    except Exception as error:
+        log.exception("loading %s failed", spec.model)
+        failure = _unforeseen(error)
+    messenger.send(LoadFailedMessage(failure=failure))
+    return None
+
+
+def _unforeseen(error: Exception) -> LoadFailure:
+    """Whatever was asked for memory and got none: it was free when the load was looked at."""
+    if issubclass(classify(error, "cpu"), OutOfMemoryFault):
+        message = "the device ran out of memory while the model was loaded"
+        return LoadFailure(code="does_not_fit", message=message)
+    message = f"{type(error).__name__} while loading; the neuron's log says more"
+    return LoadFailure(code="engine_crashed", message=message)
+
+
+def run(engine: AnyEngine, messenger: Messenger) -> EngineExit:
+    """Serves until the neuron says that it is enough; does not return from a fault."""
+    watchdog = StepWatchdog(
+        step_timeout_s(os.environ), lambda fault: _end_by_fault(fault, messenger)
+    )
+    watchdog.start()
+    try:
+        serve(engine, messenger, watchdog)
+    except StepFault as fault:
+        _end_by_fault(fault, messenger)
+    except Exception:
+        log.exception("the engine broke")
+        messenger.flush()
+        return EngineExit.FAILED
+    messenger.flush()
+    return EngineExit.OK
+
+
+def serve(engine: AnyEngine, messenger: Messenger, watchdog: StepWatchdog) -> None:
+    """The engine thread's loop, until ``Shutdown``. Raises ``StepFault`` where the device is not
+    sound."""
+    telling, clock = Telling(messenger.send), time.monotonic
+    try:
+        while _take_commands(engine, messenger):
+            if engine.has_outputs:  # told before a step, which may be long, and not after it
+                telling.add(engine.take_outputs(), now_s=clock())
+            if engine.has_prompts:
+                telling.tell(clock())
+            if engine.has_work:
+                started_s = clock()
+                with watchdog.step():
+                    outputs = engine.step()
+                now_s = clock()
+                telling.add(outputs, now_s=now_s, next_step_s=now_s - started_s)
+            elif telling.is_quiet(clock()):
+                messenger.send(Idle(stats=engine.stats()))
+                telling.touch(clock())
+        telling.add(engine.cancel_all(), now_s=clock())
+    finally:
+        telling.tell(clock())
+
+
+def _end_by_fault(fault: StepFault, messenger: Messenger) -> NoReturn:
+    """At once: what an interpreter does at its end could wait for the device, for ever."""
+    log.critical("%s, the engine ends: %s", type(fault).__name__, fault)
+    if isinstance(fault, HangFault):
+        faulthandler.dump_traceback(all_threads=True)
+    messenger.send(EngineFaulted(code=fault.code, message=fault.client_message))
+    messenger.flush(LAST_WORDS_S)
+    os._exit(fault.exit_code)
+
+
+def _take_commands(engine: AnyEngine, messenger: Messenger) -> bool:
+    """Hand over what the neuron sent; wait for it when there is nothing else to do. ``False``
+    after ``Shutdown``."""
+    timeout_s = 0.0 if engine.has_work else STATS_INTERVAL_S
+    while True:
+        try:
+            command = messenger.inbox.get(block=timeout_s > 0, timeout=timeout_s)
+        except queue.Empty:
+            return True
+        timeout_s = 0.0
+        if isinstance(command, Shutdown):
+            return False
+        if isinstance(command, CancelSequence):
+            engine.cancel(command)
+        else:
+            _submit(engine, command, messenger)
+
+
+def _submit(
+    engine: AnyEngine, command: SubmitSequence | EmbedSequences, messenger: Messenger
+) -> None:
+    match engine, command:
+        case Engine(), SubmitSequence():
+            engine.submit(command)
+        case EmbeddingEngine(), EmbedSequences():
+            engine.submit(command)
+        case _:  # the neuron knows what it loaded, and should have refused it
+            message = "this engine runs a model of the other kind"
+            failed = SequenceFailed(
+                sequence_id=command.sequence_id, code="engine_error", message=message
+            )
+            messenger.send(StepOutputs(outputs=[failed], stats=engine.stats()))

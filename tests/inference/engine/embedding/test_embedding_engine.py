@@ -1,0 +1,202 @@
+"""The embedding engine without a model: its executor gives each input's length as the vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from inference.engine.embedding.embedding_engine import STEP_S, EmbeddingBounds, EmbeddingEngine
+from inference.engine.embedding.embedding_queue import EmbeddingLimits, Row
+from inference.engine.faults.fault_classes import recover
+from inference.engine.faults.kinds import DeviceFault, StepFault
+from inference.engine.faults.numerical_watch import SUSPICIOUS_STEPS
+from inference.protocol.engine import (
+    CancelSequence,
+    EmbedSequences,
+    SequenceCancelled,
+    SequenceFailed,
+    SequencesEmbedded,
+    SequenceUsage,
+)
+
+NOT_A_NUMBER = 13
+"""An input that begins with this token id has no vector."""
+TOO_LARGE, LOSES_THE_DEVICE = 14, 15
+
+
+class FakeExecutor:
+    def __init__(self, tokens_per_s: float) -> None:
+        self.now_s = 0.0
+        self.batches: list[list[int]] = []
+        self._tokens_per_s = tokens_per_s
+
+    def embed(self, rows: Sequence[Row]) -> list[bytes | None]:
+        lengths = [len(row.token_ids) for row in rows]
+        self.batches.append(lengths)
+        first_ids = {row.token_ids[0] for row in rows}
+        if TOO_LARGE in first_ids:
+            raise MemoryError
+        if LOSES_THE_DEVICE in first_ids:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        self.now_s += len(rows) * max(lengths) / self._tokens_per_s
+        return [
+            None if row.token_ids[0] == NOT_A_NUMBER else bytes([len(row.token_ids)])
+            for row in rows
+        ]
+
+    def recover(self, error: Exception) -> StepFault:
+        return recover(error, "cpu")
+
+
+@pytest.fixture
+def executor() -> FakeExecutor:
+    return FakeExecutor(tokens_per_s=1000)
+
+
+def engine_of(executor: FakeExecutor, **limits: float) -> EmbeddingEngine:
+    return EmbeddingEngine(
+        executor,
+        EmbeddingBounds(max_input_tokens=100, vocab_size=50, dimensions=8, step_tokens=1600),
+        EmbeddingLimits(**limits),  # type: ignore[arg-type]
+        clock=lambda: executor.now_s,
+    )
+
+
+def command(
+    name: str, *lengths: int, first: int = 1, dimensions: int | None = None
+) -> EmbedSequences:
+    prompts = [[first] + [1] * (length - 1) for length in lengths]
+    return EmbedSequences(sequence_id=name, prompts=prompts, dimensions=dimensions)
+
+
+def run(engine: EmbeddingEngine) -> dict[str, object]:
+    ended: dict[str, object] = {}
+    while engine.has_work:
+        for output in engine.step().outputs:
+            assert output.sequence_id not in ended
+            ended[output.sequence_id] = output
+    return ended
+
+
+def test_vectors_come_in_the_order_of_the_inputs(executor: FakeExecutor) -> None:
+    engine = engine_of(executor)
+    engine.submit(command("a", 3, 90, 7, 60))
+    engine.submit(command("b", 50))
+    assert run(engine) == {
+        "a": SequencesEmbedded(sequence_id="a", vectors=[b"\x03", b"\x5a", b"\x07", b"\x3c"]),
+        "b": SequencesEmbedded(sequence_id="b", vectors=[b"\x32"]),
+    }
+    assert max(len(batch) for batch in executor.batches) > 1
+
+
+def test_steps_become_as_long_as_a_cancel_may_take(executor: FakeExecutor) -> None:
+    engine = engine_of(executor)
+    engine.submit(command("a", *[20] * 400))
+    for _ in range(10):
+        engine.step()
+    before_s = executor.now_s
+    engine.step()
+    assert executor.now_s - before_s <= 1.1 * STEP_S
+    assert engine.stats().prefill_tokens_per_s == pytest.approx(1000)
+    engine.cancel(CancelSequence(sequence_id="a"))
+    (cancelled,) = engine.step().outputs
+    assert isinstance(cancelled, SequenceCancelled)
+    num_rows = sum(map(len, executor.batches))
+    assert 0 < num_rows < 400
+    assert cancelled.used == SequenceUsage(num_prompt_tokens=20 * num_rows)
+    assert not engine.has_work
+    assert (engine.stats().in_flight, engine.stats().queue_depth) == (0, 0)
+
+
+def test_a_small_request_does_not_wait_for_a_large_one(executor: FakeExecutor) -> None:
+    engine = engine_of(executor)
+    engine.submit(command("large", *[100] * 1000))
+    engine.step()
+    engine.submit(command("small", 5))
+    outputs = [output for _ in range(2) for output in engine.step().outputs]
+    assert [output.sequence_id for output in outputs] == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("refused", "code"),
+    [
+        (EmbedSequences(sequence_id="a", prompts=[]), "bad_token_id"),
+        (EmbedSequences(sequence_id="a", prompts=[[1], []]), "bad_token_id"),
+        (EmbedSequences(sequence_id="a", prompts=[[1], [50]]), "bad_token_id"),
+        (EmbedSequences(sequence_id="a", prompts=[[-1]]), "bad_token_id"),
+        (command("a", 5, 101), "context_length_exceeded"),
+        (command("a", 5, dimensions=9), "engine_error"),
+    ],
+)
+def test_refusals(executor: FakeExecutor, refused: EmbedSequences, code: str) -> None:
+    engine = engine_of(executor)
+    engine.submit(refused)
+    (output,) = engine.step().outputs
+    assert isinstance(output, SequenceFailed)
+    assert output.code == code
+    assert not engine.has_work and not executor.batches
+
+
+def test_a_full_queue(executor: FakeExecutor) -> None:
+    engine = engine_of(executor, max_queue_depth=2)
+    for name in ("a", "b", "c"):
+        engine.submit(command(name, 5))
+    assert engine.stats().queue_depth == 2
+    ended = run(engine)
+    failed = ended.pop("c")
+    assert isinstance(failed, SequenceFailed) and failed.code == "queue_full"
+    assert all(isinstance(output, SequencesEmbedded) for output in ended.values())
+
+
+def test_waiting_too_long(executor: FakeExecutor) -> None:
+    engine = engine_of(executor, max_started=1, max_queue_wait_s=0.5)
+    engine.submit(command("a", *[100] * 40))
+    engine.submit(command("b", 5))
+    ended = run(engine)
+    assert isinstance(ended["a"], SequencesEmbedded)
+    assert isinstance(failed := ended["b"], SequenceFailed)
+    assert failed.code == "queue_timeout"
+
+
+def test_what_is_no_number_fails_its_request_alone(executor: FakeExecutor) -> None:
+    engine = engine_of(executor)
+    engine.submit(command("bad", *[20] * 200, first=NOT_A_NUMBER))
+    engine.submit(command("good", 20))
+    ended = run(engine)
+    assert isinstance(failed := ended["bad"], SequenceFailed)
+    assert failed.code == "numerical_error"
+    assert isinstance(ended["good"], SequencesEmbedded)
+
+
+def test_an_input_that_does_not_fit_fails_its_request_alone(executor: FakeExecutor) -> None:
+    engine = engine_of(executor)
+    engine.submit(command("bad", 5, 20, 6, first=TOO_LARGE))
+    engine.submit(command("good", *[20] * 9))
+    ended = run(engine)
+    assert isinstance(failed := ended["bad"], SequenceFailed)
+    assert failed.code == "out_of_memory"
+    assert isinstance(ended["good"], SequencesEmbedded)
+
+
+def test_a_lost_device_is_not_the_engines_to_survive(executor: FakeExecutor) -> None:
+    engine = engine_of(executor)
+    engine.submit(command("a", 5, first=LOSES_THE_DEVICE))
+    with pytest.raises(DeviceFault):
+        run(engine)
+
+
+def test_a_device_that_gives_no_numbers_any_more_is_not_trusted(executor: FakeExecutor) -> None:
+    engine = engine_of(executor)
+    for index in range(SUSPICIOUS_STEPS - 1):
+        engine.submit(command(f"a{index}", 5, first=NOT_A_NUMBER))
+        run(engine)
+    engine.submit(command("last", 5, first=NOT_A_NUMBER))
+    with pytest.raises(DeviceFault):
+        run(engine)
+
+
+def test_an_unknown_cancel_changes_nothing(executor: FakeExecutor) -> None:
+    engine = engine_of(executor)
+    engine.cancel(CancelSequence(sequence_id="a"))
+    assert not engine.has_work

@@ -1,0 +1,147 @@
+"""Which fault an exception is, with exceptions as torch raises them where this machine can raise
+them, and with the texts of those that need a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+from inference.engine.faults.fault_classes import classify, recover
+from inference.engine.faults.kinds import (
+    DeviceFault,
+    HangFault,
+    NumericalFault,
+    OutOfMemoryFault,
+    StepFault,
+    StepInputFault,
+)
+
+EXABYTE = 1 << 60
+dist: Any = torch.distributed
+REAL: list[tuple[Callable[[], object], type[StepFault]]] = [
+    (lambda: torch.empty(EXABYTE, dtype=torch.uint8), OutOfMemoryFault),
+    (lambda: bytearray(EXABYTE), OutOfMemoryFault),
+    (lambda: torch.ones(2, 3) @ torch.ones(2, 3), StepInputFault),
+    (lambda: torch.cat([torch.ones(2, 2), torch.ones(2, 3)]), StepInputFault),
+    (lambda: torch.ones(6).view(4, 2), StepInputFault),
+    (lambda: torch.arange(3)[torch.tensor([7])], StepInputFault),
+    (lambda: torch.ones(3).index_select(0, torch.tensor([5])), StepInputFault),
+    (lambda: torch.embedding(torch.ones(3, 3), torch.tensor([9])), StepInputFault),
+    (lambda: torch.tensor([object()]), StepInputFault),
+    (lambda: [1][2], StepInputFault),
+    (lambda: ctypes.CDLL(None).strlen(3.5), StepInputFault),
+]
+
+
+@pytest.mark.parametrize(("do", "fault"), REAL)
+def test_what_torch_raises_here(do: Callable[[], object], fault: type[StepFault]) -> None:
+    with pytest.raises(Exception) as raised:
+        do()
+    assert classify(raised.value, "cpu") is fault
+    assert classify(raised.value, "cuda") is fault
+
+
+def cuda_error(text: str, number: int | None = None) -> Exception:
+    """As ``torch.AcceleratorError`` is raised from C++."""
+    error = torch.AcceleratorError(f"CUDA error: {text}\nCUDA kernel errors might be asynchronous")
+    if number is not None:
+        error.error_code = number  # type: ignore[attr-defined]
+    return error
+
+
+TEXTS: list[tuple[Exception, type[StepFault]]] = [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), OutOfMemoryFault),
+    (cuda_error("out of memory", 2), OutOfMemoryFault),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling create"), OutOfMemoryFault),
+    (RuntimeError("Triton Error [CUDA]: out of memory"), OutOfMemoryFault),
+    (cuda_error("invalid configuration argument", 9), StepInputFault),
+    (cuda_error("invalid argument"), StepInputFault),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling gemm"), StepInputFault),
+    (RuntimeError("The size of tensor a (3) must match the size of tensor b"), StepInputFault),
+    (cuda_error("an illegal memory access was encountered", 700), DeviceFault),
+    (cuda_error("device-side assert triggered", 710), DeviceFault),
+    (cuda_error("uncorrectable ECC error encountered", 214), DeviceFault),
+    (cuda_error("unspecified launch failure"), DeviceFault),
+    (cuda_error("no CUDA-capable device is detected", 100), DeviceFault),
+    (RuntimeError("CUDA error: misaligned address"), DeviceFault),
+    (RuntimeError("CUDA driver error: device not ready"), DeviceFault),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling gemm"), DeviceFault),
+    (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), DeviceFault),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), DeviceFault),
+    (dist.DistBackendError("NCCL error: unhandled cuda error, NCCL version 2.27"), DeviceFault),
+    (
+        dist.DistBackendError(
+            "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1) "
+            "ran for 600009 milliseconds before timing out."
+        ),
+        HangFault,
+    ),
+    (
+        RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc] Timed out waiting 1000ms"),
+        HangFault,
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "fault"), TEXTS, ids=lambda value: str(value)[:40])
+def test_what_is_raised_elsewhere(error: Exception, fault: type[StepFault]) -> None:
+    assert classify(error, "cuda") is fault
+
+
+def test_torchs_own_books_being_wrong_is_worse_on_a_device() -> None:
+    error = RuntimeError("!block->expandable INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp")
+    assert classify(error, "cuda") is DeviceFault
+    assert classify(error, "cpu") is StepInputFault
+
+
+def test_a_fault_is_itself() -> None:
+    assert classify(NumericalFault("row 3"), "cpu") is NumericalFault
+
+
+def test_a_collective_whose_peer_does_not_come_hangs() -> None:
+    """Two ranks of gloo in two threads, of which one stays away from the reduction."""
+    store = dist.HashStore()
+    timeout = timedelta(seconds=20)
+
+    def join(rank: int) -> Any:
+        return dist.ProcessGroupGloo(store, rank, 2, timeout)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, _second = pool.map(join, range(2))
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(milliseconds=50)
+    with pytest.raises(RuntimeError) as raised:
+        first.allreduce([torch.ones(3)], options).wait()
+    assert classify(raised.value, "cpu") is HangFault
+
+
+def test_after_recovering_the_attempt_holds_nothing() -> None:
+    freed = []
+
+    class Large:
+        def __del__(self) -> None:
+            freed.append(True)
+
+    def attempt() -> None:
+        held = Large()
+        raise MemoryError(f"beside {held}")
+
+    try:
+        attempt()
+    except MemoryError as error:
+        fault = recover(error, "cpu")
+        assert freed, "the traceback still holds what the attempt had"
+        assert isinstance(fault, OutOfMemoryFault)
+
+
+def test_only_a_device_that_is_not_sound_ends_the_process() -> None:
+    kinds = (NumericalFault, OutOfMemoryFault, StepInputFault, DeviceFault, HangFault)
+    assert [kind.is_device_sound for kind in kinds] == [True, True, True, False, False]
+    assert len({kind.code for kind in kinds}) == len(kinds)
+    assert DeviceFault.exit_code != HangFault.exit_code

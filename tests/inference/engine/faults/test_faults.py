@@ -1,0 +1,228 @@
+"""Faults of a step, injected into an engine with a real model: who fails, and that nobody else is
+hurt, down to the tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from inference.engine.engine import Engine
+from inference.engine.executor import TensorExecutor
+from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
+from inference.engine.faults.numerical_watch import SUSPICIOUS_STEPS
+from inference.engine.load.build import build_engine
+from inference.engine.sampling.grammars import GrammarCompiler
+from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
+from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit
+from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
+
+CONTEXT_TOKENS = 256
+BAD_LENGTH = 90
+END_THINK_ID = 98
+GRAMMAR = json.dumps({"grammars": [{"lark_grammar": "start: /[a-z]{12}/"}]})
+NEIGHBOURS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "top_logprobs": 3},
+    "seeded": {"temperature": 0.9, "seed": 11},
+    "penalised": {
+        "temperature": 0.8,
+        "seed": 12,
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.4,
+    },
+    "bound": {"temperature": 0.7, "seed": 13, "grammar": Grammar(text=GRAMMAR)},
+    "thinking": {
+        "temperature": 0.7,
+        "seed": 14,
+        "thinking_limit": ThinkingLimit(max_tokens=5, end_token_id=END_THINK_ID),
+    },
+}
+LATER_PROMPT = [40, *range(20)]
+
+
+class Watched:
+    """An engine, what it was asked and what came of it."""
+
+    def __init__(self, engine: Engine, faulty: FaultyExecutor) -> None:
+        self.engine = engine
+        self.faulty = faulty
+        self.tokens: dict[str, list[int]] = {}
+        self.failed: dict[str, str] = {}
+
+    def submit(self, sequence_id: str, prompt: list[int], **params: Any) -> None:
+        self.engine.submit(
+            SubmitSequence(
+                sequence_id=sequence_id,
+                token_ids=prompt,
+                params=SamplingParams(**({"max_tokens": 12, "temperature": 0.0} | params)),
+            )
+        )
+
+    def submit_neighbours(self) -> None:
+        for index, (name, params) in enumerate(NEIGHBOURS.items()):
+            self.submit(name, [20 + index, *range(1, 6 + index)], **params)
+
+    def submit_bad(self, kind: Kind, sequence_id: str = "bad") -> None:
+        self.submit(sequence_id, [kind, *range(BAD_LENGTH - 1)])
+
+    def step(self) -> None:
+        for output in self.engine.step().outputs:
+            assert output.sequence_id not in self.failed, "a sequence ends once"
+            if isinstance(output, SequenceStep):
+                self.tokens.setdefault(output.sequence_id, []).extend(output.token_ids)
+            else:
+                assert isinstance(output, SequenceFailed)
+                self.failed[output.sequence_id] = output.code
+
+    def drain(self) -> None:
+        while self.engine.has_work:
+            self.step()
+        self.engine.check_integrity()
+        assert self.engine.stats().kv_blocks_used == 0
+
+
+MakeEngine = Callable[..., Watched]
+
+
+@pytest.fixture
+def make_engine(llama: Any, compiler: GrammarCompiler) -> MakeEngine:
+    def make(**faults: Any) -> Watched:
+        engine = build_engine(
+            llama.model,
+            context_tokens=CONTEXT_TOKENS,
+            num_kv_blocks=100,
+            block_tokens=llama.block_tokens,
+            scheduler_limits=SchedulerLimits(prefill_tokens_per_step=128),
+            grammars=compiler,
+            check_when_idle=True,
+        )
+        assert isinstance(engine._executor, TensorExecutor)
+        faulty = FaultyExecutor(engine._executor, **faults)
+        engine._executor = faulty
+        return Watched(engine, faulty)
+
+    return make
+
+
+@pytest.fixture
+def undisturbed(make_engine: MakeEngine) -> dict[str, list[int]]:
+    watched = make_engine()
+    watched.submit_neighbours()
+    watched.drain()
+    return watched.tokens
+
+
+@pytest.mark.parametrize("stage", ["forward", "sampling"])
+@pytest.mark.parametrize("after", [0, 4], ids=["prefilling", "decoding"])
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (Kind.NOT_A_NUMBER, "numerical_error"),
+        (Kind.TOO_LARGE, "out_of_memory"),
+        (Kind.BAD_SHAPE, "engine_error"),
+    ],
+)
+def test_a_fault_fails_its_sequence_and_nobody_else_notices(
+    make_engine: MakeEngine,
+    undisturbed: dict[str, list[int]],
+    kind: Kind,
+    code: str,
+    after: int,
+    stage: str,
+) -> None:
+    watched = make_engine(stage=stage, after=after)
+    watched.submit_neighbours()
+    for _ in range(3):
+        watched.step()
+    # The neighbours decode by now, and one more comes with the bad one.
+    watched.submit_bad(kind)
+    watched.submit("later", LATER_PROMPT)
+    watched.drain()
+    assert watched.failed == {"bad": code}
+    assert len(watched.tokens["later"]) == 12
+    for name, tokens in undisturbed.items():
+        assert watched.tokens[name] == tokens, name
+
+    watched.submit("afterwards", LATER_PROMPT)
+    watched.drain()
+    assert watched.tokens["afterwards"] == watched.tokens["later"], "it answers as before"
+
+
+def test_two_bad_ones_are_both_found(
+    make_engine: MakeEngine, undisturbed: dict[str, list[int]]
+) -> None:
+    watched = make_engine(after=2)
+    watched.submit_bad(Kind.BAD_SHAPE, "first")
+    watched.submit_neighbours()
+    watched.submit_bad(Kind.BAD_SHAPE, "last")
+    watched.drain()
+    assert watched.failed == {"first": "engine_error", "last": "engine_error"}
+    assert {name: watched.tokens[name] for name in NEIGHBOURS} == undisturbed
+
+
+def test_a_prompt_that_does_not_fit_at_once_is_computed_in_shorter_chunks(
+    make_engine: MakeEngine,
+) -> None:
+    """``after`` 0: every chunk of it is refused that has more than 40 of its 90 tokens."""
+    roomy = make_engine()
+    roomy.submit("bad", [7, *range(BAD_LENGTH - 1)], max_tokens=1)
+    roomy.drain()
+    tight = make_engine(room_tokens=40)
+    tight.submit("bad", [Kind.TOO_LARGE, *range(BAD_LENGTH - 1)], max_tokens=1)
+    tight.drain()
+    assert tight.failed == {}
+    assert len(tight.tokens["bad"]) == 1
+    # 90 is refused; 45 is refused; then at most half of 90 a step, and in the end what is left.
+    assert tight.faulty.attempted_tokens[:3] == [90, 45, 32]
+    assert max(tight.faulty.attempted_tokens[3:]) <= 45
+    assert roomy.faulty.attempted_tokens == [90]
+
+
+def test_keys_and_values_that_may_not_be_numbers_are_not_given_to_others(
+    make_engine: MakeEngine,
+) -> None:
+    watched = make_engine()
+    prompt = [Kind.NOT_A_NUMBER, *range(BAD_LENGTH - 1)]
+    watched.submit("bad", prompt)
+    watched.drain()
+    watched.submit("bad again", prompt)
+    watched.drain()
+    assert watched.engine.stats().prefix_hit_tokens == 0
+    watched.submit("good", LATER_PROMPT * 4)
+    watched.drain()
+    watched.submit("good again", LATER_PROMPT * 4)
+    watched.drain()
+    assert watched.engine.stats().prefix_hit_tokens > 0
+
+
+def test_a_device_that_gives_no_numbers_any_more_is_not_trusted(make_engine: MakeEngine) -> None:
+    watched = make_engine()
+    for index in range(SUSPICIOUS_STEPS - 1):
+        watched.submit_bad(Kind.NOT_A_NUMBER, f"bad-{index}")
+        watched.drain()
+    watched.submit("good", LATER_PROMPT, max_tokens=1)
+    watched.drain()
+    for index in range(SUSPICIOUS_STEPS - 1):
+        watched.submit_bad(Kind.NOT_A_NUMBER, f"bad again {index}")
+        watched.drain()
+    watched.submit_bad(Kind.NOT_A_NUMBER, "one too many")
+    with pytest.raises(DeviceFault):
+        watched.drain()
+
+
+@pytest.mark.parametrize("stage", ["forward", "sampling"])
+@pytest.mark.parametrize(
+    ("kind", "fault"), [(Kind.LOSES_THE_DEVICE, DeviceFault), (Kind.LOSES_A_PEER, HangFault)]
+)
+def test_a_device_that_is_not_sound_is_not_the_engines_to_survive(
+    make_engine: MakeEngine, stage: str, kind: Kind, fault: type[StepFault]
+) -> None:
+    watched = make_engine(stage=stage, after=3)
+    watched.submit_neighbours()
+    watched.submit_bad(kind)
+    with pytest.raises(fault):
+        watched.drain()
+    assert watched.faulty.num_attempts == 4, "it is not asked again"

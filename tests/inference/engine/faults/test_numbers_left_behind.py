@@ -1,0 +1,146 @@
+"""What is not a number stays with the sequence that computed it, wherever keys and values lie: in
+blocks that were somebody's before, in slots that nobody has written yet, in what rows of different
+lengths are filled up with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inference.engine.engine import Engine
+from inference.engine.load.build import build_engine
+from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.models.dense import DenseWeights
+from inference.models.kv_format import KVFormat
+from inference.models.native.build import NativeUnavailableError, load_library
+from inference.models.native.llama import NativeLlama
+from inference.models.paged_kv import PagedKV
+from inference.models.registry import AnyModel, build_model
+from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
+from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.conftest import CONTEXT_TOKENS, build_reference, our_config
+
+BLOCK_TOKENS = 32
+NUM_BLOCKS = 12
+PATHS: list[tuple[str, KVFormat]] = [
+    *[("torch", kv_format) for kv_format in ("fp32", "bf16", "int8", "fp8")],
+    *[("native", kv_format) for kv_format in ("fp32", "bf16", "int8")],
+]
+PROMPTS = {f"p{length}": [(7 * i + length) % 128 for i in range(length)] for length in (2, 33, 79)}
+"""In one batch: padding of two blocks, and of one; slots that nobody wrote in each last block."""
+
+
+@pytest.fixture(scope="module", params=PATHS, ids=" ".join)
+def model(request: pytest.FixtureRequest, native_cache_dir: Path) -> AnyModel:
+    path, kv_format = request.param
+    reference = build_reference("llama")
+    config = our_config(reference)
+    weights = DenseWeights(reference.state_dict(), torch.float32, torch.device("cpu"))
+    if path == "torch":
+        return build_model(config, weights, CONTEXT_TOKENS, kv_format)
+    try:
+        library = load_library(native_cache_dir)
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+    return NativeLlama(library, config, weights, CONTEXT_TOKENS, kv_format)
+
+
+class Watched:
+    def __init__(self, model: AnyModel) -> None:
+        self.engine: Engine = build_engine(
+            model,
+            context_tokens=CONTEXT_TOKENS,
+            num_kv_blocks=NUM_BLOCKS,
+            block_tokens=BLOCK_TOKENS,
+            scheduler_limits=SchedulerLimits(prefill_tokens_per_step=64),
+            check_when_idle=True,
+        )
+        executor: Any = self.engine._executor
+        self.kv: Any = executor._runner._kv
+        self.tokens: dict[str, list[int]] = {}
+        self.failed: dict[str, str] = {}
+
+    def submit(self, name: str, prompt: list[int], max_tokens: int = 8) -> None:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        self.engine.submit(SubmitSequence(sequence_id=name, token_ids=prompt, params=params))
+
+    def step(self) -> None:
+        for output in self.engine.step().outputs:
+            if isinstance(output, SequenceFailed):
+                self.failed[output.sequence_id] = output.code
+            elif isinstance(output, SequenceStep):
+                self.tokens.setdefault(output.sequence_id, []).extend(output.token_ids)
+
+    def drain(self) -> None:
+        while self.engine.has_work:
+            self.step()
+        assert self.engine.stats().kv_blocks_used == 0
+
+    def poison(self, block_ids: list[int]) -> None:
+        """As if what is not a number had been written there."""
+        blocks = torch.tensor(block_ids)
+        if not isinstance(self.kv, PagedKV):
+            # All ones are no number as float, bfloat16 or float16: as the scales of codes, too.
+            self.kv.keys[:, blocks] = 255
+            self.kv.values[:, blocks] = 255
+            return
+        for layer in self.kv.layers:
+            tensors = [layer.entries] if layer.scales is None else [layer.scales]
+            for tensor in tensors:
+                by_block = tensor.view(-1, BLOCK_TOKENS, *tensor.shape[1:])
+                by_block[blocks] = float("nan")
+
+
+@pytest.fixture
+def undisturbed(model: AnyModel) -> dict[str, list[int]]:
+    watched = Watched(model)
+    for name, prompt in PROMPTS.items():
+        watched.submit(name, prompt)
+    watched.drain()
+    assert watched.failed == {}
+    return watched.tokens
+
+
+def test_what_a_sequence_has_not_written_is_nothing_to_it(
+    model: AnyModel, undisturbed: dict[str, list[int]]
+) -> None:
+    watched = Watched(model)
+    watched.poison(list(range(NUM_BLOCKS + 1)))
+    for name, prompt in PROMPTS.items():
+        watched.submit(name, prompt)
+    watched.drain()
+    assert watched.failed == {}
+    assert watched.tokens == undisturbed
+
+
+def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_blocks(
+    model: AnyModel, undisturbed: dict[str, list[int]]
+) -> None:
+    watched = Watched(model)
+    bad = [(3 * i) % 128 for i in range(70)]
+    watched.submit("bad", bad, max_tokens=100)
+    for name, prompt in PROMPTS.items():
+        watched.submit(name, prompt)
+    while not watched.tokens.get("bad"):
+        watched.step()
+    block_ids = list(watched.engine._sequences["bad"].block_ids)
+    assert 0 in block_ids, "the first one, with which rows are filled up"
+    watched.poison(block_ids)
+    watched.drain()
+    assert watched.failed == {"bad": "numerical_error"}
+    assert {name: watched.tokens[name] for name in PROMPTS} == undisturbed
+
+    for index in range(3):  # until all of its blocks have been somebody else's
+        for name, prompt in PROMPTS.items():
+            watched.submit(f"{name} later {index}", [*prompt[:-1], index, prompt[-1]])
+        watched.drain()
+    watched.submit("good", bad)
+    watched.drain()
+    for name, prompt in PROMPTS.items():
+        watched.submit(f"{name} again", prompt)
+    watched.drain()
+    assert watched.failed == {"bad": "numerical_error"}
+    assert {name: watched.tokens[f"{name} again"] for name in PROMPTS} == undisturbed

@@ -1,0 +1,183 @@
+"""How many blocks a measured budget gives."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from inference.engine.errors import DoesNotFitError
+from inference.engine.load import load_engine as load
+from inference.engine.load.context_limit import PrefillBound
+from inference.engine.load.memory import (
+    KVPlan,
+    cpu_kv_share,
+    kept_host_bytes,
+    plan_kv,
+    shared_budget,
+)
+from inference.models.config import ModelConfig
+from inference.protocol.load import LoadSpec
+from inference.protocol.prefill_speed import PrefillSpeed
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=100,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=1024,
+    rms_norm_eps=1e-5,
+    rope_theta=10_000.0,
+)
+BLOCK_BYTES = 2 * 2 * 2 * 16 * 32 * 4
+
+
+def plan(budget_bytes: int, **overrides: Any) -> KVPlan:
+    arguments: dict[str, Any] = {"max_context_tokens": None, "max_sequences": 4}
+    return plan_kv(
+        CONFIG,
+        budget_bytes=budget_bytes,
+        block_tokens=32,
+        kv_format="fp32",
+        **(arguments | overrides),
+    )
+
+
+def test_whole_blocks_within_the_budget() -> None:
+    found = plan(40 * BLOCK_BYTES + 100)
+    assert (found.num_blocks, found.kv_bytes) == (40, 40 * BLOCK_BYTES)
+    assert found.context_tokens == 1024
+    assert found.context_reason == "1,024 tokens: the model's own; KV memory holds 1,280"
+
+
+def test_no_more_than_all_sequences_can_use() -> None:
+    assert plan(10**12).num_blocks == 4 * 32
+
+
+def test_capacity_limits_the_context() -> None:
+    found = plan(10 * BLOCK_BYTES)
+    assert found.context_tokens == 320
+    assert "bound by KV memory, the model's own are 1,024" in found.context_reason
+
+
+def test_operator_limits_the_context() -> None:
+    found = plan(10**12, max_context_tokens=100)
+    assert (found.context_tokens, found.num_blocks) == (100, 16)
+    assert "the operator's clamp on the model's 1,024" in found.context_reason
+
+
+def prefill_bound(
+    max_prefill_s: float | None, *, token_s: float = 0.1, is_average: bool = False
+) -> PrefillBound:
+    return PrefillBound(
+        speed=PrefillSpeed(token_s=token_s), max_prefill_s=max_prefill_s, is_average=is_average
+    )
+
+
+def test_prompt_speed_limits_the_context_and_the_blocks() -> None:
+    found = plan(10**12, prefill=prefill_bound(60))
+    assert (found.context_tokens, found.num_blocks) == (600, 4 * 19)
+    assert found.context_reason.startswith("600 tokens: bound by prompt speed")
+    assert "takes 60 s of the 60 s allowed (10 tokens/s, measured" in found.context_reason
+
+
+def test_speed_without_a_bound_is_only_told() -> None:
+    found = plan(10**12, prefill=prefill_bound(None, is_average=True))
+    assert found.context_tokens == 1024
+    assert found.context_reason.endswith(
+        "a prompt that long takes 102 s (10 tokens/s, average of earlier requests)"
+    )
+
+
+def test_too_slow_for_any_use_is_refused_with_both_numbers() -> None:
+    with pytest.raises(DoesNotFitError, match=r"256 tokens takes 26 s here and 20 s are allowed"):
+        plan(10**12, prefill=prefill_bound(20))
+
+
+def test_an_operators_short_context_may_be_slower_than_a_useful_one() -> None:
+    found = plan(10**12, prefill=prefill_bound(20), max_context_tokens=100)
+    assert found.context_tokens == 100
+
+
+def test_too_little_is_refused_with_both_numbers() -> None:
+    with pytest.raises(DoesNotFitError, match=r"0\.1 MB are free .* 256 tokens needs 0\.1 MB"):
+        plan(7 * BLOCK_BYTES)
+
+
+def test_past_prompts_take_twice_the_weights_unless_the_operator_said_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("HELEXA_CPU_KV_SHARE", raising=False)
+    assert kept_host_bytes(10**6) == 2 * 10**6
+    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.2")
+    assert kept_host_bytes(10**6) is None
+
+
+def test_whole_blocks_are_kept_and_never_more_than_there_are() -> None:
+    assert plan(40 * BLOCK_BYTES).kept_blocks == 40
+    assert plan(40 * BLOCK_BYTES, kept_bytes=7 * BLOCK_BYTES + 100).kept_blocks == 7
+    assert plan(40 * BLOCK_BYTES, kept_bytes=70 * BLOCK_BYTES).kept_blocks == 40
+
+
+@pytest.mark.parametrize("word", ["0", "1.5", "-1", "much"])
+def test_share_that_cannot_be(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", word)
+    with pytest.raises(ValueError, match=word):
+        cpu_kv_share()
+
+
+def test_the_share_is_of_what_no_other_model_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
+    monkeypatch.setattr(load, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
+    model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
+    trial = SimpleNamespace(bound=None, load_bytes=0, process_bytes=0)
+    built: Any = SimpleNamespace(model=model, trial=trial)
+    opened: Any = SimpleNamespace(weight_bytes=10**9)
+    spec = LoadSpec(job_id="1", model="m", source="path:x", promised_bytes=20 * BLOCK_BYTES)
+    assert load._plan(spec, opened, built).num_blocks == 40
+
+
+def test_no_more_than_the_neuron_promised_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
+    monkeypatch.setattr(load, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
+    model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
+    trial = SimpleNamespace(bound=None, load_bytes=7 * BLOCK_BYTES, process_bytes=3 * BLOCK_BYTES)
+    built: Any = SimpleNamespace(model=model, trial=trial)
+    opened: Any = SimpleNamespace(weight_bytes=10**9)
+    spec = LoadSpec(job_id="1", model="m", source="path:x", memory_limit_bytes=30 * BLOCK_BYTES)
+    assert load._plan(spec, opened, built).num_blocks == 20
+    asked = msgspec.structs.replace(spec, kv_memory_bytes=25 * BLOCK_BYTES)
+    assert load._plan(asked, opened, built).num_blocks == 25
+
+
+@pytest.mark.parametrize(
+    ("free", "taken"),
+    [
+        (10_000, 400),  # a few contexts
+        (500, 250),  # half, beyond one context
+        (150, 100),  # one context whole
+        (80, 80),  # all there is, for less than one
+    ],
+)
+def test_by_default_another_model_finds_room_beside(free: int, taken: int) -> None:
+    assert shared_budget(free, context_bytes=100, sequences_bytes=0) == taken
+
+
+def test_many_short_sequences_need_more_than_a_few_contexts() -> None:
+    assert shared_budget(10_000, context_bytes=100, sequences_bytes=900) == 900
+    assert shared_budget(1_000, context_bytes=100, sequences_bytes=900) == 500
+
+
+def test_the_plan_of_a_card_leaves_room_and_says_what_its_kv_holds() -> None:
+    alone = plan(10_000 * BLOCK_BYTES, max_sequences=1000)
+    shared = plan(10_000 * BLOCK_BYTES, leaves_room=True, max_sequences=1000)
+    assert shared.context_tokens == alone.context_tokens
+    assert shared.kv_bytes < alone.kv_bytes
+    assert f"{shared.num_blocks * 32:,}" in shared.context_reason

@@ -1,0 +1,160 @@
+"""What a model's first steps tell, on a model that takes the time it is told to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from inference.engine.load.trial_steps import measure_prefill, run_largest_steps
+from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.models.attention import MOST_GATHERED_BYTES
+from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.config import ModelConfig
+from inference.models.kv_format import KVFormat
+from inference.models.registry import AnyModel
+from inference.protocol.prefill_speed import PrefillSpeed
+from tests.inference.engine.conftest import Pair
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=8,
+    hidden_size=64,
+    intermediate_size=64,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=32_768,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+)
+LIMITS = SchedulerLimits(prefill_tokens_per_step=512)
+
+
+@dataclass
+class FakeKV:
+    num_blocks: int
+    block_tokens: int
+
+
+class TimedModel:
+    """Its clock moves by ``speed`` for each prompt row, and by ten times that the first time."""
+
+    device = torch.device("cpu")
+    dtype = torch.float32
+    kv_format: KVFormat = "fp32"
+
+    def __init__(self, speed: PrefillSpeed, *, copies_context: bool = False) -> None:
+        self.config = replace(CONFIG, sliding_window=speed.window_tokens)
+        self.copies_context = copies_context
+        self.now_s = 0.0
+        self.prompt_rows: list[int] = []
+        self.decode_rows: list[int] = []
+        self.longest = 0
+        """Context of any row so far."""
+        self.most_copied = 0
+        """Slots of all rows' contexts, of any step so far."""
+        self._speed = speed
+
+    def new_kv(self, num_blocks: int, block_tokens: int) -> FakeKV:
+        return FakeKV(num_blocks, block_tokens)
+
+    def prefill(self, batch: PrefillBatch, kv: FakeKV) -> torch.Tensor:
+        num_slots = kv.num_blocks * kv.block_tokens
+        assert batch.slots.max() < num_slots
+        assert len(set(batch.slots.tolist())) == len(batch.positions) <= num_slots
+        for span in batch.spans:
+            positions = batch.positions[span.first_row : span.last_row]
+            assert torch.equal(positions, torch.arange(span.start, span.end))
+            blocks = span.block_ids[positions // kv.block_tokens]
+            slots = blocks * kv.block_tokens + positions % kv.block_tokens
+            assert torch.equal(batch.slots[span.first_row : span.last_row], slots)
+        self.longest = max(self.longest, batch.end)
+        first_time = 1 if self.prompt_rows else 10
+        self.prompt_rows.append(span.last_row)
+        self.now_s += first_time * self._speed.span_s(span.start, span.end)
+        return torch.zeros(1, CONFIG.vocab_size)
+
+    def decode(self, batch: DecodeBatch, kv: FakeKV) -> torch.Tensor:
+        self.decode_rows.append(len(batch.token_ids))
+        self.longest = max(self.longest, batch.end(kv.block_tokens))
+        self.most_copied = max(self.most_copied, batch.block_ids.numel() * kv.block_tokens)
+        return torch.zeros(len(batch.token_ids), CONFIG.vocab_size)
+
+
+def measured(model: TimedModel, context_tokens: int) -> PrefillSpeed:
+    as_model: AnyModel = model
+    return measure_prefill(as_model, LIMITS, context_tokens, clock=lambda: model.now_s)
+
+
+@pytest.mark.parametrize("window_tokens", [None, 2048])
+@pytest.mark.parametrize("token_s", [0.01, 0.001, 0.00001])
+def test_the_formula_is_found_again(token_s: float, window_tokens: int | None) -> None:
+    speed = PrefillSpeed(token_s=token_s, growth_s=token_s / 3000, window_tokens=window_tokens)
+    found = measured(TimedModel(speed), 32_768)
+    for num_tokens in (100, 1000, 8192, 32_000):
+        assert found.prompt_s(num_tokens) == pytest.approx(speed.prompt_s(num_tokens), rel=0.02)
+
+
+def test_chunks_are_of_the_size_that_the_engine_would_run() -> None:
+    slow, fast = PrefillSpeed(token_s=0.05), PrefillSpeed(token_s=0.00001)
+    for speed, size in ((slow, 32), (fast, 512)):
+        model = TimedModel(speed)
+        measured(model, 4096)
+        assert model.prompt_rows[2:] == [size] * 4
+
+
+def test_a_short_context_is_timed_at_its_start_alone() -> None:
+    model = TimedModel(PrefillSpeed(token_s=0.001, growth_s=1e-7))
+    found = measured(model, 20)
+    assert max(model.prompt_rows) == 20
+    assert found.growth_s == 0
+
+
+def test_the_largest_steps_are_the_engines_largest() -> None:
+    model = TimedModel(PrefillSpeed(token_s=0.001))
+    as_model: AnyModel = model
+    kv_bytes = run_largest_steps(as_model, LIMITS, 32_768, 10**6)
+    assert (model.prompt_rows, model.decode_rows) == ([512], [256])
+    assert kv_bytes == (512 + 32) * CONFIG.kv_elements_per_token * 4
+
+
+def test_a_large_model_on_a_cpu_is_tried_with_fewer_rows() -> None:
+    model = TimedModel(PrefillSpeed(token_s=0.001))
+    as_model: AnyModel = model
+    run_largest_steps(as_model, LIMITS, 32_768, 8 * 10**8)
+    assert (model.prompt_rows, model.decode_rows) == ([125], [125])
+    run_largest_steps(as_model, LIMITS, 32_768, 10**12)
+    assert (model.prompt_rows[-1], model.decode_rows[-1]) == (32, 32)
+
+
+@pytest.mark.parametrize("context_tokens", [20, 64, 250])
+@pytest.mark.parametrize("copies_context", [False, True])
+def test_a_short_context_makes_no_step_smaller(context_tokens: int, copies_context: bool) -> None:
+    """The engine fills its prompt rows with several prompts then, none beyond its context."""
+    model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=copies_context)
+    as_model: AnyModel = model
+    run_largest_steps(as_model, LIMITS, context_tokens, 10**6)
+    assert model.prompt_rows[0] == 512
+    assert model.decode_rows == [256]
+    assert model.longest <= -(-context_tokens // 32) * 32
+
+
+def test_where_contexts_are_copied_one_is_as_long_as_may_be_and_many_as_are_copied_at_once() -> (
+    None
+):
+    model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=True)
+    as_model: AnyModel = model
+    run_largest_steps(as_model, LIMITS, 32_768, 10**6)
+    assert model.prompt_rows == [512, 32]
+    assert model.longest == 32_768
+    assert model.most_copied * CONFIG.kv_elements_per_token * 4 >= MOST_GATHERED_BYTES
+
+
+def test_on_a_real_model(llama: Pair) -> None:
+    assert run_largest_steps(llama.model, LIMITS, 256, 10**5) > 0
+    speed = measure_prefill(llama.model, LIMITS, 256)
+    assert speed.token_s > 0
+    assert speed.growth_s >= 0

@@ -1,0 +1,231 @@
+"""Drawing from filtered distributions: every drawer, and against sorting in float64 those that do
+not take long for it; tests/inference/models/cuda/test_drawing.py has the third."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.engine.sampling.drawing import Draw, Drawer, NativeDrawer, TorchDrawer, TritonDrawer
+from inference.models.config import ModelConfig
+from inference.models.native.build import NativeUnavailableError, load_library
+from inference.models.native.decoder import NativeDecoder
+from inference.models.native.packing import pack
+from inference.models.stored import DenseWeight
+from inference.protocol.sampling import SamplingParams
+
+ROUNDING = 2e-5
+"""Of a cumulative probability in float32."""
+DrawerOf = Callable[[int], Drawer]
+
+
+against_sorting = pytest.mark.parametrize("drawer_of", ["torch", "native"], indirect=True)
+
+
+@pytest.fixture(scope="module", params=["torch", "native", "triton"])
+def drawer_of(request: pytest.FixtureRequest, native_cache_dir: Path) -> DrawerOf:
+    """The drawer for a vocabulary's size."""
+    if request.param == "torch":
+        return lambda vocab_size: TorchDrawer()
+    if request.param == "triton":
+        if torch.cuda.is_available():
+            pytest.skip("not interpreted")
+        return lambda vocab_size: TritonDrawer(torch.device("cpu"))
+    try:
+        library = load_library(native_cache_dir)
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+    decoders: dict[int, NativeDecoder] = {}
+
+    def native(vocab_size: int) -> Drawer:
+        if vocab_size not in decoders:
+            decoders[vocab_size] = empty_decoder(library, vocab_size)
+        return NativeDrawer(decoders[vocab_size])
+
+    return native
+
+
+def empty_decoder(library: object, vocab_size: int) -> NativeDecoder:
+    """Without a layer: it draws, and nothing else."""
+    config = ModelConfig(
+        architecture="llama",
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=32,
+        num_layers=0,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        max_positions=8,
+        rms_norm_eps=1e-5,
+        rope_theta=10_000.0,
+    )
+    table = pack(DenseWeight(weight=torch.zeros(vocab_size, 32)))
+    return NativeDecoder(
+        library,  # type: ignore[arg-type]
+        config,
+        layers=[],
+        final_norm=torch.ones(32),
+        embedding=table,
+        head=table,
+        cosines=torch.zeros(8, 8),
+        sines=torch.zeros(8, 8),
+        kv_format="fp32",
+        num_threads=2,
+    )
+
+
+def kept_distribution(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """(vocab_size,) float64: by sorting."""
+    probabilities = (scores.double() / params.temperature).softmax(-1)
+    order = probabilities.argsort(descending=True)
+    limited = order[: params.top_k or len(order)]
+    values = probabilities[limited]
+    before = values.cumsum(0) - values
+    is_kept = (before < params.top_p * values.sum()) if params.top_p < 1 else before >= 0
+    is_kept[0] = True
+    is_kept &= values >= params.min_p * values[0]
+    # Ties with the last one stay.
+    return torch.where(probabilities >= values[is_kept].min(), probabilities, 0.0)
+
+
+def draw_all(drawer: Drawer, scores: torch.Tensor, draws: list[Draw]) -> list[int]:
+    num_candidates = 1 if drawer.is_exact else scores.shape[-1]
+    token_ids, is_short = drawer.draw(scores, draws, num_candidates)
+    assert not is_short.any()
+    return token_ids.tolist()  # type: ignore[no-any-return]
+
+
+@against_sorting
+@given(
+    seed=st.integers(0, 1000),
+    vocab_size=st.sampled_from([5, 16, 50, 513, 3000]),
+    spread=st.sampled_from([0.0, 0.5, 3.0, 12.0]),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 7, 40, 300, 5000]),
+    top_p=st.sampled_from([0.1, 0.6, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.02, 1.0]),
+)
+def test_draws_are_those_of_the_sorted_distribution(
+    drawer_of: DrawerOf,
+    seed: int,
+    vocab_size: int,
+    spread: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(3, vocab_size, generator=generator) * spread
+    params = SamplingParams(
+        max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
+    uniforms = [0.0, 0.25, 0.8, 1 - 2**-24]
+    draws = [Draw(2, params, uniform) for uniform in uniforms]
+    kept = kept_distribution(scores[2], params)
+    cumulative = kept.cumsum(0) / kept.sum()
+    for token_id, uniform in zip(
+        draw_all(drawer_of(vocab_size), scores, draws), uniforms, strict=True
+    ):
+        # What weighs nearly nothing, or is at the filters' edge, may fall on either side.
+        edge = ROUNDING + float(kept[kept > 0].min() / kept.sum()) * (top_p < 1)
+        assert float(cumulative[token_id]) >= uniform - edge
+        below = float(cumulative[token_id - 1]) if token_id else 0.0
+        assert below <= uniform + edge
+
+
+@against_sorting
+@given(bits=st.binary(min_size=7, max_size=7), row=st.integers(0, 2))
+def test_tokens_without_their_bit_are_forbidden(drawer_of: DrawerOf, bits: bytes, row: int) -> None:
+    """A vocabulary of an odd size: its last bits are of no token."""
+    scores = torch.ones(3, 53)
+    drawer = drawer_of(53)
+    drawer.forbid(scores, [row], np.frombuffer(bits, dtype=np.uint8).copy().reshape(1, -1))
+    expected = [bits[token_id // 8] >> (token_id % 8) & 1 == 1 for token_id in range(53)]
+    assert (scores[row] == 1.0).tolist() == expected
+    assert all(value in (1.0, -math.inf) for value in scores[row].tolist())
+    drawer.forbid(scores, [0, 1, 2], np.full((3, 7), 0xFF, dtype=np.uint8))
+    assert (scores == 1.0).sum() == 2 * 53 + sum(expected)
+
+
+@against_sorting
+@given(
+    seed=st.integers(0, 100),
+    vocab_size=st.sampled_from([5, 16, 53, 600]),
+    num_rows=st.sampled_from([1, 4, 9]),
+)
+def test_the_likeliest_is_the_first_of_equals(
+    drawer_of: DrawerOf, seed: int, vocab_size: int, num_rows: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(-9, 10, (num_rows, vocab_size), generator=generator).float()
+    token_ids, are_finite = drawer_of(vocab_size).likeliest(scores)
+    assert token_ids.tolist() == [int(row.argmax()) for row in scores]
+    assert are_finite.all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 20, 52])
+def test_scores_that_are_not_finite(drawer_of: DrawerOf, value: float, place: int) -> None:
+    """A token may be impossible, a row may not."""
+    scores = torch.zeros(3, 53)
+    scores[1, place] = value
+    _, are_finite = drawer_of(53).likeliest(scores)
+    assert are_finite.tolist() == [True, value == -math.inf, True]
+    _, are_finite = drawer_of(53).likeliest(torch.full((1, 53), -math.inf))
+    assert are_finite.tolist() == [False]
+
+
+def test_ties_with_the_last_one_stay(drawer_of: DrawerOf) -> None:
+    """Six are as likely: two of them would do."""
+    scores = torch.full((1, 600), -20.0)
+    tied = [3, 90, 91, 200, 511, 599]
+    scores[0, tied] = 1.0
+    params = SamplingParams(max_tokens=1, top_k=2)
+    draws = [Draw(0, params, (i + 0.5) / 6) for i in range(6)]
+    assert draw_all(drawer_of(600), scores, draws) == tied
+
+
+def test_a_flat_nucleus_is_found_without_its_order(drawer_of: DrawerOf) -> None:
+    scores = torch.zeros(1, 5000)
+    scores[0, ::2] = math.log(3)
+    draws = [Draw(0, SamplingParams(max_tokens=1, top_p=0.7), i / 7) for i in range(7)]
+    drawn = draw_all(drawer_of(5000), scores, draws)
+    assert all(token_id % 2 == 0 for token_id in drawn)
+    assert drawn == sorted(drawn) and drawn[-1] > 4000
+
+
+def test_forbidden_tokens_are_never_drawn(drawer_of: DrawerOf) -> None:
+    scores = torch.full((1, 100), -math.inf)
+    scores[0, [7, 60]] = torch.tensor([0.0, 1.0])
+    for params in (
+        SamplingParams(max_tokens=1),
+        SamplingParams(max_tokens=1, top_k=50),
+        SamplingParams(max_tokens=1, top_p=0.99),
+    ):
+        draws = [Draw(0, params, uniform) for uniform in (0.0, 0.1, 0.9, 1 - 2**-24)]
+        assert draw_all(drawer_of(100), scores, draws) == [7, 7, 60, 60]
+
+
+def test_what_is_no_number_leaves_other_rows_alone(drawer_of: DrawerOf) -> None:
+    scores = torch.zeros(3, 40)
+    scores[1, 5] = math.nan
+    scores[::2, 9] = 50.0
+    params = SamplingParams(max_tokens=1, top_p=0.9, top_k=3)
+    drawn = draw_all(drawer_of(40), scores, [Draw(row, params, 0.5) for row in range(3)])
+    assert drawn[0] == drawn[2] == 9
+    assert 0 <= drawn[1] <= 40
+
+
+def test_a_low_temperature_is_greedy(drawer_of: DrawerOf) -> None:
+    scores = torch.linspace(0, 1, 300).flip(0).unsqueeze(0)
+    params = SamplingParams(max_tokens=1, temperature=1e-6)
+    assert draw_all(drawer_of(300), scores, [Draw(0, params, 0.999)]) == [0]

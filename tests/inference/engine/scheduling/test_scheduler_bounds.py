@@ -1,0 +1,412 @@
+"""The scheduler's bounds, each at the last number that is allowed and the first that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from inference.engine.errors import IntegrityError
+from inference.engine.kv_cache import KVCache
+from inference.engine.scheduling.scheduler import (
+    SCORED_TOKENS_PER_STEP,
+    PrefillChunk,
+    Schedule,
+    Scheduler,
+    SchedulerLimits,
+)
+from inference.engine.scheduling.sequence import Sequence, SequenceState
+from inference.protocol.sampling import Grammar, SamplingParams
+from tests.inference.engine.scheduling.test_scheduler import COMPILED, FixedPace
+
+BLOCK_TOKENS = 4
+PACE = FixedPace(tokens=100)
+
+
+def sequence_of(
+    name: str,
+    num_prompt_tokens: int,
+    max_tokens: int = 9,
+    *,
+    deadline_s: float = 0.0,
+    context_tokens: int = 10_000,
+    prompt_logprobs: int | None = None,
+    grammar: Grammar | None = None,
+    account: str = "a",
+) -> Sequence:
+    """Its prompt is like nobody else's."""
+    return Sequence(
+        name,
+        [ord(name[0]) + index for index in range(num_prompt_tokens)],
+        SamplingParams(max_tokens=max_tokens, prompt_logprobs=prompt_logprobs, grammar=grammar),
+        context_tokens=context_tokens,
+        arrival=int(name[1:] or 0) * 100 + ord(name[0]),
+        deadline_s=deadline_s,
+        account=account,
+    )
+
+
+def scheduler_of(
+    sequences: Iterable[Sequence] = (), *, num_blocks: int = 200, max_running: int = 8
+) -> Scheduler:
+    cache = KVCache(num_blocks, BLOCK_TOKENS)
+    scheduler = Scheduler(cache, SchedulerLimits(max_running=max_running, max_queue_depth=4))
+    for sequence in sequences:
+        scheduler.add(sequence)
+    return scheduler
+
+
+def step(scheduler: Scheduler, pace: FixedPace = PACE) -> Schedule:
+    """Every token is a 7."""
+    schedule = scheduler.schedule(pace)
+    scheduler.commit(schedule, [7] * len(schedule.sampled))
+    scheduler.check_integrity()
+    return schedule
+
+
+def chunks(schedule: Schedule) -> list[tuple[str, int, int, bool]]:
+    return [(c.sequence.sequence_id, c.start, c.end, c.is_last) for c in schedule.prefills]
+
+
+def test_prompts_are_those_that_wait_or_are_being_computed() -> None:
+    scheduler = scheduler_of()
+    assert not scheduler.has_prompts
+    scheduler.add(sequence_of("a", 20))
+    assert scheduler.has_prompts, "it waits"
+    step(scheduler, FixedPace(tokens=16))
+    assert scheduler.has_prompts and not scheduler.waiting, "some of it is computed"
+    step(scheduler)
+    assert not scheduler.has_prompts, "it decodes"
+    step(scheduler)
+    assert not scheduler.has_prompts
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted"),
+    [
+        (1, [("a", 0, 1, False)]),
+        (7, [("a", 0, 4, False)]),
+        (8, [("a", 0, 8, True)]),
+        (9, [("a", 0, 8, True), ("b", 0, 1, False)]),
+        (16, [("a", 0, 8, True), ("b", 0, 8, True)]),
+        (17, [("a", 0, 8, True), ("b", 0, 8, True), ("c", 0, 1, False)]),
+    ],
+)
+def test_a_step_holds_its_prompt_tokens_and_no_more(
+    tokens: int, wanted: list[tuple[str, int, int, bool]]
+) -> None:
+    scheduler = scheduler_of(sequence_of(name, 8) for name in "abc")
+    schedule = step(scheduler, FixedPace(tokens=tokens))
+    assert chunks(schedule) == wanted
+    assert schedule.num_prefill_tokens == sum(end - start for _, start, end, _ in wanted)
+    assert [s.sequence_id for s in scheduler.running] == [name for name, *_ in wanted]
+    assert [s.sequence_id for s in schedule.sampled] == [name for name, *_, last in wanted if last]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted"),
+    [
+        (0, []),
+        (31, [("a", 48, 64, False)]),
+        (32, [("a", 48, 80, True)]),
+        (33, [("a", 48, 80, True), ("b", 48, 49, False)]),
+        (64, [("a", 48, 80, True), ("b", 48, 80, True)]),
+    ],
+)
+def test_prompts_under_way_go_on_before_others_begin(
+    tokens: int, wanted: list[tuple[str, int, int, bool]]
+) -> None:
+    scheduler = scheduler_of([sequence_of("a", 80), sequence_of("b", 80)])
+    for sequence in (*scheduler.waiting,):
+        assert scheduler._admit(scheduler.waiting.next() or sequence)
+        sequence.num_computed_tokens = 48
+    scheduler.add(sequence_of("c", 8))
+    assert chunks(scheduler.schedule(FixedPace(tokens=tokens))) == wanted
+
+
+def test_a_prompt_that_goes_on_takes_the_whole_budget() -> None:
+    """What its even share leaves would only begin another with a few rows."""
+    scheduler = scheduler_of([sequence_of("a", 100), sequence_of("b", 8)])
+    assert chunks(step(scheduler, FixedPace(tokens=60))) == [("a", 0, 64 - 16, False)]
+    assert chunks(step(scheduler, FixedPace(tokens=60))) == [
+        ("a", 48, 100, True),
+        ("b", 0, 8, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pace_seats", "max_running", "num_seats"), [(1, 9, 1), (3, 9, 3), (9, 2, 2), (9, 9, 4)]
+)
+def test_as_many_sit_down_as_there_are_seats(
+    pace_seats: int, max_running: int, num_seats: int
+) -> None:
+    scheduler = scheduler_of((sequence_of(name, 2) for name in "abcd"), max_running=max_running)
+    step(scheduler, FixedPace(tokens=100, num_seats=pace_seats))
+    assert len(scheduler.running) == num_seats
+    assert len(scheduler.waiting) == 4 - num_seats
+
+
+def test_blocks_are_given_for_as_many_tokens_as_there_are() -> None:
+    sequence = sequence_of("a", BLOCK_TOKENS)
+    scheduler = scheduler_of([sequence])
+    held = []
+    for _ in range(BLOCK_TOKENS + 2):
+        step(scheduler)
+        held.append((len(sequence.token_ids), len(sequence.block_ids)))
+    # The newest token has no slot before the step that computes it.
+    assert held == [(5, 1), (6, 2), (7, 2), (8, 2), (9, 2), (10, 3)]
+
+
+def test_the_queue_is_as_deep_as_it_may_be() -> None:
+    """Beyond the free seats."""
+    scheduler = scheduler_of(max_running=2)
+    for index in range(1, 7):
+        assert not scheduler.is_full
+        scheduler.add(sequence_of(f"q{index}", 2))
+    assert scheduler.is_full, "two seats and four places"
+    step(scheduler)
+    assert scheduler.is_full
+    scheduler.end(scheduler.running[0])
+    assert not scheduler.is_full
+
+
+def test_seats_are_no_promise_while_blocks_are_short() -> None:
+    large, waiting = sequence_of("a", 28), sequence_of("b", 8)
+    scheduler = scheduler_of([large, waiting], num_blocks=8, max_running=6)
+    step(scheduler)
+    assert list(scheduler.waiting) == [waiting]
+    for index in range(1, 4):
+        assert not scheduler.is_full
+        scheduler.add(sequence_of(f"q{index}", 2))
+    assert scheduler.is_full and scheduler.overdue(1.0)
+    scheduler.end(large)
+    step(scheduler)
+    assert not scheduler.waiting and len(scheduler.running) == 4
+    for index in range(4, 10):
+        assert not scheduler.is_full, "two seats, which count again, and four places"
+        scheduler.add(sequence_of(f"q{index}", 2))
+    assert scheduler.is_full
+
+
+def test_one_account_s_places_are_half_of_an_odd_queue_too() -> None:
+    assert SchedulerLimits(max_queue_depth=5).max_queue_depth_per_account == 3
+    scheduler = scheduler_of(max_running=1)
+    for index in range(1, 4):
+        assert not scheduler.is_full_for("a")
+        scheduler.add(sequence_of(f"q{index}", 2))
+    assert scheduler.is_full_for("a") and not scheduler.is_full_for("b")
+
+
+def test_who_has_a_seat_promised_is_not_overdue() -> None:
+    scheduler = scheduler_of(max_running=2)
+    late = [sequence_of(f"q{index}", 2, deadline_s=5.0) for index in range(1, 5)]
+    for sequence in late:
+        scheduler.add(sequence)
+    assert scheduler.overdue(4.9) == []
+    assert scheduler.overdue(5.0) == late[2:]
+    step(scheduler)
+    assert scheduler.overdue(5.0) == late[2:], "the two run"
+
+
+def test_scored_tokens_have_a_bound_of_their_own() -> None:
+    first = sequence_of("a", SCORED_TOKENS_PER_STEP // 2 + 1, prompt_logprobs=0)
+    second = sequence_of("b", 200, prompt_logprobs=0)
+    third = sequence_of("c", 8, prompt_logprobs=0)
+    scheduler = scheduler_of([first, second, third])
+    schedule = scheduler.schedule(FixedPace(tokens=1000))
+    assert schedule.num_scored_tokens == SCORED_TOKENS_PER_STEP
+    assert chunks(schedule) == [("a", 0, 65, True), ("b", 0, 64, False)]
+    assert [chunk.scored for chunk in schedule.prefills] == [range(64), range(64)]
+    scheduler.commit(schedule, [7])
+    assert (first.num_scored_tokens, second.num_scored_tokens) == (64, 64)
+    assert first.num_tokens_to_score == 0
+    for _ in range(4):
+        schedule = scheduler.schedule(FixedPace(tokens=1000))
+        assert schedule.num_scored_tokens <= SCORED_TOKENS_PER_STEP
+        scheduler.commit(schedule, [7] * len(schedule.sampled))
+    assert second.num_scored_tokens == 199 and third.num_scored_tokens == 7
+
+
+def test_prompts_that_are_not_scored_have_no_such_bound() -> None:
+    num_tokens = 3 * SCORED_TOKENS_PER_STEP
+    scored = sequence_of("a", 100, prompt_logprobs=0)
+    scheduler = scheduler_of([scored, sequence_of("b", num_tokens)])
+    schedule = scheduler.schedule(FixedPace(tokens=1000))
+    assert chunks(schedule) == [("a", 0, 100, True), ("b", 0, num_tokens, True)]
+
+
+def test_what_is_scored_of_a_chunk() -> None:
+    sequence = sequence_of("a", 10, prompt_logprobs=0)
+    assert PrefillChunk(sequence, 0, 4, False).scored == range(4)
+    assert PrefillChunk(sequence, 4, 10, True).scored == range(4, 9)
+    sequence.num_scored_tokens = 6
+    assert PrefillChunk(sequence, 4, 10, True).scored == range(6, 9)
+    assert not PrefillChunk(sequence, 0, 5, False).scored
+    sequence.num_scored_tokens = 9
+    assert not PrefillChunk(sequence, 4, 10, True).scored
+
+
+def test_a_step_ahead_has_a_row_for_each_that_goes_on() -> None:
+    long, short = sequence_of("a", 3, 9), sequence_of("b", 3, 2)
+    scheduler = scheduler_of([long, short])
+    schedule = scheduler.schedule(PACE)
+    ahead = scheduler.foresee(schedule)
+    assert ahead is not None and ahead.decodes == [long, short] and ahead.prefills == []
+    scheduler.commit(schedule, [7, 7])
+    further = scheduler.foresee(ahead)
+    assert further is not None and further.decodes == [long], "the other ends by its length"
+    assert len(long.block_ids) == 2, "for its fifth token"
+
+
+def test_no_step_ahead_where_everybody_ends() -> None:
+    scheduler = scheduler_of([sequence_of("a", 3, 1)])
+    assert scheduler.foresee(scheduler.schedule(PACE)) is None
+
+
+def test_no_step_ahead_of_a_prompt_that_goes_on() -> None:
+    scheduler = scheduler_of([sequence_of("a", 3), sequence_of("b", 60)])
+    assert scheduler.foresee(scheduler.schedule(FixedPace(tokens=16))) is None
+
+
+def test_no_step_ahead_without_a_block_for_each() -> None:
+    scheduler = scheduler_of([sequence_of("a", 3), sequence_of("b", 4)], num_blocks=2)
+    schedule = scheduler.schedule(PACE)
+    assert len(schedule.sampled) == 2
+    assert scheduler.foresee(schedule) is None, "the second needs one for its fifth token"
+    roomy = scheduler_of([sequence_of("a", 3), sequence_of("b", 4)], num_blocks=3)
+    assert roomy.foresee(roomy.schedule(PACE)) is not None
+
+
+@pytest.mark.parametrize(("max_running", "is_ahead"), [(1, True), (2, False), (3, False)])
+def test_no_step_ahead_of_who_has_a_seat_and_blocks(max_running: int, is_ahead: bool) -> None:
+    scheduler = scheduler_of([sequence_of("a", 3)], max_running=max_running)
+    schedule = scheduler.schedule(PACE)
+    scheduler.add(sequence_of("b", 3))
+    assert (scheduler.foresee(schedule) is not None) == is_ahead
+
+
+@pytest.mark.parametrize(("num_blocks", "is_ahead"), [(2, True), (3, False)])
+def test_a_step_ahead_of_who_lacks_blocks(num_blocks: int, is_ahead: bool) -> None:
+    scheduler = scheduler_of([sequence_of("a", 3)], num_blocks=num_blocks)
+    schedule = scheduler.schedule(PACE)
+    scheduler.add(sequence_of("b", 8))
+    assert (scheduler.foresee(schedule) is not None) == is_ahead
+    assert scheduler.is_full_for("b") is False
+
+
+def test_a_step_ahead_of_who_cannot_start_and_none_once_it_can() -> None:
+    scheduler = scheduler_of([sequence_of("a", 3)])
+    schedule = scheduler.schedule(PACE)
+    held = sequence_of("b", 3, grammar=Grammar(text=""))
+    scheduler.add(held)
+    ahead = scheduler.foresee(schedule)
+    assert ahead is not None
+    scheduler.commit(schedule, [7])
+    held.grammar = COMPILED
+    assert scheduler.foresee(ahead) is None
+
+
+def test_a_launched_row_of_who_has_ended_counts_for_nothing() -> None:
+    stays, leaves = sequence_of("a", 3), sequence_of("b", 3)
+    scheduler = scheduler_of([stays, leaves])
+    schedule = scheduler.schedule(PACE)
+    ahead = scheduler.foresee(schedule)
+    assert ahead is not None
+    scheduler.commit(schedule, [7, 8])
+    assert schedule.sequences == ahead.sequences == [stays, leaves]
+    assert not ahead.has_ended_rows
+    scheduler.end(leaves)
+    assert ahead.has_ended_rows
+    assert ahead.without_ended_rows().decodes == [stays]
+    further = scheduler.foresee(ahead)
+    assert further is not None and further.decodes == [stays]
+    scheduler.commit(ahead, [9, 9])
+    assert stays.token_ids[3:] == [7, 9] and leaves.token_ids[3:] == [8]
+    assert stays.num_computed_tokens == 4
+    scheduler.check_integrity()
+
+
+def test_the_newest_gives_its_blocks_up_and_comes_back_first() -> None:
+    old, new = sequence_of("a", 4, 20), sequence_of("b", 7, 20)
+    scheduler = scheduler_of([old, new], num_blocks=3)
+    step(scheduler)
+    assert scheduler.running == [old, new] and scheduler.num_preemptions == 0
+    later = sequence_of("c", 2)
+    scheduler.add(later)
+    schedule = scheduler.schedule(PACE)
+    assert (schedule.decodes, scheduler.num_preemptions) == ([old], 1)
+    assert list(scheduler.waiting) == [new, later], "what runs first runs again first"
+    assert new.state is SequenceState.WAITING and new.num_computed_tokens == 0
+    scheduler.commit(schedule, [7])
+    scheduler.end(old)
+    schedule = step(scheduler)
+    assert chunks(schedule) == [("b", 4, 8, True), ("c", 0, 2, True)]
+    assert scheduler.running == [new, later] and (new.admission, later.admission) == (2, 3)
+
+
+def test_what_is_counted_of_a_prompt_is_counted_once() -> None:
+    first = sequence_of("a", 40, 1)
+    first.same_prompt_as = ended = sequence_of("w", 3)
+    ended.move_to(SequenceState.ENDED)
+    scheduler = scheduler_of([first])
+    step(scheduler, FixedPace(tokens=16))
+    assert (first.num_cached_tokens, first.num_prefilled_tokens) == (0, 16)
+    assert first.same_prompt_as is None, "nobody is kept who has ended"
+    assert not first.has_prompt_in_blocks
+    step(scheduler)
+    assert first.num_prefilled_tokens == 40 and first.deadline_s is None
+    scheduler.end_many([first])
+    again = sequence_of("a", 40, 9)
+    scheduler.add(again)
+    step(scheduler)
+    assert again.num_cached_tokens == 36 and scheduler.prefix_hit_tokens == 36
+    scheduler._preempt_newest()
+    step(scheduler)
+    assert scheduler.prefix_hit_tokens == 36, "its own blocks, this time"
+    assert again.num_prefilled_tokens == 40, "of the prompt: outputs are no part of it"
+
+
+def test_ended_ones_leave_nothing() -> None:
+    sequences = [sequence_of(name, 5) for name in "abc"]
+    scheduler = scheduler_of([*sequences, sequence_of("d", 400)], num_blocks=50)
+    step(scheduler)
+    waiting = next(iter(scheduler.waiting))
+    scheduler.end_many([])
+    assert scheduler.running == sequences
+    scheduler.end_many(sequences[:2])
+    assert scheduler.running == sequences[2:]
+    assert all(s.state is SequenceState.ENDED and not s.block_ids for s in sequences[:2])
+    scheduler.end(sequences[2])
+    scheduler.end(waiting)
+    assert not scheduler.running and not scheduler.waiting
+    assert scheduler.kv_cache.allocator.num_used == 0
+
+
+def test_disorder_is_noticed() -> None:
+    scheduler = scheduler_of(sequence_of(name, 3) for name in "ab")
+    step(scheduler)
+    first, second = scheduler.running
+    for running in ([second, first], [first, first, second]):
+        scheduler.running = running
+        with pytest.raises(IntegrityError):
+            scheduler.check_integrity()
+    scheduler.running = [first, second]
+    scheduler.check_integrity()
+    first.admission = 0
+    with pytest.raises(IntegrityError):
+        scheduler.check_integrity()
+    first.admission = 1
+    scheduler.check_integrity()
+    second.same_prompt_as = sequence_of("w", 3)
+    with pytest.raises(IntegrityError):
+        scheduler.check_integrity()
+    second.same_prompt_as = None
+    held = first.block_ids.pop()
+    with pytest.raises(IntegrityError):
+        scheduler.check_integrity()
+    first.block_ids.append(held)
+    scheduler.add(waiting := sequence_of("v", 3))
+    scheduler.check_integrity()
+    waiting.admission = 9
+    with pytest.raises(IntegrityError):
+        scheduler.check_integrity()

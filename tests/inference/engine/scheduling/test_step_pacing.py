@@ -1,0 +1,169 @@
+"""Seats and prompt chunks follow the machine's speed, on a clock that is made up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from inference.engine.scheduling.pacing import SMALLEST_CHUNK
+from inference.engine.scheduling.step_pacing import MEMORY_STEPS, SMALLEST_HOUSE, StepPacer
+
+TARGET_S = 0.1
+MAX_SEATS = 256
+MAX_TOKENS = 512
+
+Cost = Callable[[int], float]
+
+
+def cpu(num_rows: int) -> float:
+    """Two cores: 64 rows in a tenth of a second."""
+    return 0.002 + 0.00153 * num_rows
+
+
+def gpu(num_rows: int) -> float:
+    return 0.008 + 0.00002 * num_rows
+
+
+def slow(num_rows: int) -> float:
+    return 0.05 * num_rows
+
+
+def pacer_for(max_seats: int = MAX_SEATS) -> StepPacer:
+    return StepPacer(max_seats, MAX_TOKENS, TARGET_S)
+
+
+def run_full(pacer: StepPacer, cost: Cost, num_steps: int, noise: float = 0.0) -> list[int]:
+    """Every seat is taken in every step; the seats after each."""
+    generator = random.Random(1)
+    seats = []
+    for _ in range(num_steps):
+        num_rows = pacer.num_seats
+        step_s = cost(num_rows) * (1 + generator.uniform(-noise, noise))
+        pacer.record(num_decode_rows=num_rows, num_prefill_tokens=0, step_s=step_s)
+        seats.append(pacer.num_seats)
+    return seats
+
+
+@pytest.mark.parametrize(
+    ("cost", "expected"), [(cpu, 64), (gpu, MAX_SEATS), (slow, SMALLEST_HOUSE)]
+)
+def test_settles_where_a_full_step_takes_the_target(cost: Cost, expected: int) -> None:
+    seats = run_full(pacer_for(), cost, 40)
+    assert seats[-1] == pytest.approx(expected, abs=2)
+    # From below, without ever going back: it does not swing.
+    assert seats == sorted(seats)
+
+
+def test_a_fast_machine_has_all_its_seats_after_a_few_steps() -> None:
+    assert run_full(pacer_for(), gpu, 5)[-1] == MAX_SEATS
+
+
+def test_noise_moves_it_a_little() -> None:
+    pacer = pacer_for()
+    run_full(pacer, cpu, 40)
+    seats = run_full(pacer, cpu, 200, noise=0.3)
+    assert min(seats) > 48 and max(seats) < 90
+    assert all(abs(after - before) <= 12 for before, after in pairwise(seats))
+
+
+def test_a_few_rows_take_no_seats_away() -> None:
+    pacer = pacer_for()
+    settled = run_full(pacer, cpu, 40)[-1]
+    for _ in range(100):
+        pacer.record(num_decode_rows=1, num_prefill_tokens=0, step_s=0.0035)
+    assert pacer.num_seats == settled
+
+
+def test_a_machine_that_gets_slower_has_fewer_seats() -> None:
+    pacer = pacer_for()
+    run_full(pacer, cpu, 40)
+    assert run_full(pacer, lambda rows: 2 * cpu(rows), 40)[-1] == pytest.approx(32, abs=3)
+
+
+def test_one_slow_step_is_no_news() -> None:
+    pacer = pacer_for()
+    settled = run_full(pacer, cpu, 40)[-1]
+    pacer.record(num_decode_rows=settled, num_prefill_tokens=0, step_s=1.0)
+    assert pacer.num_seats > settled / 2
+    assert run_full(pacer, cpu, 12)[-1] == pytest.approx(settled, abs=3)
+
+
+def test_more_rows_than_seats_only_bring_them_down_to_what_fits() -> None:
+    """After a slowdown those that run still do: the estimate is of the machine, not of them."""
+    pacer = pacer_for()
+    for _ in range(40):
+        pacer.record(num_decode_rows=200, num_prefill_tokens=0, step_s=cpu(200))
+    assert pacer.num_seats == pytest.approx(64, abs=3)
+
+
+def test_operator_who_wants_few_seats_has_them() -> None:
+    assert pacer_for(max_seats=1).num_seats == 1
+    assert run_full(pacer_for(max_seats=20), gpu, 20)[-1] == 20
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 20, 50])
+def test_mixed_steps_take_the_target_together(num_rows: int) -> None:
+    pacer, token_s = pacer_for(), 0.0005
+    for _ in range(60):
+        num_tokens = pacer.prefill_tokens(num_rows)
+        step_s = (cpu(num_rows) if num_rows else 0.0) + num_tokens * token_s
+        pacer.record(num_decode_rows=num_rows, num_prefill_tokens=num_tokens, step_s=step_s)
+    assert step_s == pytest.approx(TARGET_S, rel=0.05)
+    assert SMALLEST_CHUNK < num_tokens < MAX_TOKENS
+
+
+def test_a_full_house_still_lets_prompts_through() -> None:
+    pacer = pacer_for()
+    settled = run_full(pacer, cpu, 40)[-1]
+    assert pacer.prefill_tokens(settled) == SMALLEST_CHUNK
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "expected"), [(2000.0, 200), (1e9, MAX_TOKENS), (50.0, SMALLEST_CHUNK)]
+)
+def test_prompt_chunks_alone(tokens_per_s: float, expected: int) -> None:
+    pacer = pacer_for()
+    for _ in range(40):
+        num_tokens = pacer.prefill_tokens(0)
+        pacer.record(
+            num_decode_rows=0, num_prefill_tokens=num_tokens, step_s=num_tokens / tokens_per_s
+        )
+    assert pacer.prefill_tokens(0) == pytest.approx(expected, abs=2)
+
+
+def test_a_small_remainder_changes_nothing() -> None:
+    pacer = pacer_for()
+    before = pacer.prefill_tokens(0)
+    pacer.record(num_decode_rows=0, num_prefill_tokens=3, step_s=0.05)
+    assert pacer.prefill_tokens(0) == before
+
+
+def test_without_a_target_always_the_most() -> None:
+    pacer = StepPacer(MAX_SEATS, MAX_TOKENS, None)
+    pacer.record(num_decode_rows=200, num_prefill_tokens=512, step_s=100.0)
+    assert pacer.num_seats == MAX_SEATS
+    assert pacer.prefill_tokens(200) == MAX_TOKENS
+
+
+@pytest.mark.parametrize("target_s", [TARGET_S, None])
+def test_what_does_not_fit_the_memory_is_not_tried_again_for_a_while(
+    target_s: float | None,
+) -> None:
+    def run(num_steps: int) -> int:
+        for _ in range(num_steps):
+            num_tokens = pacer.prefill_tokens(0)
+            pacer.record(num_decode_rows=0, num_prefill_tokens=num_tokens, step_s=0.001)
+        return pacer.prefill_tokens(0)
+
+    pacer = StepPacer(MAX_SEATS, MAX_TOKENS, target_s)
+    assert run(30) == MAX_TOKENS
+    pacer.record_too_large(MAX_TOKENS)
+    assert run(MEMORY_STEPS - 1) == MAX_TOKENS // 2
+    assert run(1) == MAX_TOKENS
+    for _ in range(20):
+        pacer.record_too_large(MAX_TOKENS)
+        pacer.record_too_large(pacer.prefill_tokens(0))
+    assert pacer.prefill_tokens(0) == SMALLEST_CHUNK

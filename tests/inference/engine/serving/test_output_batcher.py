@@ -1,0 +1,124 @@
+"""Which steps are told together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference.engine.engine import Engine, EngineLimits
+from inference.engine.kv_cache import KVCache
+from inference.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from inference.engine.serving.output_batcher import STATS_INTERVAL_S, TELL_WITHIN_S, Telling
+from inference.protocol.engine import (
+    EngineStats,
+    SequenceCancelled,
+    SequenceFailed,
+    SequenceStep,
+    StepOutputs,
+    SubmitSequence,
+)
+from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.scheduling.fake_device import BLOCK_TOKENS, VOCAB_SIZE, FakeDevice
+
+FIRST = SequenceStep(sequence_id="s", token_ids=[1], num_cached_tokens=0)
+TOKEN = SequenceStep(sequence_id="s", token_ids=[2])
+LAST = SequenceStep(sequence_id="s", token_ids=[3], finish_reason="length", num_output_tokens=3)
+FAILED = SequenceFailed(sequence_id="s", code="engine_error", message="It broke.")
+CANCELLED = SequenceCancelled(sequence_id="s")
+
+
+def step(*outputs: Any, number: int = 0) -> StepOutputs:
+    stats = EngineStats(
+        in_flight=number,
+        queue_depth=0,
+        kv_blocks_used=0,
+        kv_blocks_total=0,
+        decode_tokens_per_s=0.0,
+        prefill_tokens_per_s=0.0,
+        last_forward_unix_s=None,
+    )
+    return StepOutputs(outputs=list(outputs), stats=stats)
+
+
+class Neuron:
+    def __init__(self) -> None:
+        self.told: list[StepOutputs] = []
+        self.telling = Telling(self.told.append)
+        self.telling.touch(0.0)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(message.outputs) for message in self.told]
+
+
+def test_short_steps_are_told_together_and_no_token_is_held_too_long() -> None:
+    neuron, now_s, made_s = Neuron(), 0.0, []
+    for _ in range(100):
+        now_s += 0.003
+        made_s.append(now_s)
+        neuron.telling.add(step(TOKEN), now_s=now_s, next_step_s=0.003)
+        held = made_s[sum(neuron.sizes) :]
+        assert not held or now_s + 0.003 - held[0] <= TELL_WITHIN_S
+    assert set(neuron.sizes) == {6}
+
+
+def test_long_steps_are_told_each() -> None:
+    neuron = Neuron()
+    for number in range(1, 6):
+        neuron.telling.add(step(TOKEN), now_s=0.015 * number, next_step_s=0.015)
+    assert neuron.sizes == [1] * 5
+
+
+@pytest.mark.parametrize("output", [FIRST, LAST, FAILED, CANCELLED])
+def test_what_is_waited_for_is_told_at_once(output: Any) -> None:
+    neuron = Neuron()
+    neuron.telling.add(step(TOKEN), now_s=0.001, next_step_s=0.001)
+    assert neuron.told == []
+    neuron.telling.add(step(TOKEN, output, number=7), now_s=0.002, next_step_s=0.001)
+    (message,) = neuron.told
+    assert message == step(TOKEN, TOKEN, output, number=7), "in order, with the newest stats"
+
+
+def test_what_is_held_can_be_told() -> None:
+    neuron = Neuron()
+    neuron.telling.tell(0.001)
+    neuron.telling.add(step(TOKEN), now_s=0.001, next_step_s=0.001)
+    neuron.telling.tell(0.002)
+    neuron.telling.tell(0.003)
+    assert neuron.sizes == [1]
+
+
+def test_steps_without_tokens_are_told_of_now_and_then() -> None:
+    neuron = Neuron()
+    for number in range(1, 31):
+        neuron.telling.add(step(number=number), now_s=0.1 * number, next_step_s=0.1)
+    assert [message.stats.in_flight for message in neuron.told] == [10, 20, 30]
+    assert neuron.telling.is_quiet(3.0 + STATS_INTERVAL_S)
+    neuron.telling.touch(3.5)
+    assert not neuron.telling.is_quiet(3.0 + STATS_INTERVAL_S)
+
+
+@given(st.lists(st.tuples(st.sampled_from([FIRST, TOKEN, LAST, None]), st.floats(0, 0.05))))
+def test_nothing_is_lost_or_moved(steps: Any) -> None:
+    neuron, now_s = Neuron(), 0.0
+    for output, step_s in steps:
+        now_s += step_s
+        outputs = [] if output is None else [output]
+        neuron.telling.add(step(*outputs), now_s=now_s, next_step_s=step_s)
+    neuron.telling.tell(now_s)
+    assert [o for message in neuron.told for o in message.outputs] == [o for o, _ in steps if o]
+
+
+def test_an_engine_says_when_prompts_make_its_steps_long() -> None:
+    scheduler = Scheduler(KVCache(40, BLOCK_TOKENS), SchedulerLimits(prefill_tokens_per_step=4))
+    engine = Engine(FakeDevice(), scheduler, EngineLimits(context_tokens=40, vocab_size=VOCAB_SIZE))
+    said = [engine.has_prompts]
+    params = SamplingParams(max_tokens=3, temperature=0.0)
+    engine.submit(SubmitSequence(sequence_id="s", token_ids=[0] * 6, params=params))
+    while engine.has_work:
+        said.append(engine.has_prompts)
+        engine.step()
+    assert said == [False, True, True, False, False]

@@ -1,0 +1,167 @@
+"""The engine process from the neuron's end of the socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import pytest
+
+from inference.engine.errors import ChannelClosedError
+from inference.engine.serving.channel import Channel
+from inference.protocol.engine import (
+    CancelSequence,
+    EngineMessage,
+    Idle,
+    Loaded,
+    LoadFailedMessage,
+    LoadProgressed,
+    SequenceCancelled,
+    SequenceFailed,
+    SequenceStep,
+    Shutdown,
+    StepOutputs,
+    SubmitSequence,
+    decode_engine_message,
+    encode_engine_frame,
+)
+from inference.protocol.load import LoadSpec
+from inference.protocol.sampling import Grammar, SamplingParams
+
+REPOSITORY_DIR = Path(__file__).resolve().parents[4]
+EXIT_TIMEOUT_S = 30
+KV_MEMORY_BYTES = 4 * 1024**2
+A_GRAMMAR = '{"grammars": [{"lark_grammar": "start: /[ab]{3}/"}]}'
+
+
+class EngineProcess:
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        self.process = process
+        self.connection = connection
+        self.channel = Channel(connection)
+
+    def send(self, command: msgspec.Struct) -> None:
+        self.channel.send(encode_engine_frame(command))
+
+    def submit(self, sequence_id: str, max_tokens: int, grammar: Grammar | None = None) -> None:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, grammar=grammar)
+        self.send(SubmitSequence(sequence_id=sequence_id, token_ids=[1, 2, 3], params=params))
+
+    def messages(self) -> Iterator[EngineMessage]:
+        while True:
+            yield decode_engine_message(self.channel.receive())
+
+    def wait_loaded(self) -> EngineMessage:
+        return next(m for m in self.messages() if not isinstance(m, LoadProgressed))
+
+    def terminal(self, sequence_id: str) -> SequenceStep | SequenceFailed | SequenceCancelled:
+        """The event that ends the sequence."""
+        return self.outputs(sequence_id)[-1]
+
+    def outputs(self, sequence_id: str) -> list[SequenceStep | SequenceFailed | SequenceCancelled]:
+        """The sequence's, up to the one that ends it."""
+        outputs = []
+        for message in self.messages():
+            for output in message.outputs if isinstance(message, StepOutputs) else []:
+                if output.sequence_id != sequence_id:
+                    continue
+                outputs.append(output)
+                if not isinstance(output, SequenceStep) or output.finish_reason is not None:
+                    return outputs
+        raise AssertionError("unreachable: messages() never ends")
+
+
+@contextmanager
+def started(
+    source: str,
+    data_dir: Path,
+    *,
+    kv_memory_bytes: int | None = KV_MEMORY_BYTES,
+    module: str = "inference.engine",
+    environment: Mapping[str, str] | None = None,
+    log_file: IO[bytes] | None = None,
+) -> Iterator[EngineProcess]:
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, "--fd", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        cwd=REPOSITORY_DIR,
+        env=os.environ
+        | {
+            "HELEXA_DATA_DIR": str(data_dir),
+            "HELEXA_ENGINE_THREADS": "1",
+            "HELEXA_ENGINE_CHECKS": "1",
+        }
+        | dict(environment or {}),
+        stderr=log_file,
+    )
+    theirs.close()
+    engine = EngineProcess(process, ours)
+    spec = LoadSpec(job_id="1", model="tiny", source=source, kv_memory_bytes=kv_memory_bytes)
+    engine.channel.send(msgspec.msgpack.encode(spec))
+    try:
+        yield engine
+    finally:
+        ours.close()
+        process.kill()
+        process.wait(EXIT_TIMEOUT_S)
+
+
+def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Path) -> None:
+    with started(f"path:{tiny_model_dir}", data_dir) as engine:
+        loaded = engine.wait_loaded()
+        assert isinstance(loaded, Loaded), loaded
+        assert loaded.report.context_tokens == 256
+        assert loaded.report.kv_bytes <= KV_MEMORY_BYTES
+        assert loaded.report.grammar_problem is None
+
+        engine.process.send_signal(signal.SIGINT)  # Ctrl-C in the terminal is not for the engine
+        engine.submit("answered", 5)
+        answered = engine.terminal("answered")
+        assert isinstance(answered, SequenceStep)
+        assert (answered.finish_reason, answered.num_output_tokens) == ("length", 5)
+
+        engine.submit("bound", 50, Grammar(text=A_GRAMMAR))
+        bound = engine.terminal("bound")
+        assert isinstance(bound, SequenceStep)
+        assert (bound.finish_reason, bound.num_output_tokens) == ("stop", 3)
+
+        engine.submit("cancelled", 200)
+        engine.send(CancelSequence(sequence_id="cancelled"))
+        assert isinstance(engine.terminal("cancelled"), SequenceCancelled)
+        idle = next(m for m in engine.messages() if isinstance(m, Idle))
+        assert idle.stats.kv_blocks_used == 0
+
+        engine.submit("unfinished", 200)
+        engine.send(Shutdown())
+        *steps, unfinished = engine.outputs("unfinished")
+        assert isinstance(unfinished, SequenceCancelled)
+        num_told = sum(len(step.token_ids) for step in steps if isinstance(step, SequenceStep))
+        assert unfinished.used.num_output_tokens == num_told
+        assert unfinished.used.num_prompt_tokens == (3 if num_told else 0)
+        assert engine.process.wait(EXIT_TIMEOUT_S) == 0
+
+
+def test_ends_with_its_neuron(tiny_model_dir: Path, data_dir: Path) -> None:
+    with started(f"path:{tiny_model_dir}", data_dir) as engine:
+        # Closed while it is still importing or loading.
+        engine.connection.close()
+        assert engine.process.wait(EXIT_TIMEOUT_S) == 2
+
+
+def test_load_that_fails_says_why_and_exits(tmp_path: Path, data_dir: Path) -> None:
+    with started(f"path:{tmp_path / 'nothing-here'}", data_dir) as engine:
+        failed = engine.wait_loaded()
+        assert isinstance(failed, LoadFailedMessage)
+        assert failed.failure.code in {"missing_file", "bad_source"}
+        assert engine.process.wait(EXIT_TIMEOUT_S) == 1
+        with pytest.raises(ChannelClosedError):
+            engine.channel.receive()
