@@ -62,10 +62,6 @@ def catalogue_cache_clear() -> None:
     _cache = None
 
 
-def catalogue_pinned() -> tuple[CatalogueEntry, ...]:
-    return tuple(entry for entry in catalogue_list() if entry.pinned)
-
-
 def model_enabled(name: str) -> CatalogueModel:
     """Raises ``UnknownModelError``, ``ModelDisabledError``."""
     model = CatalogueModel.objects.filter(name=name).first()

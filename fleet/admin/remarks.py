@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from django.db.models import Max
 from django.template.defaultfilters import filesizeformat
 
+from fleet.catalogue import CatalogueSettings
 from fleet.models import CatalogueModel, Device, Neuron, Replica
 from fleet.outdated import is_outdated
+
+QUANTISED = ("q4", "q8", "fp8")
+"""While loading: it takes less than its files."""
 
 
 def outdated_replicas(model: CatalogueModel) -> list[Replica]:
@@ -28,16 +32,37 @@ def saved_remarks(model: CatalogueModel) -> Iterator[str]:
             "it is reloaded. Choose it in the list, then the action Reload what is outdated"
         )
     settings = model.settings()
+    for replica in model.replicas.all():
+        if reason := _misplaced(settings, replica):
+            yield (
+                f"{model.name} stays on {replica.neuron.name} until it is unloaded there, although "
+                f"{reason}"
+            )
     known = set(Neuron.objects.values_list("name", flat=True))
     for name in settings.pinned_on:
         if name not in known:
             yield f"No neuron named {name} has joined yet"
+    if settings.vram_mb and settings.quantization in QUANTISED and model.weight_bytes is None:
+        yield (
+            f"Placement expects it to take {settings.vram_mb:,} MiB until it was loaded once: make "
+            f"sure that this is its size in {settings.quantization}"
+        )
     largest_bytes = Device.objects.aggregate(largest=Max("total_memory_bytes"))["largest"]
     if settings.kv_memory_bytes and largest_bytes and settings.kv_memory_bytes > largest_bytes:
         yield (
             f"{filesizeformat(settings.kv_memory_bytes)} of KV memory is more than any device has "
             f"({filesizeformat(largest_bytes)}): loads will be refused"
         )
+
+
+def _misplaced(settings: CatalogueSettings, replica: Replica) -> str | None:
+    """Why it would not be loaded where it is, by the settings of now."""
+    if settings.pinned_on and replica.neuron.name not in settings.pinned_on:
+        return f"it is pinned on {', '.join(settings.pinned_on)}"
+    is_elsewhere = any(not name.startswith(settings.device) for name in replica.devices)
+    if settings.device != "auto" and is_elsewhere:
+        return f"its device is {settings.device}"
+    return None
 
 
 def deleted_remark(model: CatalogueModel) -> str | None:

@@ -307,7 +307,8 @@ class CatalogueSettings:
 
     @property
     def is_kept_loaded(self) -> bool:
-        return self.pinned and self.enabled
+        """The control loads it again whenever it is not."""
+        return self.enabled and self.effective_min_replicas > 0
 
     @property
     def effective_min_replicas(self) -> int:

@@ -73,7 +73,8 @@ def unload_job_start(
     """
     model = CatalogueModel.objects.filter(name=model_name).first()
     if model is not None and model.settings().is_kept_loaded and not is_planned:
-        raise ModelPinnedError(f"{model_name} is pinned and would be loaded again: unpin it first")
+        fix = "unpin it" if model.settings().pinned else "set its least number of replicas to 0"
+        raise ModelPinnedError(f"{model_name} would be loaded again at once: {fix} first")
     neuron = selectors.neuron_known(neuron_name)
     jobs = selectors.load_jobs_active().filter(model_name=model_name, neuron=neuron)
     replicas = Replica.objects.filter(model_name=model_name, neuron=neuron)

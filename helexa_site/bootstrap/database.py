@@ -104,7 +104,7 @@ def default_model_is_kept() -> bool:
 
     try:
         entry = selectors.catalogue_find(DEFAULT_MODEL_NAME)
-        return entry is not None and entry.effective_min_replicas > 0
+        return entry is not None and entry.is_kept_loaded
     except DatabaseError as error:
         raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
     finally:

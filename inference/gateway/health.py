@@ -131,7 +131,7 @@ def _model_reason(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> Rea
             return None
         return Reason("engine_stalled", f"{entry.name} makes no progress on {stalled[0]}.")
     statuses = sorted({replica.status.value for replica in replicas})
-    if not entry.pinned and ReplicaStatus.RECOVERING.value not in statuses:
+    if not entry.is_kept_loaded and ReplicaStatus.RECOVERING.value not in statuses:
         return None
     return Reason("model_away", f"{entry.name} is {' and '.join(statuses) or 'not loaded'}.")
 

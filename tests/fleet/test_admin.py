@@ -271,6 +271,24 @@ def test_what_no_host_can_do_is_remarked(admin_client, model, beat) -> None:
     assert "900.0 GB of KV memory is more than any device has (16.0 GB)" in html
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "cuda"}, "although its device is cuda"),
+        ({"pinned_on": "beauty"}, "although it is pinned on beauty"),
+        ({"device": "cpu", "pinned_on": "beast"}, None),
+    ],
+)
+def test_a_replica_where_it_would_not_be_loaded_now_is_remarked(
+    admin_client, model, beat, build, sent, changes: dict[str, str], message: str | None
+) -> None:
+    beat(replicas=[build.replica(devices=["cpu"])])
+    url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+    html = admin_client.post(url, FORM | changes, follow=True).content.decode()
+    assert ("although" in html) == (message is not None)
+    assert message is None or message in html
+
+
 def test_aliases_are_added_changed_and_refused(admin_client, model) -> None:
     add = reverse("admin:fleet_alias_add")
     assert admin_client.post(add, {"name": "gpt-4o", "model": model.pk}).status_code == 302
@@ -358,6 +376,16 @@ def test_unload_of_a_pinned_model_says_why_not(admin_client, model, beat, build,
     CatalogueModel.objects.update(pinned=True)
     html = act(admin_client, "replica", "unload_selected", Replica.objects.get())
     assert "unpin it first" in html
+    assert sent.tasks == []
+
+
+def test_unload_of_a_model_with_a_least_number_of_replicas_says_why_not(
+    admin_client, model, beat, build, sent
+) -> None:
+    beat(replicas=[build.replica()])
+    CatalogueModel.objects.update(min_replicas=1)
+    html = act(admin_client, "replica", "unload_selected", Replica.objects.get())
+    assert "set its least number of replicas to 0 first" in html
     assert sent.tasks == []
 
 

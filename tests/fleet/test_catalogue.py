@@ -198,6 +198,12 @@ def test_a_pinned_model_has_at_least_one_replica() -> None:
     assert entry_of(pinned=True, min_replicas=2).effective_min_replicas == 2
 
 
+def test_what_the_control_keeps_loaded() -> None:
+    assert entry_of(pinned=True).is_kept_loaded and entry_of(min_replicas=1).is_kept_loaded
+    assert not entry_of().is_kept_loaded
+    assert not entry_of(pinned=True, enabled=False).is_kept_loaded
+
+
 def test_needed_memory_is_unknown_until_something_is() -> None:
     entry = CatalogueEntry(name="a", source="pypi:a")
     assert entry.needed_memory_bytes("beast", "cpu") is None
