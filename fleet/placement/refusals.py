@@ -62,9 +62,9 @@ def _short(entry: CatalogueEntry, ground: Ground, failed: FailedLoads) -> Reject
         (
             found
             for kind in needs.kinds
-            for neuron, devices in ground.by_kind[kind].items()
+            for neuron, here in ground.by_kind[kind].items()
             if neuron not in failed.neurons and neuron in (entry.pinned_on or (neuron,))
-            if (found := _lacking(needs, kind, neuron, devices)) is not None
+            if (found := _lacking(needs, kind, neuron, here.devices)) is not None
         ),
         default=None,
     )

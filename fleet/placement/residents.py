@@ -7,7 +7,7 @@ Compiled once for a snapshot and looked through by every decision on it. Pure.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -33,11 +33,11 @@ UNKNOWN_MODEL_PRIORITY = -1
 HELD = (ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Resident:
     """A replica that may leave its devices, now or in a while. ``freed_bytes`` is on each of them;
     ``in_s`` is how soon it may go, 0 for now; ``loss`` is how often it may be expected to be asked
-    for again, in times a second."""
+    for again, in times a second. Not frozen: a snapshot has a thousand."""
 
     replica: ReplicaView
     priority: int
@@ -52,25 +52,51 @@ class Resident:
         return self.is_idle and self.in_s == 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceGround:
     """``residents`` are those that may go, the least valuable first. ``claims`` are bytes that a
-    model whose turn it is was promised."""
+    model whose turn it is was promised. Not to be changed."""
 
     neuron: NeuronView
     info: DeviceInfo
     name: str
-    residents: tuple[Resident, ...]
-    claims: tuple[tuple[str, int], ...]
+    residents: Sequence[Resident]
+    claims: Sequence[tuple[str, int]]
     evictable_bytes: int
     """Of all residents that may go now."""
     movable_bytes: int
     """Of all residents."""
+    least_loss: tuple[int, float]
+    """No eviction here loses less: priority, then loss."""
 
     def free_bytes(self, model: str) -> int:
         """Less what other models were promised."""
-        claimed = sum(size for claimant, size in self.claims if claimant != model)
-        return self.info.free_memory_bytes - claimed
+        free = self.info.free_memory_bytes
+        for claimant, size in self.claims:
+            if claimant != model:
+                free -= size
+        return free
+
+
+@dataclass(slots=True)
+class NeuronGround:
+    """Its devices of one kind, and the most that any of them has, promises aside. Not to be
+    changed."""
+
+    name: str
+    devices: list[DeviceGround]
+    free_bytes: int = 0
+    clearable_bytes: int = 0
+    """With what may go now."""
+    movable_bytes: int = 0
+    """With all that may go."""
+
+    def add(self, device: DeviceGround) -> None:
+        self.devices.append(device)
+        free = device.info.free_memory_bytes
+        self.free_bytes = max(self.free_bytes, free)
+        self.clearable_bytes = max(self.clearable_bytes, free + device.evictable_bytes)
+        self.movable_bytes = max(self.movable_bytes, free + device.movable_bytes)
 
 
 class Ground:
@@ -79,27 +105,45 @@ class Ground:
     def __init__(self, snapshot: FleetSnapshot, catalogue: Catalogue | None) -> None:
         """Without a catalogue nobody knows what replicas are worth, and none may go."""
         self._catalogue = catalogue
-        self._num_held = Counter(
-            replica.model for replica in snapshot.replicas() if replica.status in HELD
-        )
+        self._num_held = {
+            model: sum(replica.status in HELD for replica in replicas)
+            for model, replicas in snapshot.by_model.items()
+        }
         claims: dict[tuple[str, str], list[tuple[str, int]]] = {}
         for turn in snapshot.turns:
-            if self._num_held[turn.model]:
+            if self._num_held.get(turn.model):
                 continue  # it has what it was promised
             for name in turn.devices:
                 claims.setdefault((turn.neuron, name), []).append((turn.model, turn.device_bytes))
-        self.by_kind: dict[DeviceKind, dict[str, list[DeviceGround]]] = {"cuda": {}, "cpu": {}}
+        self.by_kind: dict[DeviceKind, dict[str, NeuronGround]] = {"cuda": {}, "cpu": {}}
         """Of each neuron that may load."""
         for neuron in snapshot.neurons:
             if neuron.may_load:
                 self._add(neuron, claims)
+        self.by_loss: dict[DeviceKind, list[DeviceGround]] = {
+            kind: sorted(
+                (
+                    device
+                    for here in by_name.values()
+                    for device in here.devices
+                    if device.evictable_bytes
+                ),
+                key=_least_loss,
+            )
+            for kind, by_name in self.by_kind.items()
+        }
+        """Devices from which something may go now, by the least that is lost with it."""
 
     def only(self, neuron: str) -> Ground:
         """Of that neuron; what models are worth follows from the whole fleet."""
         alone = copy(self)
         alone.by_kind = {
-            kind: {name: devices for name, devices in by_name.items() if name == neuron}
+            kind: {name: here for name, here in by_name.items() if name == neuron}
             for kind, by_name in self.by_kind.items()
+        }
+        alone.by_loss = {
+            kind: [device for device in devices if device.neuron.name == neuron]
+            for kind, devices in self.by_loss.items()
         }
         return alone
 
@@ -113,17 +157,27 @@ class Ground:
                     residents.setdefault(name, []).append(resident)
         for info in neuron.devices:
             name = device_name(info)
-            going = sorted(residents.get(name, ()), key=_value)
-            ground = DeviceGround(
-                neuron=neuron,
-                info=info,
-                name=name,
-                residents=tuple(going),
-                claims=tuple(claims.get((neuron.name, name), ())),
-                evictable_bytes=sum(r.freed_bytes for r in going if r.goes_now),
-                movable_bytes=sum(r.freed_bytes for r in going),
+            going = residents.get(name, [])
+            going.sort(key=_value)
+            now = [resident for resident in going if resident.goes_now]
+            by_name = self.by_kind[info.kind]
+            if neuron.name not in by_name:
+                by_name[neuron.name] = NeuronGround(neuron.name, [])
+            by_name[neuron.name].add(
+                DeviceGround(
+                    neuron=neuron,
+                    info=info,
+                    name=name,
+                    residents=going,
+                    claims=claims.get((neuron.name, name), ()),
+                    evictable_bytes=sum(resident.freed_bytes for resident in now),
+                    movable_bytes=sum(resident.freed_bytes for resident in going),
+                    least_loss=(
+                        min((resident.priority for resident in now), default=0),
+                        min((resident.loss for resident in now), default=0.0),
+                    ),
+                )
             )
-            self.by_kind[info.kind].setdefault(neuron.name, []).append(ground)
 
     def _resident(self, replica: ReplicaView) -> Resident | None:
         """``None``: it may not go, or holds nothing."""
@@ -144,7 +198,11 @@ class Ground:
 
     def _is_kept(self, replica: ReplicaView, least_replicas: int) -> bool:
         """A model keeps as many replicas as it should have at least."""
-        return replica.status in HELD and self._num_held[replica.model] <= least_replicas
+        return (
+            least_replicas > 0
+            and replica.status in HELD
+            and self._num_held[replica.model] <= least_replicas
+        )
 
 
 _last: tuple[FleetSnapshot, Catalogue | None, Ground] | None = None
@@ -212,3 +270,7 @@ def stays_s(replica: ReplicaView) -> float:
 
 def _value(resident: Resident) -> tuple[int, bool, float, str]:
     return (resident.priority, not resident.is_idle, resident.loss, resident.replica.model)
+
+
+def _least_loss(device: DeviceGround) -> tuple[int, float]:
+    return device.least_loss

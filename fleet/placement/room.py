@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
 from fleet.measurements import DeviceKind
 from fleet.placement.needs import Needs
-from fleet.placement.residents import DeviceGround, Ground
+from fleet.placement.residents import Ground, NeuronGround
 from fleet.placement.spots import Spot, evicting_spot, free_spot, turn_spot
 
 
@@ -40,7 +40,7 @@ def find_room(
             return Room(spot=spot)
         if not may_evict:
             continue
-        if spot := evicting_spot(needs, kind, grounds):
+        if spot := evicting_spot(needs, kind, grounds, ground.by_loss[kind]):
             return Room(spot=spot)
         if turn := turn_spot(needs, kind, grounds):
             return Room(turn=turn)
@@ -52,29 +52,22 @@ def feasible_on(entry: CatalogueEntry, ground: Ground) -> tuple[str, ...]:
     needs = Needs(entry)
     names = set()
     for kind in needs.kinds:
-        for neuron, devices in _grounds(entry, ground, kind, ()):
-            if is_large_enough(needs, kind, neuron, devices):
-                names.add(neuron)
+        for here in _grounds(entry, ground, kind, ()):
+            if is_large_enough(needs, kind, here):
+                names.add(here.name)
     return tuple(sorted(names))
 
 
-def is_large_enough(
-    needs: Needs, kind: DeviceKind, neuron: str, devices: Sequence[DeviceGround]
-) -> bool:
-    least = max(needs.least_total_bytes, needs.device_bytes(neuron, kind) or 0)
-    num_large = sum(device.info.total_memory_bytes >= least for device in devices)
+def is_large_enough(needs: Needs, kind: DeviceKind, here: NeuronGround) -> bool:
+    least = max(needs.least_total_bytes, needs.device_bytes(here.name, kind) or 0)
+    num_large = sum(device.info.total_memory_bytes >= least for device in here.devices)
     return num_large >= needs.num_devices
 
 
 def _grounds(
     entry: CatalogueEntry, ground: Ground, kind: DeviceKind, excluded: Collection[str]
-) -> list[tuple[str, list[DeviceGround]]]:
+) -> list[NeuronGround]:
     """The neurons that may have it."""
-    by_neuron = ground.by_kind[kind]
-    if entry.pinned_on:
-        names = [name for name in sorted(entry.pinned_on) if name in by_neuron]
-    elif not excluded:
-        return list(by_neuron.items())
-    else:
-        names = list(by_neuron)
-    return [(name, by_neuron[name]) for name in names if name not in excluded]
+    by_name = ground.by_kind[kind]
+    names = sorted(entry.pinned_on) if entry.pinned_on else by_name
+    return [by_name[name] for name in names if name in by_name and name not in excluded]

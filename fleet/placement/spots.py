@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from fleet.measurements import DeviceKind
 from fleet.placement.needs import Needs
-from fleet.placement.residents import MIN_TURN_S, DeviceGround, Resident
+from fleet.placement.residents import MIN_TURN_S, DeviceGround, NeuronGround, Resident
 
 COMFORT = 1.25
 """A device is comfortable with so much of what is needed at least: the rest holds longer contexts.
@@ -46,40 +46,74 @@ class Spot:
 UNTOUCHED = -(2**31)
 """Below every priority: nobody has to leave."""
 
-Grounds = Sequence[tuple[str, Sequence[DeviceGround]]]
+Grounds = Sequence[NeuronGround]
 
 
 def free_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None:
     best: tuple[tuple[bool, int, str, str], Spot] | None = None
     model = needs.entry.name
-    for neuron, devices in grounds:
-        each = needs.device_bytes(neuron, kind)
+    for here in grounds:
+        each = needs.device_bytes(here.name, kind)
+        if here.free_bytes < (each or 0):
+            continue
         roomy = []
-        for device in devices:
+        for device in here.devices:
             free = device.free_bytes(model)
             if free >= (each or 0) and device.info.total_memory_bytes >= needs.least_total_bytes:
                 roomy.append((*_snugness(free, each), device.name))
         if len(roomy) < needs.num_devices:
             continue
         chosen = sorted(roomy)[: needs.num_devices]
-        key = (*chosen[-1][:2], neuron, chosen[0][2])
+        key = (*chosen[-1][:2], here.name, chosen[0][2])
         if best is None or key < best[0]:
             names = tuple(sorted(name for *_, name in chosen))
-            best = (key, Spot(neuron, names, each))
+            best = (key, Spot(here.name, names, each))
     return best[1] if best else None
 
 
-def evicting_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None:
-    """A model of unknown size evicts nobody: nobody could say that it makes room."""
+def evicting_spot(
+    needs: Needs, kind: DeviceKind, grounds: Grounds, by_loss: Sequence[DeviceGround]
+) -> Spot | None:
+    """A model of unknown size evicts nobody: nobody could say that it makes room. ``by_loss`` are
+    the devices of ``grounds`` and others, those first where least may be lost."""
 
     def may_go(resident: Resident) -> bool:
         return resident.goes_now and resident.priority <= needs.entry.effective_priority
 
-    return min(
-        _spots(needs, kind, grounds, may_go, lambda device: device.evictable_bytes),
-        key=_loss,
-        default=None,
-    )
+    if needs.num_devices > 1:
+        clearable = [here for here in grounds if _may_clear(needs, kind, here)]
+        spots = _spots(needs, kind, clearable, may_go, lambda device: device.evictable_bytes)
+        return min(spots, key=_loss, default=None)
+    names = {here.name for here in grounds}
+    best: tuple[tuple[int, float, str, tuple[str, ...]], Spot] | None = None
+    for device in by_loss:
+        if best is not None and device.least_loss > best[0][:2]:
+            break  # whatever comes after it loses more
+        if device.neuron.name in names:
+            spot = _cleared(needs, kind, device, may_go)
+            if spot is not None and (best is None or _loss(spot) < best[0]):
+                best = (_loss(spot), spot)
+    return best[1] if best else None
+
+
+def _may_clear(needs: Needs, kind: DeviceKind, here: NeuronGround) -> bool:
+    each = needs.device_bytes(here.name, kind)
+    return each is not None and here.clearable_bytes >= each
+
+
+def _cleared(
+    needs: Needs, kind: DeviceKind, device: DeviceGround, may_go: Callable[[Resident], bool]
+) -> Spot | None:
+    """One device with room once those that may go have left."""
+    neuron = device.neuron.name
+    each = needs.device_bytes(neuron, kind)
+    if each is None or device.info.total_memory_bytes < needs.least_total_bytes:
+        return None
+    lacking = each - device.free_bytes(needs.entry.name)
+    if lacking > device.evictable_bytes:
+        return None
+    victims = _victims(lacking, device.residents, may_go)
+    return None if victims is None else Spot(neuron, (device.name,), each, victims)
 
 
 def turn_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None:
@@ -98,7 +132,7 @@ def turn_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None:
     unpromised = _spots(needs, kind, grounds, may_go, movable)
     if found := min(unpromised, key=soonest, default=None):
         return found
-    if not any(device.claims for _, devices in grounds for device in devices):
+    if not any(device.claims for here in grounds for device in here.devices):
         return None
     after = _spots(needs, kind, grounds, may_go, movable, heeds_promises=False)
     promised = min(after, key=soonest, default=None)
@@ -115,12 +149,13 @@ def _spots(
     heeds_promises: bool = True,
 ) -> Iterator[Spot]:
     model = needs.entry.name
-    for neuron, devices in grounds:
+    for here in grounds:
+        neuron = here.name
         each = needs.device_bytes(neuron, kind)
-        if each is None:
+        if each is None or here.movable_bytes < each:
             continue
         cleared = []
-        for device in devices:
+        for device in here.devices:
             if device.info.total_memory_bytes < needs.least_total_bytes:
                 continue
             free = device.free_bytes(model) if heeds_promises else device.info.free_memory_bytes

@@ -11,13 +11,15 @@ from urllib.parse import parse_qsl
 
 from fleet.catalogue import CatalogueEntry
 from fleet.outdated import is_outdated
-from fleet.placement import Reject, place
+from fleet.placement.failures import failed_loads
+from fleet.placement.residents import ground_of
+from fleet.placement.room import feasible_on
 from fleet.snapshot import FleetSnapshot, ReplicaView
 from inference.gateway.consumers import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire import anthropic_errors, anthropic_models, openai_models
 from inference.wire.errors import ModelNotAllowedError
-from inference.wire.model_card import ModelCard, ModelPrices
+from inference.wire.model_card import ModelCard, ModelPrices, ModelProgress
 
 BEST_FIRST = (
     ReplicaStatus.READY,
@@ -78,12 +80,17 @@ def model_card(entry: CatalogueEntry, snapshot: FleetSnapshot) -> ModelCard:
     ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
     limits = [replica.context_tokens for replica in ready if replica.context_tokens is not None]
     bounds = [bound for replica in ready if (bound := replica.max_output_tokens) is not None]
+    status = _status(entry, replicas, ready)
+    if status == UNLOADED and snapshot.absent_holders(entry.name):
+        status = ReplicaStatus.RECOVERING.value
     return ModelCard(
         id=entry.name,
         created_unix_s=entry.created_unix_s,
         description=entry.description,
         aliases=entry.aliases,
-        status=_status(entry, replicas, ready),
+        status=status,
+        status_reason=_reason(entry, snapshot, replicas, status),
+        progress=None if ready else _progress(replicas),
         locations=tuple(replica.neuron for replica in ready),
         feasible_on=_feasible_on(entry, snapshot),
         # A request may land on any of them, so the least is what holds everywhere.
@@ -128,9 +135,35 @@ def _shared_capabilities(ready: list[ReplicaView]) -> tuple[str, ...] | None:
 
 
 def _feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ...]:
-    """Where placement would not refuse it, were this the only neuron."""
-    return tuple(
-        neuron.name
-        for neuron in snapshot.neurons
-        if not isinstance(place(entry, FleetSnapshot(neurons=(neuron,))), Reject)
+    """The neurons that hold it, and those whose devices are as many and as large as it asks for:
+    there it can be loaded, if need be after its turn has come."""
+    replicas = snapshot.replicas_of(entry.name)
+    held = {replica.neuron for replica in replicas if replica.status is not ReplicaStatus.FAILED}
+    large = set(feasible_on(entry, ground_of(snapshot, None)))
+    return tuple(sorted(held | (large - failed_loads(entry, replicas).neurons)))
+
+
+def _reason(
+    entry: CatalogueEntry, snapshot: FleetSnapshot, replicas: Sequence[ReplicaView], status: str
+) -> str | None:
+    if status == ReplicaStatus.FAILED.value:
+        told = (f"{r.neuron}: {r.failure.message}" for r in replicas if r.failure is not None)
+        return next(told, None)
+    if status == ReplicaStatus.RECOVERING.value and not replicas:
+        return f"{' and '.join(snapshot.absent_holders(entry.name))} has just fallen silent"
+    return None
+
+
+def _progress(replicas: Sequence[ReplicaView]) -> ModelProgress | None:
+    loading = [r for r in replicas if r.status is ReplicaStatus.LOADING and r.progress is not None]
+    if not loading:
+        return None
+    first = min(loading, key=lambda r: float("inf") if r.eta_s is None else r.eta_s)
+    assert first.progress is not None, "it has been looked"
+    return ModelProgress(
+        stage=first.progress.stage.value,
+        done=first.progress.done,
+        total=first.progress.total,
+        unit=first.progress.unit,
+        eta_s=None if first.eta_s is None else round(first.eta_s, 1),
     )

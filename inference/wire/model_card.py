@@ -6,7 +6,7 @@ known once a replica is ready.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
@@ -22,11 +22,23 @@ class ModelPrices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelProgress:
+    """Of the load that is furthest; ``total`` is 0 while it is not known."""
+
+    stage: str
+    done: int
+    total: int
+    unit: str
+    eta_s: float | None
+    """Of this stage; ``None`` where nothing tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """``status`` is the best of its replicas', ``outdated`` where they serve what the catalogue no
-    longer says, or ``unloaded``. ``locations`` are the neurons that
-    hold it ready, ``feasible_on`` those that could serve it. ``capabilities`` are what every ready
-    replica can do; ``None``: none is ready."""
+    longer says, or ``unloaded``; ``status_reason`` says why it failed, or what is waited for.
+    ``locations`` are the neurons that hold it ready, ``feasible_on`` those that could serve it.
+    ``capabilities`` are what every ready replica can do; ``None``: none is ready."""
 
     id: str
     created_unix_s: int
@@ -41,6 +53,9 @@ class ModelCard:
     capabilities: tuple[str, ...] | None = None
     prices: ModelPrices | None = None
     """``None``: not priced."""
+    status_reason: str | None = None
+    progress: ModelProgress | None = None
+    """While it is loading."""
 
     def can(self, capability: str) -> bool | None:
         return None if self.capabilities is None else capability in self.capabilities
@@ -75,6 +90,8 @@ def own_fields(card: ModelCard) -> dict[str, Any]:
         "locations": card.locations,
         "feasible_on": card.feasible_on,
         "status": card.status,
+        **({} if card.status_reason is None else {"status_reason": card.status_reason}),
+        **({} if card.progress is None else {"progress": asdict(card.progress)}),
     }
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fleet.catalogue import CatalogueEntry
-from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
+from fleet.snapshot import Absence, FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.models import model_card
-from inference.protocol.heartbeat import Capability, ReplicaStatus
-from inference.wire.model_card import ModelPrices
+from inference.protocol.heartbeat import Capability, DeviceInfo, ReplicaStatus
+from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
+from inference.wire.model_card import ModelPrices, own_fields
 
 ENTRY = CatalogueEntry(name="tiny", source="path:/models/tiny")
 
@@ -84,3 +86,47 @@ def test_a_model_is_outdated_where_all_that_is_ready_is(digests: list[str], stat
 def test_nothing_is_known_before_one_is_ready() -> None:
     card = model_card(ENTRY, FleetSnapshot(neurons=(neuron("a", status=ReplicaStatus.LOADING),)))
     assert card.capabilities is None and card.status == "loading"
+
+
+def state(status: ReplicaStatus, **changes: Any) -> FleetSnapshot:
+    (held,) = neuron("a", status=status).replicas
+    view = replace(neuron("a"), replicas=(replace(held, **changes),))
+    return FleetSnapshot(neurons=(view,))
+
+
+def test_a_load_says_how_far_it_is() -> None:
+    progress = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=3, unit="tensors")
+    card = model_card(ENTRY, state(ReplicaStatus.LOADING, progress=progress, status_age_s=10.0))
+    told = own_fields(card)
+    assert (told["status"], told["loaded"]) == ("loading", False)
+    assert told["progress"] == {
+        "stage": "weights",
+        "done": 1,
+        "total": 3,
+        "unit": "tensors",
+        "eta_s": 20.0,
+    }
+
+
+def test_a_model_that_cannot_be_loaded_says_why() -> None:
+    failure = LoadFailure(code="unknown_architecture", message="no such thing as a walrus")
+    told = own_fields(model_card(ENTRY, state(ReplicaStatus.FAILED, failure=failure)))
+    assert told["status"] == "failed"
+    assert told["status_reason"] == "a: no such thing as a walrus"
+    assert told["feasible_on"] == ()
+
+
+def test_a_model_whose_neuron_blinks_is_recovering() -> None:
+    absent = (Absence(neuron=neuron("a"), silent_s=3.0),)
+    told = own_fields(model_card(ENTRY, FleetSnapshot(neurons=(), absent=absent)))
+    assert (told["status"], told["status_reason"]) == ("recovering", "a has just fallen silent")
+
+
+def test_it_is_feasible_where_it_could_go_once_others_have_left() -> None:
+    card = DeviceInfo(
+        index=0, kind="cuda", name="", total_memory_bytes=24 << 30, free_memory_bytes=0
+    )
+    full = NeuronView(name="full", epoch="e", version="0", devices=(card,), replicas=())
+    snapshot = FleetSnapshot(neurons=(full,))
+    assert model_card(replace(ENTRY, weight_bytes=9 << 30), snapshot).feasible_on == ("full",)
+    assert model_card(replace(ENTRY, weight_bytes=99 << 30), snapshot).feasible_on == ()
