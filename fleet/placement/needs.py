@@ -11,7 +11,16 @@ MIB = 1024**2
 class Needs:
     """Of one entry; looks through its measured loads once."""
 
-    __slots__ = ("_fallback_bytes", "_largest", "_own", "entry", "least_total_bytes", "num_devices")
+    __slots__ = (
+        "_device_bytes",
+        "_fallback_bytes",
+        "_largest",
+        "_own",
+        "_usual_bytes",
+        "entry",
+        "least_total_bytes",
+        "num_devices",
+    )
 
     def __init__(self, entry: CatalogueEntry) -> None:
         self.entry = entry
@@ -25,6 +34,10 @@ class Needs:
             if size > self._largest.get(load.device_kind, (-1, "")):
                 self._largest[load.device_kind] = size
         self._fallback_bytes: dict[DeviceKind, int | None] = {}
+        self._usual_bytes: dict[DeviceKind, int | None] = {}
+        self._device_bytes = {
+            where: -(-total // self.num_devices) for where, total in self._own.items()
+        }
 
     @property
     def kinds(self) -> tuple[DeviceKind, ...]:
@@ -49,6 +62,11 @@ class Needs:
         return self._fallback_bytes[kind]
 
     def device_bytes(self, neuron: str, kind: DeviceKind) -> int | None:
-        """On each of its devices."""
-        total = self.total_bytes(neuron, kind)
-        return None if total is None else -(-total // self.num_devices)
+        """On each of its devices. Asked for every neuron of a fleet by each decision."""
+        known = self._device_bytes.get((neuron, kind))
+        if known is not None:
+            return known
+        if kind not in self._usual_bytes:
+            total = self.total_bytes("", kind)
+            self._usual_bytes[kind] = None if total is None else -(-total // self.num_devices)
+        return self._usual_bytes[kind]

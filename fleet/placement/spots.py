@@ -84,14 +84,15 @@ def evicting_spot(
         clearable = [here for here in grounds if _may_clear(needs, kind, here)]
         spots = _spots(needs, kind, clearable, may_go, lambda device: device.evictable_bytes)
         return min(spots, key=_loss, default=None)
-    names = {here.name for here in grounds}
+    names: set[str] | None = None
     best: tuple[tuple[int, float, str, tuple[str, ...]], Spot] | None = None
     for device in by_loss:
         if best is not None and device.least_loss > best[0][:2]:
             break  # whatever comes after it loses more
-        if device.neuron.name in names:
-            spot = _cleared(needs, kind, device, may_go)
-            if spot is not None and (best is None or _loss(spot) < best[0]):
+        spot = _cleared(needs, kind, device, may_go)
+        if spot is not None:
+            names = names or {here.name for here in grounds}
+            if spot.neuron in names and (best is None or _loss(spot) < best[0]):
                 best = (_loss(spot), spot)
     return best[1] if best else None
 
