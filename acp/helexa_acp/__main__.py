@@ -6,32 +6,25 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import sys
 from collections.abc import Mapping
-from typing import cast
 
-from acp.agent import AgentSideConnection
-from acp.interfaces import Agent
-
-from helexa_acp.agent import HelexaAgent
-from helexa_acp.config import Config, data_dir, load_config
-from helexa_acp.endpoints import Endpoints
+from helexa_acp.config import load_config
 from helexa_acp.errors import ConfigError
-from helexa_acp.service import Sessions
-from helexa_acp.store import SessionStore
-from helexa_acp.transport import MAX_LINE_BYTES, LineTransport
 
 
 def main() -> None:
-    environ = os.environ
+    """A configuration that is wrong is said at once: the SDK takes longest to import."""
     try:
-        set_up_logging(environ)
-        config = load_config(environ)
+        set_up_logging(os.environ)
+        config = load_config(os.environ)
     except ConfigError as error:
         sys.exit(f"helexa-acp: {error}")
+    import helexa_acp.quick_import  # noqa: F401 - before anything that imports the SDK
+    from helexa_acp.serving import serve
+
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(config, environ))
+        asyncio.run(serve(config, os.environ))
 
 
 def set_up_logging(environ: Mapping[str, str]) -> None:
@@ -46,44 +39,6 @@ def set_up_logging(environ: Mapping[str, str]) -> None:
     # These say every request, with its address.
     for name in ("httpx2", "httpcore2", "openai", "anthropic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-
-
-async def serve(config: Config, environ: Mapping[str, str]) -> None:
-    """Until the client closes its end, or a signal says so."""
-    here = data_dir(environ)
-    endpoints = Endpoints(config)
-    sessions = Sessions(config, endpoints, SessionStore(here / "sessions"))
-    agent = HelexaAgent(config, endpoints, sessions, here)
-    connection = AgentSideConnection(
-        # It has every method of Agent but fork_session, which it does not announce.
-        cast(Agent, agent),
-        await open_transport(),
-        listening=False,
-        use_unstable_protocol=True,
-    )
-    listening = asyncio.ensure_future(connection.listen())
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, listening.cancel)
-    try:
-        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
-            await listening
-    finally:
-        await agent.close()
-        await connection.close()
-
-
-async def open_transport() -> LineTransport:
-    """Takes standard output for the protocol alone: what anything else prints goes to standard
-    error."""
-    loop = asyncio.get_running_loop()
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    transport, protocol = await loop.connect_write_pipe(
-        lambda: asyncio.streams.FlowControlMixin(loop=loop), output
-    )
-    return LineTransport(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
 
 if __name__ == "__main__":

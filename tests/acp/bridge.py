@@ -129,7 +129,7 @@ async def bridge_process(
         "-m",
         "helexa_acp",
         env=environment(tmp_path, **more),
-        transport_kwargs={"limit": LIMIT_BYTES, "stderr": None},
+        transport_kwargs={"limit": LIMIT_BYTES, "stderr": None, "shutdown_timeout": 120.0},
         use_unstable_protocol=True,
     ) as (connection, process):
         yield Bridge(editor, connection, project, tmp_path / "data" / "helexa-acp"), process

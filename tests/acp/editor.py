@@ -33,7 +33,7 @@ WITH_TERMINALS = ClientCapabilities(terminal=True)
 
 class Editor:
     """``unsaved`` are its buffers. A permission is answered by the next of ``permissions``, or
-    waits until the test lets it go."""
+    waits until there is one."""
 
     def __init__(self) -> None:
         self.updates: list[Any] = []
@@ -74,8 +74,8 @@ class Editor:
     ) -> RequestPermissionResponse:
         self.asked.append((tool_call, options))
         self.is_asked.set()
-        if not self.permissions:
-            await asyncio.Event().wait()
+        while not self.permissions:
+            await asyncio.sleep(0.01)
         chosen = self.permissions.popleft()
         if chosen is None:
             return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))

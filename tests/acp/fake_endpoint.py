@@ -81,8 +81,8 @@ class FakeEndpoint:
                 self.received.append(received)
                 if not await self._answer(received, reader, writer):
                     break
-        except (OSError, asyncio.IncompleteReadError):
-            pass
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client has gone, or the test is over
         finally:
             writer.close()
 

@@ -44,25 +44,35 @@ async def run_locally(
 ) -> tuple[CommandOutput, bool]:
     """What it printed, and whether it had to be ended for taking too long. Cancelled, it ends the
     program and what that started. Raises ToolError."""
+    reader, writer = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
             cwd=cwd,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=writer,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
+        os.close(reader)
         raise ToolError(f"the command did not start: {error}") from None
+    finally:
+        os.close(writer)
     tail, is_late = _Tail(), False
+    reading = asyncio.create_task(_read(reader, tail))
     try:
         async with asyncio.timeout(timeout_s):
-            await _read_until_exit(process, tail)
+            await process.wait()
+        # What was printed before the exit is in the pipe already; what the program left in the
+        # background may hold the pipe for ever.
+        await asyncio.wait([reading], timeout=LAST_OUTPUT_S)
     except TimeoutError:
         is_late = True
     finally:
         await end_group(process)
+        reading.cancel()
+        await asyncio.wait([reading])
     code = process.returncode or 0
     output = CommandOutput(
         text=tail.text(),
@@ -72,34 +82,27 @@ async def run_locally(
     return output, is_late
 
 
-async def _read_until_exit(process: asyncio.subprocess.Process, tail: _Tail) -> None:
-    """Ends with the program itself: what it left in the background may hold the pipe for ever."""
-    assert process.stdout is not None
-    reading = asyncio.create_task(_read(process.stdout, tail))
+async def _read(descriptor: int, tail: _Tail) -> None:
+    """Of a pipe of our own: asyncio's ``wait`` waits for the end of pipes that it knows."""
+    stream = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", 0)
+    )
     try:
-        await process.wait()
-        # What was printed before the exit is in the pipe already.
-        await asyncio.wait([reading], timeout=LAST_OUTPUT_S)
+        while chunk := await stream.read(READ_BYTES):
+            tail.add(chunk)
     finally:
-        reading.cancel()
-
-
-async def _read(stream: asyncio.StreamReader, tail: _Tail) -> None:
-    while chunk := await stream.read(READ_BYTES):
-        tail.add(chunk)
+        transport.close()
 
 
 async def end_group(process: asyncio.subprocess.Process) -> None:
-    """Ends the program and all that it started, gently first."""
-    _signal_group(process.pid, signal.SIGTERM)
-    try:
-        async with asyncio.timeout(KILL_AFTER_S):
-            await process.wait()
-    except TimeoutError:
-        pass
-    finally:
-        _signal_group(process.pid, signal.SIGKILL)
-    await process.wait()
+    """Ends the program and all that it started, gently first. What left its group and holds its
+    pipes is not waited for."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        _signal_group(process.pid, number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_AFTER_S):
+                await process.wait()
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:

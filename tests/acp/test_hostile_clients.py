@@ -1,0 +1,216 @@
+"""Whatever comes in over standard input: the agent lives, and answers what is meant for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acp.agent import AgentSideConnection
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helexa_acp.agent import HelexaAgent
+from helexa_acp.config import from_table
+from helexa_acp.endpoints import Endpoints
+from helexa_acp.service import Sessions
+from helexa_acp.store import SessionStore
+from helexa_acp.transport import LineTransport, MalformedError, parse
+from tests.acp.bridge import endpoint_table
+from tests.acp.fake_dialects import Say
+from tests.acp.fake_endpoint import FakeEndpoint
+
+
+class Wire:
+    """Raw lines to an agent, and the messages that it sends."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, *messages: Any) -> None:
+        for message in messages:
+            line = message if isinstance(message, bytes) else json.dumps(message).encode()
+            self.writer.write(line + b"\n")
+
+    async def answer_to(self, request_id: Any) -> dict[str, Any]:
+        async with asyncio.timeout(60):
+            while True:
+                message: dict[str, Any] = json.loads(await self.reader.readline())
+                if "method" not in message and message["id"] == request_id:
+                    return message
+
+    async def is_alive(self) -> bool:
+        self.send({"jsonrpc": "2.0", "id": "alive?", "method": "session/list", "params": {}})
+        return "result" in await self.answer_to("alive?")
+
+
+@pytest.fixture
+async def wire(tmp_path: Path, endpoint: FakeEndpoint) -> AsyncIterator[Wire]:
+    endpoint.will(Say("Hello."))
+    config = from_table(endpoint_table(endpoint.url), {})
+    endpoints = Endpoints(config)
+    sessions = Sessions(config, endpoints, SessionStore(tmp_path / "sessions"))
+    agent: Any = HelexaAgent(config, endpoints, sessions, tmp_path)
+    theirs, ours = socket.socketpair()
+    transport = LineTransport(*await asyncio.open_connection(sock=theirs, limit=100_000))
+    side = AgentSideConnection(agent, transport, listening=False, use_unstable_protocol=True)
+    listening = asyncio.create_task(side.listen())
+    made = Wire(*await asyncio.open_connection(sock=ours, limit=2**24))
+    yield made
+    made.writer.close()
+    await listening
+    await agent.close()
+    await side.close()
+
+
+def call(request_id: Any, method: Any, params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+
+
+PROMPT: dict[str, Any] = {"sessionId": "hxa-x", "prompt": [{"type": "text", "text": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b"not json", -32700),
+        (b"\xff\xfe\x00", -32700),
+        (b"[" * 50_000, -32700),
+        (b"[]", -32600),
+        (b'"hello"', -32600),
+        (b'[{"jsonrpc": "2.0", "id": 1, "method": "initialize"}]', -32600),
+        (b'{"id": {}, "method": "initialize"}', -32600),
+        (b"x" * 500_000, -32600),
+    ],
+)
+async def test_lines_that_are_no_message(wire: Wire, line: bytes, code: int) -> None:
+    wire.send(line)
+    assert (await wire.answer_to(None))["error"]["code"] == code
+    assert await wire.is_alive()
+
+
+async def test_answers_that_nobody_asked_for(wire: Wire) -> None:
+    """Some of these end the SDK's own loop."""
+    wire.send(
+        {"id": {}, "result": 1},
+        {"id": [1], "result": 1},
+        {"id": True, "result": 1},
+        {"id": 0, "error": "a string"},
+        {"id": 10**30, "error": {"code": "x", "message": []}},
+        {"id": None},
+        {},
+        {"jsonrpc": "1.0"},
+    )
+    assert await wire.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        (5, {}),
+        ("initialize", []),
+        ("initialize", {}),
+        ("no/such", {}),
+        ("_no/such", {}),
+        ("session/set_model", {"sessionId": 1}),
+        ("session/new", {"cwd": 5, "mcpServers": []}),
+        ("session/new", {"cwd": "a\0b", "mcpServers": []}),
+        ("session/new", {"cwd": "/", "mcpServers": "x"}),
+        ("session/load", {"cwd": "/", "sessionId": "../../etc/passwd", "mcpServers": []}),
+        ("session/load", {"cwd": "/", "sessionId": "hxa-" + "x" * 10_000, "mcpServers": []}),
+        ("session/prompt", PROMPT),
+        ("session/prompt", PROMPT | {"prompt": [{"type": "spell"}]}),
+        ("session/prompt", PROMPT | {"_meta": {"session_id": 1, "self": 2}}),
+        ("session/set_mode", {"sessionId": "\ud800", "modeId": "plan"}),
+        ("session/set_config_option", {"sessionId": "x", "configId": "model", "value": []}),
+        ("session/list", {"cursor": "-1"}),
+        ("session/close", {"sessionId": "x"}),
+        ("session/fork", {"sessionId": "x", "cwd": "/", "mcpServers": []}),
+    ],
+)
+async def test_requests_that_cannot_be(wire: Wire, method: Any, params: Any) -> None:
+    wire.send(call(7, method, params))
+    assert "error" in await wire.answer_to(7)
+    assert await wire.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("initialize", {"protocolVersion": "x", "clientCapabilities": 5, "clientInfo": []}),
+        ("initialize", {"protocolVersion": 999, "clientCapabilities": {"fs": {"readTextFile": 7}}}),
+        ("session/new", {"cwd": "/", "mcpServers": [{"name": "x"}, 5], "_meta": {"cwd": "x"}}),
+    ],
+)
+async def test_what_the_sdk_makes_the_best_of(wire: Wire, method: str, params: Any) -> None:
+    wire.send(call(7, method, params))
+    assert "result" in await wire.answer_to(7)
+    assert await wire.is_alive()
+
+
+async def test_notifications_that_cannot_be(wire: Wire) -> None:
+    for method in ("session/cancel", "no/such", "_x", "session/prompt", "$/cancel_request"):
+        for params in ({}, {"sessionId": "x"}, {"sessionId": []}, None):
+            wire.send({"jsonrpc": "2.0", "method": method, "params": params})
+    assert await wire.is_alive()
+
+
+async def test_lone_surrogates_in_a_prompt(wire: Wire, endpoint: FakeEndpoint) -> None:
+    wire.send(call(1, "session/new", {"cwd": "/", "mcpServers": []}))
+    session_id = (await wire.answer_to(1))["result"]["sessionId"]
+    text = [{"type": "text", "text": "a\ud800b"}]
+    wire.send(call(2, "session/prompt", {"sessionId": session_id, "prompt": text}))
+    assert (await wire.answer_to(2))["result"]["stopReason"] == "end_turn"
+    assert endpoint.prompts[0]["messages"][1]["content"] == "a?b"
+
+
+async def test_bad_images(wire: Wire) -> None:
+    wire.send(call(1, "session/new", {"cwd": "/", "mcpServers": []}))
+    session_id = (await wire.answer_to(1))["result"]["sessionId"]
+    for mime_type, data in (("text/html", "AAAA"), ("image/png", "<>"), ("image/png", "")):
+        image = [{"type": "image", "mimeType": mime_type, "data": data}]
+        wire.send(call(2, "session/prompt", {"sessionId": session_id, "prompt": image}))
+        assert (await wire.answer_to(2))["error"]["code"] == -32602
+
+
+async def test_the_last_line_needs_no_end(wire: Wire) -> None:
+    wire.writer.write(json.dumps(call(1, "session/list", {})).encode())
+    wire.writer.write_eof()
+    assert "result" in await wire.answer_to(1)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["jsonrpc", "id", "method", "params", "result", "error", "_meta"]),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.binary(max_size=30) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_whatever_gets_through_is_a_message(line: bytes) -> None:
+    try:
+        message = parse(line)
+    except MalformedError:
+        return
+    if message is None:
+        return
+    if "method" in message:
+        assert isinstance(message["method"], str)
+        assert isinstance(message["params"], dict)
+        assert "_meta" not in message["params"]
+        hash(message.get("id"))
+    else:
+        assert type(message["id"]) is int
+        assert isinstance(message.get("error", {}), dict)

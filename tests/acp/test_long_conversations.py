@@ -1,0 +1,158 @@
+"""What becomes of a conversation that does not fit, and of calls that are not understood."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acp import RequestError
+
+from tests.acp.bridge import Bridge, bridge_here, endpoint_table
+from tests.acp.fake_dialects import Say
+from tests.acp.fake_endpoint import FakeEndpoint, Refuse
+from tests.acp.waiting import until
+
+READ = (("read_file", {"path": "big.txt"}),)
+
+
+async def fill(bridge: Bridge, endpoint: FakeEndpoint, num_rounds: int) -> None:
+    (bridge.project / "big.txt").write_text("line\n" * 2000)
+    endpoint.answers.clear()
+    endpoint.will(*[Say(calls=READ)] * num_rounds, Say("Read."))
+    await bridge.ask("Read it again and again.")
+
+
+def elided(body: dict[str, Any]) -> int:
+    return json.dumps(body).count("were left out")
+
+
+async def test_by_the_rule_where_the_endpoint_does_not_count(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    table = endpoint_table(endpoint.url, context_window=16_000)
+    async with bridge_here(tmp_path, table) as bridge:
+        await bridge.open()
+        await fill(bridge, endpoint, 8)
+        assert elided(endpoint.prompts[-1]) > 0
+        counted = [one for one in endpoint.received if one.path == "/v1/messages/count_tokens"]
+        assert len(counted) == 1, "asked once, and not again"
+        path = next((bridge.data_dir / "sessions").glob("*.json"))
+        assert "were left out" not in path.read_text(), "the session keeps it all"
+    assert all(len(json.dumps(body)) < 16_000 * 5 for body in endpoint.prompts)
+
+
+async def test_the_endpoints_own_count_decides(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    """A tokenizer that takes fewer tokens than the rule leaves more in."""
+    endpoint.counts = lambda body: len(json.dumps(body)) // 10
+    table = endpoint_table(endpoint.url, context_window=16_000)
+    async with bridge_here(tmp_path, table) as bridge:
+        await bridge.open()
+        await fill(bridge, endpoint, 8)
+        assert elided(endpoint.prompts[-1]) == 0
+        endpoint.counts = lambda body: len(json.dumps(body)) // 2
+        await fill(bridge, endpoint, 1)
+        assert elided(endpoint.prompts[-1]) > 0
+
+
+async def test_a_refusal_teaches_the_window(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    endpoint.models = [{"id": "fake-model"}]
+    async with bridge_here(tmp_path, endpoint_table(endpoint.url)) as bridge:
+        await bridge.open()
+        await fill(bridge, endpoint, 6)
+        assert elided(endpoint.prompts[-1]) == 0
+        too_long = Refuse(400, "This model's limit is 9000 tokens.", "context_length_exceeded")
+        endpoint.answers.clear()
+        endpoint.will(too_long, too_long, Say("Shorter."))
+        assert (await bridge.ask("And now?")).stop_reason == "end_turn"
+        sizes = [len(json.dumps(body)) for body in endpoint.prompts[-3:]]
+        assert sizes[0] > sizes[1] > sizes[2]
+
+
+async def test_what_never_fits_is_told(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    endpoint.will(Refuse(400, "The limit is 10 tokens.", "context_length_exceeded"))
+    await bridge.open()
+    with pytest.raises(RequestError, match="The limit is 10 tokens"):
+        await bridge.ask("Hello!")
+
+
+async def test_a_call_that_is_repaired(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    (bridge.project / "a.txt").write_text("found me")
+    endpoint.will(
+        Say(calls=(("", '{"name": "read_file", "arguments": {"path": "a.txt"}}}}'),)), Say("Done.")
+    )
+    await bridge.open()
+    await bridge.ask("Read a.txt.")
+    assert "found me" in json.dumps(endpoint.prompts[-1])
+    assert bridge.editor.statuses() == {"call_0": "completed"}
+
+
+async def test_a_call_that_is_not_understood(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    endpoint.will(
+        Say(calls=(("", '{"path": "a.txt"}'), ("rm_rf", {}), ("bash", '{"command'))), Say("Sorry.")
+    )
+    await bridge.open()
+    assert (await bridge.ask("Do it.")).stop_reason == "end_turn"
+    assert list(bridge.editor.statuses().values()) == ["failed"] * 3
+    assert {one.title for one in bridge.editor.told("tool_call")} == {"<invalid>"}
+    results = [one for one in endpoint.prompts[-1]["messages"] if one["role"] == "tool"]
+    assert len(results) == 3
+    assert all(one["content"].startswith("ERROR: this call was not") for one in results)
+    (call, *_) = endpoint.prompts[-1]["messages"][2]["tool_calls"]
+    assert call["function"]["name"] == "_invalid_", "a name that APIs take"
+
+
+async def test_a_call_that_was_cut_off_is_not_run(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    call = ("bash", {"command": "touch a"})
+    endpoint.will(Say(calls=(call,), reason="length"))
+    await bridge.open()
+    await bridge.set_mode("bypassPermissions")
+    assert (await bridge.ask("Do it.")).stop_reason == "max_tokens"
+    assert not (bridge.project / "a").exists()
+
+
+async def test_commands(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    endpoint.will(Say("Hello.", num_input=70, num_output=5))
+    await bridge.open()
+    await bridge.ask("Hello!")
+    await until(lambda: bridge.editor.told("available_commands_update"))
+    listed = bridge.editor.told("available_commands_update")
+    names = [command.name for command in listed[0].available_commands]
+    assert names == ["help", "clear", "compact", "usage", "model", "mode", "tools"]
+    expected = {
+        "/help": "`/compact`",
+        "/usage": "tokens in: 70",
+        "/tools": "`read_file`",
+        "/mode plan": "The mode is plan.",
+        "/mode none": "There is no mode",
+        "/model other": "The model is other at fake.",
+        "/compact": "in short",
+        "/clear": "forgotten",
+    }
+    for command, told in expected.items():
+        bridge.editor.updates.clear()
+        assert (await bridge.ask(command)).stop_reason == "end_turn"
+        assert told in bridge.editor.texts()
+    assert len(endpoint.prompts) == 1, "commands do not ask the model"
+    await bridge.ask("/etc/hosts: what is that?")
+    assert endpoint.prompts[-1]["model"] == "other"
+    assert len(endpoint.prompts[-1]["messages"]) == 2, "the conversation was forgotten"
+
+
+async def test_compact_shortens_what_is_sent(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    await bridge.open()
+    await fill(bridge, endpoint, 3)
+    await bridge.ask("/compact")
+    await bridge.ask("Go on.")
+    assert elided(endpoint.prompts[-1]) > 0
+
+
+async def test_thinking_that_is_refused_is_left_out(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    endpoint.will(Refuse(400, "adaptive thinking is not supported on this model"), Say("Yes."))
+    table = endpoint_table(endpoint.url, "anthropic-messages")
+    async with bridge_here(tmp_path, table) as bridge:
+        await bridge.open()
+        await bridge.ask("Hello!")
+        await bridge.ask("Hello again!")
+    assert ["thinking" in body for body in endpoint.prompts] == [True, False, False]

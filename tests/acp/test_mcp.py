@@ -1,0 +1,200 @@
+"""Servers that the editor hands over: their tools in a session, and what they may do wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acp.schema import EnvVariable, HttpHeader, HttpMcpServer, McpServerStdio
+
+from helexa_acp.errors import McpError
+from helexa_acp.mcp.http import HttpTransport
+from helexa_acp.mcp.messages import parts_of, tools_of
+from helexa_acp.mcp.pool import tool_name
+from tests.acp.bridge import Bridge
+from tests.acp.fake_dialects import Say
+from tests.acp.fake_endpoint import FakeEndpoint
+from tests.acp.mcp_server import answer
+from tests.acp.waiting import until
+
+PROGRAM = str(Path(__file__).parent / "mcp_server.py")
+
+
+def stdio(name: str = "sums", *faults: str) -> McpServerStdio:
+    env = [EnvVariable(name="FOR_TESTS", value="1")]
+    return McpServerStdio(name=name, command=sys.executable, args=[PROGRAM, *faults], env=env)
+
+
+class HttpServer:
+    """The same answers over HTTP, as JSON or as events."""
+
+    def __init__(self) -> None:
+        self.streams = False
+        self.methods: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        pairs = (line.partition(": ") for line in head[1:])
+        headers = {name.lower(): value for name, _, value in pairs}
+        self.headers.append(headers)
+        data = await reader.readexactly(int(headers.get("content-length", "0")))
+        message = json.loads(data) if data else {"method": head[0].split()[0]}
+        self.methods.append(message["method"])
+        status, kind, body = 202, "text/plain", ""
+        if "id" in message:
+            result = answer(message["method"], message["params"])
+            reply = {"jsonrpc": "2.0", "id": message["id"], "result": result}
+            status, kind, body = 200, "application/json", json.dumps(reply)
+            if self.streams:
+                told = json.dumps({"jsonrpc": "2.0", "method": "notifications/progress"})
+                kind, body = "text/event-stream", f": hi\ndata: {told}\n\ndata: {body}\n\n"
+        writer.write(
+            f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nMcp-Session-Id: s1\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
+        )
+        await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+async def http_server() -> AsyncIterator[HttpServer]:
+    made = HttpServer()
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+    yield made
+    server.close()
+
+
+def names(body: dict[str, Any]) -> list[str]:
+    found = [tool["function"]["name"] for tool in body["tools"]]
+    return [name for name in found if name.startswith("mcp__")]
+
+
+async def test_a_server_over_stdio(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    endpoint.will(
+        Say(calls=(("mcp__sums__add", {"a": 2, "b": 3}), ("mcp__sums__draw", {}))),
+        Say(calls=(("mcp__sums__fail", {}),), call_id="last"),
+        Say("Five."),
+    )
+    bridge.editor.permissions.extend(["allow_once"] * 3)
+    await bridge.open(mcp_servers=[stdio()])
+    await bridge.ask("Add 2 and 3.")
+    assert names(endpoint.prompts[0]) == [
+        f"mcp__sums__{name}" for name in ("add", "draw", "fail", "wait")
+    ]
+    assert len(bridge.editor.asked) == 3, "servers' tools are asked for"
+    statuses = bridge.editor.statuses()
+    assert statuses == {"call_0": "completed", "call_1": "completed", "last_0": "failed"}
+    results = [one for one in endpoint.prompts[-1]["messages"] if one["role"] == "tool"]
+    assert [one["content"] for one in results] == ["5", "[content of type audio]", "it broke"]
+    assert "AAAA" in json.dumps(endpoint.prompts[-1])
+
+
+async def test_plan_mode_asks_for_tools_that_only_read(
+    bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
+    endpoint.will(
+        Say(calls=(("mcp__sums__add", {"a": 2, "b": 3}), ("mcp__sums__draw", {}))), Say("Five.")
+    )
+    bridge.editor.permissions.append("allow_once")
+    await bridge.open(mcp_servers=[stdio()])
+    await bridge.set_mode("plan")
+    await bridge.ask("Add 2 and 3.")
+    assert bridge.editor.statuses() == {"call_0": "completed", "call_1": "failed"}
+
+
+async def test_a_call_is_cancelled(bridge: Bridge, endpoint: FakeEndpoint) -> None:
+    endpoint.will(Say(calls=(("mcp__sums__wait", {}),)), Say("Done."))
+    await bridge.open(mcp_servers=[stdio()])
+    await bridge.set_mode("bypassPermissions")
+    asking = asyncio.create_task(bridge.ask("Wait."))
+    await until(lambda: bridge.editor.statuses() == {"call_0": "in_progress"})
+    await bridge.cancel()
+    assert (await asking).stop_reason == "cancelled"
+    endpoint.answers.clear()
+    endpoint.will(Say(calls=(("mcp__sums__add", {"a": 1, "b": 1}),), call_id="x"), Say("Two."))
+    await bridge.ask("Add.")
+    assert bridge.editor.statuses()["x_0"] == "completed", "the server goes on"
+
+
+async def test_servers_that_fail_take_nothing_with_them(
+    bridge: Bridge, endpoint: FakeEndpoint
+) -> None:
+    endpoint.will(Say("Hello."))
+    none = McpServerStdio(name="none", command="/not/there", args=[], env=[])
+    closed = HttpMcpServer(type="http", name="closed", url="http://127.0.0.1:9/", headers=[])
+    servers = [none, stdio("dead", "dies"), stdio("no", "refuses"), closed, stdio("loud", "noise")]
+    await bridge.open(mcp_servers=servers)
+    assert (await bridge.ask("Hello!")).stop_reason == "end_turn"
+    told = bridge.editor.texts()
+    for name, why in {
+        "none": "did not start",
+        "dead": "has ended",
+        "no": "not today",
+        "closed": "cannot be reached",
+    }.items():
+        assert f"MCP server {name} cannot be used: " in told
+        assert why in told
+    assert "loud" not in told
+    assert "mcp__loud__add" in names(endpoint.prompts[0])
+    bridge.editor.updates.clear()
+    await bridge.ask("Hello again!")
+    assert bridge.editor.texts() == "Hello.", "told once"
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["json", "events"])
+async def test_a_server_over_http(
+    bridge: Bridge, endpoint: FakeEndpoint, http_server: HttpServer, streams: bool
+) -> None:
+    http_server.streams = streams
+    endpoint.will(Say(calls=(("mcp__web__add", {"a": 2, "b": 3}),)), Say("Five."))
+    headers = [HttpHeader(name="Authorization", value="Bearer t")]
+    web = HttpMcpServer(type="http", name="web", url=http_server.url, headers=headers)
+    await bridge.open(mcp_servers=[web])
+    await bridge.set_mode("bypassPermissions")
+    await bridge.ask("Add 2 and 3.")
+    assert bridge.editor.statuses() == {"call_0": "completed"}
+    assert http_server.methods == [
+        *("initialize", "notifications/initialized", "tools/list", "tools/list", "tools/call"),
+    ]
+    assert all(one["authorization"] == "Bearer t" for one in http_server.headers)
+    assert all(one["mcp-session-id"] == "s1" for one in http_server.headers[1:])
+    await bridge.connection.close_session(session_id=bridge.session_id)
+    assert http_server.methods[-1] == "DELETE"
+
+
+async def test_http_answers_that_are_none() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 X\r\nContent-Type: application/json\r\n\r\n<html>")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    transport = HttpTransport(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", {})
+    with pytest.raises(McpError, match="no JSON"):
+        await transport.request("initialize", {})
+    await transport.close()
+    server.close()
+
+
+def test_names_that_apis_take() -> None:
+    assert tool_name("my server", "do.it") == "mcp__my_server__do_it"
+    long = tool_name("s" * 50, "t" * 50)
+    assert len(long) == 64
+    assert long != tool_name("s" * 50, "t" * 51)
+
+
+def test_what_servers_may_say() -> None:
+    for odd in ({}, {"tools": 1}, {"tools": [1, {}, {"name": None}]}):
+        assert tools_of(odd) == []
+    (tool,) = tools_of({"tools": [{"name": "x", "inputSchema": {"properties": 3}}]})
+    assert tool.schema == {"properties": {}, "type": "object"}
+    for odd in ({}, {"content": 1}, {"content": [1, None, {"type": "text", "text": 1}]}):
+        assert parts_of(odd)

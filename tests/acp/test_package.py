@@ -1,0 +1,74 @@
+"""The package of its own: what it says of itself, and that it installs and starts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import helexa_acp
+from tests.acp.bridge import PACKAGE_DIR, environment
+
+REPOSITORY_DIR = PACKAGE_DIR.parent
+
+
+def metadata() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((PACKAGE_DIR / "pyproject.toml").read_text())
+    return project
+
+
+def test_what_it_needs_is_what_is_tested() -> None:
+    pinned = (REPOSITORY_DIR / "requirements-dev.txt").read_text().splitlines()
+    assert set(metadata()["project"]["dependencies"]) <= set(pinned)
+
+
+def test_every_package_is_in_it() -> None:
+    folders = {path.parent for path in (PACKAGE_DIR / "helexa_acp").rglob("*.py")}
+    names = {".".join(folder.relative_to(PACKAGE_DIR).parts) for folder in folders}
+    assert set(metadata()["tool"]["setuptools"]["packages"]) == names
+
+
+def test_version_and_licence() -> None:
+    project = metadata()["project"]
+    assert project["version"] == helexa_acp.__version__
+    assert project["license"] == "Apache-2.0"
+    assert "Apache License" in (PACKAGE_DIR / "LICENSE").read_text()
+
+
+def test_every_setting_is_in_the_readme() -> None:
+    readme = (PACKAGE_DIR / "README.md").read_text()
+    source = (PACKAGE_DIR / "helexa_acp" / "config.py").read_text()
+    keys = re.findall(r'reader\.\w+\("(\w+)"', source)
+    assert len(keys) > 10
+    variables = set(re.findall(r"HELEXA_ACP_\w+", source))
+    assert [name for name in (*keys, *variables) if f"`{name}`" not in readme] == ["endpoints"]
+    assert "`[[endpoints]]`" in readme
+
+
+@pytest.mark.slow
+@pytest.mark.limit_s(600)
+def test_it_installs_and_starts(tmp_path: Path) -> None:
+    """Needs a package registry."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    install = [str(venv / "bin" / "pip"), "install", "-q", str(PACKAGE_DIR)]
+    subprocess.run(install, check=True, stdin=subprocess.DEVNULL)
+    started = environment(tmp_path)
+    del started["PYTHONPATH"]
+    done = subprocess.run(
+        [str(venv / "bin" / "helexa-acp")],
+        env=started,
+        input='{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n',
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"name":"helexa-acp"' in done.stdout
+    assert not list(PACKAGE_DIR.glob("build"))
