@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,27 @@ from tests.live.scripted_model import ScriptedModel
 from tests.live.scripted_server import ScriptedServe
 from tests.live.serving import wait_until
 
+NARROW_TOKENS = 32768
+
 
 @pytest.fixture(params=["openai-chat", "openai-responses", "anthropic-messages"])
-async def bridge(
-    request: pytest.FixtureRequest, tmp_path: Path, scripted_server: ScriptedServe
-) -> AsyncIterator[Bridge]:
+def table(request: pytest.FixtureRequest, scripted_server: ScriptedServe) -> dict[str, Any]:
     url = f"{scripted_server.url}/v1"
-    table = endpoint_table(url, request.param, default_model="hermes")
+    return endpoint_table(url, request.param, default_model="hermes")
+
+
+@pytest.fixture
+async def bridge(tmp_path: Path, table: dict[str, Any]) -> AsyncIterator[Bridge]:
     async with bridge_here(tmp_path, table) as made:
+        yield made
+
+
+@pytest.fixture
+async def narrow_bridge(tmp_path: Path, table: dict[str, Any]) -> AsyncIterator[Bridge]:
+    """Told that the context is a small one."""
+    (endpoint,) = table["endpoints"]
+    narrow = {"endpoints": [endpoint | {"context_window": NARROW_TOKENS}]}
+    async with bridge_here(tmp_path, narrow) as made:
         yield made
 
 
@@ -40,13 +54,14 @@ async def test_a_task(
     edit = call("edit_file", path="notes.txt", old_text="milk", new_text="bread")
     hermes.answers(f"{mark}-begin", f"<think>A file.</think>I look.\n{read}")
     hermes.answers(f"{mark}-read", edit)
-    hermes.answers("edited /", "It says bread now.")
+    hermes.answers(f"edited {bridge.project}", "It says bread now.")
     bridge.editor.permissions.append("allow_once")
     await bridge.open()
     answer = await bridge.ask(f"{mark}-begin")
     assert answer.stop_reason == "end_turn"
     assert (bridge.project / "notes.txt").read_text() == f"{mark}-read: buy bread\n"
-    assert bridge.editor.texts().split() == ["I", "look.", "It", "says", "bread", "now."]
+    said = bridge.editor.texts().replace("\n", "")
+    assert said == "I look.It says bread now."
     assert bridge.editor.texts("agent_thought_chunk").strip() == "A file."
     assert list(bridge.editor.statuses().values()) == ["completed", "completed"]
     first, *_ = hermes.received(f"{mark}-begin")
@@ -75,14 +90,16 @@ async def test_cancelled_at_the_server_too(
 
 
 async def test_what_is_too_long_is_left_out(
-    bridge: Bridge, hermes: ScriptedModel, request: pytest.FixtureRequest
+    narrow_bridge: Bridge, hermes: ScriptedModel, request: pytest.FixtureRequest
 ) -> None:
     """As the server counts, in whatever dialect it is talked to."""
-    mark = f"long-{request.node.name}"
-    (bridge.project / "big.txt").write_text("line of text\n" * 2500)
-    hermes.answers(mark, *[call("read_file", path="big.txt")] * 8, "Read.")
-    await bridge.open()
-    await bridge.ask(mark)
-    prompts = [one for one in hermes.received(mark) if "were left out" in one.prompt]
-    assert prompts
-    assert all(one.num_prompt_tokens < 131072 - 2048 for one in hermes.received(mark))
+    mark, text = f"long-{request.node.name}", "line of text\n" * 600
+    (narrow_bridge.project / "big.txt").write_text(text)
+    hermes.answers(mark, call("read_file", path="big.txt"))
+    hermes.answers(f"[{len(text)} characters of this result were left out]", "Enough.")
+    await narrow_bridge.open()
+    assert (await narrow_bridge.ask(mark)).stop_reason == "end_turn"
+    assert narrow_bridge.editor.texts() == "Enough."
+    received = hermes.received(mark)
+    assert all(one.num_prompt_tokens <= NARROW_TOKENS - 2048 - 512 for one in received)
+    assert received[-2].num_prompt_tokens > NARROW_TOKENS // 2, "not sooner than it had to"
