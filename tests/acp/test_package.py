@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -56,7 +57,9 @@ def test_it_installs_and_starts(tmp_path: Path) -> None:
     """Needs a package registry."""
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    install = [str(venv / "bin" / "pip"), "install", "-q", str(PACKAGE_DIR)]
+    # A copy: what builds it leaves its work beside the sources.
+    sources = shutil.copytree(PACKAGE_DIR, tmp_path / "acp")
+    install = [str(venv / "bin" / "pip"), "install", "-q", str(sources)]
     subprocess.run(install, check=True, stdin=subprocess.DEVNULL)
     started = environment(tmp_path)
     del started["PYTHONPATH"]
@@ -71,4 +74,3 @@ def test_it_installs_and_starts(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert '"name":"helexa-acp"' in done.stdout
-    assert not list(PACKAGE_DIR.glob("build"))
