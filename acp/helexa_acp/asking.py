@@ -42,6 +42,8 @@ from helexa_acp.wire.base import (
 
 MAX_TRIES = 6
 MAX_COUNTS = 3
+SURE = 2.0
+"""A prompt fits without being counted if so many times its estimate does."""
 SHRINK = 0.7
 """A prompt that was too long is tried again with so much of it."""
 log = logging.getLogger(__name__)
@@ -65,6 +67,8 @@ class Asker:
             projection, request = await self._request(tools, has_api_tools)
             try:
                 await self._stream(request, draft, finds_calls=bool(tools) and not has_api_tools)
+                counted = draft.usage.input_tokens
+                learnt.tokens_per_estimated = counted / projection.estimated_tokens
                 return
             except EndpointError as error:
                 if draft.is_begun:
@@ -117,7 +121,8 @@ class Asker:
         window = self.endpoints.context_window(selector)
         budget = budget_tokens(window, selector.endpoint.max_tokens)
         whole = project(history, budget=UNBOUNDED, fixed_tokens=fixed_tokens, elided_before=before)
-        if whole.estimated_tokens * 2 <= budget:
+        ratio = self.endpoints.learnt(selector).tokens_per_estimated
+        if whole.estimated_tokens * max(SURE, SURE * ratio) <= budget:
             return whole, request_of(whole)
         projection, scale = whole, 1.0
         for _ in range(MAX_COUNTS):

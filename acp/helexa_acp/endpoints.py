@@ -34,6 +34,8 @@ class Learnt:
     thinks_when_asked: bool = True
     context_window: int | None = None
     is_listed_again: bool = False
+    tokens_per_estimated: float = 1.0
+    """Of the latest answer: what the endpoint counted for its prompt, over our estimate."""
 
 
 @dataclass(slots=True)
