@@ -118,7 +118,7 @@ class Leadership:
             )
             self._term = ControlTerm.objects.get(pk=1).number
         self._leads = True
-        logger.warning("this control leads (%s, term %d)", self.control_id, self._term)
+        logger.info("this control leads (%s, term %d)", self.control_id, self._term)
 
     def _ensure_term(self, term: int) -> None:
         if connection.vendor == "postgresql":

@@ -164,6 +164,8 @@ UNFOLD = {
                 "items": [
                     _admin_link("Neurons", "dns", "fleet_neuron"),
                     _admin_link("Devices", "memory", "fleet_device"),
+                    _admin_link("Invitations", "mail", "fleet_invitation"),
+                    _admin_link("Policy", "policy", "fleet_fleetpolicy"),
                 ],
             },
             {

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.utils.timesince import timesince
 
+from fleet import services
+from fleet.admin.loading import actor_of
 from fleet.admin.reported import ReportedAdmin
-from fleet.admin.unfold_types import display
+from fleet.admin.unfold_types import action, display
+from fleet.errors import FleetError
 from fleet.lifecycles import NeuronStatus
 from fleet.models import Device, Neuron
 
@@ -36,10 +40,12 @@ class NeuronAdmin(ReportedAdmin):
     )
     list_filter = ("status",)
     search_fields = ("name", "hostname")
+    actions = ("drain", "resume", "admit", "refuse", "remove")
     fields = (
         "name",
         "status_label",
         "status_since",
+        "drained_at",
         "last_seen_at",
         "started_at",
         "version",
@@ -55,6 +61,47 @@ class NeuronAdmin(ReportedAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).prefetch_related("devices", "replicas")
+
+    def has_change_neuron_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("fleet.change_neuron")
+
+    def has_remove_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("fleet.delete_neuron")
+
+    @action(description="Drain: place nothing new there", permissions=["change_neuron"])
+    def drain(self, request: HttpRequest, queryset: QuerySet[Neuron]) -> None:
+        self._each(request, queryset, services.neuron_drain, "is being drained")
+
+    @action(description="Resume after a drain", permissions=["change_neuron"])
+    def resume(self, request: HttpRequest, queryset: QuerySet[Neuron]) -> None:
+        self._each(request, queryset, services.neuron_resume, "takes models and requests again")
+
+    @action(description="Admit", permissions=["change_neuron"])
+    def admit(self, request: HttpRequest, queryset: QuerySet[Neuron]) -> None:
+        self._each(request, queryset, services.neuron_admit, "is admitted")
+
+    @action(description="Refuse: use it for nothing", permissions=["change_neuron"])
+    def refuse(self, request: HttpRequest, queryset: QuerySet[Neuron]) -> None:
+        self._each(request, queryset, services.neuron_refuse, "is refused")
+
+    @action(description="Remove what is away", permissions=["remove"])
+    def remove(self, request: HttpRequest, queryset: QuerySet[Neuron]) -> None:
+        self._each(request, queryset, services.neuron_remove, "is forgotten")
+
+    def _each(
+        self,
+        request: HttpRequest,
+        queryset: QuerySet[Neuron],
+        service: Callable[..., object],
+        came_of_it: str,
+    ) -> None:
+        for name in list(queryset.values_list("name", flat=True)):
+            try:
+                service(actor=actor_of(request), neuron_name=name)
+            except FleetError as error:
+                messages.error(request, str(error))
+            else:
+                messages.success(request, f"{name} {came_of_it}")
 
     @display(description="Status", ordering="status", label=NEURON_LABELS)
     def status_label(self, neuron: Neuron) -> str:

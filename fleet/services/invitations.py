@@ -59,6 +59,17 @@ def neuron_invite(*, actor: Actor, neuron_name: str, address: str | None = None)
     return encode_joining(joining)
 
 
+def invitation_check(*, address: str | None = None) -> str | None:
+    """Why nobody could follow an invitation now."""
+    policy = FleetPolicy.objects.filter(pk=1).first() or FleetPolicy()
+    try:
+        _redis_url(policy, address, "", "")
+        _ensure_redis_can()
+    except InvitationError as error:
+        return str(error)
+    return None
+
+
 def neuron_revoke(*, actor: Actor, neuron_name: str) -> None:
     """Cuts the host off: its Redis user is gone, and its connections with it. Raises
     ``UnknownNeuronError``."""

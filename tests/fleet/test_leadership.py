@@ -93,6 +93,7 @@ def test_without_redis_the_term_holds(redis_db) -> None:
         pass
 
 
+@pytest.mark.django_db(transaction=True)
 def test_ticks_run_on_the_leader_alone(control, publish, redis_db, monkeypatch) -> None:
     publish()
     scheduler = TickScheduler(app, lazy=True)
@@ -108,6 +109,7 @@ def test_ticks_run_on_the_leader_alone(control, publish, redis_db, monkeypatch) 
     assert Neuron.objects.exists()
 
 
+@pytest.mark.django_db(transaction=True)
 def test_a_tick_that_breaks_does_not_end_the_beat(control, monkeypatch, caplog) -> None:
     monkeypatch.setattr(tasks, "leadership", control())
     broken = ScheduleEntry(name="t", task="no.such.task", schedule=1.0, app=app)

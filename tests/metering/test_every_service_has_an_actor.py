@@ -31,6 +31,7 @@ WITHOUT_AN_ACTOR = {
     "fleet.services.heartbeats.heartbeat_record": "a neuron's report",
     "fleet.services.heartbeats.report_record": "a neuron's report",
     "fleet.services.neurons.neuron_wish_of_first_sight": "a neuron's report, by the policy",
+    "fleet.services.invitations.invitation_check": "checks, writes nothing",
     "fleet.services.invitations.redis_users_apply": "writes to Redis what is in the database",
     "fleet.services.neurons.wishes_publish": "writes to Redis what is in the database",
     "fleet.services.neurons.wishes_read": "reads",

@@ -1,0 +1,117 @@
+"""Invitations: a name becomes a line to paste on a host; deleting one shuts the host out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin
+from django.core.exceptions import ValidationError
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from unfold.widgets import UnfoldAdminTextInputWidget
+
+from fleet import services
+from fleet.admin.catalogue_forms import AnyForm
+from fleet.admin.loading import actor_of
+from fleet.admin.unfold_types import UnfoldAdmin
+from fleet.models import FleetPolicy, Invitation
+from fleet.services.invitations import invitation_check
+from fleet.wishes import AdmissionPolicy
+from inference.protocol.keys import NEURON_NAME
+
+
+class InvitationForm(forms.ModelForm):  # type: ignore[type-arg]
+    neuron_name = forms.CharField(
+        max_length=63,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="Letters, digits, '.', '_' and '-': how the host is called here.",
+    )
+    address = forms.CharField(
+        max_length=255,
+        required=False,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="HOST:PORT at which that host reaches Redis; empty: as serve --share has it.",
+    )
+
+    class Meta:
+        model = Invitation
+        fields = ("neuron_name",)
+
+    def clean_neuron_name(self) -> str:
+        name: str = self.cleaned_data["neuron_name"]
+        if not NEURON_NAME.fullmatch(name):
+            raise ValidationError("letters, digits, '.', '_' and '-', and a letter or digit first")
+        return name
+
+    def clean(self) -> dict[str, Any] | None:
+        cleaned = super().clean()
+        if problem := invitation_check(address=self.cleaned_data.get("address") or None):
+            raise ValidationError(problem)
+        return cleaned
+
+
+@admin.register(Invitation)
+class InvitationAdmin(UnfoldAdmin):
+    form = InvitationForm
+    list_display = ("neuron_name", "invited_at", "invited_by")
+    search_fields = ("neuron_name",)
+    fields = ("neuron_name", "address")
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        return self.fields if obj is None else ("neuron_name", "invited_at", "invited_by")
+
+    def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
+        obj.shown_once = services.neuron_invite(
+            actor=actor_of(request),
+            neuron_name=form.cleaned_data["neuron_name"],
+            address=form.cleaned_data["address"] or None,
+        )
+        obj.pk = Invitation.objects.get(neuron_name=obj.neuron_name).pk
+
+    def response_add(
+        self, request: HttpRequest, obj: Any, post_url_continue: str | None = None
+    ) -> HttpResponse:
+        """The page with the line, which nothing keeps: not the session, no cache, no history."""
+        context = self.admin_site.each_context(request) | {
+            "title": f"An invitation for {obj.neuron_name}",
+            "opts": self.model._meta,
+            "invitation": obj,
+            "shown_once": f"python3 manage.py neuron --join {obj.shown_once}",
+        }
+        return TemplateResponse(
+            request,
+            "fleet/invitation_created.html",
+            context,
+            headers={"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"},
+        )
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        services.neuron_revoke(actor=actor_of(request), neuron_name=obj.neuron_name)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        for invitation in queryset:
+            self.delete_model(request, invitation)
+
+
+@admin.register(FleetPolicy)
+class FleetPolicyAdmin(UnfoldAdmin):
+    """One row. Where invited hosts find Redis is what ``serve --share`` said."""
+
+    list_display = ("admission", "share_address", "share_is_tls")
+    fields = ("admission",)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return super().has_add_permission(request) and not FleetPolicy.objects.exists()
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def save_model(self, request: HttpRequest, obj: Any, form: AnyForm, change: bool) -> None:
+        policy = AdmissionPolicy(form.cleaned_data["admission"])
+        services.admission_policy_set(actor=actor_of(request), policy=policy)
+        obj.pk = 1
