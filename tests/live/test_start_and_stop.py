@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +18,11 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import redis
 
+from helexa_site.bootstrap.arguments import shown_urls
+from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from inference.protocol.joining import decode_joining
 from tests.live.conftest import with_caches
 from tests.live.serving import (
     STOP_TIMEOUT_S,
@@ -137,7 +145,7 @@ def test_stopping_with_answers_under_way(lives: Lives) -> None:
 def test_secrets_are_private(shared_server: Serve) -> None:
     """In files of 0600, on no command line, and known to those processes alone that need them."""
     secrets = {}
-    for name in ("secret_key", "redis/redis.conf"):
+    for name in ("secret_key", "redis/redis.conf", "redis/url"):
         path = shared_server.data_dir / name
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         secrets[name] = path.read_text()
@@ -235,8 +243,30 @@ def test_stopped_before_it_is_ready(start: Start, tmp_path: Path) -> None:
         assert serve.stop() <= STOP_TIMEOUT_S
 
 
-def test_clients_elsewhere_are_told_of(start: Start, tmp_path: Path) -> None:
-    serve = start(tmp_path, "--host", "0.0.0.0", "--no-model")
-    assert serve.wait_ready() == serve.url
+def test_clients_and_hosts_elsewhere_are_told_of(start: Start, tmp_path: Path) -> None:
+    """A gateway without a neuron: ready at an address that others reach, for hosts to join."""
+    shared_port = free_port()
+    serve = start(
+        tmp_path,
+        *("--host", "0.0.0.0", "--no-model", "--no-neuron"),
+        *("--share", f"127.0.0.1:{shared_port}"),
+    )
+    url = serve.wait_ready()
+    assert url == shown_urls("0.0.0.0", serve.port)[0]
+    assert httpx.get(f"{url}/admin/login/", timeout=60.0).status_code == 200
     assert "clients need an API key" in serve.output
+    assert not any(is_named(process, "neuron") for process in serve.processes())
+    invited = subprocess.run(
+        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "neurons", "invite", "beast", "--json"],
+        env={name: value for name, value in os.environ.items() if name != "REDIS_URL"}
+        | {"HELEXA_DATA_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    joining = decode_joining(json.loads(invited.stdout)["join"])
+    assert joining.neuron == "beast"
+    with redis.Redis.from_url(joining.redis_url) as guest:
+        assert guest.ping()
     assert serve.stop() <= STOP_TIMEOUT_S

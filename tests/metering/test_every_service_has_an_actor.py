@@ -48,6 +48,7 @@ WITHOUT_AN_ACTOR = {
     "fleet.services.reloads.reload_plan": "decides, writes nothing",
     "fleet.services.load_jobs.load_jobs_expire": "follows from neurons' silence",
     "fleet.services.load_measurements.load_measurement_record": "a neuron's report",
+    "fleet.services.load_measurements.load_need_record": "a neuron's report",
     "fleet.services.load_measurements.prefill_averages_record": "a neuron's report",
     # Control acts by itself: each load that it starts is audited under its name.
     "fleet.services.reconciling.fleet_reconcile": "its jobs name control",
