@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import django.conf
 import hypothesis
 import pytest
 import redis
@@ -46,6 +47,8 @@ hypothesis.settings.register_profile(
     "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("suite")
+# As slow to guess as a password has to be is half a second for every user that a test makes.
+django.conf.settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 
 def is_one_of_several(config: pytest.Config) -> bool:

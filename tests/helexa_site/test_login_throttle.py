@@ -31,8 +31,7 @@ PER_USER, PER_ADDRESS = 5, 50
 
 
 @pytest.fixture(autouse=True)
-def users(settings) -> None:
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+def users() -> None:
     for name in ("alice", "bob"):
         User.objects.create_superuser(name, password=PASSWORD)
 

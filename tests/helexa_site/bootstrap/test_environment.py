@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -30,12 +31,12 @@ print("inside", sys.prefix)
 class Checkout:
     """A directory with a requirements file, a starter, and wheels that pip finds."""
 
-    def __init__(self, path: Path, pin: str = "helexa-sample==1.0") -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.venv = path / ".venv"
         (path / "wheels").mkdir()
         write_wheel(path / "wheels", "1.0")
-        (path / "requirements.txt").write_text(f"{pin}\n")
+        (path / "requirements.txt").write_text("helexa-sample==1.0\n")
         (path / "start.py").write_text(STARTER)
 
     def popen(self, **env: str) -> subprocess.Popen[str]:
@@ -124,25 +125,33 @@ def test_a_broken_environment_is_mended(
     assert f"making {checkout.venv}" in output
 
 
-def test_a_half_made_environment_is_mended(tmp_path: Path) -> None:
+def test_a_half_made_environment_is_mended(
+    made: tuple[Checkout, list[tuple[int, str, str]]],
+) -> None:
     """As after a kill between making the directory and filling it."""
-    checkout = Checkout(tmp_path)
+    checkout, _ = made
+    shutil.rmtree(checkout.venv)
     (checkout.venv / "bin").mkdir(parents=True)
     (checkout.venv / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
     code, output, errors = checkout.start()
     assert code == 0, output + errors
 
 
-def test_no_package_index_is_one_line(tmp_path: Path) -> None:
-    checkout = Checkout(tmp_path, "helexa-elsewhere==1.0")
+def test_no_package_index_is_one_line(made: tuple[Checkout, list[tuple[int, str, str]]]) -> None:
+    checkout, _ = made
+    (checkout.path / "requirements.txt").write_text("helexa-elsewhere==1.0\n")
     code, _, errors = checkout.start(PIP_NO_INDEX="0", PIP_INDEX_URL="http://127.0.0.1:9/simple")
     assert code == 1
     assert errors.count("\n") == 1
     assert "no package index can be reached" in errors
 
 
-def test_a_package_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
-    code, _, errors = Checkout(tmp_path, "helexa-elsewhere==1.0").start()
+def test_a_package_that_does_not_exist_is_one_line(
+    made: tuple[Checkout, list[tuple[int, str, str]]],
+) -> None:
+    checkout, _ = made
+    (checkout.path / "requirements.txt").write_text("helexa-elsewhere==1.0\n")
+    code, _, errors = checkout.start()
     assert code == 1
     assert errors.count("\n") == 1
     assert "helexa-elsewhere==1.0" in errors
