@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
+from fleet.measurements import DeviceKind
 from fleet.snapshot import ReplicaView
 from inference.protocol.heartbeat import ReplicaStatus
 
 FAILED_LOAD_BACKOFF_S = 30.0
 """A load that failed on a neuron is not tried there again for this long."""
+UNFIT_BACKOFF_S = 5.0
+"""The same for a load that did not fit and said what it needs: by then that is recorded, and the
+next one goes where so much is free, or makes room."""
+DOES_NOT_FIT = "does_not_fit"
 LOST_ITS_ROOM = "lost_its_room"
 """What was to leave for it was in use after all: nothing is wrong, and it is placed again."""
 LOCAL_SOURCE = "path:"
@@ -23,6 +28,8 @@ class FailedLoads:
     """Of one model: the neurons on which it is not tried now, and why."""
 
     recent: tuple[ReplicaView, ...] = ()
+    unfit: tuple[ReplicaView, ...] = ()
+    """Of the recent ones those that are soon tried again, by what they said they need."""
     permanent: tuple[ReplicaView, ...] = ()
     """Not tried again until its entry changes."""
     everywhere: ReplicaView | None = None
@@ -47,18 +54,34 @@ def failed_loads(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> Fail
     everywhere = None
     if not entry.source.startswith(LOCAL_SOURCE):  # otherwise every host has files of its own
         everywhere = next((r for r in permanent if not _is_local(r)), None)
+    unfit = tuple(r for r in current if _is_placed_by_its_need(entry, r))
+    recent = tuple(
+        r for r in current if r not in permanent and retry_in_s(r, is_unfit=r in unfit) > 0
+    )
     return FailedLoads(
-        recent=tuple(r for r in current if r not in permanent and retry_in_s(r) > 0),
+        recent=recent,
+        unfit=tuple(r for r in recent if r in unfit),
         permanent=permanent,
         everywhere=everywhere,
     )
 
 
-def retry_in_s(failed: ReplicaView) -> float:
+def retry_in_s(failed: ReplicaView, *, is_unfit: bool = False) -> float:
     """How long until the load may be tried on that neuron again."""
     if failed.failure is not None and failed.failure.code == LOST_ITS_ROOM:
         return 0.0
-    return max(0.0, FAILED_LOAD_BACKOFF_S - failed.status_age_s)
+    backoff_s = UNFIT_BACKOFF_S if is_unfit else FAILED_LOAD_BACKOFF_S
+    return max(0.0, backoff_s - failed.status_age_s)
+
+
+def _is_placed_by_its_need(entry: CatalogueEntry, failed: ReplicaView) -> bool:
+    """It said what it needs, and nothing that is known of the model there says less."""
+    failure = failed.failure
+    if failure is None or failure.code != DOES_NOT_FIT or failure.needed_bytes is None:
+        return False
+    kind: DeviceKind = "cpu" if "cpu" in failed.devices else "cuda"
+    known_bytes = entry.needed_memory_bytes(failed.neuron, kind)
+    return known_bytes is None or known_bytes >= failure.needed_bytes
 
 
 def _is_local(failed: ReplicaView) -> bool:

@@ -6,6 +6,7 @@
     room if idle ones leave ──▶ Load     that names what leaves first: where least is lost
     room after a turn ────────▶ Wait     those that are in use there have their turn first
     only DRAINING ────────────▶ Wait     it may be loaded again once it is gone
+    did not fit just now ─────▶ Wait     what it needs is known in a moment, and placed by
     else ─────────────────────▶ Reject   with the reason and when to come back, if ever
 
 No ORM, no Redis, no clock: ages come with the snapshot. Performing a decision is others' work.
@@ -18,7 +19,7 @@ from dataclasses import replace
 
 from fleet.catalogue import CatalogueEntry
 from fleet.placement.decisions import Catalogue, Decision, Load, Route, Wait
-from fleet.placement.failures import failed_loads
+from fleet.placement.failures import failed_loads, retry_in_s
 from fleet.placement.refusals import never_loads, refuse
 from fleet.placement.residents import ground_of
 from fleet.placement.room import find_room
@@ -59,6 +60,8 @@ def place(
         return _wait(min(draining, key=_soonest))
     if room.turn is not None:
         return _wait_for_turn(entry, room.turn)
+    if failed.unfit:
+        return _wait_for_retry(failed.unfit)
     return refuse(entry, snapshot, ground, failed)
 
 
@@ -130,6 +133,16 @@ def _wait(replica: ReplicaView) -> Wait:
     if replica.progress is not None:
         reason += f" ({replica.progress.stage})"
     return Wait(neuron=replica.neuron, model=replica.model, reason=reason, eta_s=replica.eta_s)
+
+
+def _wait_for_retry(unfit: Sequence[ReplicaView]) -> Wait:
+    next_one = min(unfit, key=lambda replica: (-replica.status_age_s, replica.neuron))
+    return Wait(
+        neuron=next_one.neuron,
+        model=next_one.model,
+        reason=f"{next_one.model} did not fit on {next_one.neuron}, and room is looked for",
+        eta_s=retry_in_s(next_one, is_unfit=True),
+    )
 
 
 def _wait_for_return(entry: CatalogueEntry, absent: Sequence[str]) -> Wait:

@@ -34,15 +34,19 @@ def load_need_record(
     *, model: CatalogueModel, neuron: Neuron, device: str, needed_bytes: int
 ) -> None:
     """What a load that did not fit said it needs, where no load has shown it yet: from then on it
-    is known what must leave for it."""
+    is known what must leave for it. A later word that says more counts instead."""
     load_bytes = max(0, needed_bytes - (model.entry().kv_memory_bytes or 0))
-    values = {
+    said: dict[str, Any] = {
         "device_kind": device.partition(":")[0],
-        "load_bytes": load_bytes,
         "process_bytes": 0,
         "kv_token_bytes": 0,
         "memory_correction_bytes": 0,
     }
+    rows = LoadMeasurement.objects.filter(model=model, neuron=neuron)
+    if rows.filter(**said, load_bytes__lt=load_bytes).update(load_bytes=load_bytes):
+        selectors.catalogue_cache_clear()
+        return
+    values = said | {"load_bytes": load_bytes}
     _, is_new = LoadMeasurement.objects.get_or_create(model=model, neuron=neuron, defaults=values)
     if is_new:
         selectors.catalogue_cache_clear()

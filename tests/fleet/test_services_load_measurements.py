@@ -109,6 +109,18 @@ def test_a_load_that_did_not_fit_leaves_what_it_needs(model, build, sent) -> Non
     assert entry.needed_memory_bytes("beast", "cpu") == 9 * GIB
 
 
+def test_of_two_words_the_larger_counts(model, build, sent) -> None:
+    services.heartbeat_record(heartbeat=build.heartbeat())
+    for needed_bytes in (9 * GIB, 11 * GIB, 10 * GIB):
+        job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
+        failure = LoadFailure(code="does_not_fit", message="no", needed_bytes=needed_bytes)
+        state = build.replica(
+            job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure, devices=["cpu"]
+        )
+        services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))
+    assert [measured.load_bytes for measured in measured_loads()] == [11 * GIB]
+
+
 def test_what_loads_showed_is_worth_more_than_what_one_said(loaded, build) -> None:
     loaded()
     job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")

@@ -14,6 +14,7 @@ from fleet import absences, catalogue, measurements, placement, snapshot, turns
 from fleet.catalogue import CatalogueEntry
 from fleet.measurements import DeviceKind, MeasuredLoad
 from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Route, Wait, place
+from fleet.placement.failures import UNFIT_BACKOFF_S
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
@@ -230,6 +231,42 @@ def test_the_neuron_that_comes_closest_is_named() -> None:
     decision = decide(neuron("a", free_gib=2), neuron("b", free_gib=7), entry=entry)
     assert isinstance(decision, Reject)
     assert f"needs {9 * GIB:,} bytes of free memory on b" in decision.message
+
+
+UNFIT = LoadFailure(code="does_not_fit", message="too big", needed_bytes=9 * GIB)
+
+
+def test_who_did_not_fit_is_waited_for_until_its_need_is_known() -> None:
+    """Nobody is refused for the moment in which the control writes down what it needs."""
+    just_now = replica("a", FAILED, status_age_s=1.0, failure=UNFIT)
+    decision = decide(neuron("a", just_now))
+    assert isinstance(decision, Wait)
+    assert decision.eta_s == UNFIT_BACKOFF_S - 1.0
+
+
+def test_who_did_not_fit_is_soon_placed_by_what_it_needs() -> None:
+    a_moment_ago = replica("a", FAILED, status_age_s=UNFIT_BACKOFF_S, failure=UNFIT)
+    known = replace(TINY, vram_mb=9 * 1024)
+    assert decide(neuron("a", a_moment_ago, free_gib=10), entry=known) == Load(
+        neuron="a", model="tiny", devices=("cpu",)
+    )
+    short = decide(neuron("a", a_moment_ago), entry=known)
+    assert isinstance(short, Reject)
+    assert short.code == "not_enough_memory"
+
+
+def test_who_said_more_than_loads_have_shown_waits_as_others_do() -> None:
+    failed = replica("a", FAILED, status_age_s=UNFIT_BACKOFF_S, failure=UNFIT, devices=("cpu",))
+    decision = decide(neuron("a", failed), entry=MEASURED)
+    assert isinstance(decision, Reject)
+    assert decision.code == "load_failed"
+
+
+def test_a_failure_without_a_number_is_waited_out() -> None:
+    failed = replica("a", FAILED, failure=LoadFailure(code="does_not_fit", message="too big"))
+    decision = decide(neuron("a", failed))
+    assert isinstance(decision, Reject)
+    assert decision.code == "load_failed"
 
 
 def test_an_aged_failure_does_not_hide_that_memory_is_short() -> None:
