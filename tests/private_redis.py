@@ -10,6 +10,7 @@ from pathlib import Path
 
 from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.redis_server import (
+    PRIVATE,
     PrivateRedis,
     configure_private_redis,
     discard_private_redis,
@@ -79,8 +80,10 @@ class MortalRedis:
 
 
 @contextlib.contextmanager
-def mortal_redis(run_dir: Path) -> Iterator[MortalRedis]:
-    configured = configure_private_redis(run_dir)
+def mortal_redis(run_dir: Path, *, port: int | None = None) -> Iterator[MortalRedis]:
+    """``port``: where it listens on loopback as well, for hosts that were invited."""
+    listening = PRIVATE if port is None else ("bind 127.0.0.1", f"port {port}")
+    configured = configure_private_redis(run_dir, listening=listening)
     with Guardian() as guardian:
         server = MortalRedis(configured, guardian)
         try:

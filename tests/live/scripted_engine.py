@@ -92,7 +92,9 @@ class ScriptedEngine:
         try:
             taken = take_memory(self._spec, read_script(self._folder))
         except NoRoomError as error:
-            failure = LoadFailure(code="does_not_fit", message=str(error))
+            failure = LoadFailure(
+                code="does_not_fit", message=str(error), needed_bytes=error.needed_bytes
+            )
             self._send(LoadFailedMessage(failure=failure))
             return
         self._send(Loaded(report=self._report(taken)))

@@ -131,6 +131,14 @@ class ScriptedModel:
         changed = msgspec.structs.replace(read_script(self.folder), holds_load=holds)
         write_script(self.folder, changed)
 
+    def takes(self, num_bytes: int) -> None:
+        """Of its simulated device, from its next load on: nine tenths weights, the rest KV."""
+        kv_bytes = num_bytes // 10
+        changed = msgspec.structs.replace(
+            read_script(self.folder), weight_bytes=num_bytes - kv_bytes, kv_bytes=kv_bytes
+        )
+        write_script(self.folder, changed)
+
     def received(self, when: str) -> list[Received]:
         """What the engine was asked to run with ``when`` in the prompt, in order."""
         return [one for one in read_received(self.folder) if when in one.prompt]

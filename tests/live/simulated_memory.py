@@ -18,6 +18,10 @@ from tests.live.script import Script
 class NoRoomError(Exception):
     """The weights, or the KV that was asked for by number, are more than is free."""
 
+    def __init__(self, message: str, needed_bytes: int) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -37,7 +41,8 @@ def take_memory(spec: LoadSpec, script: Script) -> Taken:
         free_bytes = min(free_bytes, spec.memory_limit_bytes)
     needed_bytes = script.weight_bytes + (spec.kv_memory_bytes or 0)
     if needed_bytes > free_bytes:
-        raise NoRoomError(f"{needed_bytes} bytes are needed on {device}, {free_bytes} are free")
+        message = f"{needed_bytes} bytes are needed on {device}, {free_bytes} are free"
+        raise NoRoomError(message, needed_bytes)
     kv_bytes = spec.kv_memory_bytes or min(script.kv_bytes, free_bytes - script.weight_bytes)
     simulated.take(device, script.weight_bytes + kv_bytes)
     return Taken(device, script.weight_bytes, kv_bytes)
