@@ -115,7 +115,8 @@ def test_ollamas_sdk(shared_server: Serve) -> None:
         assert MODEL in [model.model for model in client.list().models]
         shown = client.show(MODEL)
         assert shown.modelinfo is not None
-        assert shown.modelinfo["llama.context_length"] == client.ps().models[0].context_length
+        running = {model.model: model for model in client.ps().models}
+        assert shown.modelinfo["llama.context_length"] == running[MODEL].context_length
         question: Any = [{"role": "user", "content": "Invent a person with two hobbies."}]
         answer = client.chat(
             f"{MODEL}:latest",
