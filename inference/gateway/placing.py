@@ -18,6 +18,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from fleet.catalogue import CatalogueEntry
 from fleet.placement import Decision, Load, Reject, Route, RoutingHint, Wait, place, route
@@ -97,7 +98,7 @@ class Placer:
         was_cold = False
         while True:
             snapshot = await self._snapshot(entry.name)
-            decision = await self._decide(entry, snapshot, hint)
+            decision, entry = await self._decide(entry, snapshot, hint)
             match decision:
                 case Route():
                     return _place_of(decision, snapshot, was_cold=was_cold)
@@ -111,25 +112,28 @@ class Placer:
             left_s = deadline_s - loop.time()
             if left_s <= 0:
                 raise _still_waiting(decision)
-            await self._waiting.wait(entry.name, lambda: self._look(entry), timeout_s=left_s)
+            await self._waiting.wait(entry.name, partial(self._look, entry), timeout_s=left_s)
 
     async def _look(self, entry: CatalogueEntry) -> bool:
         """For everybody who waits for this model."""
-        decision = await self._decide(entry, await self._snapshot(entry.name), None)
+        decision, current = await self._decide(entry, await self._snapshot(entry.name), None)
         if isinstance(decision, Load):
-            await self._start_load(decision, entry)
+            await self._start_load(decision, current)
         return isinstance(decision, Route | Reject)
 
     async def _decide(
         self, entry: CatalogueEntry, snapshot: FleetSnapshot, hint: Hint | None
-    ) -> Decision:
-        """Whoever has a replica to go to needs no catalogue."""
+    ) -> tuple[Decision, CatalogueEntry]:
+        """Whoever has a replica to go to needs no catalogue. Others go by the entry as it is now: a
+        load that failed meanwhile may have told how much memory it needs."""
         has_choice = len(snapshot.replicas_of(entry.name)) > 1
         sent = self._sent(entry.name) if has_choice else None
         wanted = hint() if hint is not None and has_choice else None
         if routed := route(entry, snapshot, hint=wanted, sent=sent):
-            return routed
-        return place(entry, snapshot, catalogue=await self._catalogue.by_name())
+            return routed, entry
+        catalogue = await self._catalogue.by_name()
+        current = catalogue.get(entry.name, entry)
+        return place(current, snapshot, catalogue=catalogue), current
 
     async def _start_load(self, load: Load, entry: CatalogueEntry) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -179,3 +180,19 @@ async def test_what_breaks_while_they_wait_is_told_to_all(monkeypatch: pytest.Mo
         *(placer.find_place(ENTRY, deadline_s=soon_s()) for _ in range(3)), return_exceptions=True
     )
     assert [end.code for end in ends if isinstance(end, ApiError)] == ["redis_unavailable"] * 3
+
+
+async def test_who_waits_is_placed_by_the_entry_as_it_is_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The request came before anybody knew how large the model is; its first load has told."""
+    monkeypatch.setattr("inference.gateway.waiting_room.LOOK_INTERVAL_S", 0.001)
+    catalogue = FakeCatalogue()
+    catalogue.listed = [replace(ENTRY, weight_bytes=CPU.total_memory_bytes + 1)]
+    loading = FleetSnapshot(neurons=(neuron("ant", ReplicaStatus.LOADING),))
+    gone = FleetSnapshot(neurons=(neuron("ant", None),))
+    placer = placer_of(RequestStreams(), catalogue, loading, loading, gone)
+    with pytest.raises(ApiError) as caught:
+        await placer.find_place(ENTRY, deadline_s=soon_s())
+    assert caught.value.code == "exceeds_device"
+    assert catalogue.loads == []
