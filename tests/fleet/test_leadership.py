@@ -25,7 +25,10 @@ class Clock:
 
 
 @pytest.fixture
-def control(redis_db: redis.Redis):
+def control(redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch):
+    # A test is one transaction, and a busy machine may let it wait.
+    monkeypatch.setattr("fleet.leadership.FROZEN_SESSION_S", 600)
+
     def make(clock: Clock | None = None) -> Leadership:
         return Leadership(lambda: redis_db, clock=clock or Clock())
 
