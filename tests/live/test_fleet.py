@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx
 import pytest
 
 from inference.protocol.heartbeat import ReplicaStatus
@@ -96,13 +97,14 @@ def fleet(harmed: Harmed) -> Iterator[Fleet]:
 
 
 def settled(fleet: Fleet) -> None:
-    """All neurons are there, the pinned model is loaded once, and nothing is open or half done. A
-    load that failed is told until it is tried again."""
+    """All gateways and neurons are there, the pinned model is loaded once, and nothing is open or
+    half done. A load that failed is told until it is tried again."""
 
     def is_settled() -> bool:
         snapshot = fleet.snapshot()
         return (
-            len(snapshot.neurons) == len(CARDS)
+            all(httpx.get(f"{url}/health", timeout=30.0).content for url in fleet.gateway_urls)
+            and len(snapshot.neurons) == len(CARDS)
             and len(fleet.ready(PINNED)) == 1
             and all(one.status in SETTLED and one.is_idle for one in snapshot.replicas())
         )

@@ -87,6 +87,9 @@ class AccountStream:
     def zrange(self, _name: str, _first: int, _last: int) -> list[bytes]:
         return []
 
+    def hkeys(self, _name: str) -> list[bytes]:
+        return []
+
     def exists(self, name: str) -> bool:
         return name in self.alive
 
