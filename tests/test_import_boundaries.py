@@ -98,7 +98,7 @@ BARE_IMPORTS = {
     ),
     "bootstrap": (
         "helexa_site.bootstrap.commands",
-        ("django", "redis", "msgspec", "celery", "torch", "psutil", "inference.protocol"),
+        ("django", "redis", "msgspec", "celery", "torch", "psutil"),
     ),
 }
 BARE_IMPORT = """
