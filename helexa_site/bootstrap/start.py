@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from helexa_site.bootstrap import readiness
-from helexa_site.bootstrap.arguments import ServeOptions, base_url, is_loopback
+from helexa_site.bootstrap.arguments import ServeOptions, base_url, is_loopback, shown_urls
 from helexa_site.bootstrap.children import control_spec, gateway_spec, neuron_spec, redis_spec
 from helexa_site.bootstrap.console import say, say_line
 from helexa_site.bootstrap.data_directory import DataDirectory
@@ -50,24 +50,29 @@ def start(
         redis_url = _start_private_redis(data, supervisor, options.share)
     os.environ["REDIS_URL"] = redis_url
     os.environ["HELEXA_DATA_DIR"] = str(data.path)
-    supervisor.start(neuron_spec())
-    say("neuron", "starting")
+    if options.with_neuron:
+        supervisor.start(neuron_spec())
+        say("neuron", "starting")
 
     # Django reads its settings when it is imported, which is now.
-    from helexa_site.bootstrap.database import has_keys, prepare_database
+    from helexa_site.bootstrap.database import has_keys, prepare_database, prepare_fleet
 
     password = prepare_database(with_model=options.with_model)
     url = base_url(options.host, options.port)
+    shown_url, *more_urls = shown_urls(options.host, options.port)
     try:
+        prepare_fleet(with_neuron=options.with_neuron, share=options.share)
         supervisor.start(control_spec())
         _start_gateway(options, config, supervisor)
-        readiness.wait_for_gateway(url, supervisor.ensure_running)
-        if options.with_model:
+        readiness.wait_for_gateway(url, supervisor.ensure_running, needs_neuron=options.with_neuron)
+        if options.with_model and options.with_neuron:
             wait_for_default_model(url, redis_url, supervisor.ensure_running)
-        say_line(f"ready: {url}")
+        say_line(f"ready: {shown_url}")
+        if more_urls:
+            say("gateway", f"also at {', '.join(more_urls)}")
     finally:
         # Whatever happened: the password is stored nowhere in the clear.
-        say("admin", f"{url}/admin/")
+        say("admin", f"{shown_url}/admin/")
         if password is not None:
             say("login", f"admin, password {password} (shown this once)")
     if not has_keys():
@@ -79,7 +84,7 @@ def start(
     if options.share is not None:
         say("share", f"{options.share.address}, for hosts that `manage.py neurons invite` invites")
     if options.with_model and options.with_neuron:
-        say("try", readiness.curl_line(url))
+        say("try", readiness.curl_line(shown_url))
 
 
 def wait_for_default_model(url: str, redis_url: str, ensure_wanted: EnsureWanted) -> None:
