@@ -13,12 +13,12 @@ from acp.schema import ClientCapabilities, PermissionOption, ToolCallUpdate
 from helexa_acp.errors import ToolError
 
 OUTPUT_LIMIT_BYTES = 128 * 1024
-"""Of a command: what a model can use of it, and more."""
+"""A command's output is kept up to this size, which is more than a model can use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """Both are None where nobody knows."""
+    """The exit code and the signal are None where nobody knows them."""
 
     code: int | None = None
     signal: str | None = None

@@ -56,7 +56,7 @@ def config_path(environ: Mapping[str, str]) -> Path:
 
 
 def data_dir(environ: Mapping[str, str]) -> Path:
-    """Where sessions and plans are kept."""
+    """Sessions and plans are kept here."""
     return _xdg(environ, "XDG_DATA_HOME", ".local/share") / "helexa-acp"
 
 

@@ -35,7 +35,7 @@ class Learnt:
     context_window: int | None = None
     is_listed_again: bool = False
     tokens_per_estimated: float = 1.0
-    """Of the latest answer: what the endpoint counted for its prompt, over our estimate."""
+    """The latest prompt's tokens as the endpoint counted them, divided by our estimate."""
 
 
 @dataclass(slots=True)

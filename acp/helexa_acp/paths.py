@@ -23,7 +23,7 @@ def absolute(written: str, cwd: Path) -> Path:
 
 
 def resolved(path: Path) -> Path:
-    """Where it really is: links followed, ``..`` taken as the file system takes it. A loop of links
+    """The real path: links followed, ``..`` taken as the file system takes it. A loop of links
     raises ToolError."""
     try:
         return path.resolve()

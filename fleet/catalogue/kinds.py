@@ -6,10 +6,10 @@ or in models.toml follows from its kind. Pure.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-NEURON_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+from inference.protocol.keys import NEURON_NAME
+
 MAX_COUNT = 2**31 - 1
 MAX_BYTES = 2**63 - 1
 MAX_PRICE_MICRO_USD = 10**15 - 1
@@ -91,7 +91,7 @@ class NeuronNames:
         if not isinstance(value, tuple):
             return f"{value!r} is not a list of neuron names"
         for name in value:
-            if not isinstance(name, str) or not NEURON_PATTERN.fullmatch(name):
+            if not isinstance(name, str) or not NEURON_NAME.fullmatch(name):
                 return (
                     f"{name!r} is not a neuron name: letters, digits, '.', '_' and '-', 63 at most"
                 )

@@ -13,10 +13,10 @@ import msgspec
 from fleet.catalogue import CatalogueEntry
 from fleet.placement.decisions import Load
 from fleet.placement.needs import Needs
-from fleet.placement.residents import device_name, devices_of, freed_bytes
+from fleet.placement.residents import devices_of, freed_bytes
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.turns import Turn
-from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
+from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name
 
 
 def with_turns(snapshot: FleetSnapshot, turns: Iterable[Turn]) -> FleetSnapshot:

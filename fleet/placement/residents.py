@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fleet.measurements import DeviceKind
 from fleet.placement.decisions import Catalogue
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
+from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name
 
 IDLE_TURN_S = 5.0
 """How long a replica stays once it is ready, even if nobody uses it: the requests that it was
@@ -217,11 +217,6 @@ def ground_of(snapshot: FleetSnapshot, catalogue: Catalogue | None) -> Ground:
     ground = Ground(snapshot, catalogue)
     _last = (snapshot, catalogue, ground)
     return ground
-
-
-def device_name(info: DeviceInfo) -> str:
-    """As in a load spec."""
-    return "cpu" if info.kind == "cpu" else f"cuda:{info.index}"
 
 
 def devices_of(replica: ReplicaView, neuron: NeuronView) -> tuple[str, ...]:

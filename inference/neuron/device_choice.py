@@ -9,16 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from inference.neuron.errors import LoadRefusedError
-from inference.protocol.heartbeat import DeviceInfo
+from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import LoadFailure, LoadSpec
 
 KINDS = ("cuda", "cpu")
 """In the order in which they are chosen."""
-
-
-def device_name(device: DeviceInfo) -> str:
-    """``cuda:1``; a host's CPUs are one device, ``cpu``."""
-    return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
 
 
 def choose_devices(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from inference.neuron.device_choice import choose_devices, device_name
+from inference.neuron.device_choice import choose_devices
 from inference.neuron.errors import LoadRefusedError
-from inference.protocol.heartbeat import DeviceInfo
+from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import LoadFailure, LoadSpec
 
 BESIDE_FILES_BYTES = 256 * 1024**2

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import msgspec
 
-from inference.neuron.device_choice import KINDS, choose_devices, device_name
+from inference.neuron.device_choice import KINDS, choose_devices
 from inference.neuron.device_sampler import Devices
 from inference.neuron.load_needs import expected_bytes, needed_bytes
 from inference.neuron.memory_ledger import Holding, MemoryLedger
-from inference.protocol.heartbeat import DeviceInfo
+from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import LoadReport, LoadSpec
 
 LOOK_AGAIN_S = 1.0

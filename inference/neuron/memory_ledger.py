@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from inference.neuron.device_choice import device_name
-from inference.protocol.heartbeat import DeviceInfo
+from inference.protocol.heartbeat import DeviceInfo, device_name
 
 Owner = Hashable
 """A replica, compared by identity."""

@@ -21,9 +21,8 @@ from typing import Literal
 import msgspec
 import psutil
 
-from inference.neuron.device_choice import device_name
 from inference.neuron.discovery import Discovery
-from inference.protocol.heartbeat import DeviceInfo, HostInfo
+from inference.protocol.heartbeat import DeviceInfo, HostInfo, device_name
 
 VARIABLE = "HELEXA_SIMULATED_DEVICES"
 

@@ -58,6 +58,11 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Promised to loads and loaded models that do not hold it yet; not in the free memory."""
 
 
+def device_name(device: DeviceInfo) -> str:
+    """As a load spec names it: ``cuda:1``; a host's CPUs are one device, ``cpu``."""
+    return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
+
+
 class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     hostname: str
     os: str

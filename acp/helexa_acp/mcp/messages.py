@@ -62,7 +62,7 @@ def result_of(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def tools_of(result: dict[str, Any]) -> list[McpTool]:
-    """Those of one page; what is not a tool is left out."""
+    """The tools of one page; what is not a tool is left out."""
     listed = result.get("tools")
     found = []
     for entry in listed if isinstance(listed, list) else ():

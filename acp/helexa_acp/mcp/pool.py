@@ -25,7 +25,7 @@ class McpPool:
         """Why servers cannot be used, by name."""
 
     async def tools(self) -> tuple[Tool, ...]:
-        """Of those servers that are connected, once that is decided for each."""
+        """The connected servers' tools, once each server is connected or has failed."""
         if self._connecting:
             await asyncio.wait(self._connecting)
         found: dict[str, Tool] = {}

@@ -36,7 +36,7 @@ ServerSpec = StdioServer | HttpServer
 
 
 class Transport(Protocol):
-    """Both raise McpError."""
+    """The way to one MCP server; request and notify raise McpError."""
 
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]: ...
 
