@@ -68,6 +68,9 @@ class LineTransport:
         """None at the end. Raises MalformedError once a line that is too long has passed."""
         try:
             return await self._reader.readuntil(b"\n")
+        except ConnectionError:
+            # A socket whose other end went with something unread: gone all the same.
+            return None
         except asyncio.IncompleteReadError as error:
             return error.partial or None
         except asyncio.LimitOverrunError as error:
@@ -82,7 +85,7 @@ class LineTransport:
                 return
             except asyncio.LimitOverrunError as error:
                 num_bytes = error.consumed
-            except asyncio.IncompleteReadError:
+            except (asyncio.IncompleteReadError, ConnectionError):
                 return
 
     async def _answer(self, error: MalformedError) -> None:

@@ -214,3 +214,13 @@ def test_whatever_gets_through_is_a_message(line: bytes) -> None:
     else:
         assert type(message["id"]) is int
         assert isinstance(message.get("error", {}), dict)
+
+
+async def test_an_editor_that_goes_with_answers_unread_has_ended_its_input() -> None:
+    """The kernel tells that as a reset, where one that read them all is an end of file."""
+    theirs, ours = socket.socketpair()
+    transport = LineTransport(*await asyncio.open_connection(sock=theirs))
+    await transport.send({"jsonrpc": "2.0", "method": "session/update", "params": {}})
+    ours.close()
+    assert await transport.receive() is None
+    await transport.close()
