@@ -21,7 +21,7 @@ COARSE_CODE, FINE_CODE = 127.0, 127.0 * 64.0
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PEAKS = (0.0, 2.0, 3.0, 4.0, 6.0, float("inf"))
 """Times the row's root mean square: groups with a larger value are fine. 0: all, infinity: none."""
-TEXT_FILES = ("docs/architecture.md", "docs/operating.md", "README.md")
+TEXT_FILES = ("docs/architecture.md", "docs/operating/models.md", "README.md")
 TEXT_CHARS = 2000
 LEAST_COSINE = 0.999
 

@@ -25,7 +25,7 @@ from inference.models.kv_format import NATIVE_FORMATS, KVFormat
 from inference.models.registry import build_fastest_model
 
 DOCS_DIR = Path(__file__).resolve().parents[1] / "docs"
-TEXT_FILES = ("architecture.md", "operating.md", "api.md")
+TEXT_FILES = ("architecture.md", "operating/models.md", "api.md")
 TEXT_CHARS = (2000, 13_000)
 MOST_COMPARED = 500
 """Positions at the end of the prompt: where there is most to look back at."""

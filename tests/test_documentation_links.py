@@ -1,0 +1,49 @@
+"""Links between the pages of this repository lead to a file that is there and a heading in it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("docs", "acp", "packaging")
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (
+        *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")),
+        *ROOT.glob("*.md"),
+    )
+)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+
+
+def anchors_of(text: str) -> set[str]:
+    """As GitHub and Forgejo make them of headings."""
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(text))
+    return {word.replace(" ", "-") for word in words}
+
+
+def broken_links(page: str, text: str) -> list[str]:
+    broken = []
+    for link in LINK.findall(FENCE.sub("", text)):
+        where, _, anchor = link.partition("#")
+        if "://" in where or where.startswith("mailto:"):
+            continue
+        target = (ROOT / page).parent / where if where else ROOT / page
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in anchors_of(target.read_text())
+        ):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    assert broken_links(page, (ROOT / page).read_text()) == []
+
+
+def test_a_broken_link_is_found() -> None:
+    text = "[a](nowhere.md) [b](README.md#nothing-like-it) [c](README.md#tests) [d](https://x.test)"
+    assert broken_links("README.md", text) == ["nowhere.md", "README.md#nothing-like-it"]
