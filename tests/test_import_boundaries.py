@@ -44,6 +44,7 @@ BOUNDARIES = (
         # Encoders are run by transformers itself, on its own forward.
         frozenset({("inference/models/embedding.py", "transformers")}),
     ),
+    Boundary("inference/models/families", ("torch", "numpy", "gguf")),
     Boundary("inference/loading", (*DJANGO, "celery", "redis")),
     Boundary("inference/wire", (*DJANGO, "torch", "transformers", "celery", "redis", "asyncio")),
     Boundary("inference/text", (*DJANGO, "torch", "celery", "redis")),

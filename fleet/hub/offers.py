@@ -9,9 +9,9 @@ from fleet.catalogue import CatalogueEntry, SettingValue
 from fleet.models_toml.entry import name_of_id
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place
 from fleet.snapshot import FleetSnapshot
-from inference.loading.config import check_architecture
 from inference.loading.errors import LoadError
 from inference.loading.files import SAFETENSORS_NAME, GGUFVariant, check_shards, gguf_variants
+from inference.models.families.registry import check_gguf_architecture
 
 MIB = 1024**2
 ROOM = 1.1
@@ -144,7 +144,7 @@ def _gguf_problem(architecture: str | None) -> str | None:
     if architecture is None:
         return None
     try:
-        check_architecture(architecture)
+        check_gguf_architecture(architecture)
     except LoadError as error:
         return str(error)
     return None

@@ -14,15 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.loading.config import (
-    Json,
-    check_dense,
-    positive_integer,
-    read_directory_config,
-    read_json,
-)
+from inference.loading.config import read_directory_config, read_json
 from inference.loading.errors import BadFileError, UnknownArchitectureError
 from inference.models.embedding_config import EmbeddingConfig, Pooling
+from inference.models.families.hub_config import Json, check_dense, positive_integer
 
 ENCODERS = ("bert", "camembert", "distilbert", "modernbert", "mpnet", "roberta", "xlm-roberta")
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")

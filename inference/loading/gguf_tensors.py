@@ -15,10 +15,11 @@ import torch
 
 from inference.loading import gguf_quants
 from inference.loading.errors import BadFileError, MissingTensorError
-from inference.loading.gguf_config import ROPE_FREQUENCIES, hugging_face_name, rotary_heads
 from inference.loading.gguf_header import GGUFHeader, TensorInfo
 from inference.loading.gguf_quants import Blocks
 from inference.models.config import ModelConfig
+from inference.models.families.gguf_keys import ROPE_FREQUENCIES
+from inference.models.families.registry import family_of
 from inference.models.stored import StoredWeight
 
 MAPPED_AROUND = 2**20
@@ -29,12 +30,13 @@ class GGUFTensorFiles:
     def __init__(self, header: GGUFHeader, config: ModelConfig) -> None:
         """Raises ``BadFileError`` for a tensor that cannot be read or would not be used."""
         self._config = config
+        self._family = family_of(config)
         infos = [info for info in header.tensors.values() if info.name != ROPE_FREQUENCIES]
         self._tensors = {self._name(info): info for info in infos}
         self._maps = {path: _mapped(path) for path in {info.path for info in infos}}
 
     def _name(self, info: TensorInfo) -> str:
-        name = hugging_face_name(info.name)
+        name = self._family.gguf_names.hugging_face(info.name)
         if name is None:
             raise BadFileError(
                 f"{info.path.name} holds the tensor {info.name}, which no "
@@ -85,7 +87,7 @@ class GGUFTensorFiles:
         """The tensor's bytes, one row per output feature (a vector is one row)."""
         info = self._find(name)
         raw = np.frombuffer(self._maps[info.path], np.uint8, info.num_bytes, info.offset)
-        num_heads = rotary_heads(name, self._config)
+        num_heads = self._family.interleaved_heads(name, self._config)
         num_rows = info.shape[0] if len(info.shape) == 2 or num_heads else 1
         rows = raw.reshape(num_rows, -1)
         return rows if num_heads is None else natural_rotary_order(rows, num_heads)

@@ -30,7 +30,6 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from inference.loading.config import check_architecture
 from inference.loading.disk import check_disk, is_disk_full
 from inference.loading.embedding_config import check_directory_config
 from inference.loading.errors import (
@@ -49,6 +48,7 @@ from inference.loading.files import (
 )
 from inference.loading.hub_cache import hub_cache_dir
 from inference.loading.watched import bytes_under, run_watched
+from inference.models.families.registry import check_gguf_architecture
 from inference.protocol.load import LoadProgress, LoadStage
 
 # The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.
@@ -155,7 +155,7 @@ def _check_runs_here(
     """Before gigabytes are fetched, by files that are small. Raises ``LoadError``."""
     if weights[0].endswith(".gguf"):
         if listing.gguf_architecture is not None:
-            check_architecture(listing.gguf_architecture)
+            check_gguf_architecture(listing.gguf_architecture)
         return
     if "config.json" not in texts:
         raise MissingFileError(f"{repo} has no config.json, which safetensors cannot do without")

@@ -117,7 +117,7 @@ def open_model(
     described = _describe(files, cache_dir, on_progress)
     check_tensors(described.config, described.files.names)
     dense = described.files
-    described = replace(described, files=_quantized(dense, spec, device))
+    described = replace(described, files=_quantized(described, spec, device))
     need = _memory_need(spec, described, device)
     check_fits(need, free_bytes, str(device))
     factory = _factory(spec, need, device, free_bytes)
@@ -137,10 +137,13 @@ def open_model(
     )
 
 
-def _quantized(files: TensorFiles, spec: LoadSpec, device: torch.device) -> TensorFiles:
-    """The same object where nothing changes. Raises ``BadSourceError``."""
-    wanted = check_quantization(files, spec, device)
-    return files if wanted is None else QuantizedFiles(files, wanted, torch.get_num_threads())
+def _quantized(described: _Described, spec: LoadSpec, device: torch.device) -> TensorFiles:
+    """The same files where nothing changes. Raises ``BadSourceError``."""
+    files, config = described.files, described.config
+    wanted = check_quantization(files, config, spec, device)
+    if wanted is None:
+        return files
+    return QuantizedFiles(files, config, wanted, torch.get_num_threads())
 
 
 def _detail(files: TensorFiles) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from inference.loading.errors import DoesNotFitError, MissingTensorError
 from inference.models.config import ModelConfig
+from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat, kv_bytes_per_token
 
 SHORTEST_CONTEXT_TOKENS = 256
@@ -143,7 +144,13 @@ def check_kv_memory(kv_memory_bytes: int | None, free_bytes: int, device: str) -
 
 def check_tensors(config: ModelConfig, names: Collection[str]) -> None:
     """Raises ``MissingTensorError``, naming the first of those that are not there."""
-    missing = [name for name in expected_tensors(config) if name not in names]
+    missing = [
+        name
+        for tensor in family_of(config).tensors(config)
+        if tensor.name not in names
+        for name in tensor.parts or (tensor.name,)
+        if name not in names
+    ]
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise MissingTensorError(f"the weight files lack {missing[0]}{others}")
@@ -151,31 +158,7 @@ def check_tensors(config: ModelConfig, names: Collection[str]) -> None:
 
 def expected_tensors(config: ModelConfig) -> Iterable[str]:
     """Every weight that a model of this config computes with, by Hugging Face name."""
-    yield "model.embed_tokens.weight"
-    for index in range(config.num_layers):
-        yield from (f"model.layers.{index}.{name}" for name in _layer_tensors(config))
-    yield "model.norm.weight"
-    if not config.tie_embeddings:
-        yield "lm_head.weight"
-
-
-def _layer_tensors(config: ModelConfig) -> Iterable[str]:
-    yield "input_layernorm.weight"
-    yield "post_attention_layernorm.weight"
-    for name in ("q_proj", "k_proj", "v_proj"):
-        yield from _projection(f"self_attn.{name}", config.qkv_bias)
-    yield from _projection("self_attn.o_proj", config.output_bias)
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        yield from _projection(f"mlp.{name}", config.mlp_bias)
-    if config.qk_norm:
-        yield "self_attn.q_norm.weight"
-        yield "self_attn.k_norm.weight"
-
-
-def _projection(name: str, has_bias: bool) -> Iterable[str]:
-    yield f"{name}.weight"
-    if has_bias:
-        yield f"{name}.bias"
+    return (tensor.name for tensor in family_of(config).tensors(config))
 
 
 def _gigabytes(num_bytes: int) -> str:

@@ -11,7 +11,7 @@ Norms, biases, and matrices whose sides fit no kernel stay dense.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -20,6 +20,9 @@ import torch
 from inference.loading.errors import BadFileError, BadSourceError
 from inference.loading.quantize import Bits, quantize
 from inference.loading.tensor_files import TensorFiles
+from inference.models.config import ModelConfig
+from inference.models.families.family import MATRIX_ROLES, TABLE_ROLES, Role
+from inference.models.families.registry import family_of
 from inference.models.kernels import FP8_CAPABILITY, fp8_reason, has_fp8
 from inference.models.stored import GROUP_FEATURES, StoredWeight
 from inference.protocol.load import LoadSpec
@@ -28,16 +31,18 @@ InSitu = Literal["q4", "q8", "fp8"]
 """What a dense matrix can be made into."""
 
 DENSE_FORMATS = frozenset({"F32", "F16", "BF16"})
-TABLES = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
 SAME_AS: dict[str, InSitu] = {"Q4_0": "q4", "Q4_1": "q4", "Q4_K": "q4", "Q8_0": "q8"}
 BITS: dict[InSitu, Bits] = {"q4": 4, "q8": 8}
 BYTES_PER_GROUP: dict[InSitu, int] = {"q4": 16 + 2 * 2, "q8": 32 + 2, "fp8": 32}
 
 
 class QuantizedFiles:
-    def __init__(self, files: TensorFiles, wanted: InSitu, num_threads: int) -> None:
+    def __init__(
+        self, files: TensorFiles, config: ModelConfig, wanted: InSitu, num_threads: int
+    ) -> None:
         self.wanted = wanted
         self._files = files
+        self._roles = roles_of(config)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="quantise")
 
     @property
@@ -81,13 +86,24 @@ class QuantizedFiles:
         shape = self._files.shape_of(name)
         if len(shape) != 2 or not _is_dense(self._files, name):
             return None
-        becomes = _wanted_for(name, self.wanted)
+        becomes = _wanted_for(self._roles.get(name), self.wanted)
         if becomes == "fp8":
             return becomes if fp8_reason((shape[0], shape[1])) is None else None
         return None if shape[1] % GROUP_FEATURES else becomes
 
 
-def check_quantization(files: TensorFiles, spec: LoadSpec, device: torch.device) -> InSitu | None:
+def roles_of(config: ModelConfig) -> dict[str, Role]:
+    """By the name of each tensor, and of each part that files may hold it in."""
+    return {
+        name: tensor.role
+        for tensor in family_of(config).tensors(config)
+        for name in (tensor.name, *tensor.parts)
+    }
+
+
+def check_quantization(
+    files: TensorFiles, config: ModelConfig, spec: LoadSpec, device: torch.device
+) -> InSitu | None:
     """What dense weights are to be made into; ``None`` where all stay as they are, which is also
     the answer for files that hold what is wanted. Raises ``BadSourceError`` for what cannot be had
     from these files or on this device."""
@@ -98,20 +114,25 @@ def check_quantization(files: TensorFiles, spec: LoadSpec, device: torch.device)
         _refuse_without_fp8(device)
     if wanted is not None:
         _refuse_float32(spec, device)
-    _refuse_other_formats(files, wanted)
+    _refuse_other_formats(files, roles_of(config), wanted)
     has_dense_matrix = any(
         _is_dense(files, name) and len(files.shape_of(name)) == 2 for name in files.names
     )
     return wanted if has_dense_matrix else None
 
 
-def _refuse_other_formats(files: TensorFiles, wanted: InSitu | None) -> None:
+def _refuse_other_formats(
+    files: TensorFiles, roles: Mapping[str, Role], wanted: InSitu | None
+) -> None:
     """Quantising what is quantised already would add one error to another, unseen."""
     others = {
         files.format_of(name)
         for name in files.names
         if not _is_dense(files, name)
-        and (wanted is None or SAME_AS.get(files.format_of(name)) != _wanted_for(name, wanted))
+        and (
+            wanted is None
+            or SAME_AS.get(files.format_of(name)) != _wanted_for(roles.get(name), wanted)
+        )
     }
     if others:
         raise BadSourceError(
@@ -121,10 +142,11 @@ def _refuse_other_formats(files: TensorFiles, wanted: InSitu | None) -> None:
         )
 
 
-def _wanted_for(name: str, wanted: InSitu) -> InSitu | None:
-    if name not in TABLES:
-        return wanted
-    return None if wanted == "fp8" else "q8"
+def _wanted_for(role: Role | None, wanted: InSitu) -> InSitu | None:
+    """``None`` for what stays dense, also for a tensor that the model does not compute with."""
+    if role in TABLE_ROLES:
+        return None if wanted == "fp8" else "q8"
+    return wanted if role in MATRIX_ROLES else None
 
 
 def _is_dense(files: TensorFiles, name: str) -> bool:

@@ -29,7 +29,7 @@ class ModelConfig:
     """Sizes count elements; ``head_dim`` may differ from ``hidden_size // num_heads``."""
 
     architecture: str
-    """Hugging Face ``model_type``: llama, mistral, qwen2, qwen3."""
+    """Hugging Face ``model_type``, also of a GGUF: see ``families.registry``."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int

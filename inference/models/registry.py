@@ -1,8 +1,9 @@
-"""Which file builds which architecture. A new family is one file and one line here."""
+"""Builds models: by the builder that the family declares, on what is fastest where it can run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -12,6 +13,7 @@ from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import accelerate
 from inference.models.errors import UnknownArchitectureError
+from inference.models.families.registry import find_family, known_model_types
 from inference.models.kv_format import KVFormat, choose_kv_format
 from inference.models.llama import LlamaModel
 from inference.models.native.build import (
@@ -72,12 +74,7 @@ class Model(Protocol[KV]):
 # Which KV storage a model wants is between its own methods; callers hand back what they got.
 AnyModel = Model[Any]
 
-TORCH_BUILDERS: dict[str, Callable[[ModelConfig, WeightSource, int, KVFormat], AnyModel]] = {
-    "llama": LlamaModel,
-    "mistral": LlamaModel,
-    "qwen2": LlamaModel,
-    "qwen3": LlamaModel,
-}
+Builder = Callable[[ModelConfig, WeightSource, int, KVFormat], AnyModel]
 
 
 def build_model(
@@ -88,10 +85,12 @@ def build_model(
 ) -> AnyModel:
     """On torch operators; ``kv_format`` ``None``: what it computes in. Raises
     ``UnknownArchitectureError``, naming the known ones, and ``UnsupportedKVError``."""
-    builder = TORCH_BUILDERS.get(config.architecture)
-    if builder is None:
-        known = ", ".join(sorted(TORCH_BUILDERS))
+    family = find_family(config.architecture)
+    if family is None:
+        known = ", ".join(known_model_types())
         raise UnknownArchitectureError(f"{config.architecture!r} is not one of {known}")
+    module, _, name = family.builder.partition(":")
+    builder: Builder = getattr(import_module(module), name)
     return builder(config, weights, context_tokens, _kv_format(kv_format, weights, False))
 
 
@@ -117,7 +116,7 @@ def build_fastest_model(
             reason = unsupported_reason(config, library)
         except NativeUnavailableError as error:
             reason = str(error)
-    if reason is not None or config.architecture not in TORCH_BUILDERS:
+    if reason is not None or find_family(config.architecture) is None:
         model = build_model(config, weights, context_tokens, kv_format)
         return model, f"torch operators: {reason}"
     chosen = _kv_format(kv_format, weights, True)

@@ -10,6 +10,7 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 from inference.loading import loader
+from inference.loading.config import read_directory_config
 from inference.loading.errors import BadFileError, BadSourceError, DoesNotFitError
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.quantized_files import QuantizedFiles, check_quantization
@@ -148,9 +149,9 @@ def test_fp8_is_for_cards_that_have_it(
     spec = LoadSpec(job_id="1", model="m", source="path:/m", quantization="fp8")
     if is_refused:
         with pytest.raises(BadSourceError, match="which cuda:0 is not"):
-            check_quantization(files, spec, card)
+            check_quantization(files, read_directory_config(tiny_directory), spec, card)
     else:
-        assert check_quantization(files, spec, card) == "fp8"
+        assert check_quantization(files, read_directory_config(tiny_directory), spec, card) == "fp8"
 
 
 @pytest.mark.parametrize("quantization", ["q4", "q8"])
@@ -162,13 +163,19 @@ def test_float32_products_on_a_card_take_dense_weights(
         job_id="1", model="m", source="path:/m", dtype="float32", quantization=quantization
     )
     with pytest.raises(BadSourceError, match=f"{quantization} and dtype float32 exclude each"):
-        check_quantization(files, spec, torch.device("cuda:0"))
-    assert check_quantization(files, spec, torch.device("cpu")) == quantization
+        check_quantization(
+            files, read_directory_config(tiny_directory), spec, torch.device("cuda:0")
+        )
+    assert (
+        check_quantization(files, read_directory_config(tiny_directory), spec, torch.device("cpu"))
+        == quantization
+    )
 
 
 def test_fp8_counts_a_byte_a_weight_and_leaves_tables_dense(tmp_path: Path) -> None:
     directory = save_directory(tmp_path / "hf", "llama", intermediate_size=40)
-    files = QuantizedFiles(SafetensorsFiles([directory / "model.safetensors"]), "fp8", 1)
+    dense = SafetensorsFiles([directory / "model.safetensors"])
+    files = QuantizedFiles(dense, read_directory_config(directory), "fp8", 1)
     layer = "model.layers.0"
     assert files.bytes_of(f"{layer}.self_attn.q_proj.weight") == 64 * 64
     assert files.format_of(f"{layer}.self_attn.q_proj.weight") == "fp8"

@@ -1,0 +1,100 @@
+"""The declaration that a family of decoders makes. All else derives from it: which files can be
+loaded, which tensors they must hold, what is quantised, and who builds the model.
+
+    config.json ─┐                    ┌─ tensors ─▶ preflight, quantising, splits
+    GGUF keys ───┴─▶ ModelConfig ─────┴─ builder ─▶ the model, on torch operators
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from inference.models.config import ModelConfig
+from inference.models.families.gguf_keys import GGUFKeys
+
+Json = Mapping[str, Any]
+
+Role = Literal["embedding", "norm", "column", "row", "head", "experts", "router", "conv", "state"]
+"""
+embedding, head   one row per token of the vocabulary; ranks would split those rows
+column            (out_features, in_features); ranks would split the outputs, and its bias with them
+row               (out_features, in_features); ranks would split the inputs and add up the results
+experts           (num_experts, out_features, in_features); ranks would split the experts
+norm, router, conv, state     small, and the same on every rank
+"""
+
+MATRIX_ROLES: frozenset[Role] = frozenset({"column", "row", "experts"})
+"""Weights that a projection multiplies with: what is worth quantising."""
+TABLE_ROLES: frozenset[Role] = frozenset({"embedding", "head"})
+
+Feature = Literal["prefix_reuse", "vision"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRole:
+    """One tensor that a model computes with."""
+
+    name: str
+    """Hugging Face's, with ``.weight`` or ``.bias``."""
+    role: Role
+    shape: tuple[int, ...]
+    parts: tuple[str, ...] = ()
+    """Names of the tensors that files may hold instead: this one, cut along its first axis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GGUFNames:
+    """Hugging Face's names by GGUF's, all without ``.weight`` and ``.bias``. A tensor whose name
+    ends in neither stands here under its whole name."""
+
+    model: Mapping[str, str] = field(default_factory=dict)
+    layer: Mapping[str, str] = field(default_factory=dict)
+    """Of names within a layer: after ``blk.N.`` and ``model.layers.N.``."""
+
+    def hugging_face(self, name: str) -> str | None:
+        """``blk.0.attn_q.weight`` -> ``model.layers.0.self_attn.q_proj.weight``; ``None`` for a
+        tensor that the family does not compute with."""
+        match = _LAYER_NAME.fullmatch(name)
+        known, inner = (self.layer, match[2]) if match else (self.model, name)
+        stem, _, kind = inner.rpartition(".")
+        found = known.get(inner)
+        if found is None and (by_stem := known.get(stem)) is not None:
+            found = f"{by_stem}.{kind}"
+        if found is None or match is None:
+            return found
+        return f"model.layers.{match[1]}.{found}"
+
+
+_LAYER_NAME = re.compile(r"blk\.(\d+)\.(.+)")
+
+
+def _natural_order(name: str, config: ModelConfig) -> int | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    name: str
+    """For people: docs and messages."""
+    model_types: tuple[str, ...]
+    """``model_type`` of config.json."""
+    gguf_architectures: tuple[str, ...] = ()
+    """``general.architecture`` of GGUF files; none where they are not read."""
+    read_config: Callable[[Json, Json], ModelConfig]
+    """From config.json and generation_config.json, parsed. Raises ``BadFileError`` for what the
+    family would compute wrongly."""
+    read_gguf: Callable[[GGUFKeys], ModelConfig] | None = None
+    """Raises ``BadFileError``."""
+    tensors: Callable[[ModelConfig], Iterable[TensorRole]]
+    """All that a model of this config computes with."""
+    gguf_names: GGUFNames = field(default_factory=GGUFNames)
+    interleaved_heads: Callable[[str, ModelConfig], int | None] = _natural_order
+    """How many heads' rows stand in GGUF's interleaved rotary order in the tensor of this Hugging
+    Face name; ``None`` where rows are in their natural order."""
+    features: frozenset[Feature] = frozenset({"prefix_reuse"})
+    builder: str
+    """``module:name`` of what builds the model on torch operators, imported when one is built:
+    ``(config, weights, context_tokens, kv_format) -> Model``."""

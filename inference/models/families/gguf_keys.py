@@ -1,0 +1,206 @@
+"""What families share when they read a GGUF file's metadata.
+
+Keys and conventions: llama.cpp's gguf-py/gguf/constants.py. The file itself is read elsewhere: here
+it is its metadata, the shapes of its tensors, and the rotary divisors that it may hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inference.loading.errors import BadFileError
+from inference.models.config import ModelConfig, RopeScaling
+from inference.models.families.hub_config import extended_positions
+
+END_OF_TURN_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>")
+"""Files of base models name only the end of text; a chat template ends its turns with these."""
+
+SAMPLING_KEYS = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+
+ROPE_FREQUENCIES = "rope_freqs.weight"
+"""Not a weight but a rule: it becomes ``RopeScaling``."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFKeys:
+    """A file's metadata, of which most keys stand under the architecture's name."""
+
+    metadata: Mapping[str, Any]
+    architecture: str
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of its tensors, by GGUF name: row-major, as torch has them."""
+    rope_divisors: Sequence[float] | None = None
+    """What ``ROPE_FREQUENCIES`` holds: one number for each frequency."""
+
+    def find(self, key: str) -> int | None:
+        """``None`` also for 0. Raises ``BadFileError``."""
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        if value is None:
+            return None
+        if not isinstance(value, int) or value < 0:
+            raise BadFileError(f"{self.architecture}.{key} is {value!r}, not a whole number")
+        return value or None
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """Raises ``BadFileError``."""
+        value = self.find(key) or default
+        if value is None:
+            raise BadFileError(f"the GGUF metadata lacks {self.architecture}.{key}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """Raises ``BadFileError``."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if not isinstance(value, int | float):
+            raise BadFileError(f"{self.architecture}.{key} is {value!r}, not a number")
+        return float(value)
+
+    def text(self, key: str, default: str) -> str:
+        return str(self.metadata.get(f"{self.architecture}.{key}", default))
+
+    def has_tensor(self, name: str) -> bool:
+        return name in self.shapes
+
+
+def read_decoder_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfig:
+    """``declared``: fields of ``ModelConfig`` that the family knows better than the common keys.
+    Raises ``BadFileError``."""
+    hidden_size = keys.integer("embedding_length")
+    num_heads = keys.integer("attention.head_count")
+    max_positions = keys.integer("context_length")
+    scaling = rope_scaling(keys, max_positions)
+    common: dict[str, Any] = {
+        "architecture": model_type,
+        "vocab_size": _vocab_size(keys),
+        "hidden_size": hidden_size,
+        "num_layers": keys.integer("block_count"),
+        "num_heads": num_heads,
+        "num_kv_heads": keys.integer("attention.head_count_kv", num_heads),
+        "head_dim": head_dim(keys),
+        "max_positions": extended_positions(max_positions, scaling),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-6),
+        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "rope_scaling": scaling,
+        "tie_embeddings": not keys.has_tensor("output.weight"),
+        "qkv_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "output_bias": keys.has_tensor("blk.0.attn_output.bias"),
+        "mlp_bias": keys.has_tensor("blk.0.ffn_up.bias"),
+        "qk_norm": keys.has_tensor("blk.0.attn_q_norm.weight"),
+        "bos_token_id": _token_id(keys.metadata, "bos"),
+        "eos_token_ids": _end_of_sequence_ids(keys.metadata),
+        "generation_defaults": {
+            ours: value
+            for key, ours in SAMPLING_KEYS.items()
+            if isinstance(value := keys.metadata.get(key), int | float)
+        },
+    }
+    if "intermediate_size" not in declared:
+        common["intermediate_size"] = keys.integer("feed_forward_length")
+    return ModelConfig(**(common | declared))
+
+
+def head_dim(keys: GGUFKeys) -> int:
+    default = keys.integer("embedding_length") // keys.integer("attention.head_count")
+    return keys.integer("attention.key_length", default)
+
+
+def check_no_experts(keys: GGUFKeys) -> None:
+    """Raises ``BadFileError``."""
+    if keys.find("expert_count"):
+        raise BadFileError("mixture-of-experts weights under this architecture are not supported")
+
+
+def check_whole_rotary(keys: GGUFKeys) -> None:
+    """Raises ``BadFileError`` where only a part of each head is rotated."""
+    whole = head_dim(keys)
+    if keys.integer("rope.dimension_count", whole) != whole:
+        raise BadFileError("rotary embedding over a part of each head is not supported")
+
+
+def rope_scaling(keys: GGUFKeys, max_positions: int) -> RopeScaling | None:
+    """Raises ``BadFileError`` for a rule that is not known here."""
+    if keys.rope_divisors is not None:
+        return _llama3_scaling(keys, keys.rope_divisors)
+    kind = keys.text("rope.scaling.type", "none")
+    factor = keys.number("rope.scaling.factor", 1.0)
+    original = keys.integer("rope.scaling.original_context_length", max_positions)
+    if kind == "none" or (kind == "linear" and factor == 1.0):
+        return None
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=factor, original_max_positions=original)
+    if kind != "yarn":
+        raise BadFileError(f"rope scaling {kind!r} is not supported; known: linear, llama3, yarn")
+    if keys.number("rope.scaling.attn_factor", 1.0) != 1.0:
+        raise BadFileError("rope.scaling.attn_factor other than 1 is not supported")
+    return RopeScaling(
+        kind="yarn",
+        factor=factor,
+        original_max_positions=original,
+        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+    )
+
+
+def _llama3_scaling(keys: GGUFKeys, divisors: Sequence[float]) -> RopeScaling:
+    """The file holds each frequency's divisor instead of the rule that made them. The largest is
+    the rule's factor; the other numbers are Llama 3's, and are proved by computing the divisors."""
+    scaling = RopeScaling(
+        kind="llama3",
+        factor=round(max(divisors), 3),  # as written before float32
+        original_max_positions=keys.integer("rope.scaling.original_context_length", 8192),
+    )
+    base = keys.number("rope.freq_base", 10000.0)
+    count = len(divisors)
+    expected = [_llama3_divisor(2 * math.pi * base ** (i / count), scaling) for i in range(count)]
+    if not all(map(_is_near, divisors, expected)):
+        raise BadFileError(f"{ROPE_FREQUENCIES} does not follow the Llama 3 rule")
+    return scaling
+
+
+def _is_near(stored: float, expected: float) -> bool:
+    return math.isclose(stored, expected, rel_tol=1e-3)
+
+
+def _llama3_divisor(wavelength: float, scaling: RopeScaling) -> float:
+    turns = scaling.original_max_positions / wavelength
+    if turns > scaling.high_freq_factor:
+        return 1.0
+    if turns < scaling.low_freq_factor:
+        return scaling.factor
+    smooth = (turns - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    return 1.0 / ((1.0 - smooth) / scaling.factor + smooth)
+
+
+def _vocab_size(keys: GGUFKeys) -> int:
+    shape = keys.shapes.get("token_embd.weight")
+    if shape is None:
+        raise BadFileError("the GGUF file lacks the tensor token_embd.weight")
+    return shape[0]
+
+
+def _token_id(metadata: Mapping[str, Any], kind: str) -> int | None:
+    value = metadata.get(f"tokenizer.ggml.{kind}_token_id")
+    return value if isinstance(value, int) else None
+
+
+def _end_of_sequence_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    declared = [_token_id(metadata, kind) for kind in ("eos", "eot", "eom")]
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    by_name = (
+        [tokens.index(token) for token in END_OF_TURN_TOKENS if token in tokens]
+        if isinstance(tokens, list)
+        else []
+    )
+    found = [token_id for token_id in declared if token_id is not None] + by_name
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,131 @@
+"""What families share when they read config.json: sizes, rotary scaling, token ids.
+
+``read_decoder`` reads what most of them spell alike; a family passes what it has of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+from inference.loading.errors import BadFileError
+from inference.models.config import ModelConfig, RopeScaling
+
+GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Keys of generation_config.json that clients can also set, spelt as in ``SamplingOptions``."""
+
+Json = Mapping[str, Any]
+
+
+def read_decoder(config: Json, generation: Json, **declared: Any) -> ModelConfig:
+    """``declared``: fields of ``ModelConfig`` that the family knows better than config.json's
+    common keys. Raises ``BadFileError``."""
+    check_dense(config)
+    num_heads = positive_integer(config, "num_attention_heads")
+    hidden_size = positive_integer(config, "hidden_size")
+    max_positions = positive_integer(config, "max_position_embeddings")
+    rope = rope_parameters(config)
+    scaling = rope_scaling(rope, max_positions)
+    common: dict[str, Any] = {
+        "architecture": str(config["model_type"]),
+        "vocab_size": positive_integer(config, "vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": positive_integer(config, "intermediate_size"),
+        "num_layers": positive_integer(config, "num_hidden_layers"),
+        "num_heads": num_heads,
+        "num_kv_heads": int(config.get("num_key_value_heads") or num_heads),
+        "head_dim": int(config.get("head_dim") or hidden_size // num_heads),
+        "max_positions": extended_positions(max_positions, scaling),
+        "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+        "rope_theta": float(rope.get("rope_theta") or 10000.0),
+        "rope_scaling": scaling,
+        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "bos_token_id": _first_id(config.get("bos_token_id", generation.get("bos_token_id"))),
+        "eos_token_ids": _ids(generation.get("eos_token_id", config.get("eos_token_id"))),
+        "generation_defaults": {
+            key: generation[key] for key in GENERATION_DEFAULTS if generation.get(key) is not None
+        },
+    }
+    return ModelConfig(**(common | declared))
+
+
+def extended_positions(declared: int, scaling: RopeScaling | None) -> int:
+    """YaRN's reach is its factor times the trained length, which files often do not declare."""
+    if scaling is None or scaling.kind != "yarn":
+        return declared
+    return max(declared, int(scaling.factor * scaling.original_max_positions))
+
+
+def check_activation(config: Json, *known: str, key: str = "hidden_act") -> None:
+    """Raises ``BadFileError`` for an activation that is none of ``known``, the first of which is
+    meant where config.json names none."""
+    activation = config.get(key) or known[0]
+    if activation not in known:
+        raise BadFileError(f"{key} {activation!r} is not supported; this build runs {known[0]}")
+
+
+def check_whole_rotary(config: Json) -> None:
+    """Raises ``BadFileError`` where only a part of each head is rotated."""
+    if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise BadFileError("partial_rotary_factor other than 1.0 is not supported")
+
+
+def check_dense(config: Json) -> None:
+    """Raises ``BadFileError`` for safetensors that hold quantised weights."""
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method", "unknown")
+        raise BadFileError(
+            f"the weights are quantised with {method!r}, which is not read here; use the dense "
+            "safetensors of the same model, or a GGUF"
+        )
+
+
+def rope_parameters(config: Json) -> Json:
+    """transformers 5 writes ``rope_parameters`` with the base inside; before it, ``rope_theta``
+    stood beside ``rope_scaling``."""
+    parameters = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+    parameters.setdefault("rope_theta", config.get("rope_theta"))
+    if original := config.get("original_max_position_embeddings"):
+        parameters.setdefault("original_max_position_embeddings", original)
+    return parameters
+
+
+def rope_scaling(rope: Json, max_positions: int) -> RopeScaling | None:
+    """Raises ``BadFileError`` for a rule that is not known here."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind not in ("linear", "llama3", "yarn"):
+        raise BadFileError(f"rope scaling {kind!r} is not supported; known: linear, llama3, yarn")
+    if refused := sorted({"mscale", "mscale_all_dim", "truncate"} & rope.keys()):
+        raise BadFileError(f"rope scaling with {', '.join(refused)} is not supported")
+    factor = rope.get("attention_factor")
+    return RopeScaling(
+        kind=cast(Literal["linear", "llama3", "yarn"], kind),
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope.get("low_freq_factor") or 1.0),
+        high_freq_factor=float(rope.get("high_freq_factor") or 4.0),
+        original_max_positions=int(rope.get("original_max_position_embeddings") or max_positions),
+        beta_fast=float(rope.get("beta_fast") or 32.0),
+        beta_slow=float(rope.get("beta_slow") or 1.0),
+        attention_factor=None if factor is None else float(factor),
+    )
+
+
+def positive_integer(config: Json, key: str) -> int:
+    """Raises ``BadFileError``."""
+    value = config.get(key)
+    if not isinstance(value, int) or value <= 0:
+        raise BadFileError(f"config.json: {key} is {value!r}, not a positive whole number")
+    return value
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
+    return tuple(int(token_id) for token_id in ids)
+
+
+def _first_id(value: Any) -> int | None:
+    return next(iter(_ids(value)), None)

@@ -1,0 +1,96 @@
+"""llama 1-3.x and smollm, mistral, qwen2 and qwen3: one decoder, with biases, norms of heads and a
+window where config.json says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from inference.loading.errors import BadFileError
+from inference.models.config import ModelConfig
+from inference.models.families.decoder_tensors import DECODER_NAMES, decoder_tensors
+from inference.models.families.family import Family
+from inference.models.families.gguf_keys import (
+    GGUFKeys,
+    check_no_experts,
+    read_decoder_gguf,
+)
+from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
+from inference.models.families.hub_config import (
+    Json,
+    check_activation,
+    check_whole_rotary,
+    read_decoder,
+)
+
+BUILDER = "inference.models.llama:LlamaModel"
+
+
+def read_config(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    model_type = config["model_type"]
+    check_activation(config, "silu", "swish")
+    check_whole_rotary(config)
+    has_bias = bool(config.get("attention_bias", False))
+    return read_decoder(
+        config,
+        generation,
+        qkv_bias=has_bias or model_type == "qwen2",
+        output_bias=has_bias,
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        qk_norm=model_type == "qwen3",
+        sliding_window=_sliding_window(config),
+    )
+
+
+def _sliding_window(config: Json) -> int | None:
+    """One window for all layers, or none. qwen2 and qwen3 declare a window that only
+    ``use_sliding_window`` switches on."""
+    window = config.get("sliding_window")
+    switched_off = config["model_type"] != "mistral" and not config.get("use_sliding_window")
+    if window is None or switched_off:
+        return None
+    kinds = set(config.get("layer_types") or ["sliding_attention"])
+    if kinds == {"full_attention"}:
+        return None
+    if kinds != {"sliding_attention"} or config.get("max_window_layers"):
+        raise BadFileError("a sliding window on some of the layers is not supported")
+    return int(window)
+
+
+def read_gguf(model_type: str) -> Callable[[GGUFKeys], ModelConfig]:
+    return partial(_read_gguf, model_type)
+
+
+def _read_gguf(model_type: str, keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_no_experts(keys)
+    check_whole_rotary_gguf(keys)
+    return read_decoder_gguf(keys, model_type, sliding_window=keys.find("attention.sliding_window"))
+
+
+def interleaved_heads(name: str, config: ModelConfig) -> int | None:
+    """llama.cpp's converter writes a llama's queries and keys in pairs."""
+    if ".self_attn.q_proj." in name:
+        return config.num_heads
+    return config.num_kv_heads if ".self_attn.k_proj." in name else None
+
+
+def _relative(model_type: str) -> Family:
+    return Family(
+        name=model_type,
+        model_types=(model_type,),
+        gguf_architectures=(model_type,),
+        read_config=read_config,
+        read_gguf=read_gguf(model_type),
+        tensors=decoder_tensors,
+        gguf_names=DECODER_NAMES,
+        builder=BUILDER,
+    )
+
+
+LLAMA = replace(_relative("llama"), interleaved_heads=interleaved_heads)
+MISTRAL = _relative("mistral")
+QWEN2 = _relative("qwen2")
+QWEN3 = _relative("qwen3")

@@ -1,0 +1,51 @@
+"""Every family that runs here. A new one is a file beside this one and a line in ``FAMILIES``."""
+
+from __future__ import annotations
+
+from inference.loading.errors import UnknownArchitectureError
+from inference.models.config import ModelConfig
+from inference.models.families.family import Family
+from inference.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+)
+
+_BY_MODEL_TYPE = {kind: family for family in FAMILIES for kind in family.model_types}
+_BY_GGUF = {name: family for family in FAMILIES for name in family.gguf_architectures}
+
+
+def find_family(model_type: str) -> Family | None:
+    return _BY_MODEL_TYPE.get(model_type)
+
+
+def family_of(config: ModelConfig) -> Family:
+    """Of a config that one of the families has read."""
+    return _BY_MODEL_TYPE[config.architecture]
+
+
+def known_model_types() -> tuple[str, ...]:
+    return tuple(_BY_MODEL_TYPE)
+
+
+def check_architecture(model_type: str) -> Family:
+    """Raises ``UnknownArchitectureError``, naming the known ones."""
+    return _found(model_type, _BY_MODEL_TYPE)
+
+
+def check_gguf_architecture(architecture: str) -> Family:
+    """``architecture``: as GGUF spells it. Raises ``UnknownArchitectureError``, naming the known
+    ones."""
+    return _found(architecture, _BY_GGUF)
+
+
+def _found(architecture: str, known: dict[str, Family]) -> Family:
+    family = known.get(architecture)
+    if family is None:
+        raise UnknownArchitectureError(
+            f"the model's architecture is {architecture!r}; this build runs {', '.join(known)}"
+        )
+    return family

@@ -1,0 +1,45 @@
+"""What the declarations of families must have in common."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from inference.loading.errors import UnknownArchitectureError
+from inference.models.families.family import Family, GGUFNames
+from inference.models.families.registry import (
+    FAMILIES,
+    check_architecture,
+    check_gguf_architecture,
+)
+
+
+def test_no_architecture_belongs_to_two_families() -> None:
+    for names in ("model_types", "gguf_architectures"):
+        declared = [name for family in FAMILIES for name in getattr(family, names)]
+        assert declared and len(declared) == len(set(declared))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_family_names_its_builder_and_reads_what_it_lists(family: Family) -> None:
+    module, _, name = family.builder.partition(":")
+    assert callable(getattr(import_module(module), name))
+    assert bool(family.gguf_architectures) == (family.read_gguf is not None)
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
+    for check in (check_architecture, check_gguf_architecture):
+        with pytest.raises(UnknownArchitectureError, match=r"'mamba'.*llama, mistral, qwen2"):
+            check("mamba")
+
+
+def test_gguf_names() -> None:
+    names = GGUFNames(
+        model={"output": "lm_head"}, layer={"attn_q": "self_attn.q_proj", "ssm_a": "mixer.A_log"}
+    )
+    assert names.hugging_face("output.weight") == "lm_head.weight"
+    assert names.hugging_face("blk.12.attn_q.bias") == "model.layers.12.self_attn.q_proj.bias"
+    assert names.hugging_face("blk.3.ssm_a") == "model.layers.3.mixer.A_log"
+    assert names.hugging_face("blk.3.attn_k.weight") is None
+    assert names.hugging_face("attn_q.weight") is None
