@@ -39,6 +39,7 @@ INSTALLED_APPS = [
     "axes",
     "fleet",
     "metering",
+    "metering.bench",
     "inference.conversations",
 ]
 

@@ -67,6 +67,13 @@ BOUNDARIES = (
         Boundary(f"metering/{name}.py", ("django", "redis", "celery", "fleet", "helexa_site"))
         for name in ("book", "entries", "errors", "prices", "principal", "windows")
     ),
+    *(
+        Boundary(
+            f"metering/bench/{name}.py",
+            ("django", "redis", "celery", "fleet", "helexa_site", "urllib", "http"),
+        )
+        for name in ("comparison", "errors", "metrics", "plan", "scenarios", "statistics")
+    ),
     # Installed alone, beside an editor: nothing of helexa is there.
     Boundary("acp/helexa_acp", (*OUTSIDE, "inference", "benchmarks", "tests")),
     Boundary("inference/engine/scheduling/scheduler.py", ("torch", "numpy")),

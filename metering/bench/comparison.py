@@ -1,0 +1,136 @@
+"""Two builds or two targets, cell by cell: better, worse, or the same but for noise. Pure.
+
+A metric has changed where Mann and Whitney's test says so at ``ALPHA`` and its ratio is further
+from 1 than ``MIN_CHANGE``: given enough samples, the test alone would call changes of no size real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from metering.bench.metrics import Metric, judged_metrics
+from metering.bench.statistics import Ratio, least_p_value, mann_whitney, median, ratio_of
+
+ALPHA = 0.01
+"""Five samples on each side are the fewest that can reach it."""
+MIN_CHANGE = 0.03
+
+Samples = Mapping[str, Sequence[float]]
+"""Metric → values."""
+CellSamples = Mapping[tuple[str, str], Samples]
+"""(model, scenario id) → its samples."""
+
+
+class Verdict(StrEnum):
+    REGRESSED = "regressed"
+    IMPROVED = "improved"
+    SAME = "same"
+    TOO_FEW = "too few samples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    metric: Metric
+    num_before: int
+    num_after: int
+    median_before: float
+    median_after: float
+    ratio: Ratio | None
+    """``None`` where a value is 0."""
+    p_value: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellComparison:
+    model: str
+    scenario: str
+    differences: tuple[Difference, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of its metrics'."""
+        found = {difference.verdict for difference in self.differences}
+        return next((verdict for verdict in Verdict if verdict in found), Verdict.TOO_FEW)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    cells: tuple[CellComparison, ...]
+    only_before: tuple[tuple[str, str], ...]
+    only_after: tuple[tuple[str, str], ...]
+
+    def having(self, verdict: Verdict) -> tuple[CellComparison, ...]:
+        return tuple(
+            cell
+            for cell in self.cells
+            if any(difference.verdict is verdict for difference in cell.differences)
+        )
+
+
+def compare(
+    before: CellSamples,
+    after: CellSamples,
+    *,
+    only_metrics: frozenset[str] | None = None,
+    alpha: float = ALPHA,
+    min_change: float = MIN_CHANGE,
+) -> Comparison:
+    cells = []
+    for model, scenario in sorted(before.keys() & after.keys()):
+        differences = tuple(
+            difference
+            for metric in judged_metrics(scenario)
+            if only_metrics is None or metric.name in only_metrics
+            if (
+                difference := judge(
+                    metric,
+                    before[model, scenario].get(metric.name, ()),
+                    after[model, scenario].get(metric.name, ()),
+                    alpha=alpha,
+                    min_change=min_change,
+                )
+            )
+        )
+        if differences:
+            cells.append(CellComparison(model=model, scenario=scenario, differences=differences))
+    return Comparison(
+        cells=tuple(cells),
+        only_before=tuple(sorted(before.keys() - after.keys())),
+        only_after=tuple(sorted(after.keys() - before.keys())),
+    )
+
+
+def judge(
+    metric: Metric,
+    before: Sequence[float],
+    after: Sequence[float],
+    *,
+    alpha: float = ALPHA,
+    min_change: float = MIN_CHANGE,
+) -> Difference | None:
+    """``None`` where one side has no samples."""
+    median_before, median_after = median(before), median(after)
+    if median_before is None or median_after is None:
+        return None
+    p_value = mann_whitney(before, after).p_value
+    ratio = ratio_of(before, after)
+    if least_p_value(len(before), len(after)) > alpha:
+        verdict = Verdict.TOO_FEW
+    elif p_value > alpha or (ratio is not None and abs(ratio.estimate - 1) < min_change):
+        verdict = Verdict.SAME
+    else:
+        has_more = ratio.estimate > 1 if ratio else median_after > median_before
+        verdict = Verdict.IMPROVED if has_more == metric.more_is_better else Verdict.REGRESSED
+    return Difference(
+        metric=metric,
+        num_before=len(before),
+        num_after=len(after),
+        median_before=median_before,
+        median_after=median_after,
+        ratio=ratio,
+        p_value=p_value,
+        verdict=verdict,
+    )

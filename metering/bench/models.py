@@ -1,0 +1,160 @@
+"""What the bench keeps: whom it measures, how, and every sample as a row.
+
+``BenchRun`` has the columns of the original system's table ``runs``, without those of a Rust build;
+JSON is text there and values here. Targets and models are names: results outlive both.
+"""
+
+from __future__ import annotations
+
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+
+from metering.bench.scenarios import DEFAULT_SCENARIOS
+
+
+def default_scenarios() -> list[str]:
+    return list(DEFAULT_SCENARIOS)
+
+
+class BenchTarget(models.Model):
+    class Kind(models.TextChoices):
+        NEURON = "neuron", "a neuron of helexa"
+        OPENAI = "openai", "an endpoint of OpenAI's API"
+        ANTHROPIC = "anthropic", "an endpoint of Anthropic's API"
+
+    name = models.CharField(max_length=100, unique=True)
+    kind = models.CharField(max_length=16, choices=Kind.choices)
+    endpoint = models.CharField(
+        max_length=500,
+        help_text="For a neuron of this fleet http://gateway:31313/api/neurons/NAME, else what "
+        "clients are given, with or without /v1.",
+    )
+    label = models.CharField(max_length=200, blank=True)
+    enabled = models.BooleanField(default=True)
+    only_models = models.JSONField(
+        default=list, blank=True, help_text="A list of names; empty: all that are loaded."
+    )
+    scenarios = models.JSONField(
+        default=list, blank=True, help_text='As ["chat:128"]; empty: the sweep\'s.'
+    )
+    api_key_env = models.CharField(
+        "variable of the API key",
+        max_length=100,
+        blank=True,
+        help_text="The environment variable that holds the key: keys are not kept here.",
+    )
+    build = models.CharField(
+        max_length=100, blank=True, help_text="Where the endpoint does not tell its own."
+    )
+    hostname = models.CharField(max_length=200, blank=True)
+    gpus = models.JSONField(default=list, blank=True, help_text="Where the endpoint tells none.")
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.label or self.name
+
+
+class SweepPlan(models.Model):
+    """One row: how targets are measured."""
+
+    samples_per_version = models.PositiveSmallIntegerField(
+        default=5, validators=[MinValueValidator(1), MaxValueValidator(1000)]
+    )
+    iteration_pause_s = models.FloatField(default=2.0, validators=[MinValueValidator(0.0)])
+    request_timeout_s = models.FloatField(default=600.0, validators=[MinValueValidator(1.0)])
+    sweep_interval_s = models.FloatField(default=1800.0, validators=[MinValueValidator(1.0)])
+    max_tokens = models.PositiveIntegerField(default=256, validators=[MinValueValidator(1)])
+    concurrency_prompt_tokens = models.PositiveIntegerField(
+        default=512, validators=[MinValueValidator(1)]
+    )
+    scenarios = models.JSONField(default=default_scenarios, blank=True)
+    probes = models.JSONField(
+        default=list,
+        blank=True,
+        help_text='As [{"name": "poem", "prompt": "…", "max_tokens": 2048}].',
+    )
+
+    def __str__(self) -> str:
+        return "how targets are measured"
+
+
+class BenchRun(models.Model):
+    """One sample, or one that failed."""
+
+    class Timing(models.TextChoices):
+        SERVER = "server"
+        CLIENT = "client"
+
+    ts = models.DateTimeField(db_index=True)
+    origin = models.CharField(max_length=20, default="measured")
+    """Or the kind of file that it was imported from."""
+    target_name = models.CharField(max_length=100)
+    target_kind = models.CharField(max_length=16)
+    endpoint = models.CharField(max_length=500, blank=True)
+    hostname = models.CharField(max_length=200, blank=True)
+    driver_version = models.CharField(max_length=100, blank=True)
+    cuda_version = models.CharField(max_length=100, blank=True)
+    gpus = models.JSONField(default=list, blank=True)
+    build = models.CharField(max_length=100)
+    """What cells go by: the commit where it is known, else the version that was told."""
+    git_sha = models.CharField(max_length=40, blank=True)
+    git_sha_long = models.CharField(max_length=64, blank=True)
+    git_dirty = models.BooleanField(default=False)
+    package_version = models.CharField(max_length=100, blank=True)
+    build_timestamp = models.DateTimeField(null=True, blank=True)
+    features = models.JSONField(default=list, blank=True)
+    bench_version = models.CharField(max_length=100, blank=True)
+    bench_sha = models.CharField(max_length=64, blank=True)
+    model_id = models.CharField(max_length=200)
+    harness = models.CharField(max_length=40, blank=True)
+    capabilities = models.JSONField(default=list, blank=True)
+    devices = models.JSONField(default=list, blank=True)
+    settings = models.JSONField(default=dict, blank=True)
+    """What was asked for, and what the endpoint told of how it runs the model."""
+    scenario_id = models.CharField(max_length=100)
+    prompt_size_approx = models.PositiveIntegerField(null=True, blank=True)
+    prompt_tokens_actual = models.PositiveIntegerField(null=True, blank=True)
+    cached_tokens = models.PositiveIntegerField(null=True, blank=True)
+    max_tokens = models.PositiveIntegerField(null=True, blank=True)
+    completion_tokens = models.PositiveIntegerField(null=True, blank=True)
+    timing = models.CharField(max_length=8, choices=Timing.choices, default=Timing.CLIENT)
+    ttft_s = models.FloatField(null=True, blank=True)
+    decode_tps = models.FloatField(null=True, blank=True)
+    prefill_tps = models.FloatField(null=True, blank=True)
+    total_s = models.FloatField(null=True, blank=True)
+    prefill_ms = models.FloatField(null=True, blank=True)
+    decode_ms = models.FloatField(null=True, blank=True)
+    prefill_tokens = models.PositiveIntegerField(null=True, blank=True)
+    vram_used_mb = models.PositiveIntegerField(null=True, blank=True)
+    gpu_util_pct = models.PositiveSmallIntegerField(null=True, blank=True)
+    gpu_temp_c = models.SmallIntegerField(null=True, blank=True)
+    concurrency = models.PositiveIntegerField(null=True, blank=True)
+    ttft_p95_s = models.FloatField(null=True, blank=True)
+    queue_wait_ms = models.FloatField(null=True, blank=True)
+    rejected = models.PositiveIntegerField(null=True, blank=True)
+    swap_unload_ms = models.FloatField(null=True, blank=True)
+    swap_load_ms = models.FloatField(null=True, blank=True)
+    artifact = models.TextField(blank=True)
+    quality_score = models.FloatField(null=True, blank=True)
+    scorer = models.CharField(max_length=40, blank=True)
+    detail = models.JSONField(default=dict, blank=True)
+    """Of scenarios with cases: which went wrong, and how."""
+    ok = models.BooleanField()
+    error = models.TextField(blank=True)
+
+    class Meta:
+        db_table = "bench_runs"
+        ordering = ["-id"]
+        verbose_name = "run"
+        indexes = [
+            models.Index(
+                fields=["target_name", "build", "model_id", "scenario_id", "ok"],
+                name="idx_runs_cell",
+            ),
+            models.Index(fields=["model_id", "scenario_id", "ok"], name="idx_runs_series"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.target_name} {self.build} {self.model_id} {self.scenario_id}"

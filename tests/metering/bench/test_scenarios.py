@@ -1,0 +1,100 @@
+"""Ids that stay, and what is measured with whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from metering.bench.errors import BenchValueError
+from metering.bench.scenarios import (
+    DEFAULT_SCENARIOS,
+    ScenarioKind,
+    parse_scenario,
+    parse_scenarios,
+    why_not,
+)
+
+IDS = (
+    *DEFAULT_SCENARIOS,
+    "prefill:512",
+    "context:8192",
+    "concurrency:8",
+    "load",
+    "swap",
+    "capability:a-poem.v2",
+)
+
+
+@pytest.mark.parametrize("text", IDS)
+def test_an_id_is_read_as_it_is_written(text: str) -> None:
+    assert parse_scenario(text).id == text
+
+
+def test_every_kind_has_an_id_here() -> None:
+    assert {parse_scenario(text).kind for text in IDS} == set(ScenarioKind)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "talk:3",
+        "chat",
+        "chat:0",
+        "chat:x",
+        "chat:-1",
+        "chat:1:2",
+        "chat:128:cold",
+        "context:8:warm",
+        "concurrency:100000",
+        "tools:3",
+        "capability:",
+        "capability:a b",
+        "chat:١٢",
+    ],
+)
+def test_what_is_no_scenario_is_refused(text: str) -> None:
+    with pytest.raises(BenchValueError) as caught:
+        parse_scenario(text)
+    assert caught.value.field == "scenario"
+
+
+def test_each_is_measured_once() -> None:
+    found = parse_scenarios(["tools", "chat:8", "tools"])
+    assert [scenario.id for scenario in found] == ["tools", "chat:8"]
+
+
+@pytest.mark.parametrize(
+    ("text", "capabilities", "is_measured"),
+    [
+        ("chat:128", {"chat", "completions"}, True),
+        ("chat:128", set(), True),
+        ("chat:128", {"embeddings"}, False),
+        ("embedding", {"embeddings"}, True),
+        ("embedding", {"chat"}, False),
+        ("embedding", set(), False),
+        ("tools", {"chat"}, False),
+        ("tools", {"chat", "tool_call"}, True),
+        ("tools", set(), True),
+        ("load", {"embeddings"}, True),
+    ],
+)
+def test_a_model_is_measured_in_what_it_can(
+    text: str, capabilities: set[str], is_measured: bool
+) -> None:
+    why = why_not(
+        parse_scenario(text),
+        capabilities=frozenset(capabilities),
+        context_tokens=None,
+        max_tokens=256,
+    )
+    assert (why == "") is is_measured
+
+
+def test_a_prompt_that_does_not_fit_is_not_sent() -> None:
+    def fits(text: str) -> bool:
+        scenario = parse_scenario(text)
+        return not why_not(scenario, capabilities=frozenset(), context_tokens=4352, max_tokens=256)
+
+    assert fits("chat:4096")
+    assert not fits("context:4097")
+    assert fits("concurrency:1000")
