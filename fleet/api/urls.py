@@ -27,7 +27,7 @@ from fleet.api.neurons import (
 from fleet.api.overview import AssignmentsView, OverviewView
 
 urlpatterns = [
-    path("fleet", OverviewView.as_view(), name="api-fleet"),
+    path("overview", OverviewView.as_view(), name="api-overview"),
     path("neurons", NeuronsView.as_view(), name="api-neurons"),
     path("neurons/<str:name>", NeuronView.as_view(), name="api-neuron"),
     *(

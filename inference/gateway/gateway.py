@@ -40,6 +40,8 @@ from inference.gateway.outcomes import Outcomes, counted_by
 from inference.gateway.paths import api_path_of
 from inference.gateway.placing import Place, Placer
 from inference.gateway.redis_link import RedisLink
+from inference.gateway.refusal_counts import INTERVAL_S as REFUSALS_INTERVAL_S
+from inference.gateway.refusal_counts import RefusalCounts
 from inference.gateway.streams import RequestStream, RequestStreams
 from inference.gateway.tally import Tally
 from inference.gateway.waiting_teller import WaitingTeller
@@ -100,8 +102,12 @@ class Gateway:
             max_open_requests=config.max_open_requests,
             max_open_body_bytes=config.max_open_body_bytes,
         )
+        self._refusals = RefusalCounts()
         self.outcomes = Outcomes(
-            self.accounting.settle, counted_by(self.metrics), self._free_limits
+            self.accounting.settle,
+            counted_by(self.metrics),
+            self._free_limits,
+            self._refusals.observe,
         )
         self.draining = False
         self._handlers: set[asyncio.Task[None]] = set()
@@ -147,6 +153,7 @@ class Gateway:
                 ("held requests", repeat(self._look_at_held, LOOK_INTERVAL_S)),
                 ("seats", limiter.run_renewals()),
                 ("waiting", repeat(self._tell_waiting, WAITING_INTERVAL_S)),
+                ("refusals", repeat(self._count_refusals, REFUSALS_INTERVAL_S)),
             )
         ]
         for task in self._loops:
@@ -252,6 +259,7 @@ class Gateway:
         await self._limiter.flush()
         await self._directory.stop()
         await self._ledger.stop(LEDGER_STOP_S)
+        await self._count_refusals()
         await self._waiting_teller.withdraw()
         await self.liveness.withdraw()
         await self._redis.aclose()
@@ -264,6 +272,9 @@ class Gateway:
     async def _tell_waiting(self) -> None:
         """The control gives turns by it. Raises ``ServiceUnavailableError``."""
         await self._waiting_teller.tell(self.placer.waiting())
+
+    async def _count_refusals(self) -> None:
+        await self._refusals.flush(self._redis)
 
     async def _hear_last_words(self) -> None:
         """Neurons are given a moment to say what cancelled requests used."""

@@ -15,6 +15,7 @@
 | helexa:turns | string, JSON Turns, expires | control → gateway |
 | helexa:waiting | hash gateway → JSON WaitingReport | gateway → control |
 | helexa:control:leader | string, the id of the control that leads, expires | controls |
+| helexa:refusals:<hour> | hash code and account → number, expires | gateways → pages |
 | helexa:accounts | stream of RequestAccount | neuron → control |
 | helexa:limit:<key or account>:<name> | hash of what its limits count, expires | gateways |
 | helexa:limit:<key or account>:<name>:open | zset request id → lease, expires | gateways |

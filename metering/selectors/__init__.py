@@ -1,7 +1,14 @@
 """Reads of accounts, keys, budgets and usage. No writes."""
 
 from metering.selectors.accounts import account_find, key_find
-from metering.selectors.budgets import BudgetStatus, budget_status, budgets_of, reservations_open
+from metering.selectors.budgets import (
+    BudgetStatus,
+    budget_status,
+    budgets_nearly_spent,
+    budgets_of,
+    reservations_open,
+)
+from metering.selectors.traffic import MinuteSums, traffic
 from metering.selectors.usage import (
     UsageFilter,
     UsageGroup,
@@ -15,6 +22,7 @@ from metering.selectors.usage import (
 
 __all__ = [
     "BudgetStatus",
+    "MinuteSums",
     "UsageFilter",
     "UsageGroup",
     "UsagePeriod",
@@ -22,10 +30,12 @@ __all__ = [
     "UsageSums",
     "account_find",
     "budget_status",
+    "budgets_nearly_spent",
     "budgets_of",
     "key_find",
     "period_of",
     "reservations_open",
+    "traffic",
     "usage_list",
     "usage_total",
 ]

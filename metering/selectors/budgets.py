@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from django.db.models import Q
+from django.db.models import F, Q
 
 from metering.models import Budget, Reservation
 from metering.windows import Window, calendar_end_s
+
+NEARLY_SPENT_PART = 10
+"""A budget is nearly spent when one part in so many is left."""
+MAX_NEARLY_SPENT = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,13 @@ class BudgetStatus:
 def reservations_open() -> int:
     """How many reservations stand, one for each cap of an open request."""
     return Reservation.objects.count()
+
+
+def budgets_nearly_spent(*, now_unix_s: float) -> list[BudgetStatus]:
+    """Those of which a tenth or less is left, at most ``MAX_NEARLY_SPENT`` of them."""
+    spent = Budget.objects.filter(spent__gte=F("cap") - F("cap") / NEARLY_SPENT_PART)
+    status = [budget_status(row, now_unix_s=now_unix_s) for row in spent[:MAX_NEARLY_SPENT]]
+    return [one for one in status if one.left * NEARLY_SPENT_PART <= one.cap]
 
 
 def budget_status(budget: Budget, *, now_unix_s: float) -> BudgetStatus:

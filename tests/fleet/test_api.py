@@ -208,9 +208,15 @@ async def test_a_jobs_events_end_with_the_job(writer: Api, model, beat, build, s
 
 def test_the_overview_says_what_is_wrong(reader: Api, model, beat, build) -> None:
     beat(replicas=[build.replica(spec_digest=OLD)])
-    overview = reader.get("fleet")
+    overview = reader.get("overview")
     assert overview["is_live"] is True
-    assert overview["problems"] == ["tiny on beast is outdated: reload it"]
+    (finding,) = overview["attention"]
+    assert finding == {
+        "level": "warning",
+        "kind": "outdated",
+        "about": "tiny",
+        "text": "tiny on beast is outdated: reload it",
+    }
     assert overview["neurons"][0]["devices"][0]["free_memory_bytes"] > 0
     assert overview["models"][0]["status"] == "ready"
 

@@ -144,7 +144,7 @@ def test_status_ends_with_1_while_something_is_wrong(told: Told, beat, build) ->
     assert "! tiny failed on beast" in told.out
     beat(replicas=[build.replica()])
     assert "ready" in told("status")
-    assert json.loads(told("status", "--json"))["problems"] == []
+    assert json.loads(told("status", "--json"))["attention"] == []
 
 
 def test_the_catalogue_is_exported_and_imported(told: Told, tmp_path) -> None:

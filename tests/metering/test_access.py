@@ -28,7 +28,7 @@ ROLES = ("owner", "teammate", "stranger", "narrow", "member", "operator", "nobod
 LOG_IN = 302
 NO_JOB = "00000000-0000-4000-8000-000000000000"
 FLEET: dict[str, tuple[str, int]] = {
-    "api/fleet": ("/api/fleet", 200),
+    "api/overview": ("/api/overview", 200),
     "api/neurons": ("/api/neurons", 200),
     "api/neurons/<str:name>": ("/api/neurons/beast", 404),
     "api/neurons/<str:name>/admit": ("/api/neurons/beast/admit", 405),

@@ -13,6 +13,8 @@ from fleet.management.backend import add_backend_arguments, backend_of
 from fleet.management.sizes import size_text
 from metering.management.output import json_text, table_text, told
 
+NOTICE = "notice"
+"""Of findings with which nothing is wrong."""
 CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -27,21 +29,21 @@ class Command(BaseCommand):
         backend = backend_of(options)
         while True:
             with told():
-                overview = backend.ask("GET", "fleet")
+                overview = backend.ask("GET", "overview")
             text = json_text(overview) if options["json"] else overview_text(overview)
             self.stdout.write(f"{CLEAR}{text}" if options["watch"] else text)
             if not options["watch"]:
                 break
             time.sleep(2.0)
-        if overview["problems"]:
+        if any(finding["level"] != NOTICE for finding in overview["attention"]):
             sys.exit(1)
 
 
 def overview_text(overview: dict[str, Any]) -> str:
     neurons = overview["neurons"]
     parts = []
-    if overview["problems"]:
-        parts.append("\n".join(f"! {problem}" for problem in overview["problems"]))
+    if overview["attention"]:
+        parts.append("\n".join(_finding_text(finding) for finding in overview["attention"]))
     devices = [
         [
             neuron["name"],
@@ -79,10 +81,15 @@ def overview_text(overview: dict[str, Any]) -> str:
     jobs = [
         [job["kind"], job["model"], job["neuron"], job["status"], job["stage"], _percent(job)]
         for job in overview["jobs"]
+        if job["status"] in ("pending", "running")
     ]
     if jobs:
         parts.append(table_text(("job", "model", "neuron", "status", "stage", "done"), jobs))
     return "\n\n".join(parts) or "There is nothing yet."
+
+
+def _finding_text(finding: dict[str, Any]) -> str:
+    return f"{'-' if finding['level'] == NOTICE else '!'} {finding['text']}"
 
 
 def _percent(job: dict[str, Any]) -> str:

@@ -1,0 +1,146 @@
+"""What an operator should look at first. Pure: lines in, findings out, the most urgent first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from metering.money import usd_text
+from metering.selectors import BudgetStatus
+
+if TYPE_CHECKING:
+    from fleet.overview.lines import ModelLine, NeuronLine
+
+DISK_LOW_SHARE = 0.10
+DISK_FULL_SHARE = 0.02
+"""Of a disk, what is left: no model of any size can be fetched to it."""
+
+
+class Level(StrEnum):
+    """In the order in which they are shown."""
+
+    URGENT = "urgent"
+    """Somebody is not served, or soon will not be."""
+    WARNING = "warning"
+    NOTICE = "notice"
+    """Nothing is wrong with the fleet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """``kind`` says what sort of thing it is, ``about`` which one: a neuron, a model, an account or
+    a key, or nothing."""
+
+    level: Level
+    kind: str
+    text: str
+    about: str = ""
+
+
+def attention(
+    neurons: Sequence[NeuronLine],
+    models: Sequence[ModelLine],
+    budgets: Sequence[BudgetStatus],
+    *,
+    is_live: bool,
+    version: str,
+) -> tuple[Attention, ...]:
+    """``version`` is the one of this process; ``budgets`` are those of which little is left."""
+    found = [
+        *_of_redis(is_live),
+        *_of_neurons(neurons),
+        *_of_models(models),
+        *_of_versions(neurons, version),
+        *_of_budgets(budgets),
+    ]
+    return tuple(sorted(found, key=lambda one: list(Level).index(one.level)))
+
+
+def _of_redis(is_live: bool) -> Iterator[Attention]:
+    if not is_live:
+        text = "Redis does not answer: this is what was recorded last"
+        yield Attention(level=Level.URGENT, kind="redis_away", text=text)
+
+
+def _of_neurons(neurons: Iterable[NeuronLine]) -> Iterator[Attention]:
+    empty = True
+    for neuron in neurons:
+        empty = False
+        yield from _of_neuron(neuron)
+    if empty:
+        text = "no neuron has joined yet"
+        yield Attention(level=Level.WARNING, kind="no_neuron", text=text)
+
+
+def _of_neuron(neuron: NeuronLine) -> Iterator[Attention]:
+    if neuron.status == "away":
+        yield _say(Level.URGENT, "neuron_away", neuron.name, f"{neuron.name} is away")
+    if neuron.status == "refused":
+        text = f"{neuron.name} is not admitted: nothing is placed there"
+        yield _say(Level.NOTICE, "neuron_refused", neuron.name, text)
+    for problem in neuron.problems:
+        if not problem.startswith(VERSION_PROBLEM):
+            text = f"{neuron.name}: {problem}"
+            yield _say(Level.WARNING, "neuron_problem", neuron.name, text)
+    yield from _of_disk(neuron)
+    for replica in neuron.replicas:
+        if replica.status == "failed":
+            text = f"{replica.model} failed on {neuron.name}: {replica.failure}"
+            yield _say(Level.URGENT, "model_failing", replica.model, text)
+        if replica.is_outdated and replica.status == "ready":
+            text = f"{replica.model} on {neuron.name} is outdated: reload it"
+            yield _say(Level.WARNING, "outdated", replica.model, text)
+
+
+VERSION_PROBLEM = "it runs helexa "
+"""How a neuron's problem begins that ``_of_versions`` tells for all of them at once."""
+
+
+def _of_versions(neurons: Iterable[NeuronLine], version: str) -> Iterator[Attention]:
+    others = [f"{neuron.name} ({neuron.version})" for neuron in _others(neurons, version)]
+    if others:
+        text = f"not of this version, {version}: {', '.join(others)}"
+        yield Attention(level=Level.WARNING, kind="version_mismatch", text=text)
+
+
+def _others(neurons: Iterable[NeuronLine], version: str) -> Iterator[NeuronLine]:
+    for neuron in neurons:
+        if neuron.version and neuron.version != version and neuron.status != "away":
+            yield neuron
+
+
+def _of_disk(neuron: NeuronLine) -> Iterator[Attention]:
+    total_bytes, free_bytes = neuron.disk_total_bytes, neuron.disk_free_bytes
+    if not total_bytes or free_bytes is None:
+        return
+    share = free_bytes / total_bytes
+    if share < DISK_LOW_SHARE:
+        level = Level.URGENT if share < DISK_FULL_SHARE else Level.WARNING
+        text = f"the disk of {neuron.name} is nearly full: {share:.0%} are left for downloads"
+        yield _say(level, "disk_nearly_full", neuron.name, text)
+
+
+def _of_models(models: Iterable[ModelLine]) -> Iterator[Attention]:
+    for model in models:
+        if model.replicas < model.min_replicas:
+            text = f"{model.name} has {model.replicas} of at least {model.min_replicas} replicas"
+            level = Level.WARNING if model.replicas else Level.URGENT
+            yield _say(level, "too_few_replicas", model.name, text)
+
+
+def _of_budgets(budgets: Iterable[BudgetStatus]) -> Iterator[Attention]:
+    for budget in budgets:
+        kind = "budget_spent" if budget.left == 0 else "budget_nearly_spent"
+        of = f"the budget of the {budget.on} {budget.owner}"
+        text = f"{of}: {_amount(budget, budget.left)} of {_amount(budget, budget.cap)} are left"
+        yield _say(Level.NOTICE, kind, budget.owner, text)
+
+
+def _amount(budget: BudgetStatus, amount: int) -> str:
+    return usd_text(amount) if budget.unit == "micro_usd" else f"{amount:,} tokens"
+
+
+def _say(level: Level, kind: str, about: str, text: str) -> Attention:
+    return Attention(level=level, kind=kind, about=about, text=text)

@@ -1,0 +1,135 @@
+"""What an overview is made of: plain data, ready to be shown. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from fleet.overview.attention import Attention
+from metering.selectors import MinuteSums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldMemory:
+    """Of one device. What is on several devices is counted in equal parts."""
+
+    model: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLine:
+    id: str
+    name: str
+    total_memory_bytes: int
+    free_memory_bytes: int
+    held: tuple[HeldMemory, ...] = ()
+    utilization_percent: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLine:
+    id: int
+    model: str
+    status: str
+    is_outdated: bool
+    devices: tuple[str, ...]
+    memory_bytes: int | None
+    in_flight: int
+    queue_depth: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    decode_tokens_per_s: float
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeuronLine:
+    name: str
+    status: str
+    version: str
+    problems: tuple[str, ...]
+    devices: tuple[DeviceLine, ...]
+    replicas: tuple[ReplicaLine, ...]
+    disk_total_bytes: int | None = None
+    """Of the disk that downloads go to; ``None``: the neuron does not say."""
+    disk_free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLine:
+    name: str
+    status: str
+    pinned: bool
+    replicas: int
+    """Those that are ready."""
+    min_replicas: int
+    max_replicas: int
+    has_outdated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLine:
+    id: str
+    kind: str
+    model: str
+    neuron: str
+    status: str
+    stage: str
+    progress_fraction: float | None
+    eta_s: float | None
+    note: str = ""
+    failure: str = ""
+
+    @property
+    def is_active(self) -> bool:
+        return self.status in ("pending", "running")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadLine:
+    """Under way on a neuron, without a load."""
+
+    neuron: str
+    source: str
+    status: str
+    progress_fraction: float | None
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditLine:
+    at: datetime
+    actor: str
+    action: str
+    object_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalLine:
+    code: str
+    requests: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOverview:
+    is_live: bool
+    """False: Redis does not answer; this is what was recorded last."""
+    attention: tuple[Attention, ...]
+    """The most urgent first; empty: all is as it should be."""
+    neurons: tuple[NeuronLine, ...]
+    models: tuple[ModelLine, ...]
+    jobs: tuple[JobLine, ...]
+    """Those under way, then those that have just ended, newest first."""
+    downloads: tuple[DownloadLine, ...]
+    minutes: tuple[MinuteSums, ...]
+    """The traffic of the last half hour, oldest first; the last minute is not over."""
+    refusals: tuple[RefusalLine, ...]
+    """Of this hour and the one before, the most frequent first."""
+    requests_today: int
+    """Since midnight in UTC."""
+    spent_today_micro_usd: int
+    audit: tuple[AuditLine, ...]
+    """The newest entries."""

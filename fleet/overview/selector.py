@@ -1,0 +1,216 @@
+"""Reads the overview: the rows in one query each, and what only Redis knows."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+
+from django.db.models import Q
+from django.utils import timezone
+
+from fleet import selectors
+from fleet.catalogue import CatalogueEntry
+from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES
+from fleet.models import Device, LoadJob, Neuron, Replica
+from fleet.overview.attention import attention
+from fleet.overview.lines import (
+    AuditLine,
+    DeviceLine,
+    FleetOverview,
+    HeldMemory,
+    JobLine,
+    ModelLine,
+    NeuronLine,
+    ReplicaLine,
+)
+from fleet.overview.live_readings import NO_READINGS, LiveReadings, read_live
+from inference.version import VERSION
+from metering import selectors as metering_selectors
+from metering.models import AuditEntry
+from metering.selectors import UsageFilter, UsagePeriod
+
+BEST_FIRST = ("ready", "recovering", "loading", "draining", "failed", "away")
+NOT_LOADED = "unloaded"
+ENDED_JOBS_SHOWN_FOR = timedelta(minutes=2)
+MAX_ENDED_JOBS = 20
+MAX_AUDIT_ENTRIES = 8
+
+
+def fleet_overview() -> FleetOverview:
+    now = timezone.now()
+    live = read_live()
+    readings = live or NO_READINGS
+    entries = selectors.catalogue_list()
+    neurons = _neurons(readings, {entry.name: entry.spec_digest() for entry in entries})
+    models = _models(entries, neurons)
+    budgets = metering_selectors.budgets_nearly_spent(now_unix_s=time.time())
+    today = now.date()
+    used = metering_selectors.usage_total(
+        period=UsagePeriod(first=today, last=today), where=UsageFilter()
+    )
+    is_live = live is not None
+    return FleetOverview(
+        is_live=is_live,
+        attention=attention(neurons, models, budgets, is_live=is_live, version=VERSION),
+        neurons=neurons,
+        models=models,
+        jobs=_jobs(),
+        downloads=readings.downloads,
+        minutes=metering_selectors.traffic(now=now),
+        refusals=readings.refusals,
+        requests_today=used.requests,
+        spent_today_micro_usd=used.cost_micro_usd,
+        audit=_audit(),
+    )
+
+
+def _neurons(readings: LiveReadings, digests: Mapping[str, str]) -> tuple[NeuronLine, ...]:
+    replicas = _replicas_by_neuron(digests)
+    devices: dict[int, list[Device]] = defaultdict(list)
+    for device in Device.objects.order_by("kind", "index"):
+        devices[device.neuron_id].append(device)
+    return tuple(
+        _neuron_line(neuron, devices[neuron.pk], tuple(replicas[neuron.pk]), readings)
+        for neuron in Neuron.objects.all()
+    )
+
+
+def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLine]]:
+    """Without their load reports, which are long."""
+    found: dict[int, list[ReplicaLine]] = defaultdict(list)
+    for row in Replica.objects.order_by("model_name").values(
+        "id",
+        "neuron_id",
+        "model_name",
+        "status",
+        "spec_digest",
+        "devices",
+        "memory_bytes",
+        "in_flight",
+        "queue_depth",
+        "kv_blocks_used",
+        "kv_blocks_total",
+        "decode_tokens_per_s",
+        "failure_message",
+    ):
+        digest = digests.get(row["model_name"], "")
+        line = ReplicaLine(
+            id=row["id"],
+            model=row["model_name"],
+            status=row["status"],
+            is_outdated=bool(digest) and row["spec_digest"] not in ("", digest),
+            devices=tuple(row["devices"]),
+            memory_bytes=row["memory_bytes"],
+            in_flight=row["in_flight"],
+            queue_depth=row["queue_depth"],
+            kv_blocks_used=row["kv_blocks_used"],
+            kv_blocks_total=row["kv_blocks_total"],
+            decode_tokens_per_s=row["decode_tokens_per_s"],
+            failure=row["failure_message"],
+        )
+        found[row["neuron_id"]].append(line)
+    return found
+
+
+def _neuron_line(
+    neuron: Neuron,
+    devices: Iterable[Device],
+    replicas: tuple[ReplicaLine, ...],
+    readings: LiveReadings,
+) -> NeuronLine:
+    held = _held_memory(replicas)
+    disk = readings.disks.get(neuron.name)
+    return NeuronLine(
+        name=neuron.name,
+        status=neuron.status,
+        version=neuron.version,
+        problems=tuple(neuron.problems),
+        devices=tuple(_device_line(neuron, device, held, readings) for device in devices),
+        replicas=replicas,
+        disk_total_bytes=disk.total_bytes if disk else None,
+        disk_free_bytes=disk.free_bytes if disk else None,
+    )
+
+
+def _device_line(
+    neuron: Neuron,
+    device: Device,
+    held: Mapping[str, list[HeldMemory]],
+    readings: LiveReadings,
+) -> DeviceLine:
+    name = "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
+    recorded = DeviceLine(
+        id=f"{device.kind}:{device.index}",
+        name=device.name,
+        total_memory_bytes=device.total_memory_bytes,
+        free_memory_bytes=device.free_memory_bytes,
+    )
+    line = readings.devices.get((neuron.name, recorded.id), recorded)
+    return replace(line, held=tuple(held.get(name, ())))
+
+
+def _held_memory(replicas: Iterable[ReplicaLine]) -> dict[str, list[HeldMemory]]:
+    """By device, as load specs name it."""
+    held: dict[str, list[HeldMemory]] = defaultdict(list)
+    for replica in replicas:
+        for device in replica.devices:
+            share_bytes = (replica.memory_bytes or 0) // len(replica.devices)
+            held[device].append(HeldMemory(model=replica.model, num_bytes=share_bytes))
+    return held
+
+
+def _models(
+    entries: Iterable[CatalogueEntry], neurons: Iterable[NeuronLine]
+) -> tuple[ModelLine, ...]:
+    loaded: dict[str, list[ReplicaLine]] = defaultdict(list)
+    for neuron in neurons:
+        for replica in neuron.replicas:
+            loaded[replica.model].append(replica)
+    return tuple(_model_line(entry, loaded[entry.name]) for entry in entries)
+
+
+def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine]) -> ModelLine:
+    statuses = [replica.status for replica in replicas]
+    return ModelLine(
+        name=entry.name,
+        status=min(statuses, key=BEST_FIRST.index) if statuses else NOT_LOADED,
+        pinned=entry.pinned,
+        replicas=statuses.count("ready"),
+        min_replicas=entry.effective_min_replicas,
+        max_replicas=entry.max_replicas,
+        has_outdated=any(replica.is_outdated for replica in replicas),
+    )
+
+
+def _jobs() -> tuple[JobLine, ...]:
+    is_active = Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
+    has_just_ended = Q(finished_at__gte=timezone.now() - ENDED_JOBS_SHOWN_FOR)
+    rows = LoadJob.objects.filter(is_active | has_just_ended).select_related("neuron")
+    lines = [_job_line(job) for job in rows.order_by("-created_at")]
+    ended = [line for line in lines if not line.is_active]
+    return (*(line for line in lines if line.is_active), *ended[:MAX_ENDED_JOBS])
+
+
+def _job_line(job: LoadJob) -> JobLine:
+    return JobLine(
+        id=str(job.pk),
+        kind=job.kind,
+        model=job.model_name,
+        neuron=job.neuron.name,
+        status=job.status,
+        stage=job.stage,
+        progress_fraction=job.progress_fraction,
+        eta_s=job.eta_s,
+        note=job.note,
+        failure=job.failure_message,
+    )
+
+
+def _audit() -> tuple[AuditLine, ...]:
+    return tuple(
+        AuditLine(at=entry.at, actor=entry.actor, action=entry.action, object_id=entry.object_id)
+        for entry in AuditEntry.objects.defer("detail")[:MAX_AUDIT_ENTRIES]
+    )

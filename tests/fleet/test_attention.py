@@ -1,0 +1,170 @@
+"""What needs attention first: one table of cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleet.overview import ModelLine, NeuronLine, ReplicaLine, attention
+from metering.selectors import BudgetStatus
+
+VERSION = "2.0"
+
+
+def neuron(name: str = "beast", **changes: Any) -> NeuronLine:
+    values: dict[str, Any] = {
+        "name": name,
+        "status": "online",
+        "version": VERSION,
+        "problems": (),
+        "devices": (),
+        "replicas": (),
+    }
+    return NeuronLine(**values | changes)
+
+
+def replica(**changes: Any) -> ReplicaLine:
+    values: dict[str, Any] = {
+        "id": 1,
+        "model": "tiny",
+        "status": "ready",
+        "is_outdated": False,
+        "devices": ("cuda:0",),
+        "memory_bytes": None,
+        "in_flight": 0,
+        "queue_depth": 0,
+        "kv_blocks_used": 0,
+        "kv_blocks_total": 0,
+        "decode_tokens_per_s": 0.0,
+    }
+    return ReplicaLine(**values | changes)
+
+
+def model(replicas: int, min_replicas: int) -> ModelLine:
+    return ModelLine(
+        name="tiny",
+        status="ready" if replicas else "unloaded",
+        pinned=False,
+        replicas=replicas,
+        min_replicas=min_replicas,
+        max_replicas=4,
+    )
+
+
+def budget(left: int, **changes: Any) -> BudgetStatus:
+    values: dict[str, Any] = {
+        "id": 1,
+        "on": "account",
+        "owner": "research",
+        "unit": "micro_usd",
+        "cap": 10_000_000,
+        "spent": 10_000_000 - left,
+        "reserved": 0,
+        "left": left,
+        "window": "balance",
+        "window_s": None,
+        "window_ends_unix_s": None,
+    }
+    return BudgetStatus(**values | changes)
+
+
+WELL: dict[str, Any] = {
+    "neurons": (neuron(replicas=(replica(),), disk_total_bytes=100, disk_free_bytes=50),),
+    "models": (model(1, 1),),
+    "budgets": (),
+    "is_live": True,
+}
+
+CASES = [
+    ({}, []),
+    ({"is_live": False}, [("urgent", "redis_away", "Redis does not answer")]),
+    ({"neurons": ()}, [("warning", "no_neuron", "no neuron has joined yet")]),
+    (
+        {"neurons": (neuron(status="away", version="1.0"),)},
+        [("urgent", "neuron_away", "beast is away")],
+    ),
+    (
+        {"neurons": (neuron(status="refused"),)},
+        [("notice", "neuron_refused", "beast is not admitted")],
+    ),
+    (
+        {"neurons": (neuron(problems=("no driver",)),)},
+        [("warning", "neuron_problem", "beast: no driver")],
+    ),
+    (
+        {"neurons": (neuron(replicas=(replica(status="failed", failure="out of memory"),)),)},
+        [("urgent", "model_failing", "tiny failed on beast: out of memory")],
+    ),
+    (
+        {"neurons": (neuron(replicas=(replica(is_outdated=True),)),)},
+        [("warning", "outdated", "tiny on beast is outdated: reload it")],
+    ),
+    (
+        {"neurons": (neuron(replicas=(replica(is_outdated=True, status="draining"),)),)},
+        [],
+    ),
+    (
+        {
+            "neurons": (
+                neuron(version="1.0", problems=("it runs helexa 1.0, and the control 2.0",)),
+                neuron("box", version="1.5"),
+                neuron("new"),
+            )
+        },
+        [("warning", "version_mismatch", "not of this version, 2.0: beast (1.0), box (1.5)")],
+    ),
+    (
+        {"neurons": (neuron(disk_total_bytes=100, disk_free_bytes=10),)},
+        [],
+    ),
+    (
+        {"neurons": (neuron(disk_total_bytes=100, disk_free_bytes=9),)},
+        [("warning", "disk_nearly_full", "the disk of beast is nearly full: 9%")],
+    ),
+    (
+        {"neurons": (neuron(disk_total_bytes=100, disk_free_bytes=1),)},
+        [("urgent", "disk_nearly_full", "the disk of beast is nearly full: 1%")],
+    ),
+    (
+        {"models": (model(0, 1),)},
+        [("urgent", "too_few_replicas", "tiny has 0 of at least 1 replicas")],
+    ),
+    (
+        {"models": (model(1, 2),)},
+        [("warning", "too_few_replicas", "tiny has 1 of at least 2 replicas")],
+    ),
+    (
+        {"budgets": (budget(500_000),)},
+        [
+            (
+                "notice",
+                "budget_nearly_spent",
+                "the budget of the account research: $0.50 of $10.00 are left",
+            )
+        ],
+    ),
+    (
+        {"budgets": (budget(0, unit="tokens", on="key", owner="hx-1"),)},
+        [("notice", "budget_spent", "the budget of the key hx-1: 0 tokens of 10,000,000 tokens")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), CASES)
+def test_cases(changes: dict[str, Any], expected: list[tuple[str, str, str]]) -> None:
+    found = attention(version=VERSION, **WELL | changes)
+    assert [(one.level, one.kind) for one in found] == [case[:2] for case in expected]
+    for finding, (_, _, text) in zip(found, expected, strict=True):
+        assert finding.text.startswith(text)
+
+
+def test_the_most_urgent_comes_first() -> None:
+    found = attention(
+        (neuron(problems=("no driver",)), neuron("gone", status="away")),
+        (),
+        (budget(0),),
+        is_live=True,
+        version=VERSION,
+    )
+    assert [finding.level for finding in found] == ["urgent", "warning", "notice"]
