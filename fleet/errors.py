@@ -9,6 +9,8 @@
     ├── InvitationError               400 invitation_refused
     ├── NeuronAliveError              409 neuron_alive
     ├── ReplicaNotFoundError          404 replica_not_found
+    ├── CachedModelNotFoundError      404 cached_model_not_found
+    ├── CachedModelInUseError         409 in_use
     ├── ModelPinnedError              409 model_pinned
     ├── ModelAlreadyLoadedError       409 already_loaded
     ├── PlacementRefusedError         409 no_place
@@ -78,6 +80,16 @@ class NeuronAliveError(FleetError):
 class ReplicaNotFoundError(FleetError):
     http_status = 404
     code = "replica_not_found"
+
+
+class CachedModelNotFoundError(FleetError):
+    http_status = 404
+    code = "cached_model_not_found"
+
+
+class CachedModelInUseError(FleetError):
+    http_status = 409
+    code = "in_use"
 
 
 class ModelPinnedError(FleetError):

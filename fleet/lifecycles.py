@@ -7,7 +7,8 @@
                   │          ├────▶ FAILED
                   └──────────┴────▶ CANCELLED        PENDING may also end at once: a load can finish
                                                      or fail between two heartbeats.
-                                                     The same for all three kinds of job
+                                                     The same for all three kinds of job, and for
+                                                     downloads
 
     replica    moved by its neuron, by the table in ``inference.protocol.heartbeat``; what is stored
                here is what the neuron last said, or AWAY while it says nothing
@@ -69,7 +70,14 @@ class LoadJobKind(TextChoices):
     RELOAD = "reload"
 
 
+class DownloadKind(TextChoices):
+    PULL = "pull"
+    DELETE = "delete"
+
+
 class LoadJobStatus(TextChoices):
+    """Of load jobs and of downloads."""
+
     PENDING = "pending"
     RUNNING = "running"
     SUCCEEDED = "succeeded"

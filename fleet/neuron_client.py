@@ -1,4 +1,4 @@
-"""Telling a neuron what to do: the two Celery messages that control sends.
+"""Telling a neuron what to do: the Celery messages that services send.
 
 They expire rather than run for nobody: a load that nobody picked up has failed by then.
 """
@@ -11,10 +11,12 @@ from kombu.exceptions import OperationalError
 from fleet.errors import BrokerUnavailableError
 from helexa_site.celery import app
 from inference.protocol import keys
+from inference.protocol.downloads import DeleteSpec, PullSpec
 from inference.protocol.load import LoadSpec
 
 LOAD_EXPIRES_S = 60
 UNLOAD_EXPIRES_S = 60
+DOWNLOAD_EXPIRES_S = 60
 
 
 def send_load(*, neuron_name: str, spec: LoadSpec) -> None:
@@ -25,6 +27,21 @@ def send_load(*, neuron_name: str, spec: LoadSpec) -> None:
 def send_unload(*, neuron_name: str, model_name: str) -> None:
     """Raises ``BrokerUnavailableError``."""
     _send(keys.TASK_UNLOAD_MODEL, neuron_name, [model_name], UNLOAD_EXPIRES_S)
+
+
+def send_pull(*, neuron_name: str, spec: PullSpec) -> None:
+    """Raises ``BrokerUnavailableError``."""
+    _send(keys.TASK_PULL_MODEL, neuron_name, [msgspec.to_builtins(spec)], DOWNLOAD_EXPIRES_S)
+
+
+def send_cancel_pull(*, neuron_name: str, job_id: str) -> None:
+    """Raises ``BrokerUnavailableError``."""
+    _send(keys.TASK_CANCEL_PULL, neuron_name, [job_id], DOWNLOAD_EXPIRES_S)
+
+
+def send_delete_cached(*, neuron_name: str, spec: DeleteSpec) -> None:
+    """Raises ``BrokerUnavailableError``."""
+    _send(keys.TASK_DELETE_CACHED, neuron_name, [msgspec.to_builtins(spec)], DOWNLOAD_EXPIRES_S)
 
 
 def _send(task: str, neuron_name: str, arguments: list[object], expires_s: int) -> None:

@@ -14,7 +14,7 @@ from django.db.models import Count, QuerySet
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import ModelDisabledError, UnknownModelError, UnknownNeuronError
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus
-from fleet.models import Alias, CatalogueModel, LoadJob, Neuron
+from fleet.models import Alias, CatalogueModel, Download, LoadJob, Neuron
 from fleet.models_toml import CatalogueState
 from metering.prices import Prices
 
@@ -85,6 +85,11 @@ def load_jobs_active() -> QuerySet[LoadJob]:
     return LoadJob.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).select_related(
         "model", "neuron", "replacement__neuron"
     )
+
+
+def downloads_active() -> QuerySet[Download]:
+    """Pending and running, newest first, with their neuron."""
+    return Download.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).select_related("neuron")
 
 
 def unload_job_is_active(model_name: str, neuron: Neuron) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 
-from fleet import live, services
+from fleet import live, selectors, services
+from fleet.cache_reports import read_cache_reports
 from fleet.errors import SnapshotUnavailableError
 from fleet.leadership import Leadership
 from fleet.watch import FleetWatch
@@ -26,8 +27,11 @@ leadership = Leadership(lambda: live.redis_client())
 @app.task(name=TASK_RECORD_HEARTBEATS)  # type: ignore[untyped-decorator]
 def record_heartbeats() -> None:
     """Expiry comes after recording, so that a control that was away does not fail live jobs."""
+    client = live.redis_client()
+    neurons = {download.neuron.name for download in selectors.downloads_active()}
     try:
-        fleet = live.read_live_fleet(live.redis_client())
+        fleet = live.read_live_fleet(client)
+        cache_reports = read_cache_reports(client, sorted(neurons))
     except SnapshotUnavailableError as error:
         logger.warning("heartbeats not recorded: %s", error)
         return
@@ -37,6 +41,8 @@ def record_heartbeats() -> None:
     with leadership.fenced():
         services.silent_neurons_mark_away(snapshot=fleet.snapshot())
         services.load_jobs_expire()
+        services.downloads_record(reports=cache_reports)
+        services.downloads_expire()
     services.wishes_publish()
     services.redis_users_apply()
 

@@ -130,6 +130,7 @@ SPECTACULAR_SETTINGS = {
     "SCHEMA_PATH_PREFIX": "/api",
     "SERVE_INCLUDE_SCHEMA": False,
     "ENUM_NAME_OVERRIDES": {
+        "DownloadKind": "fleet.lifecycles.DownloadKind",
         "LoadJobKind": "fleet.lifecycles.LoadJobKind",
         "LoadJobStatus": "fleet.lifecycles.LoadJobStatus",
         "NeuronStatus": "fleet.lifecycles.NeuronStatus",
@@ -157,6 +158,7 @@ UNFOLD = {
                     _admin_link("Catalogue", "menu_book", "fleet_cataloguemodel"),
                     _admin_link("Aliases", "label", "fleet_alias"),
                     _admin_link("Load jobs", "downloading", "fleet_loadjob"),
+                    _admin_link("Downloads", "cloud_download", "fleet_download"),
                     _admin_link("Replicas", "deployed_code", "fleet_replica"),
                 ],
             },

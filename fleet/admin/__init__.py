@@ -1,6 +1,7 @@
 """The operator's console: one file per noun. Lists and forms; every write calls a service."""
 
 from fleet.admin.catalogue import AliasAdmin, CatalogueModelAdmin
+from fleet.admin.download import DownloadAdmin
 from fleet.admin.invitation import FleetPolicyAdmin, InvitationAdmin
 from fleet.admin.load_job import LoadJobAdmin
 from fleet.admin.neuron import DeviceAdmin, NeuronAdmin
@@ -10,6 +11,7 @@ __all__ = [
     "AliasAdmin",
     "CatalogueModelAdmin",
     "DeviceAdmin",
+    "DownloadAdmin",
     "FleetPolicyAdmin",
     "InvitationAdmin",
     "LoadJobAdmin",

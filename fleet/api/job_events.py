@@ -1,30 +1,30 @@
-"""How a job goes, as server-sent events: one when something in it changes, until it has ended."""
+"""How a load job or a download goes, as server-sent events: one when something in it changes, until
+it has ended."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
-from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from rest_framework.utils.encoders import JSONEncoder
-
-from fleet.api.shapes import LoadJobShape
-from fleet.models import LoadJob
 
 LOOK_EVERY_S = 0.5
 COMMENT_EVERY_S = 15.0
 
 
 async def job_events(
-    pk: UUID, *, look_every_s: float = LOOK_EVERY_S, comment_every_s: float = COMMENT_EVERY_S
+    look: Callable[[], dict[str, Any] | None],
+    *,
+    look_every_s: float = LOOK_EVERY_S,
+    comment_every_s: float = COMMENT_EVERY_S,
 ) -> AsyncIterator[bytes]:
-    """Ends with the job, also when its row is gone."""
+    """``look``: the job as it is now, ``None``: its row is gone. Ends with the job, also then."""
     told, quiet_s = "", 0.0
     while True:
-        job = await sync_to_async(_look)(pk)
+        job = await sync_to_async(look)()
         if job is None:
             yield b"event: gone\ndata: {}\n\n"
             return
@@ -39,8 +39,3 @@ async def job_events(
             yield b": still here\n\n"
         await asyncio.sleep(look_every_s)
         quiet_s += look_every_s
-
-
-def _look(pk: UUID) -> dict[str, Any] | None:
-    job = LoadJob.objects.select_related("neuron").filter(pk=pk).first()
-    return None if job is None else dict(LoadJobShape(job).data)

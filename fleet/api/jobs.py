@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.http import StreamingHttpResponse
@@ -106,6 +107,13 @@ class EventStreamRenderer(JSONRenderer):
     format = "sse"
 
 
+def events_response(look: Callable[[], dict[str, Any] | None]) -> StreamingHttpResponse:
+    response = StreamingHttpResponse(job_events(look), content_type="text/event-stream")
+    response["Cache-Control"] = "no-store"
+    response["X-Accel-Buffering"] = "no"
+    return response
+
+
 class LoadJobEventsView(OneJobView):
     """Server-sent events, each with the job as it is then; the last one is of its end."""
 
@@ -113,11 +121,7 @@ class LoadJobEventsView(OneJobView):
 
     @extend_schema(responses={(200, "text/event-stream"): OpenApiTypes.STR})
     def get(self, request: Request, pk: Any) -> Any:
-        job = self.job(pk)
-        response = StreamingHttpResponse(job_events(job.pk), content_type="text/event-stream")
-        response["Cache-Control"] = "no-store"
-        response["X-Accel-Buffering"] = "no"
-        return response
+        return events_response(partial(_look, self.job(pk).pk))
 
 
 class ModelJobsView(JobView):
@@ -153,3 +157,8 @@ class ModelJobsView(JobView):
         if self.kind == "unload":
             return services.model_unload_everywhere(actor=actor, model_name=name)
         return services.model_reload_everywhere(actor=actor, model_name=name)
+
+
+def _look(pk: Any) -> dict[str, Any] | None:
+    job = LoadJob.objects.select_related("neuron").filter(pk=pk).first()
+    return None if job is None else dict(LoadJobShape(job).data)

@@ -8,7 +8,7 @@ from rest_framework import serializers
 
 from fleet import selectors
 from fleet.catalogue import SETTINGS
-from fleet.models import Alias, CatalogueModel, Device, LoadJob, Neuron, Replica
+from fleet.models import Alias, CatalogueModel, Device, Download, LoadJob, Neuron, Replica
 from fleet.outdated import is_outdated
 from metering.models import AuditEntry
 
@@ -177,6 +177,58 @@ class LoadJobShape(RowShape):
             "reported_at",
             "finished_at",
         )
+
+
+class DownloadShape(RowShape):
+    neuron = serializers.CharField(source="neuron.name")
+    progress_fraction = serializers.FloatField(allow_null=True, help_text="0 to 1.")
+    eta_s = serializers.FloatField(allow_null=True)
+
+    class Meta:
+        model = Download
+        fields = (
+            "id",
+            "kind",
+            "neuron",
+            "source",
+            "file",
+            "revision",
+            "files",
+            "status",
+            "requested_by",
+            "bytes_done",
+            "bytes_total",
+            "detail",
+            "progress_fraction",
+            "eta_s",
+            "failure_code",
+            "failure_message",
+            "created_at",
+            "started_at",
+            "reported_at",
+            "cancel_wanted_at",
+            "finished_at",
+        )
+
+
+class CachedFileShape(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    num_bytes = serializers.IntegerField()
+
+
+class CachedShape(serializers.Serializer[Any]):
+    """One revision of one source, as it lies on one neuron's disk."""
+
+    neuron = serializers.CharField()
+    source = serializers.CharField()  # type: ignore[assignment]
+    revision = serializers.CharField()
+    num_bytes = serializers.IntegerField()
+    files = CachedFileShape(many=True)
+    used_by = serializers.ListField(child=serializers.CharField(), help_text="Models loaded of it.")
+    is_partial = serializers.BooleanField(help_text="Broken off; the next pull resumes it.")
+    last_used_unix_s = serializers.FloatField(allow_null=True)
+    disk_free_bytes = serializers.IntegerField()
+    disk_total_bytes = serializers.IntegerField()
 
 
 class AuditShape(RowShape):

@@ -8,6 +8,14 @@ from fleet.api import original
 from fleet.api.audit import AuditView
 from fleet.api.catalogue import AliasesView, AliasView, CatalogueModelView, CatalogueView
 from fleet.api.documents import DocumentsView, SchemaView
+from fleet.api.downloads import (
+    CachedView,
+    DownloadCancelView,
+    DownloadEventsView,
+    DownloadsView,
+    DownloadView,
+    NeuronCachedView,
+)
 from fleet.api.jobs import (
     LoadJobCancelView,
     LoadJobEventsView,
@@ -34,6 +42,7 @@ urlpatterns = [
         path(f"neurons/<str:name>/{wish}", NeuronWishView.as_view(wish=wish))
         for wish in sorted(WISHES)
     ),
+    path("neurons/<str:name>/cached", NeuronCachedView.as_view(), name="api-neuron-cached"),
     path("neurons/<str:name>/version", original.VersionView.as_view()),
     path("neurons/<str:name>/discovery", original.DiscoveryView.as_view()),
     path("neurons/<str:name>/health", original.HealthView.as_view()),
@@ -57,6 +66,11 @@ urlpatterns = [
     path("load-jobs/<uuid:pk>", LoadJobView.as_view(), name="api-load-job"),
     path("load-jobs/<uuid:pk>/cancel", LoadJobCancelView.as_view()),
     path("load-jobs/<uuid:pk>/events", LoadJobEventsView.as_view()),
+    path("cached", CachedView.as_view(), name="api-cached"),
+    path("downloads", DownloadsView.as_view(), name="api-downloads"),
+    path("downloads/<uuid:pk>", DownloadView.as_view(), name="api-download"),
+    path("downloads/<uuid:pk>/cancel", DownloadCancelView.as_view()),
+    path("downloads/<uuid:pk>/events", DownloadEventsView.as_view()),
     path("audit", AuditView.as_view(), name="api-audit"),
     path("schema", SchemaView.as_view(), name="api-schema"),
     path("docs", DocumentsView.as_view(), name="api-docs"),

@@ -2,6 +2,7 @@
 
 from fleet.models.catalogue import Alias, CatalogueModel
 from fleet.models.control import ControlTerm
+from fleet.models.download import Download
 from fleet.models.invitation import Invitation
 from fleet.models.load_job import LoadJob
 from fleet.models.load_measurement import LoadMeasurement
@@ -14,6 +15,7 @@ __all__ = [
     "CatalogueModel",
     "ControlTerm",
     "Device",
+    "Download",
     "FleetPolicy",
     "Invitation",
     "LoadJob",

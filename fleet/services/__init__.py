@@ -12,6 +12,13 @@ from fleet.services.catalogue import (
     default_model_ensure,
 )
 from fleet.services.catalogue_import import catalogue_import
+from fleet.services.download_moves import downloads_expire, downloads_record
+from fleet.services.downloads import (
+    download_cancel,
+    download_delete_start,
+    download_start,
+    model_download_start,
+)
 from fleet.services.heartbeats import (
     heartbeat_record,
     neuron_mark_away,
@@ -59,11 +66,17 @@ __all__ = [
     "catalogue_model_delete",
     "catalogue_model_update",
     "default_model_ensure",
+    "download_cancel",
+    "download_delete_start",
+    "download_start",
+    "downloads_expire",
+    "downloads_record",
     "fleet_reconcile",
     "heartbeat_record",
     "load_job_cancel",
     "load_job_start",
     "load_jobs_expire",
+    "model_download_start",
     "model_load_start",
     "model_reload_everywhere",
     "model_unload_everywhere",

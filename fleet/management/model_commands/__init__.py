@@ -3,8 +3,21 @@
 from fleet.management.model_commands.add import Add
 from fleet.management.model_commands.jobs import Load, Reload, Unload
 from fleet.management.model_commands.list import List
+from fleet.management.model_commands.pull import Cached, Pull
 from fleet.management.model_commands.remove import Remove
 from fleet.management.model_commands.show import Show
 from fleet.management.model_commands.toml import Export, Import
 
-SUBCOMMANDS = (List(), Show(), Add(), Remove(), Load(), Unload(), Reload(), Import(), Export())
+SUBCOMMANDS = (
+    List(),
+    Show(),
+    Add(),
+    Remove(),
+    Load(),
+    Unload(),
+    Reload(),
+    Pull(),
+    Cached(),
+    Import(),
+    Export(),
+)

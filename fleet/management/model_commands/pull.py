@@ -1,0 +1,100 @@
+"""``models pull`` and ``models cached``."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+from django.core.management.base import CommandError
+
+from fleet.management.backend import rows_of
+from fleet.management.download_progress import download_line, follow_download
+from fleet.management.sizes import size_text
+from fleet.management.subcommands import Run
+from metering.management.output import table_text
+
+COLUMNS = ("neuron", "source", "revision", "size", "state", "used by", "last used", "disk free")
+
+
+class Pull:
+    name = "pull"
+    help = "download a model's files to a neuron without loading it"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "source", metavar="SOURCE", help="as huggingface:Qwen/Qwen3-0.6B, or a model's name"
+        )
+        parser.add_argument("--file", help="a file or quant in it, as Q4_K_M")
+        parser.add_argument("--revision")
+        parser.add_argument("--neuron", metavar="NAME", help="else where its disk has room")
+        parser.add_argument("--no-wait", action="store_true", help="do not wait for the end")
+
+    def run(self, run: Run) -> None:
+        source = run.options["source"]
+        body: dict[str, Any] = {"source" if ":" in source else "model": source}
+        given = {name: run.options[name] for name in ("file", "revision", "neuron")}
+        body |= {name: value for name, value in given.items() if value}
+        download = run.backend.ask("POST", "downloads", body)
+        if not run.options["no_wait"]:
+            download = follow_download(run.backend, download, run.stderr)
+        run.show(download, download_line(download))
+
+
+class Cached:
+    name = "cached"
+    help = "what neurons have downloaded, and deleting it"
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--neuron", metavar="NAME")
+        parser.add_argument(
+            "--remove", metavar="SOURCE[@REVISION]", help="delete this, which no model uses"
+        )
+
+    def run(self, run: Run) -> None:
+        neuron = run.options["neuron"]
+        path = "cached" if neuron is None else f"neurons/{quote(neuron, safe='')}/cached"
+        rows = rows_of(run.backend, path)
+        if run.options["remove"]:
+            self._remove(run, _of_words(run.options["remove"], rows))
+        else:
+            run.show(rows, table_text(COLUMNS, [_row(row) for row in rows]))
+
+    def _remove(self, run: Run, rows: list[dict[str, Any]]) -> None:
+        if not rows:
+            raise CommandError(f"{run.options['remove']} is cached nowhere that is asked")
+        deletions = [
+            run.backend.ask(
+                "POST",
+                "downloads",
+                {
+                    "kind": "delete",
+                    "neuron": row["neuron"],
+                    "source": row["source"],
+                    "revision": row["revision"],
+                },
+            )
+            for row in rows
+        ]
+        ended = [follow_download(run.backend, one, run.stderr) for one in deletions]
+        run.show(ended, "\n".join(map(download_line, ended)))
+
+
+def _of_words(words: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every revision where none is named."""
+    return [row for row in rows if words in (row["source"], f"{row['source']}@{row['revision']}")]
+
+
+def _row(row: dict[str, Any]) -> list[object]:
+    used = row["last_used_unix_s"]
+    return [
+        row["neuron"],
+        row["source"],
+        row["revision"][:12],
+        size_text(row["num_bytes"]),
+        "partial" if row["is_partial"] else "whole",
+        ", ".join(row["used_by"]),
+        "" if used is None else datetime.fromtimestamp(used, UTC).strftime("%Y-%m-%d"),
+        size_text(row["disk_free_bytes"]),
+    ]

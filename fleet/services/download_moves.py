@@ -1,0 +1,141 @@
+"""Moving downloads along their lifecycle, by what their neurons report.
+
+Every move is claimed by one conditional UPDATE on the status it starts from, as those of load jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Q
+from django.utils import timezone
+
+from fleet import neuron_client, selectors
+from fleet.lifecycles import DownloadKind, LoadJobStatus, NeuronStatus
+from fleet.models import Download
+from inference.protocol.downloads import (
+    CACHE_REPORT_EXPIRY_S,
+    CacheJobState,
+    CacheJobStatus,
+    CacheReport,
+)
+from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
+
+logger = logging.getLogger(__name__)
+
+REPORTED_AT_EVERY = timedelta(seconds=5)
+PICKUP_TIMEOUT = timedelta(seconds=neuron_client.DOWNLOAD_EXPIRES_S + 10)
+SILENCE_TIMEOUT = timedelta(seconds=2 * CACHE_REPORT_EXPIRY_S)
+AWAY_TIMEOUT = timedelta(seconds=15)
+ENDED = {
+    CacheJobStatus.SUCCEEDED: LoadJobStatus.SUCCEEDED,
+    CacheJobStatus.FAILED: LoadJobStatus.FAILED,
+    CacheJobStatus.CANCELLED: LoadJobStatus.CANCELLED,
+}
+LOST = LoadFailure(
+    code="download_lost", message="The neuron was started anew; the next pull resumes it"
+)
+
+
+def downloads_record(*, reports: Mapping[str, CacheReport], now: datetime | None = None) -> None:
+    """``reports``: by neuron, what was just read."""
+    now = now or timezone.now()
+    for download in selectors.downloads_active().filter(neuron__name__in=reports):
+        jobs = {job.job_id: job for job in reports[download.neuron.name].jobs}
+        _advance(download, jobs.get(str(download.pk)), now)
+
+
+def downloads_expire(*, now: datetime | None = None) -> int:
+    """Fails the active downloads that nobody is working on; returns how many."""
+    now = now or timezone.now()
+    return (
+        _expire(
+            Q(neuron__status=NeuronStatus.AWAY, neuron__status_since__lt=now - AWAY_TIMEOUT),
+            LoadFailure(code="neuron_away", message="The neuron went away during the download"),
+        )
+        + _expire(Q(reported_at__lt=now - SILENCE_TIMEOUT), LOST)
+        + _expire(
+            Q(reported_at=None, created_at__lt=now - PICKUP_TIMEOUT),
+            LoadFailure(code="not_picked_up", message="The neuron did not take up the download"),
+        )
+    )
+
+
+def download_not_sent(*, download: Download) -> None:
+    """The broker did not take the message: nothing has happened on the neuron."""
+    failure = LoadFailure(
+        code="broker_away", message="Redis did not take the task: nothing was sent to the neuron"
+    )
+    _end(download, LoadJobStatus.FAILED, failure)
+
+
+def _advance(download: Download, state: CacheJobState | None, now: datetime) -> None:
+    if state is None:
+        if download.reported_at is not None:  # a report from before it was asked for has it not
+            _end(download, LoadJobStatus.FAILED, LOST)
+        return
+    values = _progress_values(download, state.progress)
+    if state.status in ENDED:
+        failure = None
+        if state.status is CacheJobStatus.FAILED:
+            unknown = LoadFailure(code="unknown", message="No reason was given")
+            failure = state.failure or unknown
+        if state.status is CacheJobStatus.SUCCEEDED:
+            values["bytes_done"] = values.get("bytes_total", download.bytes_total)
+        _end(download, ENDED[state.status], failure, values)
+    elif state.status is CacheJobStatus.RUNNING and download.status == LoadJobStatus.PENDING:
+        values |= {"started_at": now, "reported_at": now}
+        _claim(download, LoadJobStatus.RUNNING, values)
+    elif values or download.reported_at is None or now - download.reported_at >= REPORTED_AT_EVERY:
+        same = Download.objects.filter(pk=download.pk, status=download.status)
+        same.update(reported_at=now, **values)
+
+
+def _progress_values(download: Download, progress: LoadProgress | None) -> dict[str, Any]:
+    """The columns that changed."""
+    if progress is None or progress.unit != "bytes" or progress.stage is LoadStage.DONE:
+        return {}
+    values = {
+        "bytes_done": progress.done,
+        "bytes_total": progress.total,
+        "detail": progress.detail,
+    }
+    return {name: value for name, value in values.items() if getattr(download, name) != value}
+
+
+def _end(
+    download: Download,
+    status: LoadJobStatus,
+    failure: LoadFailure | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> bool:
+    """Whether this call ended it. What somebody cancelled has not failed."""
+    changes: dict[str, Any] = {**(values or {}), "finished_at": timezone.now()}
+    if status == LoadJobStatus.FAILED and download.cancel_wanted_at is not None:
+        status, failure = LoadJobStatus.CANCELLED, None
+    if failure is not None:
+        changes |= {"failure_code": failure.code, "failure_message": failure.message}
+    ended = _claim(download, status, changes)
+    if ended:
+        what = "deletion" if download.kind == DownloadKind.DELETE else "download"
+        logger.info("%s %s (%s): %s", what, download.pk, download, status)
+    return ended
+
+
+def _claim(download: Download, status: LoadJobStatus, values: Mapping[str, Any]) -> bool:
+    """Raises ``IllegalTransitionError``."""
+    download.ensure_may_become(status)
+    same = Download.objects.filter(pk=download.pk, status=download.status)
+    claimed = same.update(status=status, **values)
+    if claimed:
+        for name, value in {"status": status, **values}.items():
+            setattr(download, name, value)
+    return claimed == 1
+
+
+def _expire(condition: Q, failure: LoadFailure) -> int:
+    downloads = selectors.downloads_active().filter(condition)
+    return sum(_end(download, LoadJobStatus.FAILED, failure) for download in downloads)
