@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helexa_site.bootstrap.children import FRONT_GRACE_S, NEURON_GRACE_S, REDIS_GRACE_S
 from tests.live.serving import free_port
 
 END_TIMEOUT_S = 60.0
@@ -88,3 +89,8 @@ def test_what_the_start_fails_with_is_raised(tmp_path: Path) -> None:
     )
     assert finished.returncode == 1
     assert "ZeroDivisionError" in finished.stderr
+
+
+def test_its_programs_are_given_ten_seconds() -> None:
+    """Their tiers end one after the other. How long that takes here is not asked."""
+    assert FRONT_GRACE_S + NEURON_GRACE_S + REDIS_GRACE_S < 10.0

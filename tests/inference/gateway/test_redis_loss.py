@@ -19,7 +19,7 @@ __all__ = ["config", "mortal", "redis_url", "stall_limit_s"]
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-PROMPTLY_S = 5.0
+PROMPTLY_S = 20.0
 
 
 async def _begin(client: AsgiClient, neuron: FakeNeuron, *, stream: bool) -> Exchange:
