@@ -68,6 +68,9 @@ class RandomWeights:
         out_features, in_features = weight_shape(self._config, name)
         return self._factory.embedding(self._dense(out_features, in_features))
 
+    def dense(self, name: str) -> torch.Tensor:
+        return self._dense(*weight_shape(self._config, name)).weight
+
     def stored(self, name: str) -> DenseWeight | GroupedWeight:
         return self.stored_parts(name)[0]
 

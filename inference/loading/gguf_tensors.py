@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,20 @@ class GGUFTensorFiles:
         info = self._find(name)
         weight = gguf_quants.stored(self._rows(name), info.type)
         self._forget_pages(info)
+        return weight
+
+    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+        info = self._find(name)
+        num_rows = info.num_elements // info.shape[-1]
+        row_bytes = info.num_bytes // num_rows
+        part = replace(
+            info,
+            offset=info.offset + first * row_bytes,
+            shape=(last - first, info.shape[-1]),
+        )
+        raw = np.frombuffer(self._maps[part.path], np.uint8, part.num_bytes, part.offset)
+        weight = gguf_quants.stored(raw.reshape(last - first, -1), part.type)
+        self._forget_pages(part)
         return weight
 
     def format_of(self, name: str) -> str:

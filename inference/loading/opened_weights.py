@@ -49,6 +49,15 @@ class OpenedWeights:
         parts = [self._pack(run_names, stored) for run_names, stored in runs]
         return parts[0] if len(parts) == 1 else StackedLinear(parts)
 
+    def dense(self, name: str) -> torch.Tensor:
+        stored = self._stored(name)
+        is_dense = isinstance(stored, DenseWeight)
+        self._record(
+            [name], "dense" if is_dense else "dequantised: its kernel is for dense weights"
+        )
+        weight = stored.weight if isinstance(stored, DenseWeight) else stored.dequantize()
+        return weight.to(self.device, self.activation_dtype)
+
     def stored(self, name: str) -> StoredWeight:
         return self.stored_parts(name)[0]
 

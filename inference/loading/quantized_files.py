@@ -5,7 +5,7 @@ always take 8: no residual stream dilutes what a table adds to the first hidden 
 product averages out what a head adds to a logit. With fp8 they stay dense, for the same reason, and
 projections are rounded on their device, by ``LinearFactory``; here they are only counted.
 
-Norms, biases, and matrices whose sides fit no kernel stay dense.
+Norms, biases, routers of experts, and matrices whose sides fit no kernel stay dense.
 """
 
 from __future__ import annotations
@@ -63,6 +63,10 @@ class QuantizedFiles:
             raise BadFileError(
                 f"{name} cannot be quantised: {error}; load it with quantization none"
             ) from None
+
+    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+        """As the file holds them: what is cut into parts is cut before it is quantised."""
+        return self._files.stored_rows(name, first, last)
 
     def format_of(self, name: str) -> str:
         return self._becomes(name) or self._files.format_of(name)

@@ -47,6 +47,13 @@ class SafetensorsFiles:
     def stored(self, name: str) -> StoredWeight:
         return DenseWeight(weight=self.dense(name))
 
+    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+        shape, view = self.shape_of(name), self._find(name).get_slice(name)
+        if len(shape) == 2:
+            return DenseWeight(weight=view[first:last])
+        index, begin = divmod(first, shape[1])
+        return DenseWeight(weight=view[index, begin : begin + last - first])
+
     def format_of(self, name: str) -> str:
         dtype: str = self._find(name).get_slice(name).get_dtype()
         return dtype

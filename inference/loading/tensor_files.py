@@ -25,6 +25,11 @@ class TensorFiles(Protocol):
         """A matrix on the CPU without its bias, as the file holds it."""
         ...
 
+    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+        """Rows [first, last) of a tensor, all of whose axes but its last count as rows: of a stack
+        of matrices, rows of one of them."""
+        ...
+
     def format_of(self, name: str) -> str:
         """For people: Q4_1, BF16 …"""
         ...

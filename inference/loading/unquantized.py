@@ -37,7 +37,7 @@ def open_unquantized(
     )
     return Unquantized(
         weights=OpenedWeights(files, exact, lambda _: None),
-        format=files.format_of("model.layers.0.mlp.down_proj.weight"),
+        format=files.format_of(next(n for n in files.names if n.endswith(".down_proj.weight"))),
         fingerprint=_fingerprint(paths),
     )
 

@@ -51,6 +51,9 @@ class DenseWeights:
         (stored,) = self.stored_parts(*names)
         return DenseLinear(stored.weight, stored.bias)
 
+    def dense(self, name: str) -> torch.Tensor:
+        return self.tensor(f"{name}.weight")
+
     def stored(self, name: str) -> DenseWeight:
         return self.stored_parts(name)[0]
 

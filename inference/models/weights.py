@@ -64,6 +64,11 @@ class WeightSource(Protocol):
 
     def embedding(self, name: str) -> Embedding: ...
 
+    def dense(self, name: str) -> torch.Tensor:
+        """The named weight, without its bias, in the activation dtype on the device, whatever its
+        file holds: for kernels that take several weights as one tensor."""
+        ...
+
     def stored(self, name: str) -> StoredWeight:
         """On the CPU and as its file holds it: for kernels that pack weights in their own way."""
         ...

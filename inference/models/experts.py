@@ -1,0 +1,254 @@
+"""A mixture of experts in place of a layer's MLP: each row goes to the few experts that its router
+chooses, and their outputs are added up by the router's weights.
+
+    rows ─▶ router ─▶ k experts and weights of each row ─▶ rows sorted by expert
+         ─▶ gate|up ─▶ silu(gate) * up * weight ─▶ down ─▶ each row's k outputs added up
+
+The weight meets the activations before ``down``, which is linear: a row's outputs are then only
+added up. Knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.nn.functional import linear
+
+from inference.models.experts_config import ExpertsConfig
+from inference.models.pointwise import Pointwise, TorchPointwise
+from inference.models.weights import Linear, WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """``experts`` int64 and ``weights`` float32, both (num_rows, experts_per_token), best first."""
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+
+
+def route(config: ExpertsConfig, logits: torch.Tensor) -> Routes:
+    """Of a router's ``logits`` (num_rows, num_experts)."""
+    logits = logits.float()
+    if config.scoring == "softmax_of_chosen":
+        best, experts = torch.topk(logits, config.experts_per_token, dim=-1)
+        return Routes(experts, torch.softmax(best, dim=-1))
+    scores = torch.softmax(logits, dim=-1) if config.scoring == "softmax" else logits.sigmoid()
+    weights, experts = torch.topk(scores, config.experts_per_token, dim=-1)
+    if config.normalizes:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return Routes(experts, weights)
+
+
+@dataclass(frozen=True, slots=True)
+class SortedRows:
+    """A step's entries, one for each row and expert of that row, the lowest expert's first."""
+
+    rows: torch.Tensor
+    """(num_entries,) the row of each entry."""
+    weights: torch.Tensor
+    """(num_entries, 1) float32."""
+    ends: torch.Tensor
+    """(num_experts,) int32: where each expert's entries end."""
+
+    @classmethod
+    def of(cls, routes: Routes, num_experts: int) -> SortedRows:
+        """Waits for nothing on a CUDA device."""
+        by_entry, order = torch.sort(routes.experts.flatten(), stable=True)
+        experts = torch.arange(num_experts, device=order.device)
+        ends = torch.searchsorted(by_entry, experts, right=True).to(torch.int32)
+        rows = order // routes.experts.shape[1]
+        return cls(rows, routes.weights.flatten()[order].unsqueeze(1), ends)
+
+
+class Experts(Protocol):
+    """All experts of a layer."""
+
+    def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
+        """(num_rows, hidden) of single-token rows -> (num_rows, hidden) of the same dtype: what
+        each row's experts say, weighted and added up."""
+        ...
+
+    def prefill(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
+        """The same of prompt rows."""
+        ...
+
+
+class GatedExpert:
+    """``gate_up`` has the gates' outputs first."""
+
+    def __init__(self, gate_up: Linear, down: Linear, pointwise: Pointwise) -> None:
+        self._gate_up = gate_up
+        self._down = down
+        self._pointwise = pointwise
+
+    def decode(self, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        """``weights`` (num_rows, 1) float32, of what comes out."""
+        inner = self._pointwise.gate(self._gate_up.decode(x))
+        return self._down.decode(_weighted(inner, weights))
+
+    def prefill(self, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        inner = self._pointwise.gate(self._gate_up.prefill(x))
+        return self._down.prefill(_weighted(inner, weights))
+
+
+def _weighted(inner: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    return inner if weights is None else (inner * weights).to(inner.dtype)
+
+
+class LoopedExperts:
+    """One after the other, those that rows were sent to: for the CPU, where which they are is known
+    at once.
+
+    A single-token row meets its experts by itself, because how many of its neighbours have the same
+    expert follows from what they say, and must not change how its products are summed.
+    """
+
+    def __init__(self, experts: Sequence[GatedExpert]) -> None:
+        self._experts = list(experts)
+
+    def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
+        total = torch.zeros_like(x)
+        sorted_rows = SortedRows.of(routes, len(self._experts))
+        begin, rows = 0, sorted_rows.rows.tolist()
+        for expert, end in enumerate(sorted_rows.ends.tolist()):
+            for entry in range(begin, end):
+                row = slice(rows[entry], rows[entry] + 1)
+                weight = sorted_rows.weights[entry : entry + 1]
+                total[row] += self._experts[expert].decode(x[row], weight)
+            begin = end
+        return total
+
+    def prefill(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
+        sorted_rows = SortedRows.of(routes, len(self._experts))
+        total = torch.zeros_like(x)
+        begin = 0
+        for expert, end in enumerate(sorted_rows.ends.tolist()):
+            if end > begin:
+                rows, weights = sorted_rows.rows[begin:end], sorted_rows.weights[begin:end]
+                output = self._experts[expert].prefill(x.index_select(0, rows), weights)
+                total.index_add_(0, rows, output)
+            begin = end
+        return total
+
+
+class GroupedExperts:
+    """All at once by torch's grouped product, dense: for CUDA. Nothing waits for the device, and
+    shapes follow from the number of rows alone, so a step can be captured."""
+
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, pointwise: Pointwise) -> None:
+        """``gate_up`` (num_experts, 2 * intermediate_size, hidden); ``down`` (num_experts, hidden,
+        intermediate_size)."""
+        self._gate_up = gate_up
+        self._down = down
+        self._pointwise = pointwise
+
+    def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
+        sorted_rows = SortedRows.of(routes, self._gate_up.shape[0])
+        entries = x.index_select(0, sorted_rows.rows).to(self._gate_up.dtype)
+        inner = self._pointwise.gate(_grouped(entries, self._gate_up, sorted_rows.ends))
+        outputs = _grouped(_weighted(inner, sorted_rows.weights), self._down, sorted_rows.ends)
+        # In float32, and each row's in the order of its experts: adding in place would take
+        # whichever comes first.
+        num_rows, per_row = routes.experts.shape
+        own = torch.argsort(sorted_rows.rows, stable=True)
+        return outputs[own].view(num_rows, per_row, -1).float().sum(dim=1).to(x.dtype)
+
+    prefill = decode
+
+
+def _grouped(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    product: torch.Tensor = torch._grouped_mm(x, weights.transpose(-2, -1), offs=ends)
+    return product
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """What every row goes through. ``gate`` (1, hidden), or ``None`` where nothing weighs it."""
+
+    expert: GatedExpert
+    gate: torch.Tensor | None
+
+    def weights(self, x: torch.Tensor) -> torch.Tensor | None:
+        return None if self.gate is None else linear(x, self.gate).float().sigmoid()
+
+
+class SparseMlp:
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        router: torch.Tensor,
+        experts: Experts,
+        shared: SharedExpert | None = None,
+    ) -> None:
+        """``router`` (num_experts, hidden)."""
+        self.config = config
+        self._router = router
+        self._experts = experts
+        self._shared = shared
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        """(num_rows, hidden) of normalised single-token rows -> what the layer adds to them."""
+        added = self._experts.decode(x, self._routes(x))
+        if self._shared is not None:
+            added = added + self._shared.expert.decode(x, self._shared.weights(x))
+        return added
+
+    def prefill(self, x: torch.Tensor) -> torch.Tensor:
+        """The same of prompt rows."""
+        added = self._experts.prefill(x, self._routes(x))
+        if self._shared is not None:
+            added = added + self._shared.expert.prefill(x, self._shared.weights(x))
+        return added
+
+    def _routes(self, x: torch.Tensor) -> Routes:
+        return route(self.config, linear(x, self._router))
+
+
+def load_sparse_mlp(
+    config: ExpertsConfig, weights: WeightSource, prefix: str, pointwise: Pointwise | None = None
+) -> SparseMlp:
+    """The mixture at ``prefix``, as ``model.layers.0.mlp``. Each expert has names of its own:
+    ``loading/expert_files.py`` cuts stacks up."""
+    pointwise = pointwise or TorchPointwise()
+    shared = None
+    if config.shared_intermediate_size is not None:
+        gate = None
+        if config.gates_shared:
+            gate = weights.tensor(f"{prefix}.shared_expert_gate.weight").view(1, -1)
+        shared = SharedExpert(_expert(weights, f"{prefix}.shared_expert", pointwise), gate)
+    experts: Experts
+    if weights.device.type == "cpu":
+        prefixes = expert_prefixes(config, prefix)
+        experts = LoopedExperts([_expert(weights, name, pointwise) for name in prefixes])
+    else:
+        experts = _load_grouped(config, weights, prefix, pointwise)
+    return SparseMlp(config, weights.tensor(f"{prefix}.gate.weight"), experts, shared)
+
+
+def expert_prefixes(config: ExpertsConfig, prefix: str) -> Iterator[str]:
+    return (f"{prefix}.experts.{index}" for index in range(config.num_experts))
+
+
+def _expert(weights: WeightSource, prefix: str, pointwise: Pointwise) -> GatedExpert:
+    gate_up = weights.linear(f"{prefix}.gate_proj", f"{prefix}.up_proj")
+    return GatedExpert(gate_up, weights.linear(f"{prefix}.down_proj"), pointwise)
+
+
+def _load_grouped(
+    config: ExpertsConfig, weights: WeightSource, prefix: str, pointwise: Pointwise
+) -> GroupedExperts:
+    """Expert by expert onto the device, so that no second copy of all of them is made."""
+    gate_ups, downs = None, None
+    for index, name in enumerate(expert_prefixes(config, prefix)):
+        gate_up = torch.cat([weights.dense(f"{name}.{part}_proj") for part in ("gate", "up")])
+        down = weights.dense(f"{name}.down_proj")
+        if gate_ups is None or downs is None:
+            gate_ups = gate_up.new_empty((config.num_experts, *gate_up.shape))
+            downs = down.new_empty((config.num_experts, *down.shape))
+        gate_ups[index], downs[index] = gate_up, down
+    assert gate_ups is not None and downs is not None
+    return GroupedExperts(gate_ups, downs, pointwise)
