@@ -20,7 +20,7 @@ from inference.protocol.events import Event, Finished, FinishReason, TextLogprob
 from inference.protocol.sampling import TokenLogprob
 from inference.text.choice_text import ChoiceText, Piece
 from inference.text.parts import TextPart
-from inference.text.reasoning import TokenKind
+from inference.text.token_kinds import TokenKind
 
 
 class Choice:

@@ -8,7 +8,7 @@ from inference.neuron.errors import RequestRefusedError
 from inference.neuron.model_text import ModelText
 from inference.neuron.prompts import Prepared
 from inference.protocol.events import Failure
-from inference.protocol.generation import GenerationRequest
+from inference.protocol.generation import ChatInput, GenerationRequest
 from inference.text.choice_text import ChoiceText
 
 
@@ -37,8 +37,10 @@ def build_answer(
 
 
 def _choice_text(request: GenerationRequest, prepared: Prepared, text: ModelText) -> ChoiceText:
-    tools, tool_format = prepared.tools, text.tool_format
-    calls = tool_format if tools else None
+    tools = prepared.tools
+    calls = None
+    if isinstance(request.input, ChatInput) and tools:
+        calls = text.tool_format_of(request.input)
     return ChoiceText(
         text.tokenizer,
         stop=request.stop,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from inference.protocol.generation import ChatInput
 from inference.protocol.heartbeat import Capability
 from inference.protocol.load import LoadReport, LoadSpec, spec_digest
 from inference.text.chat_template import ChatTemplate
@@ -15,6 +16,7 @@ from inference.text.parts import ToolFormat
 from inference.text.reasoning import ReasoningMarkers, find_markers
 from inference.text.template_sources import find_templates
 from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls.plain import PlainFormat
 from inference.text.tool_calls.registry import find_tool_format
 from inference.version import VERSION
 
@@ -50,6 +52,12 @@ class ModelText:
             max_output_tokens=spec.max_output_tokens,
             fingerprint=fingerprint(spec, report),
         )
+
+    def tool_format_of(self, chat: ChatInput) -> ToolFormat | None:
+        """How this answer's calls are written. A model whose own way is not known writes a call
+        that it is forced to in plain JSON, which its grammar has."""
+        is_forced = chat.tool_choice.mode == "required"
+        return self.tool_format or (PlainFormat() if is_forced else None)
 
     @property
     def capabilities(self) -> list[Capability]:

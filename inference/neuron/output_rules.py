@@ -40,9 +40,10 @@ def request_grammar(
 ) -> Grammar | None:
     """Raises ``RequestRefusedError`` for schemas and tools that cannot be enforced."""
     parts: list[dict[str, Any]] = []
-    thinking, must_call = Thinking.NONE, False
+    thinking, must_call, num_calls = Thinking.NONE, False, 0
     if isinstance(request.input, ChatInput):
         parts += _call_parts(request.input, request.output_format, text)
+        num_calls = len(parts)
         thinking = _thinking(request.input, text, starts_thinking)
         must_call = request.input.tool_choice.mode == "required"
     if request.output_format is not None and not must_call:
@@ -57,6 +58,7 @@ def request_grammar(
         thinking=thinking,
         markers=text.markers,
         end_token_ids=text.report.eos_token_ids,
+        num_calls=num_calls,
     )
     problem = problem_of(grammar.text)
     if problem is not None:
@@ -65,9 +67,12 @@ def request_grammar(
 
 
 def _thinking(chat: ChatInput, text: ModelText, starts_thinking: bool) -> Thinking:
-    """A model that was told not to think is held to it, unless its template opens the block."""
+    """A model that was told not to think is held to it, unless its template opens the block or it
+    cannot be told."""
     if starts_thinking:
         return Thinking.OPENED
+    if text.markers is not None and text.markers.channels is not None:
+        return Thinking.POSSIBLE
     if text.markers is None or wants_thinking(chat) is False:
         return Thinking.NONE
     return Thinking.POSSIBLE
@@ -109,11 +114,15 @@ def _call_parts(
         _check_choice(choice, tools)
     if not tools:
         return []
-    if text.tool_format is None:
-        message = "how this model writes tool calls is not known here"
+    tool_format = text.tool_format_of(chat)
+    if tool_format is None:
+        message = (
+            "how this model writes tool calls is not known here: only a tool_choice that forces a "
+            "call can be honoured"
+        )
         failure = Failure(code="unsupported_parameter", message=message, param="tools")
         raise RequestRefusedError(failure)
-    key = ARGUMENTS_KEYS.get(text.tool_format.name)
+    key = ARGUMENTS_KEYS.get(tool_format.name)
     may_be_json = output_format is not None and choice.mode == "auto"
     if may_be_json:
         choice = ToolChoice(mode="required")
@@ -121,7 +130,7 @@ def _call_parts(
     if may_be_json and key is not None:
         return [bare_call_part(tool, key) for tool in tools]
     try:
-        lark = text.tool_format.grammar(
+        lark = tool_format.grammar(
             tools, choice, parallel=chat.parallel_tool_calls, tokenizer=text.tokenizer
         )
     except UnsupportedSchemaError as error:

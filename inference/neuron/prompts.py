@@ -42,6 +42,7 @@ from inference.text.errors import (
     TemplateRenderError,
     TooManyTokensError,
 )
+from inference.text.harmony import ANSWER_HEAD
 from inference.text.reasoning import ReasoningMarkers, opens_block
 from inference.text.token_bounds import num_bytes
 
@@ -153,6 +154,7 @@ def _thinking_limit(
         max_tokens=chat.thinking_budget_tokens,
         end_token_id=markers.end_token_id,
         start_token_id=None if starts_thinking else markers.start_token_id,
+        follows_token_id=None if starts_thinking else markers.follows_token_id,
     )
 
 
@@ -189,8 +191,11 @@ def chat_prompt(chat: ChatInput, text: ModelText, max_tokens: int | None) -> str
     if not chat.answer_start:
         return prompt
     token_ids = _encoded(prompt, chat, text, max_tokens)
-    if text.markers is not None and opens_block(token_ids, text.markers, text.tokenizer):
-        prompt += f"\n{text.markers.closes}\n\n"
+    markers = text.markers
+    if markers is not None and markers.channels is not None:
+        prompt += ANSWER_HEAD
+    elif markers is not None and opens_block(token_ids, markers, text.tokenizer):
+        prompt += f"\n{markers.closes}\n\n"
     return prompt + chat.answer_start
 
 

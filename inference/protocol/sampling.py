@@ -43,11 +43,13 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Once the thinking block holds ``max_tokens`` tokens the next one is ``end_token_id``.
-    ``start_token_id`` opens the block; ``None``: the prompt has opened it already."""
+    ``start_token_id`` opens the block, where ``follows_token_id`` is not ``None`` only right after
+    that token; ``None``: the prompt has opened it already."""
 
     max_tokens: int
     end_token_id: int
     start_token_id: int | None = None
+    follows_token_id: int | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

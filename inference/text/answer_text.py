@@ -41,6 +41,10 @@ class AnswerText:
     def feed(self, token_id: int) -> list[Part]:
         return self._search(self._leading_space.feed(self._detokenizer.feed([token_id])))
 
+    def feed_text(self, text: str) -> list[Part]:
+        """Text between tokens: the head of a call, or what stands between two messages."""
+        return self._search(self._leading_space.feed(text)) if text else []
+
     def drop_leading_space(self) -> None:
         """A thinking block opens or closes here."""
         self._leading_space.drop()

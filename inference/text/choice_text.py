@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from inference.text.answer_text import AnswerText
 from inference.text.detokenizer import Detokenizer
 from inference.text.parts import CallArguments, Part, TextPart, ToolCallParser
-from inference.text.reasoning import ReasoningMarkers, ThinkingSplitter, TokenKind
+from inference.text.reasoning import ReasoningMarkers, splitter
+from inference.text.token_kinds import TokenKind
 from inference.text.tokenizer import Tokenizer
 
 
@@ -53,7 +54,13 @@ class ChoiceText:
         self.tokenizer = tokenizer
         self.num_thought_tokens = 0
         """Inside thinking blocks; their markers do not count."""
-        self._splitter = ThinkingSplitter(tokenizer, markers, is_open=starts_thinking)
+        self._splitter = splitter(
+            tokenizer,
+            markers,
+            is_open=starts_thinking,
+            is_answering=continues_text,
+            reads_calls=tool_calls is not None,
+        )
         self._answer = AnswerText(
             tokenizer,
             stop=stop,
@@ -74,9 +81,10 @@ class ChoiceText:
 
     def feed(self, token_id: int) -> tuple[TokenKind, list[Piece]]:
         kind = self._splitter.feed(token_id)
+        before = self._splitter.take_text()
         match kind:
             case TokenKind.ANSWER:
-                return kind, [*self._answer.feed(token_id)]
+                return kind, [*self._answer.feed_text(before), *self._answer.feed(token_id)]
             case TokenKind.OPENS:
                 assert self._markers is not None
                 self._answer.drop_leading_space()
@@ -91,6 +99,8 @@ class ChoiceText:
                 thought, self._thought = self._thought, None
                 self._answer.drop_leading_space()
                 return kind, thought.close()
+            case TokenKind.MARKUP:
+                return kind, [*self._answer.feed_text(before)]
 
     def flush(self) -> list[Piece]:
         """The answer has ended: what was held back. A block that is still open ends with it."""
@@ -106,23 +116,36 @@ class _ThoughtText:
         self._detokenizer = Detokenizer(tokenizer, continues_text=True)
         self._has_text = False
         self._has_opened = False
+        self._label = markers.label
+        self._held = ""
+        """What may still be the label."""
 
     def feed(self, token_ids: Sequence[int]) -> list[Piece]:
         return self._parts(self._detokenizer.feed(token_ids))
 
     def close(self) -> list[Piece]:
-        return self._parts(self._detokenizer.flush(), closes=self._markers.closes)
+        return self._parts(self._detokenizer.flush(), closes=self._markers.closes, is_end=True)
 
     def flush(self) -> list[Piece]:
-        return self._parts(self._detokenizer.flush())
+        return self._parts(self._detokenizer.flush(), is_end=True)
 
-    def _parts(self, text: str, closes: str | None = None) -> list[Piece]:
+    def _parts(self, text: str, closes: str | None = None, *, is_end: bool = False) -> list[Piece]:
+        text = self._without_label(text, is_end=is_end)
         if not self._has_text:
             text = text.lstrip()
             self._has_text = bool(text)
         opens = None if self._has_opened else self._markers.opens
         self._has_opened = True
         return [ThoughtPart(text, opens, closes)] if text or opens or closes else []
+
+    def _without_label(self, text: str, *, is_end: bool) -> str:
+        if not self._label:
+            return text
+        self._held += text
+        if self._label.startswith(self._held) and not (is_end and self._held != self._label):
+            return ""
+        text, label, self._held, self._label = self._held, self._label, "", ""
+        return text.removeprefix(label)
 
 
 def merged(pieces: Sequence[Piece]) -> list[Piece]:

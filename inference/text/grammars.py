@@ -15,6 +15,7 @@ from typing import Any
 
 from inference.protocol.sampling import Grammar
 from inference.text.compiling import grammar_text
+from inference.text.harmony import ROLE, THOUGHTS, HarmonyTokens
 from inference.text.reasoning import ReasoningMarkers
 
 SPACE_RULE = r"SPACE: /[ \n]{1,4}/"
@@ -38,17 +39,25 @@ def answer_grammar(
     thinking: Thinking = Thinking.NONE,
     markers: ReasoningMarkers | None = None,
     end_token_ids: Sequence[int] = (),
+    num_calls: int = 0,
 ) -> Grammar:
-    """The answer is one of ``parts``. ``end_token_ids`` are the model's, which do not end an answer
+    """The answer is one of ``parts``, the first ``num_calls`` of which are calls.
+    ``end_token_ids`` are the model's, which do not end an answer
     inside its thinking. ``markers`` are there wherever thinking is. Raises ``SchemaError``."""
-    if thinking is Thinking.NONE and len(parts) == 1:
+    channels = None if markers is None else markers.channels
+    if thinking is Thinking.NONE and len(parts) == 1 and channels is None:
         return Grammar(text=grammar_text(parts))
     named = [{"name": f"part_{index}", **part} for index, part in enumerate(parts)]
-    answer = " | ".join(f"@{part['name']}" for part in named)
+    # Where an answer is a message in a channel, its calls have their own in their rules.
+    head = "" if channels is None else f'<[{channels.channel}]> "final" <[{channels.message}]> '
+    heads = [head if index >= num_calls else "" for index in range(len(named))]
+    answer = " | ".join(f"{head}@{part['name']}" for head, part in zip(heads, named, strict=True))
     rules = [f"start: {LEADS[thinking]}({answer})"]
-    if thinking is Thinking.POSSIBLE:
+    if channels is not None and thinking is not Thinking.NONE:
+        rules.append(_channel_rule(channels, end_token_ids))
+    elif thinking is Thinking.POSSIBLE:
         rules.append(_thought_rule(markers, end_token_ids))
-    if thinking is not Thinking.NONE:
+    if thinking is not Thinking.NONE and channels is None:
         rules.append(SPACE_RULE)
     is_open = thinking is Thinking.OPENED
     return Grammar(
@@ -62,3 +71,11 @@ def _thought_rule(markers: ReasoningMarkers | None, end_token_ids: Sequence[int]
     assert markers is not None
     bound = ",".join(map(str, [markers.end_token_id, *end_token_ids]))
     return f"thought: <[{markers.start_token_id}]> <[^{bound}]>* <[{markers.end_token_id}]> SPACE?"
+
+
+def _channel_rule(channels: HarmonyTokens, end_token_ids: Sequence[int]) -> str:
+    bound = ",".join(map(str, dict.fromkeys([channels.end, channels.start, *end_token_ids])))
+    return (
+        f'thought: <[{channels.channel}]> "{THOUGHTS}" <[{channels.message}]> <[^{bound}]>* '
+        f'<[{channels.end}]> <[{channels.start}]> "{ROLE}"'
+    )

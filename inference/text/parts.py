@@ -54,7 +54,7 @@ class ToolFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """``hermes``, ``qwen_coder``, ``llama3``, ``mistral``."""
+        """``hermes``, ``glm``, …: the registry has them all."""
         ...
 
     def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:

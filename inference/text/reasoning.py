@@ -11,8 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from typing import Protocol
 
+from inference.text.harmony import (
+    CHANNEL,
+    END,
+    MESSAGE,
+    THOUGHTS,
+    HarmonySplitter,
+    HarmonyTokens,
+    find_channels,
+)
+from inference.text.token_kinds import TokenKind
 from inference.text.tokenizer import Tokenizer
 
 MARKER_PAIRS = (
@@ -25,8 +35,13 @@ MARKER_PAIRS = (
     ("<thought>", "</thought>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("◁think▷", "◁/think▷"),
+    ("<|channel>", "<channel|>"),
 )
-"""Of Qwen, DeepSeek and most others; Magistral; Seed-OSS; OpenThinker; … Command A; Apertus."""
+"""Of Qwen, DeepSeek, GLM and most others; Magistral; Seed-OSS; OpenThinker; … Command A; Apertus;
+Kimi-VL; Gemma 4."""
+LABELS = {"<|channel>": "thought"}
+"""What stands behind an opening marker and says what kind of block it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +50,29 @@ class ReasoningMarkers:
     closes: str
     start_token_id: int
     end_token_id: int
+    label: str = ""
+    """Words behind the opening marker that belong to it."""
+    channels: HarmonyTokens | None = None
+    """Of gpt-oss, whose answers are messages in channels: the start token is the name of a channel
+    then."""
+
+    @property
+    def follows_token_id(self) -> int | None:
+        """What the start token must come right after; ``None``: anything."""
+        return None if self.channels is None else self.channels.channel
 
 
 def find_markers(tokenizer: Tokenizer, template: str | None) -> ReasoningMarkers | None:
     """The first pair of which each side is exactly one token; one that ``template`` mentions comes
     before the others."""
+    if (channels := find_channels(tokenizer, template)) is not None:
+        opens = f"{CHANNEL}{THOUGHTS}{MESSAGE}"
+        return ReasoningMarkers(opens, END, channels.thoughts, channels.end, channels=channels)
     found = []
     for opens, closes in MARKER_PAIRS:
         start, end = tokenizer.single_token_id(opens), tokenizer.single_token_id(closes)
         if start is not None and end is not None:
-            found.append(ReasoningMarkers(opens, closes, start, end))
+            found.append(ReasoningMarkers(opens, closes, start, end, LABELS.get(opens, "")))
     mentioned = [markers for markers in found if template and markers.closes in template]
     return next(iter([*mentioned, *found]), None)
 
@@ -52,24 +80,41 @@ def find_markers(tokenizer: Tokenizer, template: str | None) -> ReasoningMarkers
 def opens_block(
     prompt: Sequence[int], markers: ReasoningMarkers | None, tokenizer: Tokenizer
 ) -> bool:
-    """Whether the prompt ends with the opening marker, white space after it aside."""
-    if markers is None:
+    """Whether the prompt ends with the opening marker, its label and white space after it aside."""
+    if markers is None or markers.channels is not None:
         return False
+    behind = b""
     for token_id in reversed(prompt):
         if token_id == markers.start_token_id:
             return True
-        if not tokenizer.bytes_of(token_id).isspace():
+        behind = tokenizer.bytes_of(token_id) + behind
+        if not markers.label.encode().endswith(behind.rstrip()):
             return False
     return False
 
 
-class TokenKind(Enum):
-    """What one token of an answer is."""
+class Splitter(Protocol):
+    def feed(self, token_id: int) -> TokenKind: ...
+    def take_text(self) -> str:
+        """Text that comes before the last token's own."""
+        ...
 
-    OPENS = "opens"
-    THOUGHT = "thought"
-    CLOSES = "closes"
-    ANSWER = "answer"
+
+def splitter(
+    tokenizer: Tokenizer,
+    markers: ReasoningMarkers | None,
+    *,
+    is_open: bool = False,
+    is_answering: bool = False,
+    reads_calls: bool = True,
+) -> Splitter:
+    """For one answer. ``is_open``: the prompt has opened the block. ``is_answering``: it has begun
+    the answer."""
+    if markers is None or markers.channels is None:
+        return ThinkingSplitter(tokenizer, markers, is_open=is_open)
+    return HarmonySplitter(
+        tokenizer, markers.channels, is_answering=is_answering, reads_calls=reads_calls
+    )
 
 
 class ThinkingSplitter:
@@ -96,6 +141,9 @@ class ThinkingSplitter:
             return TokenKind.OPENS
         self._may_open = self._may_open and self._is_blank(token_id)
         return TokenKind.ANSWER
+
+    def take_text(self) -> str:
+        return ""
 
     def _is_blank(self, token_id: int) -> bool:
         if token_id in self._tokenizer.special_token_ids:

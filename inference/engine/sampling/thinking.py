@@ -10,11 +10,12 @@ class ThinkingBudget:
     """Follows one sequence's sampled tokens. A block that is opened again goes on counting where
     the last one stopped."""
 
-    __slots__ = ("_is_open", "_limit", "_num_tokens")
+    __slots__ = ("_is_open", "_last_token_id", "_limit", "_num_tokens")
 
     def __init__(self, limit: ThinkingLimit) -> None:
         self._limit = limit
         self._is_open = limit.start_token_id is None
+        self._last_token_id: int | None = None
         self._num_tokens = 0
 
     @property
@@ -28,4 +29,7 @@ class ThinkingBudget:
             self._is_open = token_id != self._limit.end_token_id
             self._num_tokens += self._is_open
         else:
-            self._is_open = token_id == self._limit.start_token_id
+            follows = self._limit.follows_token_id
+            is_there = follows is None or follows == self._last_token_id
+            self._is_open = is_there and token_id == self._limit.start_token_id
+        self._last_token_id = token_id

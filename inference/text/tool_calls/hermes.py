@@ -45,7 +45,7 @@ class HermesFormat:
         def begin(parts: PartList, opening: str, lead: str, character: str) -> JsonCalls:
             return JsonCalls(known, parts, lead=lead)
 
-        return MarkedCallParser([OPEN], begin, closing=CLOSE)
+        return MarkedCallParser([OPEN], begin, closings=[CLOSE])
 
     def grammar(
         self,

@@ -1,9 +1,9 @@
-"""Free text with calls behind markers: what three formats have in common.
+"""Free text with calls behind markers: what most formats have in common.
 
     text ──marker──▶ first character ──▶ reader of calls ──done──▶ text
                      tells which
 
-Whitespace around the calls is left out, and so is the closing marker behind them.
+Whitespace around the calls is left out, and so are the closing markers behind them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ first character behind."""
 
 class MarkedCallParser(CallParser):
     def __init__(
-        self, openings: Sequence[str], begin: BeginCalls, *, closing: str | None = None
+        self, openings: Sequence[str], begin: BeginCalls, *, closings: Sequence[str] = ()
     ) -> None:
-        super().__init__([*openings, closing] if closing else openings)
+        super().__init__([*openings, *closings])
         self._begin = begin
-        self._closing = closing
+        self._closings = closings
 
     def _read_text(self, text: str, start: int) -> int:
         position = self._text.feed(text, start)
         self._parts.add_text(self._text.take())
         if self._text.found is None:
             return position
-        if self._text.found == self._closing:
+        if self._text.found in self._closings:
             self._close()
         else:
             self._lead = [self._text.space, self._text.found]

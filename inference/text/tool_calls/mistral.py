@@ -28,7 +28,7 @@ from inference.text.tool_calls.json_calls import JsonCalls
 from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.marked_calls import MarkedCallParser
 from inference.text.tool_calls.markers import marker_token_id, special_marker_ids
-from inference.text.tool_calls.named_call import ARGUMENTS, CALL_ID, NamedCall
+from inference.text.tool_calls.named_call import ARGUMENTS, CALL_ID, NamedCall, mistral_name
 from inference.text.tool_calls.part_list import PartList
 
 CALLS = "[TOOL_CALLS]"
@@ -50,7 +50,7 @@ class MistralFormat:
         def begin(parts: PartList, opening: str, lead: str, character: str) -> CallReader:
             if character in "[{":
                 return JsonCalls(known, parts, lead=lead)
-            return NamedCall(parts, lead=lead)
+            return NamedCall(parts, lead=lead, name_of=mistral_name)
 
         return MarkedCallParser([CALLS], begin)
 

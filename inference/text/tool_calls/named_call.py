@@ -1,16 +1,21 @@
-"""Mistral's newer call: the name, perhaps an id, then the arguments as a JSON object.
+"""One call that names its tool in a head before its arguments, which are a JSON object.
 
-    f[ARGS]{"a": 1}      f[CALL_ID]abc123def[ARGS]{}      f{"a": 1}
+    f[ARGS]{"a": 1}      f[CALL_ID]abc123def[ARGS]{}      f{"a": 1}        Mistral
+    functions.f:0<|tool_call_argument_begin|>{"a": 1}                      Kimi
 
-Up to three closing braces too many are left out.
+The head is the format's: ``name_of`` finds the name in it. Up to three closing braces too many are
+left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from inference.text.tool_calls.arguments_stream import ArgumentsStream
 from inference.text.tool_calls.call_reader import CallReader
+from inference.text.tool_calls.free_text import Expected
 from inference.text.tool_calls.json_calls import MAX_EXTRA_BRACES
-from inference.text.tool_calls.json_scanner import WHITESPACE
+from inference.text.tool_calls.json_scanner import WHITESPACE, ReadState
 from inference.text.tool_calls.part_list import PartList
 
 ARGUMENTS = "[ARGS]"
@@ -19,16 +24,34 @@ MAX_HEAD_LENGTH = 300
 """Of name, id and markers together; what is longer is text."""
 
 
+NOT_IN_HEADS = "{}\r\n"
+
+
 class NamedCall(CallReader):
     """``lead`` was read before and is text again when no call follows."""
 
-    def __init__(self, parts: PartList, *, lead: str) -> None:
+    def __init__(
+        self,
+        parts: PartList,
+        *,
+        lead: str,
+        name_of: Callable[[str], str | None],
+        not_in_head: str = NOT_IN_HEADS,
+        opening: str | None = None,
+        tail: str = "}",
+    ) -> None:
+        """``name_of`` returns ``None`` for a head that names no tool. ``opening`` is a marker that
+        must come before the head. ``tail``: characters behind the arguments that are left out."""
         super().__init__(parts)
-        self._lead = lead
+        self._held = lead
         self._head = ""
-        self._num_extra_braces = 0
+        self._name_of = name_of
+        self._not_in_head = not_in_head
+        self._tail = tail
+        self._num_tail_characters = 0
         self._arguments = ArgumentsStream(parts)
-        self._read = self._read_head
+        self._expected = Expected((opening,)) if opening else None
+        self._read = self._read_head if opening is None else self._read_opening
 
     def close(self) -> None:
         """The answer has ended."""
@@ -38,14 +61,26 @@ class NamedCall(CallReader):
             self._arguments.close()
         self.is_done = True
 
+    def _read_opening(self, text: str, position: int) -> int:
+        assert self._expected is not None
+        position = self._expected.feed(text, position)
+        if self._expected.state is not ReadState.RUNNING:
+            self._held += self._expected.read
+            is_found = self._expected.state is ReadState.COMPLETE
+            self._expected = None
+            self._read = self._read_head
+            if not is_found:
+                return self._refuse(position)
+        return position
+
     def _read_head(self, text: str, position: int) -> int:
         character = text[position]
-        if character == "{" and (name := _name(self._head)):
+        if character == "{" and (name := self._name_of(self._head)):
             self.num_calls = 1
             self._parts.start_call(name)
             self._read = self._read_arguments
             return position
-        if character in "{}\r\n" or len(self._head) == MAX_HEAD_LENGTH:
+        if character in self._not_in_head or len(self._head) == MAX_HEAD_LENGTH:
             return self._refuse(position)
         self._head += character
         return position + 1
@@ -57,22 +92,29 @@ class NamedCall(CallReader):
         return position
 
     def _read_after(self, text: str, position: int) -> int:
-        """Closing braces too many."""
-        if text[position] == "}" and self._num_extra_braces < MAX_EXTRA_BRACES:
-            self._num_extra_braces += 1
+        """Closing braces too many, and what else the format has there."""
+        most = len(self._tail) * MAX_EXTRA_BRACES
+        if text[position] in self._tail and self._num_tail_characters < most:
+            self._num_tail_characters += 1
             return position + 1
         self.is_done = True
         return position
 
     def _refuse(self, position: int = 0) -> int:
-        self._parts.add_text(self._lead + self._head)
+        unread = self._expected.read if self._expected is not None else ""
+        self._parts.add_text(self._held + unread + self._head)
         self.is_done = True
         return position
 
 
-def _name(head: str) -> str | None:
+def mistral_name(head: str) -> str | None:
     """``None`` when what stands before the arguments is no name."""
     before_arguments = head.rstrip(WHITESPACE).removesuffix(ARGUMENTS)
     name = before_arguments.partition(CALL_ID)[0].strip(WHITESPACE)
+    return plain_name(name)
+
+
+def plain_name(name: str) -> str | None:
+    """``None`` for what no tool is called."""
     is_name = name and not any(character in name for character in f"{WHITESPACE}[]<>\"'")
     return name if is_name else None

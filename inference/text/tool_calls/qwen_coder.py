@@ -45,7 +45,7 @@ class QwenCoderFormat:
                 return JsonCalls(known, parts, lead=lead)
             return TaggedCall(known, parts, lead=lead, is_wrapped=opening == OPEN)
 
-        return MarkedCallParser([OPEN, FUNCTION], begin, closing=CLOSE)
+        return MarkedCallParser([OPEN, FUNCTION], begin, closings=[CLOSE])
 
     def grammar(
         self,

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from inference.text.harmony import CHANNEL, MESSAGE
 from inference.text.parts import ToolFormat
 from inference.text.tokenizer import Tokenizer
-from inference.text.tool_calls import hermes, llama3, mistral, named_call, qwen_coder, tagged_call
+from inference.text.tool_calls import (
+    deepseek,
+    gemma,
+    glm,
+    glm_call,
+    granite,
+    harmony,
+    hermes,
+    kimi,
+    llama3,
+    mistral,
+    named_call,
+    qwen_coder,
+    tagged_call,
+)
 from inference.text.tool_calls.markers import marker_token_id
 
-OTHER_FORMATS = (
-    *("<arg_key>", "<|tool_call|>", "<|tool_call>", "<TOOLCALL>", "functools["),
-    "<｜tool▁call",  # noqa: RUF001 - DeepSeek's own
-)
+OTHER_FORMATS = ("<TOOLCALL>", "functools[", "｜DSML｜")  # noqa: RUF001 - DeepSeek's own
 """Formats that are not read, of models that share markers or tokenizers with those that are."""
 LLAMA_PROMPTS = ("dictionary of argument name", "[func_name1(")
 """What Llama's templates tell the model to write, as JSON and as Python."""
@@ -22,6 +34,8 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat |
         return None
     if any(marker in template for marker in OTHER_FORMATS):
         return None
+    if (found := _by_marker(template)) is not None:
+        return found
     if tagged_call.FUNCTION in template and tagged_call.PARAMETER in template:
         return qwen_coder.QwenCoderFormat()
     if hermes.OPEN in template:
@@ -31,6 +45,22 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> ToolFormat |
     if llama3.TAG in template or any(prompt in template for prompt in LLAMA_PROMPTS):
         return llama3.Llama3Format()
     return llama3.Llama3Format() if _has_token(tokenizer, llama3.TAG) else None
+
+
+def _by_marker(template: str) -> ToolFormat | None:
+    """Formats whose markers no other format has."""
+    if glm_call.KEY in template:
+        return glm.GlmFormat(has_lines=f"{glm_call.KEY_END}{glm_call.VALUE}" not in template)
+    if deepseek.CALL_BEGIN in template:
+        return deepseek.DeepSeekFormat(writes_fences=deepseek.FENCE in template)
+    if kimi.CALL_BEGIN in template:
+        return kimi.KimiFormat()
+    if MESSAGE in template and CHANNEL in template:
+        return harmony.HarmonyFormat()
+    for markers in (gemma.FUNCTION_GEMMA, gemma.GEMMA_4):
+        if markers.opens in template:
+            return gemma.GemmaFormat(markers)
+    return granite.GraniteFormat() if granite.CALLS in template else None
 
 
 def _has_token(tokenizer: Tokenizer, marker: str) -> bool:

@@ -16,7 +16,7 @@ from inference.text.tool_calls.free_text import Expected
 from inference.text.tool_calls.json_scanner import WHITESPACE, ReadState, compact_json
 from inference.text.tool_calls.known_tools import KnownTools
 from inference.text.tool_calls.part_list import PartList
-from inference.text.tool_calls.tagged_value import TaggedValue
+from inference.text.tool_calls.tagged_value import PARAMETER_END, TaggedValue
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -26,7 +26,6 @@ PARAMETER = "<parameter="
 MAX_TAG_LENGTH = 300
 """Of a name or key; what is longer is text."""
 
-_AFTER_TAG = (PARAMETER, FUNCTION_END, CLOSE)
 _TAG_RUN = re.compile(r"[^<>\n]+")
 
 
@@ -39,6 +38,12 @@ def fits_tag(name: str) -> bool:
 class TaggedCall(CallReader):
     """``lead`` was read before, up to ``<tool_call>`` if the call ``is_wrapped``, else
     ``<function=``; it is text again when no call follows."""
+
+    AFTER_VALUE: tuple[str, ...] = (PARAMETER, FUNCTION_END, CLOSE)
+    """What may come behind a value, and behind the name."""
+    VALUE_END = PARAMETER_END
+    HAS_OWN_LINES = True
+    """Whether one newline at either end of a value is the format's."""
 
     def __init__(self, tools: KnownTools, parts: PartList, *, lead: str, is_wrapped: bool) -> None:
         super().__init__(parts)
@@ -107,7 +112,7 @@ class TaggedCall(CallReader):
             return self._refuse(position)
         self._held += f"{self._tag_text}>"
         self._tag_text = ""
-        self._expect(_AFTER_TAG)
+        self._expect(self.AFTER_VALUE)
         return position + 1
 
     def _read_key(self, text: str, position: int) -> int:
@@ -115,18 +120,24 @@ class TaggedCall(CallReader):
             return self._read_tag_text(text, position)
         if len(self._tag_text) > MAX_TAG_LENGTH:
             return self._refuse(position)
-        self._start()
         key = self._tag_text.strip(WHITESPACE)
         self._tag_text = ""
+        self._begin_value(key)
+        return position + 1
+
+    def _begin_value(self, key: str) -> None:
+        self._start()
+        self._held = ""
         self._value = TaggedValue(
             self._parts,
             member=f"{',' if self._has_arguments else ''}{compact_json(key)}:",
             schema=self._tools.properties(self._name).get(key),
             root=self._tools.schema(self._name),
+            closing=self.VALUE_END,
+            has_own_lines=self.HAS_OWN_LINES,
         )
         self._has_arguments = True
         self._read = self._read_value
-        return position + 1
 
     def _read_tag_text(self, text: str, position: int) -> int:
         run = _TAG_RUN.match(text, position)
@@ -139,7 +150,7 @@ class TaggedCall(CallReader):
         assert self._value is not None
         position = self._value.feed(text, position)
         if self._value.is_at_end:
-            self._expect(_AFTER_TAG)
+            self._expect(self.AFTER_VALUE)
         return position
 
     def _expect(self, tags: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
-"""The value between ``<parameter=…>`` and ``</parameter>``, as a member of the arguments object.
+"""The value between two tags, as a member of the arguments object.
 
-A text argument is told as it comes; any other when it is whole, as its schema has it. One newline
-at either end belongs to the format.
+A text argument is told as it comes; any other when it is whole, as its schema has it. In some
+formats one newline at either end belongs to the format.
 """
 
 from __future__ import annotations
@@ -21,17 +21,26 @@ class TaggedValue:
     """Adds to ``parts``, its caller's list."""
 
     def __init__(
-        self, parts: PartList, *, member: str, schema: object, root: Mapping[str, Any]
+        self,
+        parts: PartList,
+        *,
+        member: str,
+        schema: object,
+        root: Mapping[str, Any],
+        closing: str,
+        has_own_lines: bool,
     ) -> None:
-        """``member`` is what stands before the value: comma, key and colon."""
+        """``member`` is what stands before the value: comma, key and colon. ``has_own_lines``: one
+        newline at either end is not part of it."""
         self._parts = parts
         self._member = member
         self._schema = schema
         self._root = root
         self._is_text = is_text(schema, root)
-        self._text = FreeText((PARAMETER_END,))
+        self._text = FreeText((closing,))
         self._whole: list[str] = []
-        self._is_first = True
+        self._is_first = has_own_lines
+        self._has_own_lines = has_own_lines
         if self._is_text:
             parts.add_arguments(f'{member}"')
 
@@ -56,7 +65,8 @@ class TaggedValue:
 
     def finish(self) -> None:
         """The value is whole."""
-        self._tell(self._text.space.removesuffix("\n"))
+        space = self._text.space
+        self._tell(space.removesuffix("\n") if self._has_own_lines else space)
         if self._is_text:
             self._parts.add_arguments('"')
         else:

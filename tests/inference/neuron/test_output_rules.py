@@ -23,6 +23,7 @@ from inference.protocol.generation import (
     ToolChoice,
     ToolDefinition,
 )
+from inference.text.parts import CallArguments, CallStarted
 from inference.text.tool_calls.llama3 import Llama3Format
 from inference.text.tool_calls.qwen_coder import QwenCoderFormat
 from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
@@ -194,6 +195,19 @@ def test_calls_that_cannot_be_made_are_refused(
 def test_tools_for_a_model_of_an_unknown_form_are_refused(text: ModelText) -> None:
     unknown = dataclasses.replace(text, tool_format=None)
     assert _refusal(_request(tools=[TOOL]), unknown).code == "unsupported_parameter"
+
+
+def test_a_call_is_forced_on_a_model_of_an_unknown_form(text: ModelText) -> None:
+    unknown = dataclasses.replace(text, tool_format=None)
+    request = _request(tools=[TOOL], tool_choice=REQUIRED)
+    (part,) = _grammars(request, unknown)
+    assert '\\"name\\": \\"f\\"' in part["lark_grammar"]
+    assert isinstance(request.input, ChatInput)
+    found = unknown.tool_format_of(request.input)
+    assert found is not None
+    parser = found.parser([TOOL])
+    parts = [*parser.feed('{"name": "f", "arguments": {}}'), *parser.flush()]
+    assert parts == [CallStarted("f"), CallArguments("{}")]
 
 
 def test_a_model_without_grammars_says_so(thinking_dir: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,6 +97,28 @@ def test_calls_are_taken_out_of_the_visible_text(tokenizer: Tokenizer) -> None:
         CallArguments('{"a": 1}'),
         CallStarted("g"),
         CallArguments("{}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "thought"),
+    [
+        ("<|channel>thought\nso<channel|>yes", "so"),
+        ("<|channel>thoughtful<channel|>yes", "ful"),
+        ("<|channel>tho<channel|>yes", "tho"),
+        ("<|channel>thought<channel|>yes", ""),
+        ("<|channel>so<channel|>yes", "so"),
+    ],
+)
+def test_a_label_behind_the_marker_is_no_thought(
+    byte_level_dir: Path, text: str, thought: str
+) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(byte_level_dir / "tokenizer.json"))
+    backend.add_special_tokens(["<|channel>", "<channel|>"])
+    choice = _choice(Tokenizer(backend.to_str(), {}))
+    assert _run(choice, text) == [
+        ThoughtPart(thought, "<|channel>", "<channel|>"),
+        TextPart("yes"),
     ]
 
 

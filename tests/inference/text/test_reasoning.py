@@ -11,10 +11,10 @@ from inference.text.reasoning import (
     MARKER_PAIRS,
     ReasoningMarkers,
     ThinkingSplitter,
-    TokenKind,
     find_markers,
     opens_block,
 )
+from inference.text.token_kinds import TokenKind
 from inference.text.tokenizer import Tokenizer
 
 

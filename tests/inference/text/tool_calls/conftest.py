@@ -34,7 +34,7 @@ class Vocabulary:
         return b"".join(map(self.text.bytes_of, token_ids)).decode(errors="replace")
 
 
-def _vocabulary(markers: list[str], *, special: bool) -> Vocabulary:
+def make_vocabulary(markers: list[str], *, special: bool) -> Vocabulary:
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -56,9 +56,9 @@ def vocabularies() -> dict[str, Vocabulary]:
     """``special``: markers are special tokens. ``added``: tokens, but not special. ``spelled``:
     no tokens at all."""
     return {
-        "special": _vocabulary(MARKERS, special=True),
-        "added": _vocabulary(MARKERS, special=False),
-        "spelled": _vocabulary([], special=False),
+        "special": make_vocabulary(MARKERS, special=True),
+        "added": make_vocabulary(MARKERS, special=False),
+        "spelled": make_vocabulary([], special=False),
     }
 
 

@@ -105,6 +105,16 @@ EXAMPLES: dict[str, tuple[str, Told]] = {
         _with("<parameter=path>\na\n</parameter>\n<parameter=mode\n>"),
         [("write_file", '{"path":"a"}'), "\n<parameter=mode\n></function>\n</tool_call>"],
     ),
+    "only the key that does not end is text": (
+        _with(
+            "<parameter=path>\na\n</parameter>\n<parameter=content>\nb\n</parameter>\n"
+            "<parameter=mode\n>"
+        ),
+        [
+            ("write_file", '{"path":"a","content":"b"}'),
+            "\n<parameter=mode\n></function>\n</tool_call>",
+        ],
+    ),
     "cut off in the name": ("<tool_call>\n<function=ba", ["<tool_call>\n<function=ba"]),
     "cut off after the name": (
         "<tool_call>\n<function=now>\n<par",

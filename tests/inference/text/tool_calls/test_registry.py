@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.tool_calls.llama3 import Llama3Format
 from inference.text.tool_calls.mistral import MistralFormat
 from inference.text.tool_calls.registry import find_tool_format
 from tests.inference.text.tool_calls.conftest import Vocabulary
@@ -16,13 +17,24 @@ TEMPLATES = {
     "llama3": TOOLS
     + 'Respond in the format {"name": …, "parameters": dictionary of argument name}',
     "mistral": TOOLS + "[TOOL_CALLS][{{ call | tojson }}]",
+    "glm": TOOLS + "<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>",
+    "deepseek": TOOLS + "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",  # noqa: RUF001
+    "kimi": TOOLS + "<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}",
+    "granite": TOOLS + "respond with <|tool_call|> followed by a JSON list of tools used",
+    "gemma": TOOLS + "<start_function_call>call:{{ name }}",
+    "harmony": TOOLS + "<|start|>assistant<|channel|>commentary json<|message|>",
 }
+GEMMA_3 = (
+    "You MUST put it in the format of [func_name1(params_name1=params_value1)]",
+    'You MUST put it in the format of {"name": function name, "parameters": dictionary of '
+    "argument name and its value}",
+)
+"""What Gemma 3's documentation has its prompts say."""
 UNKNOWN = {
     "no template": None,
     "no place for tools": "{{ messages[0].content }}",
-    "GLM": TOOLS + "<tool_call>{{ name }}\n<arg_key>",
-    "DeepSeek": TOOLS + "<｜tool▁calls▁begin｜>",  # noqa: RUF001 - its own characters
-    "Granite": TOOLS + "<|tool_call|>[",
+    "Nemotron": TOOLS + "<TOOLCALL>[{{ call }}]",
+    "Phi": TOOLS + "functools[{{ call }}]",
 }
 
 
@@ -31,6 +43,30 @@ def test_a_template_tells_its_format(name: str, vocabularies: dict[str, Vocabula
     found = find_tool_format(TEMPLATES[name], vocabularies["spelled"].text)
     assert found is not None
     assert found.name == name
+
+
+@pytest.mark.parametrize("prompt", GEMMA_3)
+def test_gemma_3_writes_what_its_prompt_asks_for(
+    prompt: str, vocabularies: dict[str, Vocabulary]
+) -> None:
+    found = find_tool_format(TOOLS + prompt, vocabularies["spelled"].text)
+    assert isinstance(found, Llama3Format)
+
+
+@pytest.mark.parametrize("template", [TEMPLATES["glm"], TEMPLATES["deepseek"] + "```json"])
+def test_templates_tell_which_of_two_forms(
+    template: str, vocabularies: dict[str, Vocabulary]
+) -> None:
+    text = vocabularies["spelled"].text
+    tools = [ToolDefinition(name="f", path="")]
+    choice = ToolChoice(mode="required")
+    both = (template, template.replace("```json", "").replace("</arg_key>\n", "</arg_key>"))
+    grammars = [
+        found.grammar(tools, choice, parallel=False, tokenizer=text)
+        for one in both
+        if (found := find_tool_format(one, text)) is not None
+    ]
+    assert len(set(grammars)) == len(both)
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

@@ -1,0 +1,14 @@
+"""What one token of an answer is."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class TokenKind(Enum):
+    OPENS = "opens"
+    THOUGHT = "thought"
+    CLOSES = "closes"
+    ANSWER = "answer"
+    MARKUP = "markup"
+    """Of the format, between messages: nobody sees it."""

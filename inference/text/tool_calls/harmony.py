@@ -1,0 +1,88 @@
+"""gpt-oss: a message to a function, whose head ``inference.text.harmony`` has put in one form.
+
+    <|channel|>commentary to=f <|constrain|>json<|message|>{"a": 1}
+
+The model ends with each call, so an answer has one at most. Grammars are of the whole answer behind
+its thinking: its channel too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.harmony import (
+    CALL_HEAD,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    MESSAGE,
+    NAMESPACE,
+    ROLE,
+    START,
+)
+from inference.text.parts import ToolCallParser
+from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls.grammar_rules import (
+    TEXT_TERMINAL,
+    arguments_schema,
+    callable_tools,
+    json_rule,
+    literal,
+    marker,
+)
+from inference.text.tool_calls.marked_calls import MarkedCallParser
+from inference.text.tool_calls.named_call import NamedCall, plain_name
+from inference.text.tool_calls.part_list import PartList
+
+
+class HarmonyFormat:
+    name = "harmony"
+
+    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
+        return frozenset()
+
+    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
+        def begin(parts: PartList, opening: str, lead: str, character: str) -> NamedCall:
+            return NamedCall(parts, lead=lead, name_of=_name)
+
+        return MarkedCallParser([CALL_HEAD], begin)
+
+    def grammar(
+        self,
+        tools: Sequence[ToolDefinition],
+        choice: ToolChoice,
+        *,
+        parallel: bool,
+        tokenizer: Tokenizer,
+    ) -> str | None:
+        called = callable_tools(tools, choice, parallel=parallel)
+        if not called:
+            return None
+        channel, message, constrain, end, start = (
+            marker(tokenizer, text) for text in (CHANNEL, MESSAGE, CONSTRAIN, END, START)
+        )
+        rules = [
+            f"call: {channel} ({' | '.join(f'call_{index}' for index in range(len(called)))})",
+            TEXT_TERMINAL,
+        ]
+        for index, tool in enumerate(called):
+            head = literal(f"commentary to={NAMESPACE}{tool.name} ")
+            json_head = f'{constrain} "json" {message}'
+            rules.append(f"call_{index}: {head} {json_head} arguments_{index}")
+            rules.append(json_rule(f"arguments_{index}", arguments_schema(tool, choice)))
+        if choice.mode == "required":
+            return "\n".join(["start: call", *rules])
+        spoken = f'{channel} "commentary" {message} TEXT {end} {start} {literal(ROLE)}'
+        return "\n".join(
+            [
+                "start: final | preamble? call",
+                f'final: {channel} "final" {message} TEXT',
+                f"preamble: {spoken}",
+                *rules,
+            ]
+        )
+
+
+def _name(head: str) -> str | None:
+    return plain_name(head.partition(" ")[0])

@@ -1,0 +1,112 @@
+"""Grammar rules of formats that write arguments as tags with plain text between them.
+
+Arguments come in the order of the schema's properties, the optional ones or not. Text values are
+free up to their closing tag; all others are JSON after their own schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.bare_calls import rerooted
+from inference.text.compiling import OUR_OPTIONS
+from inference.text.tool_calls.argument_values import (
+    allowed_types,
+    alternatives,
+    listed_values,
+)
+from inference.text.tool_calls.errors import UnsupportedSchemaError
+from inference.text.tool_calls.grammar_rules import arguments_schema, json_rule, literal
+from inference.text.tool_calls.json_scanner import compact_json
+from inference.text.tool_calls.tagged_call import fits_tag
+
+TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
+"""Constraints on strings: a value written as plain text cannot be held to them."""
+ROOT_KEYWORDS = {
+    *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
+    *("$schema", "$id", "$comment", "title", "description", "default", "examples"),
+}
+"""What is understood at the top of a tool's schema."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagStyle:
+    """How a format writes tags, as pieces of rules."""
+
+    begin: Callable[[str], str]
+    """A call's beginning, given the tool's name."""
+    end: str
+    key: Callable[[str], str]
+    """What stands before a value, given the argument's name."""
+    any_key: str
+    value_end: str
+    """Behind a value that is not free text."""
+    text_value: Sequence[str]
+    """Rules of ``text_value``: free text with what ends it."""
+
+    def common_rules(self) -> list[str]:
+        return [*self.text_value, f"any_argument: {self.any_key} text_value"]
+
+
+def function_rules(
+    rule: str, tool: ToolDefinition, choice: ToolChoice, style: TagStyle
+) -> list[str]:
+    """Raises ``UnsupportedSchemaError`` for what a strict tool asks and tags cannot express."""
+    begin, end = style.begin(tool.name), style.end
+    if not tool.strict and choice.mode != "required":
+        return [f"{rule}: {begin} any_argument* {end}"]
+    root = arguments_schema(tool, choice)
+    if unknown := sorted(root.keys() - ROOT_KEYWORDS - {OUR_OPTIONS}):
+        if tool.strict:
+            raise _unsupported(tool, (unknown[0],))
+        return [f"{rule}: {begin} any_argument* {end}"]
+    required, declared = root.get("required", []), root.get("properties", {})
+    is_list = isinstance(required, list) and all(isinstance(key, str) for key in required)
+    if not is_list or not isinstance(declared, dict):
+        raise UnsupportedSchemaError(tool, (), "required is a list and properties an object")
+    properties = dict.fromkeys(required, True) | declared
+    arguments, values = [], []
+    for number, (key, schema) in enumerate(properties.items()):
+        if tool.strict and not fits_tag(key):
+            raise _unsupported(tool, ("properties", key))
+        if schema is False or not fits_tag(key):
+            continue
+        argument = f"{style.key(key)} {rule}_{number}"
+        arguments.append(argument if key in required else f"({argument})?")
+        if tool.strict:
+            _check_text(tool, key, alternatives(schema, root))
+        values.append(_value_rule(f"{rule}_{number}", schema, root, style))
+    return [f"{rule}: {' '.join([begin, *arguments, end])}", *values]
+
+
+def _check_text(tool: ToolDefinition, key: str, options: Sequence[Mapping[str, Any]]) -> None:
+    texts = [option for option in options if "string" in allowed_types(option)]
+    for keyword in TEXT_KEYWORDS:
+        if any(keyword in option and not listed_values(option) for option in texts):
+            raise _unsupported(tool, ("properties", key, keyword))
+
+
+def _value_rule(rule: str, schema: Any, root: Mapping[str, Any], style: TagStyle) -> str:
+    options = alternatives(schema, root)
+    if all(listed_values(option) for option in options):
+        listed = [value for option in options for value in listed_values(option)]
+        texts = [value if isinstance(value, str) else compact_json(value) for value in listed]
+        return f"{rule}: ({' | '.join(map(literal, texts))}) {style.value_end}"
+    if any("string" in allowed_types(option) for option in options):
+        return f"{rule}: text_value"
+    # The schema's references start at the tool's whole schema, which comes along.
+    whole = {key: value for key, value in root.items() if key != OUR_OPTIONS}
+    value = {
+        **rerooted(schema, "#/$defs/tool"),
+        "$defs": {"tool": rerooted(whole, "#/$defs/tool")},
+        OUR_OPTIONS: root[OUR_OPTIONS],
+    }
+    return f"{rule}: {rule}_json {style.value_end}\n{json_rule(f'{rule}_json', value)}"
+
+
+def _unsupported(tool: ToolDefinition, steps: tuple[str, ...]) -> UnsupportedSchemaError:
+    message = f"this model writes arguments as plain text, which cannot be held to {steps[-1]!r}"
+    return UnsupportedSchemaError(tool, steps, message)

@@ -1,0 +1,211 @@
+"""Answers of newer families in their published formats, and what they say."""
+
+from __future__ import annotations
+
+from inference.text.tool_calls import deepseek as ds
+from inference.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaFormat
+from inference.text.tool_calls.glm import GlmFormat
+from inference.text.tool_calls.granite import GraniteFormat
+from inference.text.tool_calls.harmony import HarmonyFormat
+from inference.text.tool_calls.kimi import KimiFormat
+from inference.text.tool_calls.plain import PlainFormat
+from tests.inference.text.tool_calls.calls import Told
+
+FAMILIES = {
+    "deepseek": ds.DeepSeekFormat(writes_fences=True),
+    "deepseek_v31": ds.DeepSeekFormat(writes_fences=False),
+    "function_gemma": GemmaFormat(FUNCTION_GEMMA),
+    "gemma_4": GemmaFormat(GEMMA_4),
+    "glm": GlmFormat(),
+    "glm_47": GlmFormat(has_lines=False),
+    "granite": GraniteFormat(),
+    "harmony": HarmonyFormat(),
+    "kimi": KimiFormat(),
+    "plain": PlainFormat(),
+}
+
+LS = ("bash", '{"command":"ls"}')
+PARIS = ("get_weather", '{"city":"Paris","days":3}')
+FENCED = f'function{ds.SEPARATOR}bash\n```json\n{{"command": "ls"}}\n```'
+BARE = f'bash{ds.SEPARATOR}{{"command": "ls"}}'
+HEAD, MIDDLE, END = ds.CALLS_BEGIN + ds.CALL_BEGIN, ds.CALL_BEGIN, ds.CALL_END
+KIMI_LS = (
+    '<|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>{"command": "ls"}'
+    "<|tool_call_end|>"
+)
+KIMI_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+GLM_PARIS = (
+    "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
+)
+GRANITE_LS = '{"name": "bash", "arguments": {"command": "ls"}}'
+FG_PARIS = (
+    "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>"
+)
+G4_PARIS = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>'
+HARMONY_LS = '<|channel|>commentary to=bash <|constrain|>json<|message|>{"command": "ls"}'
+
+CASES: dict[str, dict[str, tuple[str, Told]]] = {
+    "deepseek": {
+        "one call": (f"{HEAD}{FENCED}{END}{ds.CALLS_END}", [LS]),
+        "text before it": (f"I look.\n{HEAD}{FENCED}{END}{ds.CALLS_END}", ["I look.", LS]),
+        "several": (
+            f"{HEAD}{FENCED}{END}\n{MIDDLE}{FENCED}{END}{ds.CALLS_END} Done.",
+            [LS, LS, "Done."],
+        ),
+        "without the outer markers": (f"{MIDDLE}{FENCED}{END}", [LS]),
+        "without a type": (f"{HEAD}{BARE}{END}{ds.CALLS_END}", [LS]),
+        "no separator": (f'{HEAD}bash{{"a": 1}}', [f'{HEAD}bash{{"a": 1}}']),
+        "nothing in the section": (f"{ds.CALLS_BEGIN} then", [f"{ds.CALLS_BEGIN} then"]),
+        "cut off in the head": (
+            f"{HEAD}function{ds.SEPARATOR}ba",
+            [f"{HEAD}function{ds.SEPARATOR}ba"],
+        ),
+        "cut off in the arguments": (f"{HEAD}{FENCED[:-7]}", [("bash", '{"command":"l"}')]),
+    },
+    "deepseek_v31": {
+        "one call": (f"{HEAD}{BARE}{END}{ds.CALLS_END}", [LS]),
+        "several": (f"{HEAD}{BARE}{END}{MIDDLE}{BARE}{END}{ds.CALLS_END}", [LS, LS]),
+    },
+    "kimi": {
+        "one call": (KIMI_LS.join(KIMI_SECTION), [LS]),
+        "text before it": ("I look. " + KIMI_LS.join(KIMI_SECTION), ["I look.", LS]),
+        "several": ((KIMI_LS + KIMI_LS.replace(":0", ":1")).join(KIMI_SECTION), [LS, LS]),
+        "white space in the section": (
+            f"{KIMI_SECTION[0]}\n{KIMI_LS} \n{KIMI_LS}\n{KIMI_SECTION[1]}",
+            [LS, LS],
+        ),
+        "without the section": (KIMI_LS, [LS]),
+        "a name with a dot and no count": (
+            KIMI_LS.replace("bash:0", "a.b"),
+            [("a.b", '{"command":"ls"}')],
+        ),
+        "cut off in the head": (
+            "<|tool_call_begin|>functions.ba",
+            ["<|tool_call_begin|>functions.ba"],
+        ),
+        "cut off in the arguments": (
+            KIMI_LS[: KIMI_LS.index('s"}')],
+            [("bash", '{"command":"l"}')],
+        ),
+        "something else in the section": (
+            f"{KIMI_SECTION[0]} none {KIMI_SECTION[1]}",
+            [f"{KIMI_SECTION[0]} none {KIMI_SECTION[1]}"],
+        ),
+    },
+    "glm": {
+        "one call": (GLM_PARIS, [PARIS]),
+        "text around it": (f"I look.\n{GLM_PARIS}\nDone.", ["I look.", PARIS, "Done."]),
+        "several": (f"{GLM_PARIS}\n{GLM_PARIS}", [PARIS, PARIS]),
+        "no arguments": ("<tool_call>now\n</tool_call>", [("now", "{}")]),
+        "without newlines": (GLM_PARIS.replace("\n", ""), [PARIS]),
+        "a text of several lines is kept to the character": (
+            "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>\ncat <<E\n a \nE\n"
+            "</arg_value>\n</tool_call>",
+            [("bash", '{"command":"\\ncat <<E\\n a \\nE\\n"}')],
+        ),
+        "closing tags inside a value": (
+            "<tool_call>bash\n<arg_key>command</arg_key><arg_value>a</arg_value> b</tool_call> c"
+            "</arg_value></tool_call>",
+            [("bash", '{"command":"a</arg_value> b</tool_call> c"}')],
+        ),
+        "values after their schema": (
+            "<tool_call>write_file\n<arg_key>mode</arg_key><arg_value> 420 </arg_value>"
+            '<arg_key>tags</arg_key><arg_value>["a", "b"]</arg_value></tool_call>',
+            [("write_file", '{"mode":420,"tags":["a","b"]}')],
+        ),
+        "JSON between the tags": (f"<tool_call>{GRANITE_LS}</tool_call>", [LS]),
+        "the tag in prose": ("Write <tool_call> and then\n", ["Write <tool_call> and then\n"]),
+        "a key without its end": (
+            GLM_PARIS.replace("days</arg_key>", "days<x>"),
+            [
+                ("get_weather", '{"city":"Paris"}'),
+                "\n<arg_key>days<x>\n<arg_value>3</arg_value>\n</tool_call>",
+            ],
+        ),
+        "cut off in the name": ("<tool_call>get_w", ["<tool_call>get_w"]),
+        "cut off in a text": (
+            GLM_PARIS[: GLM_PARIS.index("ris")],
+            [("get_weather", '{"city":"Pa"}')],
+        ),
+        "cut off in another value": (
+            GLM_PARIS[: GLM_PARIS.index("3") + 1],
+            [("get_weather", '{"city":"Paris"}')],
+        ),
+    },
+    "glm_47": {"one call": (GLM_PARIS.replace("\n", ""), [PARIS])},
+    "granite": {
+        "one call": (f"<|tool_call|>[{GRANITE_LS}]", [LS]),
+        "several": (f"<|tool_call|>[{GRANITE_LS}, {GRANITE_LS}]", [LS, LS]),
+        "with a closing marker": (f"<|tool_call|>[{GRANITE_LS}]<|/tool_call|>", [LS]),
+        "the older marker": (f"<function_call> {GRANITE_LS}", [LS]),
+        "text before it": (f"I look.\n\n<|tool_call|>[{GRANITE_LS}]", ["I look.", LS]),
+        "the marker in prose": ("A <|tool_call|> is", ["A <|tool_call|> is"]),
+    },
+    "function_gemma": {
+        "one call": (FG_PARIS, [PARIS]),
+        "several": (f"{FG_PARIS}{FG_PARIS}", [PARIS, PARIS]),
+        "text before it": (f"I look. {FG_PARIS}", ["I look.", PARIS]),
+        "no arguments": ("<start_function_call>call:now{}<end_function_call>", [("now", "{}")]),
+        "nested": (
+            "<start_function_call>call:f{a:[{b:<escape>x, }y<escape>,c:null},1.5,true],d:{}}"
+            "<end_function_call>",
+            [("f", '{"a":[{"b":"x, }y","c":null},1.5,true],"d":{}}')],
+        ),
+        "spaces": (
+            "<start_function_call> call:f { a : 1 , b : <escape> x <escape> }<end_function_call>",
+            [("f", '{"a":1,"b":" x "}')],
+        ),
+        "keys between quote markers": (
+            "<start_function_call>call:f{<escape>a b<escape>:1}<end_function_call>",
+            [("f", '{"a b":1}')],
+        ),
+        "a text without its markers": (
+            "<start_function_call>call:f{a:Paris,b:01}<end_function_call>",
+            [("f", '{"a":"Paris","b":"01"}')],
+        ),
+        "JSON": (
+            '<start_function_call>call:f{"a": "x\\"y", "b": [1, 2]}<end_function_call>',
+            [("f", '{"a":"x\\"y","b":[1,2]}')],
+        ),
+        "quotes, lines and backslashes in a text": (
+            '<start_function_call>call:f{a:<escape>"x"\n\\n<escape>}<end_function_call>',
+            [("f", '{"a":"\\"x\\"\\n\\\\n"}')],
+        ),
+        "the marker in prose": (
+            "<start_function_call> is a marker",
+            ["<start_function_call> is a marker"],
+        ),
+        "cut off in a text": (
+            FG_PARIS[: FG_PARIS.index("ris")],
+            [("get_weather", '{"city":"Pa"}')],
+        ),
+        "cut off in a number": (
+            FG_PARIS[: FG_PARIS.index("}")],
+            [("get_weather", '{"city":"Paris"}')],
+        ),
+        "broken": (
+            "<start_function_call>call:f{a:1}}<end_function_call>",
+            [("f", '{"a":1}'), "}<end_function_call>"],
+        ),
+    },
+    "gemma_4": {
+        "one call": (G4_PARIS, [PARIS]),
+        "several": (f"{G4_PARIS}{G4_PARIS}", [PARIS, PARIS]),
+        "a list of texts": (
+            '<|tool_call>call:f{a:[<|"|>x<|"|>,<|"|>y|"z<|"|>]}<tool_call|>',
+            [("f", '{"a":["x","y|\\"z"]}')],
+        ),
+    },
+    "harmony": {
+        "one call": (HARMONY_LS, [LS]),
+        "text before it": (f"I look.{HARMONY_LS}", ["I look.", LS]),
+        "cut off": (HARMONY_LS[:-3], [("bash", '{"command":"l"}')]),
+    },
+    "plain": {
+        "one call": (GRANITE_LS, [LS]),
+        "several": (f"{GRANITE_LS}\n{GRANITE_LS}", [LS, LS]),
+        "cut off before its arguments": ('{"name": "ba', ['{"name": "ba']),
+        "something else": ("No call.", ["No call."]),
+    },
+}

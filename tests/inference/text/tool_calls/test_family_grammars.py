@@ -1,0 +1,268 @@
+"""What the grammars of newer families let through and what not; and all of it can be read."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, grammar_from
+
+from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.tool_calls import deepseek as ds
+from inference.text.tool_calls.errors import UnsupportedSchemaError
+from tests.inference.text.tool_calls.calls import read, tool
+from tests.inference.text.tool_calls.conftest import END_TOKEN_ID, Vocabulary, make_vocabulary
+from tests.inference.text.tool_calls.family_cases import FAMILIES
+
+Call = tuple[str, dict[str, Any]]
+
+MARKERS = [
+    *(ds.CALLS_BEGIN, ds.CALLS_END, ds.CALL_BEGIN, ds.CALL_END, ds.SEPARATOR),
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
+    *("<|tool_call_end|>", "<|tool_call_argument_begin|>", "<tool_call>", "</tool_call>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call|>"),
+    *("<start_function_call>", "<end_function_call>", "<escape>", "<|tool_call>", "<tool_call|>"),
+    *('<|"|>', "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"),
+]
+WEATHER = tool(
+    "weather",
+    {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["C", "F"]},
+        "near": {"type": "array", "items": {"$ref": "#/$defs/Place"}},
+    },
+    required=["city"],
+    strict=True,
+)
+assert WEATHER.parameters is not None
+WEATHER.parameters["$defs"] = {
+    "Place": {
+        "type": "object",
+        "properties": {"lat": {"type": "number"}, "in": {"$ref": "#/$defs/Place"}},
+        "required": ["lat"],
+        "additionalProperties": False,
+    }
+}
+NOW = ToolDefinition(name="now", path="tools.1", strict=True)
+REQUIRED = ToolChoice(mode="required")
+AUTO = ToolChoice()
+GOOD: Call = (
+    "weather",
+    {"city": "Paris", "days": 3, "unit": "C", "near": [{"lat": 1.5, "in": {"lat": 2}}]},
+)
+NOW_CALL: Call = ("now", {})
+BAD: list[Call] = [
+    ("weather", {"days": 3}),
+    ("weather", {"city": "Paris", "days": "x"}),
+    ("weather", {"city": "Paris", "unit": "K"}),
+    ("weather", {"city": "Paris", "near": [{"in": {"lat": 1}}]}),
+    ("weather", {"city": "Paris", "more": 1}),
+    ("now", {"a": 1}),
+    ("nobody", {}),
+]
+MANY = [name for name in FAMILIES if name != "harmony"]
+
+
+@pytest.fixture(scope="module", params=["special", "spelled"])
+def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
+    return make_vocabulary(MARKERS if request.param == "special" else [], special=True)
+
+
+def _gemma(value: Any, quote: str) -> str:
+    match value:
+        case str():
+            return f"{quote}{value}{quote}"
+        case dict():
+            return "{" + ",".join(f"{k}:{_gemma(v, quote)}" for k, v in value.items()) + "}"
+        case list():
+            return "[" + ",".join(_gemma(one, quote) for one in value) + "]"
+    return json.dumps(value)
+
+
+def _glm(name: str, arguments: dict[str, Any], newline: str) -> str:
+    pairs = [
+        f"<arg_key>{key}</arg_key>{newline}<arg_value>"
+        f"{value if isinstance(value, str) else json.dumps(value)}</arg_value>{newline}"
+        for key, value in arguments.items()
+    ]
+    return f"<tool_call>{name}{newline}{''.join(pairs)}</tool_call>"
+
+
+def written(family: str, *calls: Call) -> str:
+    """As models of that family write these calls."""
+    texts = [json.dumps(arguments) for _, arguments in calls]
+    names = [name for name, _ in calls]
+    both = list(zip(names, texts, strict=True))
+    match family:
+        case "deepseek":
+            heads = [
+                f"{ds.CALL_BEGIN}function{ds.SEPARATOR}{name}\n```json\n{text}\n```{ds.CALL_END}"
+                for name, text in both
+            ]
+            return ds.CALLS_BEGIN + "\n".join(heads) + ds.CALLS_END
+        case "deepseek_v31":
+            heads = [f"{ds.CALL_BEGIN}{n}{ds.SEPARATOR}{t}{ds.CALL_END}" for n, t in both]
+            return ds.CALLS_BEGIN + "".join(heads) + ds.CALLS_END
+        case "kimi":
+            heads = [
+                f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{text}"
+                "<|tool_call_end|>"
+                for index, (name, text) in enumerate(both)
+            ]
+            return "<|tool_calls_section_begin|>" + "".join(heads) + "<|tool_calls_section_end|>"
+        case "glm":
+            return "\n".join(_glm(*call, "\n") for call in calls)
+        case "glm_47":
+            return "\n".join(_glm(*call, "") for call in calls)
+        case "function_gemma":
+            return "".join(
+                f"<start_function_call>call:{name}{_gemma(arguments, '<escape>')}"
+                "<end_function_call>"
+                for name, arguments in calls
+            )
+        case "gemma_4":
+            quote = '<|"|>'
+            return "".join(
+                f"<|tool_call>call:{name}{_gemma(arguments, quote)}<tool_call|>"
+                for name, arguments in calls
+            )
+        case "harmony":
+            ((name, text),) = both
+            return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{text}"
+    objects = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
+    return "\n".join(objects) if family == "plain" else f"<|tool_call|>[{', '.join(objects)}]"
+
+
+class Enforced:
+    def __init__(
+        self,
+        family: str,
+        vocabulary: Vocabulary,
+        choice: ToolChoice,
+        tools: Sequence[ToolDefinition] = (WEATHER, NOW),
+        *,
+        parallel: bool = True,
+    ) -> None:
+        text = FAMILIES[family].grammar(tools, choice, parallel=parallel, tokenizer=vocabulary.text)
+        assert text is not None
+        self.vocabulary = vocabulary
+        self._grammar = grammar_from("lark", text)
+
+    def start(self) -> LLMatcher:
+        matcher = LLMatcher(self.vocabulary.grammar, self._grammar)
+        assert not matcher.is_error(), matcher.get_error()
+        return matcher
+
+    def accepts(self, text: str) -> bool:
+        matcher = self.start()
+        token_ids = self.vocabulary.encode(text)
+        return all(map(matcher.consume_token, token_ids)) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_forced_call_follows_its_schema(family: str, vocabulary: Vocabulary) -> None:
+    enforced = Enforced(family, vocabulary, REQUIRED)
+    assert enforced.accepts(written(family, GOOD))
+    assert enforced.accepts(written(family, NOW_CALL))
+    for call in BAD:
+        assert not enforced.accepts(written(family, call)), call
+    assert not enforced.accepts("")
+    assert not enforced.accepts("I do not want to.")
+
+
+@pytest.mark.parametrize("family", MANY)
+def test_several_calls_where_they_are_allowed(family: str, vocabulary: Vocabulary) -> None:
+    both = written(family, GOOD, NOW_CALL)
+    assert Enforced(family, vocabulary, REQUIRED).accepts(both)
+    assert not Enforced(family, vocabulary, REQUIRED, parallel=False).accepts(both)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_named_function(family: str, vocabulary: Vocabulary) -> None:
+    enforced = Enforced(family, vocabulary, ToolChoice(mode="required", name="now"))
+    assert enforced.accepts(written(family, NOW_CALL))
+    assert not enforced.accepts(written(family, GOOD))
+
+
+@pytest.mark.parametrize("family", [name for name in MANY if name != "plain"])
+def test_strict_tools_beside_free_text(family: str, vocabulary: Vocabulary) -> None:
+    enforced = Enforced(family, vocabulary, AUTO)
+    assert enforced.accepts("Text, <b> and é🙂.\n")
+    assert enforced.accepts(f"I look.{written(family, GOOD)}")
+    for call in BAD:
+        assert not enforced.accepts(f"I look.{written(family, call)}"), call
+
+
+def test_text_of_harmony_is_in_its_channel(vocabulary: Vocabulary) -> None:
+    enforced = Enforced("harmony", vocabulary, AUTO)
+    preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    assert enforced.accepts("<|channel|>final<|message|>Yes.")
+    assert enforced.accepts(f"{preamble}{written('harmony', GOOD)}")
+    assert not enforced.accepts(f"{preamble}{written('harmony', BAD[0])}")
+    assert not enforced.accepts("Yes.")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_to_enforce(family: str, vocabulary: Vocabulary) -> None:
+    loose = [tool("f", {"a": {}})]
+    for choice in (AUTO, ToolChoice(mode="none")):
+        text = FAMILIES[family].grammar(loose, choice, parallel=True, tokenizer=vocabulary.text)
+        assert text is None
+
+
+@pytest.mark.parametrize("keyword", ["pattern", "minLength"])
+@pytest.mark.parametrize("family", ["glm", "gemma_4"])
+def test_what_cannot_be_enforced_is_refused_by_name(
+    family: str, keyword: str, vocabulary: Vocabulary
+) -> None:
+    value = {"type": "string", keyword: 3 if keyword == "minLength" else "^x"}
+    with pytest.raises(UnsupportedSchemaError, match=keyword):
+        Enforced(family, vocabulary, REQUIRED, [tool("f", {"a": value}, strict=True)])
+    loose = Enforced(family, vocabulary, REQUIRED, [tool("f", {"a": value})])
+    assert loose.accepts(written(family, ("f", {"a": "y"})))
+
+
+SNIPPETS = [*MARKERS, '"', "}", "]", ",", "1", "{", "\n", "x", "city", ":"]
+
+
+def _walk(enforced: Enforced, chooser: random.Random) -> str | None:
+    """A random answer under the mask; ``None`` for one that does not end."""
+    matcher, vocabulary = enforced.start(), enforced.vocabulary
+    token_ids: list[int] = []
+    for _ in range(300):
+        if matcher.is_stopped() or (matcher.is_accepting() and chooser.random() < 0.3):
+            return vocabulary.decode(token_ids)
+        snippet = vocabulary.encode(chooser.choice(SNIPPETS))
+        if chooser.random() < 0.6 and matcher.validate_tokens(snippet) == len(snippet):
+            chosen = snippet
+        else:
+            bias = matcher.compute_logit_bias()
+            chosen = [chooser.choice([i for i, allowed in enumerate(bias) if allowed])]
+        if chosen == [END_TOKEN_ID]:
+            return vocabulary.decode(token_ids)
+        assert matcher.consume_tokens(chosen), matcher.get_error()
+        token_ids += chosen
+    return None
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "harmony"])
+def test_what_a_grammar_lets_through_can_be_read(family: str, vocabulary: Vocabulary) -> None:
+    enforced = Enforced(family, vocabulary, REQUIRED)
+    chooser = random.Random(3)
+    num_ended = 0
+    for _ in range(8):
+        answer = _walk(enforced, chooser)
+        if answer is None:
+            continue
+        num_ended += 1
+        parts = read(FAMILIES[family], answer, [WEATHER, NOW])
+        assert parts and not any(isinstance(part, str) for part in parts), answer
+        for name, arguments in parts:
+            assert name in ("weather", "now")
+            assert json.loads(arguments).keys() <= WEATHER.parameters["properties"].keys()
+            assert name == "now" or isinstance(json.loads(arguments)["city"], str), answer
+    assert num_ended > 0
