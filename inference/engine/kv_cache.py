@@ -1,149 +1,20 @@
-"""Which block holds which tokens: reference counts, the prefix cache, reuse by age. Only integers;
-the tensors are elsewhere (``inference.models.paged_kv``) and this file must not know them.
-
-    unused ──allocate──▶ in use (references ≥ 1) ──last release──▶ reusable (content is known)
-      ▲                    ▲  ▲   │   ▲                                │   │
-      │  last release, content│   │   └────────── prefix hit ──────────┘   │
-      └───────── not known ─┼─┼───┘                                        │ the oldest, when
-                            │ └────────────────── allocate ────────────────┘ nothing is unused
-    untouched ──allocate────┘
-
-Untouched blocks were never in use: on a CPU the system has given them no memory yet. They are taken
-before reusable ones while no more than ``kept_blocks`` have been touched, so that prefixes are
-kept; beyond that only where nothing else is free, so that memory grows by what sequences need at
-once and not by how many prompts have passed.
-
-The prefix cache is keyed by (content id of the parent block, the block's tokens). A dict hashes
-that key and then compares it, so two prompts can share a block only when every token from the
-start is equal: a hash collision costs time, never correctness. Content ids are never used twice.
-The first block's parent is the sequence's salt, which is its account's: blocks of two accounts are
-never shared, and how fast a prompt is answered tells nobody what others have asked.
+"""What each sequence holds of the cache: the blocks of its keys and values (``block_allocator``),
+and on a model with recurrent layers the slots of its states (``state_slots``). Only integers: this
+file must not know tensors.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence as Ordered
-from itertools import count
 
-from inference.engine.errors import IntegrityError
+from inference.engine.block_allocator import BlockAllocator, Parent
 from inference.engine.scheduling.sequence import Sequence
+from inference.engine.state_slots import StateSlots
 
 DEFAULT_BLOCK_TOKENS = 32
-
-Parent = int | str
-"""Content id of the block before; a salt where there is none."""
-ContentKey = tuple[Parent, tuple[int, ...]]
-
-
-class BlockAllocator:
-    """Hands out block ids 0 … num_blocks - 1."""
-
-    def __init__(self, num_blocks: int, kept_blocks: int | None = None) -> None:
-        """``kept_blocks``: ``None`` for all, where untouched ones cost no less than others."""
-        self.num_blocks = num_blocks
-        self._kept_blocks = num_blocks if kept_blocks is None else min(kept_blocks, num_blocks)
-        self._num_touched = 0
-        """Blocks from here on are untouched."""
-        self._unused: list[int] = []
-        self._reusable: OrderedDict[int, None] = OrderedDict()
-        self._references = [0] * num_blocks
-        self._content: dict[ContentKey, tuple[int, int]] = {}
-        """Key -> (block id, content id)."""
-        self._key_of: dict[int, ContentKey] = {}
-        self._content_ids = count(1)
-
-    @property
-    def num_free(self) -> int:
-        return len(self._unused) + len(self._reusable) + self.num_blocks - self._num_touched
-
-    @property
-    def num_used(self) -> int:
-        return self.num_blocks - self.num_free
-
-    @property
-    def num_touched(self) -> int:
-        """How many have ever been in use."""
-        return self._num_touched
-
-    def allocate(self) -> int:
-        """A block with one reference and no known content. The caller has checked ``num_free``."""
-        if self._unused:
-            block_id = self._unused.pop()
-        elif self._num_touched < (self._kept_blocks if self._reusable else self.num_blocks):
-            block_id = self._num_touched
-            self._num_touched += 1
-        else:
-            block_id, _ = self._reusable.popitem(last=False)
-            del self._content[self._key_of.pop(block_id)]
-        self._references[block_id] = 1
-        return block_id
-
-    def share(self, block_id: int) -> None:
-        """One more reference to a block that the prefix cache knows."""
-        if self._references[block_id] == 0:
-            del self._reusable[block_id]
-        self._references[block_id] += 1
-
-    def release(self, block_ids: Ordered[int]) -> None:
-        """Drop one reference each, last block first: a chain's tail is reused before its head, for
-        the head is what other prompts share."""
-        for block_id in reversed(block_ids):
-            self._references[block_id] -= 1
-            if self._references[block_id] > 0:
-                continue
-            if block_id in self._key_of:
-                self._reusable[block_id] = None
-            else:
-                self._unused.append(block_id)
-
-    def is_reusable(self, block_id: int) -> bool:
-        return block_id in self._reusable
-
-    def find(self, parent: Parent, tokens: tuple[int, ...]) -> tuple[int, int] | None:
-        """(block id, content id) of the block that holds ``tokens`` after ``parent``."""
-        return self._content.get((parent, tokens))
-
-    def register(self, block_id: int, parent: Parent, tokens: tuple[int, ...]) -> int:
-        """Make a full block's content known; returns its content id. Where another block already
-        holds the same content that one stays the known one."""
-        key = (parent, tokens)
-        if (known := self._content.get(key)) is not None:
-            return known[1]
-        content_id = next(self._content_ids)
-        self._content[key] = (block_id, content_id)
-        self._key_of[block_id] = key
-        return content_id
-
-    def distrust(self, block_ids: Ordered[int]) -> None:
-        """Forget the blocks' content: nobody is given them for it any more. Who has them keeps
-        them."""
-        for block_id in block_ids:
-            if (key := self._key_of.pop(block_id, None)) is not None:
-                del self._content[key]
-                if block_id in self._reusable:
-                    del self._reusable[block_id]
-                    self._unused.append(block_id)
-
-    def check_integrity(self, holders: Ordered[Ordered[int]]) -> None:
-        """``holders`` are the block lists of every live sequence. Raises ``IntegrityError``."""
-        expected = [0] * self.num_blocks
-        for block_ids in holders:
-            for block_id in block_ids:
-                expected[block_id] += 1
-        if expected != self._references:
-            raise IntegrityError("reference counts differ from what sequences hold")
-        free = [*self._unused, *self._reusable, *range(self._num_touched, self.num_blocks)]
-        if sorted(free) != [b for b in range(self.num_blocks) if expected[b] == 0]:
-            raise IntegrityError("free blocks are not exactly the unreferenced ones")
-        if any(b in self._key_of for b in self._unused):
-            raise IntegrityError("an unused block has known content")
-        if any(b not in self._key_of for b in self._reusable):
-            raise IntegrityError("a reusable block has no known content")
-        if {key: block for block, key in self._key_of.items()} != {
-            key: block for key, (block, _) in self._content.items()
-        }:
-            raise IntegrityError("the prefix cache's two directions differ")
+NEW_TURN_TOKENS = 8
+"""A prompt's last tokens only say whose turn it is; the conversation's next prompt has something
+else there."""
 
 
 class KVCache:
@@ -154,9 +25,15 @@ class KVCache:
         num_blocks: int,
         block_tokens: int = DEFAULT_BLOCK_TOKENS,
         kept_blocks: int | None = None,
+        num_state_slots: int = 0,
     ) -> None:
+        """``num_state_slots``: of a model with recurrent layers, else 0."""
         self.block_tokens = block_tokens
         self.allocator = BlockAllocator(num_blocks, kept_blocks)
+        self.states: StateSlots | None = None
+        if num_state_slots:
+            self.states = StateSlots(num_state_slots)
+            self.allocator.on_forgotten = self.states.forget
 
     def admit(self, sequence: Sequence) -> bool:
         """Give ``sequence`` blocks for all its tokens, shared ones where its prefix is known, and
@@ -164,6 +41,8 @@ class KVCache:
 
         The last token is never taken from the cache: its row has to run to give logits.
         """
+        if self.states is not None and not self.states.has_seat:
+            return False
         shared, contents = self._known_prefix(sequence)
         if not self._is_enough_beside(shared, sequence):
             return False
@@ -175,10 +54,14 @@ class KVCache:
         sequence.num_registered_blocks = len(shared)
         sequence.parent_content = contents[-1] if contents else sequence.cache_salt
         sequence.num_computed_tokens = len(shared) * self.block_tokens
+        if self.states is not None:
+            self.states.admit(sequence, contents[-1] if contents else None)
         return True
 
     def has_room(self, sequence: Sequence) -> bool:
         """Whether ``admit`` would give it blocks now. Changes nothing."""
+        if self.states is not None and not self.states.has_seat:
+            return False
         if self._num_blocks_of(sequence) <= self.allocator.num_free:
             return True  # also without sharing any, which takes longer to find out
         shared, _ = self._known_prefix(sequence)
@@ -196,7 +79,7 @@ class KVCache:
 
     def _known_prefix(self, sequence: Sequence) -> tuple[list[int], list[int]]:
         """Block ids and content ids of the longest known chain that leaves one token to run, and
-        those that are still to be scored."""
+        those that are still to be scored. Recurrent layers go on from where a snapshot is."""
         if sequence.num_tokens_to_score:
             return [], []
         tokens, size = sequence.token_ids, self.block_tokens
@@ -210,6 +93,9 @@ class KVCache:
             block_id, parent = known
             block_ids.append(block_id)
             contents.append(parent)
+        while self.states is not None and contents and not self.states.has_snapshot(contents[-1]):
+            block_ids.pop()
+            contents.pop()
         return block_ids, contents
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -233,6 +119,34 @@ class KVCache:
             )
             sequence.num_registered_blocks += 1
 
+    def end_of_chunk(self, sequence: Sequence, start: int, end: int) -> int:
+        """Where a chunk of its tokens ends that could go to ``end``: with recurrent layers at a
+        block's end, so that a snapshot can be kept there, and at the last one before the tokens
+        with which the next prompt of a conversation will differ."""
+        if self.states is None:
+            return end
+        size, num_tokens = self.block_tokens, len(sequence.token_ids)
+        last_shared = max(0, num_tokens - NEW_TURN_TOKENS) // size * size
+        if start < last_shared < end:
+            return last_shared
+        rounded = end // size * size
+        return rounded if end < num_tokens and rounded > start else end
+
+    def commit_states(self, sequences: Ordered[Sequence]) -> None:
+        """After a step of theirs, once its tokens are counted and its blocks registered."""
+        if self.states is None:
+            return
+        for sequence in sequences:
+            self.states.advance(sequence)
+            if sequence.num_computed_tokens != sequence.num_registered_blocks * self.block_tokens:
+                continue
+            content_id = sequence.parent_content
+            assert isinstance(content_id, int), "there is a block"
+            if sequence.has_prompt_in_blocks:
+                self.states.keep_latest(sequence, content_id)
+            else:
+                self.states.keep(sequence, content_id)
+
     def distrust(self, sequence: Sequence) -> None:
         """Its keys and values may not be numbers: the same prompt is to be computed afresh."""
         self.allocator.distrust(sequence.block_ids)
@@ -243,6 +157,11 @@ class KVCache:
         sequence.num_registered_blocks = 0
         sequence.parent_content = sequence.cache_salt
         sequence.num_computed_tokens = 0
+        if self.states is not None:
+            self.states.release(sequence)
 
     def check_integrity(self, live: Ordered[Sequence]) -> None:
         self.allocator.check_integrity([sequence.block_ids for sequence in live])
+        if self.states is not None:
+            self.states.check_integrity(live)
+            self.states.check_known(self.allocator.content_ids)

@@ -192,6 +192,8 @@ class Scheduler:
         """The step after ``schedule``, which is running and not committed: one row for each of its
         sequences that is not ended by its length. ``None`` where somebody else has a part in it,
         or a block is missing. The KV blocks that the rows write to are theirs when this returns."""
+        if self.kv_cache.states is not None:
+            return None  # a step that failed could not be run again after the next has begun
         sampled = [s for s in schedule.sampled if s.state is not SequenceState.ENDED]
         if len(sampled) != len(self.running) or self._can_admit():
             return None
@@ -253,10 +255,11 @@ class Scheduler:
             budget = min(budget, SCORED_TOKENS_PER_STEP - schedule.num_scored_tokens)
             if budget <= 0:
                 return 0
-        end = end_of_chunk(start, len(sequence.token_ids), budget)
+        wanted = end_of_chunk(start, len(sequence.token_ids), budget)
+        end = self.kv_cache.end_of_chunk(sequence, start, wanted)
         is_last = end == len(sequence.token_ids)
         schedule.prefills.append(PrefillChunk(sequence, start, end, is_last))
-        return end - start if is_last else budget
+        return end - start if wanted == len(sequence.token_ids) else budget
 
     def commit(self, schedule: Schedule, token_ids: list[int]) -> None:
         """Record that the step ran: ``token_ids`` are what was sampled, in ``schedule.sampled``'s
@@ -282,6 +285,8 @@ class Scheduler:
             if chunk.is_last:
                 chunk.sequence.move_to(SequenceState.DECODING)
                 chunk.sequence.token_ids.append(next(sampled))
+        if self.kv_cache.states is not None:
+            self.kv_cache.commit_states(schedule.sequences)
 
     def end(self, sequence: Sequence) -> None:
         """Take a sequence out, in whatever state, and free what it holds."""

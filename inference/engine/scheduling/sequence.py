@@ -55,6 +55,7 @@ class Sequence:
         "grammar",
         "is_anonymous",
         "max_length",
+        "next_state_slot",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_prefilled_tokens",
@@ -65,7 +66,9 @@ class Sequence:
         "parent_content",
         "same_prompt_as",
         "sequence_id",
+        "snapshot",
         "state",
+        "state_slot",
         "stop_ids",
         "token_ids",
         "weight",
@@ -121,6 +124,13 @@ class Sequence:
         """Leading blocks whose content the prefix cache knows."""
         self.parent_content: int | str = cache_salt
         """Prefix cache's content id of the last registered block; the salt before the first."""
+        self.state_slot: int | None = None
+        """Holds the recurrent state of the computed tokens. ``None`` unless it runs on a model that
+        has such states."""
+        self.next_state_slot: int | None = None
+        """Where the next step writes the state that it ends with."""
+        self.snapshot: int | None = None
+        """Content id of the state that it left last for later prompts while it decodes."""
 
     @property
     def num_output_tokens(self) -> int:

@@ -1,0 +1,267 @@
+"""State slots under any order of admissions, steps that fail and are run again, preemptions and
+ends: no step reads another state than its sequence's own."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule
+
+from inference.engine.errors import IntegrityError
+from inference.engine.kv_cache import NEW_TURN_TOKENS, KVCache
+from inference.engine.scheduling.scheduler import Schedule, Scheduler, SchedulerLimits
+from inference.engine.scheduling.sequence import Sequence
+from inference.engine.state_slots import EMPTY_SLOT, StateSlots
+from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.scheduling.test_scheduler import (
+    BLOCK_TOKENS,
+    NUM_BLOCKS,
+    FixedPace,
+    SchedulerMachine,
+)
+
+NUM_SEATS = 4
+GARBAGE = (-1,)
+ARRIVALS = count(1)
+Prefix = tuple[int, ...]
+
+
+class StatesMachine(SchedulerMachine):
+    """``stored`` plays the tensors: each slot holds the whole prefix that its state was made of."""
+
+    num_snapshots = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        num_slots = 1 + 2 * NUM_SEATS + self.num_snapshots
+        self.scheduler = Scheduler(
+            KVCache(NUM_BLOCKS, BLOCK_TOKENS, num_state_slots=num_slots),
+            SchedulerLimits(max_running=NUM_SEATS, max_queue_depth=8),
+        )
+        self.stored: list[Prefix] = [GARBAGE] * num_slots
+        self.stored[EMPTY_SLOT] = ()
+        self.num_attempts = 1
+
+    @rule(num_attempts=st.integers(1, 3))
+    def fail_the_next_step(self, num_attempts: int) -> None:
+        """It is run as often; all but the last attempt leave garbage where they wrote."""
+        self.num_attempts = num_attempts
+
+    def run(self, schedule: Schedule, token_ids: list[int]) -> None:
+        for attempt in range(self.num_attempts, 0, -1):
+            for sequence in schedule.decodes:
+                self.write(sequence, len(sequence.token_ids), is_garbage=attempt > 1)
+            for chunk in schedule.prefills:
+                self.write(chunk.sequence, chunk.end, is_garbage=attempt > 1)
+        self.num_attempts = 1
+        super().run(schedule, token_ids)
+
+    def write(self, sequence: Sequence, end: int, *, is_garbage: bool) -> None:
+        read, written = sequence.state_slot, sequence.next_state_slot
+        assert read is not None and written is not None
+        assert self.stored[read] == tuple(sequence.token_ids[: sequence.num_computed_tokens])
+        self.stored[written] = GARBAGE if is_garbage else tuple(sequence.token_ids[:end])
+
+    @invariant()
+    def snapshots_are_of_their_prefix(self) -> None:
+        """Found as a prompt finds them: by walking the blocks."""
+        states = self.scheduler.kv_cache.states
+        assert states is not None
+        allocator = self.scheduler.kv_cache.allocator
+        prefixes: dict[int | str, Prefix] = {"": ()}
+        left = {content: key for key, (_, content) in allocator._content.items()}
+        while known := {c for c, (parent, _) in left.items() if parent in prefixes}:
+            for content in known:
+                parent, tokens = left.pop(content)
+                prefixes[content] = prefixes[parent] + tokens
+        for content, slot in states._snapshots.items():
+            if content in prefixes:
+                assert self.stored[slot] == prefixes[content]
+
+
+TestStates = StatesMachine.TestCase
+TestStates.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+
+
+class NoRoomForSnapshotsMachine(StatesMachine):
+    num_snapshots = 0
+
+
+TestNoRoomForSnapshots = NoRoomForSnapshotsMachine.TestCase
+TestNoRoomForSnapshots.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)
+
+
+def sequence_of(tokens: list[int], name: str = "r", *, max_tokens: int = 100) -> Sequence:
+    params = SamplingParams(max_tokens=max_tokens)
+    return Sequence(
+        name, tokens, params, context_tokens=1000, arrival=next(ARRIVALS), deadline_s=0.0
+    )
+
+
+def scheduler_of(num_slots: int, *, num_blocks: int = 100) -> Scheduler:
+    cache = KVCache(num_blocks, BLOCK_TOKENS, num_state_slots=num_slots)
+    return Scheduler(cache, SchedulerLimits(max_running=NUM_SEATS))
+
+
+def run_through(scheduler: Scheduler, sequence: Sequence, num_tokens: int = 1) -> list[int]:
+    """Until it has so many tokens, each a 7, and its end. Where its chunks ended."""
+    scheduler.add(sequence)
+    ends = []
+    while sequence.num_output_tokens < num_tokens:
+        schedule = scheduler.schedule(FixedPace(tokens=16))
+        ends += [chunk.end for chunk in schedule.prefills]
+        scheduler.commit(schedule, [7] * len(schedule.sampled))
+        scheduler.check_integrity()
+    scheduler.end(sequence)
+    scheduler.check_integrity()
+    return ends
+
+
+PROMPT = list(range(40))
+
+
+def test_a_prompt_is_cut_where_the_next_turn_begins() -> None:
+    scheduler = scheduler_of(1 + 2 * NUM_SEATS + 8)
+    ends = run_through(scheduler, sequence_of(PROMPT))
+    assert ends == [16, 32, 40]
+    assert ends[-2] == (len(PROMPT) - NEW_TURN_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS
+    again = sequence_of([*PROMPT[:-NEW_TURN_TOKENS], *range(100, 120)])
+    run_through(scheduler, again)
+    assert again.num_cached_tokens == 32
+
+
+def test_a_prefix_is_known_only_where_a_snapshot_is() -> None:
+    """24 tokens are the same, and the blocks of all are known; the last state is after 16."""
+    scheduler = scheduler_of(1 + 2 * NUM_SEATS + 8)
+    run_through(scheduler, sequence_of(PROMPT))
+    other = sequence_of([*PROMPT[:24], *range(100, 120)])
+    run_through(scheduler, other)
+    assert other.num_cached_tokens == 16
+
+
+def test_an_answer_is_known_to_the_next_turn() -> None:
+    scheduler = scheduler_of(1 + 2 * NUM_SEATS + 8)
+    run_through(scheduler, sequence_of(PROMPT, max_tokens=30), 20)
+    following = sequence_of([*PROMPT, *[7] * 20, *range(100, 120)])
+    run_through(scheduler, following)
+    assert following.num_cached_tokens == 56, "the last block that was full"
+
+
+def test_without_a_snapshot_a_prompt_is_computed_from_its_start() -> None:
+    scheduler = scheduler_of(1 + 2 * NUM_SEATS)
+    run_through(scheduler, sequence_of(PROMPT))
+    for name in "abcd":  # all seats: there is no slot left for a snapshot
+        scheduler.add(sequence_of([ord(name)] * 5, name))
+    scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
+    scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
+    scheduler.check_integrity()
+    assert scheduler.kv_cache.states is not None
+    assert scheduler.kv_cache.states.num_snapshots == 0
+
+
+def test_the_oldest_snapshot_goes_first_and_one_that_was_used_stays() -> None:
+    scheduler = scheduler_of(1 + 2 * NUM_SEATS)  # for one sequence at a time six snapshots
+    prompts = [[start] * 13 for start in range(6)]
+    for prompt in prompts:
+        run_through(scheduler, sequence_of(prompt))
+    used = sequence_of([*prompts[0], 9])
+    run_through(scheduler, used)
+    assert used.num_cached_tokens == 4
+    run_through(scheduler, sequence_of([6] * 13))
+    known = [sequence_of([*prompt, 9]) for prompt in prompts[:2]]
+    for sequence in known:
+        run_through(scheduler, sequence)
+    assert [sequence.num_cached_tokens for sequence in known] == [4, 0]
+
+
+def test_those_who_decode_do_not_push_out_what_prompts_left() -> None:
+    scheduler = scheduler_of(1 + 2 * NUM_SEATS)
+    run_through(scheduler, sequence_of([1] * 12))
+    run_through(scheduler, sequence_of([2] * 5, max_tokens=100), 90)
+    again = sequence_of([1] * 12)
+    run_through(scheduler, again)
+    assert again.num_cached_tokens == 4
+
+
+def test_what_is_not_trusted_starts_nobody() -> None:
+    scheduler = scheduler_of(1 + 2 * NUM_SEATS + 8)
+    bad = sequence_of(PROMPT)
+    scheduler.add(bad)
+    for _ in range(2):
+        scheduler.commit(scheduler.schedule(FixedPace(tokens=16)), [])
+    scheduler.kv_cache.distrust(bad)
+    scheduler.end(bad)
+    scheduler.check_integrity()
+    again = sequence_of(PROMPT)
+    run_through(scheduler, again)
+    assert again.num_cached_tokens == 0
+
+
+def test_a_snapshot_goes_with_its_blocks() -> None:
+    scheduler = scheduler_of(1 + 2 * NUM_SEATS + 8, num_blocks=10)
+    run_through(scheduler, sequence_of(PROMPT))
+    run_through(scheduler, sequence_of([99] * 39))
+    assert scheduler.kv_cache.states is not None
+    assert scheduler.kv_cache.states.num_snapshots == 2
+
+
+def test_no_more_sequences_run_than_have_slots() -> None:
+    scheduler = scheduler_of(1 + 2 * 2)
+    for name in "abc":
+        scheduler.add(sequence_of([ord(name)] * 5, name))
+    schedule = scheduler.schedule(FixedPace(tokens=100))
+    assert [s.sequence_id for s in schedule.sequences] == ["a", "b"]
+    scheduler.commit(schedule, [7, 7])
+    scheduler.end(scheduler.running[0])
+    assert [s.sequence_id for s in scheduler.schedule(FixedPace()).sequences] == ["b", "c"]
+    scheduler.check_integrity()
+
+
+def test_no_step_is_foreseen_while_the_last_may_have_to_be_run_again() -> None:
+    scheduler = scheduler_of(1 + 2 * NUM_SEATS)
+    scheduler.add(sequence_of([1] * 5))
+    schedule = scheduler.schedule(FixedPace())
+    assert scheduler.foresee(schedule) is None
+
+
+class TestIntegrity:
+    def _running(self) -> tuple[StateSlots, Sequence]:
+        states, sequence = StateSlots(9), sequence_of([1] * 5)
+        states.admit(sequence, None)
+        states.advance(sequence)
+        states.check_integrity([sequence])
+        return states, sequence
+
+    def test_a_reference_too_many(self) -> None:
+        states, sequence = self._running()
+        with pytest.raises(IntegrityError, match="differ from what is held"):
+            states.check_integrity([])
+        sequence.state_slot = EMPTY_SLOT
+        with pytest.raises(IntegrityError, match="differ from what is held"):
+            states.check_integrity([sequence])
+
+    def test_a_step_that_would_write_what_it_reads(self) -> None:
+        states, sequence = self._running()
+        states.keep(sequence, 5)
+        states._references[sequence.next_state_slot or 0] = 0
+        states._free.append(sequence.next_state_slot or 0)
+        sequence.next_state_slot = sequence.state_slot
+        states._references[sequence.state_slot or 0] += 1
+        with pytest.raises(IntegrityError, match="would write"):
+            states.check_integrity([sequence])
+
+    def test_a_sequence_without_slots(self) -> None:
+        states, sequence = self._running()
+        other = sequence_of([1], "other")
+        with pytest.raises(IntegrityError, match="other runs without"):
+            states.check_integrity([sequence, other])
+
+    def test_a_snapshot_that_nobody_can_find(self) -> None:
+        states, sequence = self._running()
+        states.keep(sequence, 5)
+        states.check_known({5, 6})
+        with pytest.raises(IntegrityError, match="nobody can find"):
+            states.check_known({6})
