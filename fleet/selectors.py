@@ -92,6 +92,10 @@ def downloads_active() -> QuerySet[Download]:
     return Download.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).select_related("neuron")
 
 
+def download_find(pk: str) -> Download | None:
+    return Download.objects.select_related("neuron").filter(pk=pk).first()
+
+
 def unload_job_is_active(model_name: str, neuron: Neuron) -> bool:
     unloads = LoadJob.objects.filter(kind=LoadJobKind.UNLOAD, status__in=ACTIVE_LOAD_JOB_STATUSES)
     return unloads.filter(model_name=model_name, neuron=neuron).exists()

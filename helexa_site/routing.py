@@ -27,6 +27,7 @@ from inference.gateway.ollama import (
     OllamaShowConsumer,
     OllamaVersionConsumer,
 )
+from inference.gateway.ollama_pull import OllamaPullConsumer
 from inference.gateway.origins import with_cors
 from inference.gateway.paths import OLLAMA_PATHS, api_path, api_path_of
 from inference.gateway.response_socket import ResponseSocket
@@ -137,6 +138,7 @@ def _ollama(gateway: Gateway) -> list[URLPattern]:
     parsers = {"/api/chat": ollama_chat.parse, "/api/generate": ollama_generate.parse}
     consumers = {
         "/api/show": OllamaShowConsumer.as_asgi(gateway=gateway),
+        "/api/pull": OllamaPullConsumer.as_asgi(gateway=gateway),
         "/api/version": OllamaVersionConsumer.as_asgi(gateway=gateway),
         **{
             path: OllamaConsumer.as_asgi(gateway=gateway, parse=parse, endpoint=path)

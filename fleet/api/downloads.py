@@ -56,7 +56,7 @@ class DownloadRowsView(FleetView):
 
     def download(self, pk: Any) -> Download:
         """Raises ``ProblemError``."""
-        found = Download.objects.select_related("neuron").filter(pk=pk).first()
+        found = selectors.download_find(pk)
         if found is None:
             raise ProblemError(404, "download_not_found", "There is no such download.")
         return found
@@ -152,7 +152,7 @@ class NeuronCachedView(CachedView):
 
 
 def _look(pk: Any) -> dict[str, Any] | None:
-    download = Download.objects.select_related("neuron").filter(pk=pk).first()
+    download = selectors.download_find(pk)
     return None if download is None else dict(DownloadShape(download).data)
 
 

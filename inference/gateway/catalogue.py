@@ -1,4 +1,5 @@
-"""The gateway's way to the database: names to entries, and starting a load. Off the event loop.
+"""The gateway's way to the database: names to entries, starting a load or a pull. Off the event
+loop.
 
 Every failure becomes an ``ApiError``.
 """
@@ -14,6 +15,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.errors import FleetError, UnknownNeuronError
 from fleet.placement import Catalogue as FleetCatalogue
 from fleet.placement import Load
+from inference.gateway import pulls
 from inference.gateway.database import DatabaseThreads
 from inference.protocol.events import Failure
 from inference.wire.errors import (
@@ -22,7 +24,8 @@ from inference.wire.errors import (
     RequestFailedError,
     ServiceUnavailableError,
 )
-from metering.actor import GATEWAY
+from inference.wire.ollama_pull import PullRequest, PullState
+from metering.actor import GATEWAY, Actor
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +48,12 @@ class Catalogue(Protocol):
     async def start_load(self, load: Load) -> None:
         """Idempotent: one active job for each model that is asked for."""
         ...
+
+    async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
+        """A download to a neuron, or the one of the same that is under way."""
+        ...
+
+    async def pull_state(self, before: PullState) -> PullState: ...
 
 
 class DatabaseCatalogue:
@@ -116,6 +125,12 @@ class DatabaseCatalogue:
             logger.info("%s has not been recorded yet; its heartbeat is ahead", load.neuron)
         except FleetError as error:
             raise _refusal(error) from error
+
+    async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
+        return await self._database.query(lambda: pulls.pull_start(request, actor))
+
+    async def pull_state(self, before: PullState) -> PullState:
+        return await self._database.query(lambda: pulls.pull_look(before))
 
 
 def _refusal(error: FleetError) -> ApiError:

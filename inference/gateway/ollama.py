@@ -1,7 +1,7 @@
 """Ollama's API: chat, generate and embeddings as requests like any other, and its lists of models.
 
-Its streams are lines of JSON. Pulling, creating and deleting models is the operator's, and refused
-by name.
+Its streams are lines of JSON. Creating and deleting models is the operator's, and refused by name;
+pulling is in ``ollama_pull``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from inference.gateway.embeddings import joined
 from inference.gateway.gateway import Gateway
 from inference.gateway.generation import GenerationConsumer
 from inference.gateway.models import model_card
+from inference.gateway.ollama_pull import JSON_LINES
 from inference.gateway.running import run_request
 from inference.protocol.events import Embedded
 from inference.protocol.heartbeat import ReplicaStatus
@@ -25,9 +26,7 @@ from inference.wire.errors import ModelNotAllowedError, NotSupportedError
 from inference.wire.ollama_chat import OllamaRequest
 from inference.wire.ollama_models import OfferedModel
 
-JSON_LINES: Headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]
 OPERATORS = {
-    "/api/pull": "Models are loaded when they are asked for; new ones are added to the catalogue.",
     "/api/push": "Models are not published from here.",
     "/api/create": "Models are made by adding them to the catalogue.",
     "/api/copy": "Give the model an alias in the catalogue.",

@@ -35,6 +35,7 @@ from fleet.models import Download, Neuron
 from fleet.placement.download_place import download_neuron
 from fleet.snapshot import build_snapshot
 from fleet.wishes import NO_WISHES
+from inference.gateway.pulls import pull_look, pull_start
 from inference.protocol.downloads import (
     CachedFile,
     CachedModel,
@@ -45,6 +46,8 @@ from inference.protocol.downloads import (
 )
 from inference.protocol.keys import downloads_key
 from inference.protocol.load import LOADED, LoadFailure, LoadProgress, LoadStage
+from inference.wire.errors import InvalidRequestError, ModelNotFoundError
+from inference.wire.ollama_pull import PullRequest
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.api_support import Api, key_api
@@ -270,6 +273,23 @@ def test_deleting_what_is_cached(beast, sent, say) -> None:
     with pytest.raises(JobCannotBeCancelledError):
         services.download_cancel(actor=COMMAND, download=deletion)
     assert AuditEntry.objects.filter(action="download.delete").count() == 1
+
+
+def test_what_ollamas_pull_asks_of_the_fleet(beast, sent, say) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source=SOURCE)
+    started = pull_start(PullRequest(model="tiny"), COMMAND)
+    download = Download.objects.get(source=SOURCE)
+    assert (started.id, started.where, started.status) == (str(download.pk), "beast", "pending")
+    say(jobs=[state(download, "running", progress=bytes_of(1, 4))])
+    tasks.record_heartbeats()
+    seen = pull_look(started)
+    assert (seen.status, seen.bytes_done, seen.bytes_total) == ("running", 1, 4)
+    download.delete()
+    assert pull_look(seen).status == "cancelled"
+    with pytest.raises(ModelNotFoundError):
+        pull_start(PullRequest(model="llama3"), COMMAND)
+    with pytest.raises(InvalidRequestError, match="is not downloaded"):
+        pull_start(PullRequest(source="path:/models/tiny.gguf"), COMMAND)
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from inference.gateway import database, response_store
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.wire.errors import ApiError, ModelNotFoundError
+from inference.wire.ollama_pull import PullRequest, PullState
+from metering.actor import Actor
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron
@@ -38,6 +40,8 @@ class FakeCatalogue:
     def __init__(self) -> None:
         self.listed = [ENTRY]
         self.loads: list[tuple[str, str]] = []
+        self.pulled: list[tuple[PullRequest, Actor]] = []
+        self.pulls: list[PullState] = []
         self.failure: ApiError | None = None
 
     async def find(self, name: str) -> CatalogueEntry:
@@ -58,6 +62,17 @@ class FakeCatalogue:
     async def start_load(self, load: Load) -> None:
         self._fail()
         self.loads.append((load.model, load.neuron))
+
+    async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
+        """What ``pulls`` has next; a model is one of the catalogue."""
+        self._fail()
+        if request.model is not None:
+            await self.find(request.model)
+        self.pulled.append((request, actor))
+        return self.pulls.pop(0)
+
+    async def pull_state(self, before: PullState) -> PullState:
+        return self.pulls.pop(0)
 
     def _fail(self) -> None:
         if self.failure is not None:

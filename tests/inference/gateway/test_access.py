@@ -147,11 +147,19 @@ ROWS: dict[str, list[Row]] = {
     "^api/show$": [
         Row(method="POST", path="/api/show", body={"model": "tiny"}, expected=INFERENCE)
     ],
+    "^api/pull$": [
+        Row(
+            method="POST",
+            path="/api/pull",
+            body={"model": "x"},
+            expected=(404, 404, 404, 403, 401),
+        )
+    ],
     **{
         f"^api/{name}$": [
             Row(method="POST", path=f"/api/{name}", body={"model": "x"}, expected=OPERATORS)
         ]
-        for name in ("pull", "push", "create", "copy", "delete")
+        for name in ("push", "create", "copy", "delete")
     },
     r"^v1/messages/": [Row(method="GET", path="/v1/messages/batches", expected=NOTHING)],
     r"^v1/responses/?$": [

@@ -12,12 +12,14 @@ import ollama
 import pytest
 import pytest_asyncio
 
-from inference.gateway import generation
+from inference.gateway import generation, ollama_pull
 from inference.gateway.gateway import Gateway
 from inference.gateway.paths import OLLAMA_PATHS
 from inference.protocol.events import Accepted, Embedded, Event, TokensCounted, Usage
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit, TokenCountRequest
+from inference.wire.ollama_pull import PullState
 from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.conftest import OPERATOR, FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing
 from tests.inference.gateway.responses_support import breaks, calls_a_tool
 
@@ -107,10 +109,67 @@ async def test_the_sdk_lists(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> Non
 async def test_what_is_the_operators_is_refused_by_name(
     sdk: ollama.AsyncClient, neuron: FakeNeuron
 ) -> None:
-    for ask in (sdk.pull("llama3"), sdk.delete("tiny"), sdk.copy("tiny", "other")):
+    for ask in (sdk.delete("tiny"), sdk.copy("tiny", "other")):
         with pytest.raises(ollama.ResponseError, match="operator's") as refused:
             await ask
         assert refused.value.status_code == 501
+
+
+def pull(status: str, **changes: Any) -> PullState:
+    return PullState(**{"id": "7", "where": "beast", "status": status} | changes)
+
+
+@pytest.fixture
+def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ollama_pull, "LOOK_EVERY_S", 0.0)
+
+
+@pytest.fixture
+def operator(server_url: str) -> ollama.AsyncClient:
+    return ollama.AsyncClient(host=server_url, headers=OPERATOR)
+
+
+@pytest.mark.usefixtures("_quick_looks")
+async def test_the_sdk_pulls_with_progress(
+    operator: ollama.AsyncClient, catalogue: FakeCatalogue
+) -> None:
+    running = [pull("running", bytes_done=done, bytes_total=4) for done in (1, 1, 4)]
+    catalogue.pulls = [pull("pending"), *running, pull("succeeded", bytes_total=4)]
+    lines = [line async for line in await operator.pull("hf.co/org/name:Q4_K_M", stream=True)]
+    assert [(line.completed, line.total) for line in lines] == [
+        (None, None),
+        (1, 4),
+        (4, 4),
+        (None, None),
+    ]
+    assert (lines[0].status, lines[-1].status) == ("pulling to beast", "success")
+    catalogue.pulls = [pull("pending"), pull("succeeded")]
+    assert (await operator.pull("gpt-4o:latest")).status == "success"
+    (first, actor), (second, _) = catalogue.pulled
+    assert (first.source, first.file, second.model) == ("huggingface:org/name", "Q4_K_M", "gpt-4o")
+    assert str(actor) == "key:shared"
+
+
+@pytest.mark.usefixtures("_quick_looks")
+async def test_a_pull_that_fails_says_why(
+    operator: ollama.AsyncClient, sdk: ollama.AsyncClient, catalogue: FakeCatalogue
+) -> None:
+    failed = pull("failed", failure_code="disk_full", failure_message="4 GB more are needed")
+    catalogue.pulls = [failed]
+    with pytest.raises(ollama.ResponseError, match="4 GB more") as refused:
+        await operator.pull("tiny")
+    assert refused.value.status_code == 503
+    catalogue.pulls = [pull("running"), failed]
+    with pytest.raises(ollama.ResponseError, match="4 GB more"):
+        async for _ in await operator.pull("tiny", stream=True):
+            pass
+    with pytest.raises(ollama.ResponseError, match="does not exist"):
+        await operator.pull("llama3")
+    with pytest.raises(ollama.ResponseError, match="insecure"):
+        await operator.pull("tiny", insecure=True)
+    with pytest.raises(ollama.ResponseError, match="fleet:write") as refused:
+        await sdk.pull("tiny")
+    assert refused.value.status_code == 403
 
 
 async def test_a_stream_that_breaks(sdk: ollama.AsyncClient, neuron: FakeNeuron) -> None:
@@ -165,4 +224,4 @@ async def test_other_paths_under_api_are_djangos(client: AsgiClient, gateway: Ga
     for path in ("/api/me", "/api/chats", "/api/tags/", "/api/chat/x"):
         assert (await client.get(path)).status == 418
     for path in OLLAMA_PATHS:
-        assert (await client.open("PATCH", path).finish()).status == 405
+        assert (await client.open("PATCH", path, headers=OPERATOR).finish()).status == 405
