@@ -6,39 +6,30 @@ request. Services clear it at once in their own process; others see a change wit
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-
 from django.db.models import Count, QuerySet
 
 from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.cache import CatalogueCache
 from fleet.errors import ModelDisabledError, UnknownModelError, UnknownNeuronError
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus
 from fleet.models import Alias, CatalogueModel, Download, LoadJob, Neuron
 from fleet.models_toml import CatalogueState
 from metering.prices import Prices
 
-CATALOGUE_CACHE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Catalogue:
-    entries: tuple[CatalogueEntry, ...]
-    by_name: dict[str, CatalogueEntry]
-    read_at_s: float
-
-
-_cache: _Catalogue | None = None
-
 
 def catalogue_find(name: str) -> CatalogueEntry | None:
     """The enabled model of that name or alias; ``None`` when there is none."""
-    return _catalogue().by_name.get(name)
+    return catalogue_cache.current().by_any_name.get(name)
 
 
 def catalogue_list() -> tuple[CatalogueEntry, ...]:
     """Enabled models, sorted by name."""
-    return _catalogue().entries
+    return catalogue_cache.current().entries
+
+
+def catalogue_by_name() -> dict[str, CatalogueEntry]:
+    """Enabled models, without aliases. The same object as long as nothing was read anew."""
+    return catalogue_cache.current().by_name
 
 
 def catalogue_prices(name: str) -> Prices | None:
@@ -58,8 +49,7 @@ def catalogue_state() -> CatalogueState:
 
 
 def catalogue_cache_clear() -> None:
-    global _cache
-    _cache = None
+    catalogue_cache.clear()
 
 
 def model_enabled(name: str) -> CatalogueModel:
@@ -107,21 +97,12 @@ def load_jobs_by_status() -> dict[str, int]:
     return dict.fromkeys(LoadJobStatus.values, 0) | dict(counted)
 
 
-def _catalogue() -> _Catalogue:
-    global _cache
-    now_s = time.monotonic()
-    current = _cache
-    if current is not None and now_s - current.read_at_s < CATALOGUE_CACHE_S:
-        return current
-    _cache = fresh = _read_catalogue(now_s)
-    return fresh
-
-
-def _read_catalogue(now_s: float) -> _Catalogue:
+def _read_catalogue() -> tuple[CatalogueEntry, ...]:
     models = CatalogueModel.objects.filter(enabled=True).prefetch_related(
         "aliases", "load_measurements__neuron"
     )
-    entries = tuple(model.entry() for model in models.order_by("name"))
-    by_name = {alias: entry for entry in entries for alias in entry.aliases}
-    by_name |= {entry.name: entry for entry in entries}
-    return _Catalogue(entries=entries, by_name=by_name, read_at_s=now_s)
+    return tuple(model.entry() for model in models.order_by("name"))
+
+
+catalogue_cache = CatalogueCache(_read_catalogue)
+"""Of this process."""

@@ -82,8 +82,7 @@ def _choices(request: HttpRequest, repository: HubRepository) -> tuple[Choice, .
     except SnapshotUnavailableError as error:
         messages.warning(request, f"{error}: where the files fit is not known")
         snapshot = FleetSnapshot(neurons=())
-    catalogue = {entry.name: entry for entry in selectors.catalogue_list()}
-    return choices_of(repository, snapshot, catalogue)
+    return choices_of(repository, snapshot, selectors.catalogue_by_name())
 
 
 def _add(request: HttpRequest, repository: HubRepository, revision: str | None) -> HttpResponse:

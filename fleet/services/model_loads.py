@@ -28,7 +28,7 @@ def model_load_start(*, actor: Actor, model_name: str, neuron_name: str | None =
     snapshot = live.read_snapshot_sync(live.redis_client())
     if neuron_name is not None:
         return _load_on(actor, entry, neuron_name, snapshot)
-    decision = place(entry, snapshot, catalogue=_catalogue())
+    decision = place(entry, snapshot, catalogue=selectors.catalogue_by_name())
     match decision:
         case Load():
             return placed_load_start(actor=actor, load=decision)
@@ -54,11 +54,7 @@ def _load_on(
     neuron = snapshot.neuron(neuron_name)
     if neuron is None or neuron.replica_of(entry.name) is not None:
         return load_job_start(actor=actor, model_name=entry.name, neuron_name=neuron_name)
-    decision = place_on(entry, neuron, snapshot, _catalogue())
+    decision = place_on(entry, neuron, snapshot, selectors.catalogue_by_name())
     if isinstance(decision, Reject):
         raise PlacementRefusedError(decision.message)
     return placed_load_start(actor=actor, load=decision, may_be_one_more=True)
-
-
-def _catalogue() -> dict[str, CatalogueEntry]:
-    return {entry.name: entry for entry in selectors.catalogue_list()}

@@ -36,7 +36,7 @@ def fleet_reconcile(*, watched: Watched, turns: tuple[Turn, ...]) -> Plan:
     """One tick: what was decided, and as much of it begun as could be. ``turns`` are those that
     are under way."""
     plan = reconcile(
-        {entry.name: entry for entry in selectors.catalogue_list()},
+        selectors.catalogue_by_name(),
         watched.snapshot,
         jobs=jobs_known(),
         observed=watched.observed,

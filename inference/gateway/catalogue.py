@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 from fleet import selectors, services
 from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.cache import CACHE_S, OfferedModels
 from fleet.errors import FleetError, UnknownNeuronError
 from fleet.placement import Catalogue as FleetCatalogue
 from fleet.placement import Load
@@ -28,8 +31,6 @@ from inference.wire.ollama_pull import PullRequest, PullState
 from metering.actor import GATEWAY, Actor
 
 logger = logging.getLogger(__name__)
-
-CACHE_S = 1.0
 
 
 class Catalogue(Protocol):
@@ -57,66 +58,71 @@ class Catalogue(Protocol):
 
 
 class DatabaseCatalogue:
-    """Keeps what it read for ``CACHE_S``, so that the hot path stays on the event loop. While the
-    database is away models that were asked for before go on being served."""
+    """Asks the process' one cache first, so that the hot path stays on the event loop. While the
+    database is away models that were there before go on being served."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._database = DatabaseThreads("catalogue")
-        self._found: dict[str, tuple[float, CatalogueEntry]] = {}
-        self._looking: dict[str, asyncio.Task[CatalogueEntry]] = {}
-        """One look-up of a name at a time, for all who ask: a burst of requests may find that what
-        was kept is old."""
-        self._entries: tuple[CatalogueEntry, ...] = ()
-        self._by_name: FleetCatalogue = {}
+        self._reading: asyncio.Task[OfferedModels] | None = None
+        """One read at a time, for all who ask: a burst of requests may find that what was kept is
+        old."""
+        self._last: OfferedModels | None = None
+        self._away: tuple[float, ServiceUnavailableError] | None = None
+        """Since when the database is: it is asked once in ``CACHE_S``."""
 
     async def find(self, name: str) -> CatalogueEntry:
-        now_s = asyncio.get_running_loop().time()
-        cached = self._found.get(name)
-        if cached is not None and now_s - cached[0] < CACHE_S:
-            return cached[1]
-        looking = self._looking.get(name)
-        if looking is None:
-            self._looking[name] = looking = asyncio.create_task(self._look_up(name, now_s))
-            looking.add_done_callback(lambda done: self._looked_up(name, done))
-        return await asyncio.shield(looking)
-
-    def _looked_up(self, name: str, done: asyncio.Task[CatalogueEntry]) -> None:
-        """Whoever asked may have left; then nobody else takes the error."""
-        del self._looking[name]
-        if not done.cancelled():
-            done.exception()
-
-    async def _look_up(self, name: str, now_s: float) -> CatalogueEntry:
-        cached = self._found.get(name)
         try:
-            entry = await self._database.query(lambda: selectors.catalogue_find(name))
+            offered = await self._offered()
         except ServiceUnavailableError:
-            if cached is None:
+            known = None if self._last is None else self._last.by_any_name.get(name)
+            if known is None:
                 raise
-            self._found[name] = (now_s, cached[1])
-            return cached[1]
+            return known
+        entry = offered.by_any_name.get(name)
         if entry is None:
-            self._found.pop(name, None)
             raise ModelNotFoundError(name)
-        self._found[name] = (now_s, entry)
         return entry
 
     async def entries(self) -> tuple[CatalogueEntry, ...]:
-        return await self._database.query(selectors.catalogue_list)
+        return (await self._offered()).entries
 
     async def by_name(self) -> FleetCatalogue:
         """The same object as long as nothing was read anew; the last one while the database is
         away."""
         try:
-            entries = await self.entries()
+            return (await self._offered()).by_name
         except ServiceUnavailableError:
-            if not self._entries:
+            if self._last is None:
                 raise
-            return self._by_name
-        if entries is not self._entries:
-            self._entries = entries
-            self._by_name = {entry.name: entry for entry in entries}
-        return self._by_name
+            return self._last.by_name
+
+    async def _offered(self) -> OfferedModels:
+        """Raises ``ServiceUnavailableError``."""
+        if (kept := selectors.catalogue_cache.kept()) is not None:
+            self._last = kept
+            return kept
+        if self._away is not None and self._clock() - self._away[0] < CACHE_S:
+            raise self._away[1].with_traceback(None)
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+            self._reading.add_done_callback(self._has_read)
+        return await asyncio.shield(self._reading)
+
+    async def _read(self) -> OfferedModels:
+        try:
+            self._last = await self._database.query(selectors.catalogue_cache.current)
+        except ServiceUnavailableError as error:
+            self._away = (self._clock(), error)
+            raise
+        self._away = None
+        return self._last
+
+    def _has_read(self, reading: asyncio.Task[OfferedModels]) -> None:
+        """Whoever asked may have left; then nobody else takes the error."""
+        self._reading = None
+        if not reading.cancelled():
+            reading.exception()
 
     async def start_load(self, load: Load) -> None:
         try:

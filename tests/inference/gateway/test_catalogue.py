@@ -10,6 +10,8 @@ import pytest
 from django.db import OperationalError
 
 from fleet import selectors, services
+from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.cache import CatalogueCache
 from fleet.errors import ModelDisabledError, UnknownNeuronError
 from fleet.placement import Load
 from inference.gateway.catalogue import DatabaseCatalogue
@@ -23,52 +25,115 @@ def raising(error: Exception) -> Any:
     return call
 
 
-async def test_what_was_found_is_kept_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
 
-    def find(name: str) -> Any:
-        asked.append(name)
-        return "entry" if name == "tiny" else None
+    def __call__(self) -> float:
+        return self.now_s
 
-    monkeypatch.setattr(selectors, "catalogue_find", find)
+
+class Rows:
+    """The models in the database, and how often they were read."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = list(names)
+        self.num_reads = 0
+        self.is_away = False
+
+    def read(self) -> tuple[CatalogueEntry, ...]:
+        self.num_reads += 1
+        if self.is_away:
+            raise OperationalError("gone")
+        return tuple(
+            CatalogueEntry(name=name, source="pypi:x", aliases=(f"{name}-alias",))
+            for name in self.names
+        )
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def rows(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Rows:
+    rows = Rows("tiny")
+    monkeypatch.setattr(selectors, "catalogue_cache", CatalogueCache(rows.read, clock=clock))
+    return rows
+
+
+async def test_what_was_found_is_kept_for_a_moment(rows: Rows) -> None:
     catalogue = DatabaseCatalogue()
-    assert [await catalogue.find("tiny") for _ in range(3)] == ["entry"] * 3
-    assert asked == ["tiny"]
-    for _ in range(2):
-        with pytest.raises(ModelNotFoundError):
-            await catalogue.find("huge")
-    assert asked == ["tiny", "huge", "huge"], "a name that is not there must not fill the cache"
+    for name in ("tiny", "tiny-alias", "tiny"):
+        assert (await catalogue.find(name)).name == "tiny"
+    with pytest.raises(ModelNotFoundError):
+        await catalogue.find("huge")
+    assert await catalogue.by_name() is await catalogue.by_name()
+    assert rows.num_reads == 1
 
 
-async def test_a_burst_looks_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+@pytest.mark.parametrize("age_s", [0.0, 0.3, 0.999])
+async def test_a_change_is_seen_everywhere_within_a_second(
+    rows: Rows, clock: Clock, age_s: float
+) -> None:
+    """However old what is kept was when another process made the change."""
+    catalogue = DatabaseCatalogue()
+    await catalogue.entries()
+    clock.now_s += age_s
+    await catalogue.find("tiny")
+    rows.names = ["tiny", "huge"]  # another process commits
+    clock.now_s += 1.0
+    assert (await catalogue.find("huge")).name == "huge"
+    assert [entry.name for entry in await catalogue.entries()] == ["tiny", "huge"]
+    assert list(await catalogue.by_name()) == ["tiny", "huge"]
+    assert selectors.catalogue_find("huge-alias") is not None
+    assert rows.num_reads == 2
+
+
+async def test_a_read_that_takes_long_is_as_old_as_its_beginning(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows("tiny")
+
+    def read() -> tuple[CatalogueEntry, ...]:
+        found = rows.read()
+        rows.names = ["huge"]  # committed while the answer is on its way
+        clock.now_s += 0.8
+        return found
+
+    monkeypatch.setattr(selectors, "catalogue_cache", CatalogueCache(read, clock=clock))
+    catalogue = DatabaseCatalogue()
+    await catalogue.find("tiny")
+    clock.now_s += 0.2
+    await catalogue.find("huge")
+
+
+async def test_a_burst_looks_up_once(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     is_free = threading.Event()
+    read = rows.read
 
-    def find(name: str) -> Any:
-        asked.append(name)
+    def slow() -> tuple[CatalogueEntry, ...]:
         is_free.wait(60)
-        return "entry" if name == "tiny" else None
+        return read()
 
-    monkeypatch.setattr(selectors, "catalogue_find", find)
+    monkeypatch.setattr(selectors, "catalogue_cache", CatalogueCache(slow))
     catalogue = DatabaseCatalogue()
     finding = [asyncio.create_task(catalogue.find(name)) for name in ["tiny", "huge"] * 10]
     await asyncio.sleep(0)
     finding[0].cancel()
-    while len(asked) < 2:
-        await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
     is_free.set()
     found = await asyncio.gather(*finding, return_exceptions=True)
     assert isinstance(found[0], asyncio.CancelledError)
-    assert found[2::2] == ["entry"] * 9
+    assert all(isinstance(entry, CatalogueEntry) for entry in found[2::2])
     assert all(isinstance(error, ModelNotFoundError) for error in found[1::2])
-    assert sorted(asked) == ["huge", "tiny"]
+    assert rows.num_reads == 1
 
 
-async def test_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    away = raising(OperationalError("gone"))
-    monkeypatch.setattr(selectors, "catalogue_find", away)
-    monkeypatch.setattr(selectors, "catalogue_list", away)
-    monkeypatch.setattr(services, "placed_load_start", away)
+async def test_the_database_is_away(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows.is_away = True
+    monkeypatch.setattr(services, "placed_load_start", raising(OperationalError("gone")))
     catalogue = DatabaseCatalogue()
     for call in (
         catalogue.find("tiny"),
@@ -78,6 +143,25 @@ async def test_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ServiceUnavailableError) as refused:
             await call
         assert (refused.value.status, refused.value.code) == (503, "database_unavailable")
+
+
+async def test_what_was_there_is_served_while_the_database_is_away(
+    rows: Rows, clock: Clock
+) -> None:
+    catalogue = DatabaseCatalogue(clock=clock)
+    before = await catalogue.by_name()
+    rows.is_away = True
+    clock.now_s += 5.0
+    for _ in range(3):
+        assert (await catalogue.find("tiny-alias")).name == "tiny"
+        assert await catalogue.by_name() is before
+        for call in (catalogue.find("huge"), catalogue.entries()):
+            with pytest.raises(ServiceUnavailableError):
+                await call
+    assert rows.num_reads == 2, "a database that is away is not asked for every request"
+    rows.is_away, rows.names = False, ["huge"]
+    clock.now_s += 1.0
+    assert (await catalogue.find("huge")).name == "huge"
 
 
 async def test_a_load_that_the_fleet_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,66 @@
+"""What is offered, read as a whole and kept for a moment: a gateway asks for every request.
+
+One for each process, and the only one: a change is seen everywhere within ``CACHE_S``, which counts
+from before the read. Knows no ORM: the read is an argument.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fleet.catalogue.entry import CatalogueEntry
+
+CACHE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedModels:
+    """Those that are enabled. The same object as long as nothing was read anew."""
+
+    entries: tuple[CatalogueEntry, ...]
+    """Sorted by name."""
+    by_name: dict[str, CatalogueEntry]
+    """Without aliases."""
+    by_any_name: dict[str, CatalogueEntry]
+
+    @classmethod
+    def of(cls, entries: tuple[CatalogueEntry, ...]) -> OfferedModels:
+        by_name = {entry.name: entry for entry in entries}
+        by_alias = {alias: entry for entry in entries for alias in entry.aliases}
+        return cls(entries, by_name, by_alias | by_name)
+
+
+class CatalogueCache:
+    """Any thread may call. Two that find it old may both read."""
+
+    def __init__(
+        self,
+        read: Callable[[], tuple[CatalogueEntry, ...]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._clock = clock
+        self._last: tuple[float, OfferedModels] | None = None
+
+    def kept(self) -> OfferedModels | None:
+        """``None``: nothing, or it is old. Reads nothing."""
+        last = self._last
+        if last is not None and self._clock() - last[0] < CACHE_S:
+            return last[1]
+        return None
+
+    def current(self) -> OfferedModels:
+        """Reads where nothing is kept."""
+        kept = self.kept()
+        if kept is not None:
+            return kept
+        asked_at_s = self._clock()
+        offered = OfferedModels.of(self._read())
+        self._last = (asked_at_s, offered)
+        return offered
+
+    def clear(self) -> None:
+        self._last = None
