@@ -84,6 +84,7 @@ def test_racing_starts_make_one_job(database_url: str, tmp_path: Path) -> None:
     assert len(set(result["placed"])) == 1, "two gateways never load one model twice"
 
 
+@pytest.mark.slow
 def test_starts_at_once_migrate_one_after_the_other(database_url: str, tmp_path: Path) -> None:
     script = str(Path(__file__).with_name("racing_migrations.py"))
     result = json.loads(run(database_url, tmp_path, script))
@@ -114,6 +115,7 @@ def test_a_version_that_is_older_than_the_database_says_so() -> None:
         recorder.record_unapplied("fleet", "9999_from_the_future")
 
 
+@pytest.mark.slow
 def test_a_burst_of_guesses_gains_nothing(database_url: str, tmp_path: Path) -> None:
     """No more are looked at than one by one; fewer, where several count before one is checked."""
     script = str(Path(__file__).parent.parent / "helexa_site/login_burst.py")
@@ -122,6 +124,7 @@ def test_a_burst_of_guesses_gains_nothing(database_url: str, tmp_path: Path) -> 
     assert set(result["statuses"]) == {429}
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 def test_the_database_tests_pass_on_postgresql(postgres_url: str, tmp_path: Path) -> None:
     folder = Path(__file__).parent

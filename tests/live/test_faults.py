@@ -18,6 +18,8 @@ from tests.inference.engine.faulty_executor import Kind
 from tests.live.conftest import with_caches
 from tests.live.serving import MODEL, WAIT_TIMEOUT_S, Serve, is_idle, wait_until
 
+pytestmark = pytest.mark.slow
+
 FAULTY_ENGINE = shlex.join([sys.executable, "-m", "tests.inference.engine.faulty_engine"])
 STEP_TIMEOUT_S = "8"
 LONG: dict[str, Any] = {"max_tokens": 100, "min_tokens": 100, "ignore_eos": True}

@@ -15,6 +15,8 @@ import pytest
 from tests.live.catalogue import add_model
 from tests.live.serving import REPOSITORY_DIR, WAIT_TIMEOUT_S, Serve, chat_body, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def shell(helexa: Serve, code: str) -> str:
     """Runs ``code`` as an operator with a shell on the gateway's machine; what it prints."""

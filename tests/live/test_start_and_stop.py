@@ -200,6 +200,7 @@ def test_addresses_that_are_none(start: Start, tmp_path: Path) -> None:
     assert "secret" not in line
 
 
+@pytest.mark.slow
 def test_a_database_that_is_away(start: Start, tmp_path: Path) -> None:
     url = f"postgres://user:secret@127.0.0.1:{free_port()}/name"
     line = refusal(start(tmp_path, DATABASE_URL=url))
@@ -223,6 +224,7 @@ def test_without_a_model(start: Start, tmp_path: Path, redis_url: str) -> None:
     assert serve.stop() <= STOP_TIMEOUT_S
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_had(start: Start, tmp_path: Path) -> None:
     """No network: serve says so and stays up, and is not ready."""
     serve = start(
@@ -236,6 +238,7 @@ def test_a_model_that_cannot_be_had(start: Start, tmp_path: Path) -> None:
     assert serve.stop() <= STOP_TIMEOUT_S
 
 
+@pytest.mark.slow
 def test_stopped_before_it_is_ready(start: Start, tmp_path: Path) -> None:
     for wanted in ("data ", "redis ", "gateway "):
         serve = start(tmp_path)
@@ -243,6 +246,7 @@ def test_stopped_before_it_is_ready(start: Start, tmp_path: Path) -> None:
         assert serve.stop() <= STOP_TIMEOUT_S
 
 
+@pytest.mark.slow
 def test_clients_and_hosts_elsewhere_are_told_of(start: Start, tmp_path: Path) -> None:
     """A gateway without a neuron: ready at an address that others reach, for hosts to join."""
     shared_port = free_port()

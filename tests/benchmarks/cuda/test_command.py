@@ -56,6 +56,7 @@ def data_dir(
     torch.set_num_threads(num_threads)
 
 
+@pytest.mark.slow
 def test_every_row_is_measured(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--device", "cpu", "--shapes", "tiny", "--rounds", "1", "--threads", "1", "--json"]
     code = command.main([*words, "--data-dir", str(data_dir)], InProcess)

@@ -13,6 +13,8 @@ import pytest
 
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 
+pytestmark = pytest.mark.slow
+
 STARTER = """
 import sys
 from pathlib import Path

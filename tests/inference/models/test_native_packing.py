@@ -213,6 +213,7 @@ def narrower_library(request: pytest.FixtureRequest, native_cache_dir: Path) -> 
         return load_library(native_cache_dir)
 
 
+@pytest.mark.slow
 @each_format
 def test_narrower_processors_give_the_same(
     library: ctypes.CDLL, narrower_library: ctypes.CDLL, format: Format

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pytest
 import torch
 
 from inference.engine.load.memory_use import HostGauge, anonymous_bytes
@@ -76,6 +77,7 @@ def load(gguf: Path, data_dir: Path, earlier: EarlierLoads | None) -> LoadReport
     return message.report
 
 
+@pytest.mark.slow
 def test_the_second_load_is_estimated_within_five_percent_and_bound_by_real_speed(
     default_gguf: Path, data_dir: Path
 ) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LARGEST_SHARED_BYTES = 99 * 1024
 """What a block may have on any card since compute capability 8.0."""
 MOST_PER_WEIGHT = 8.5
@@ -15,6 +17,7 @@ MOST_PER_WEIGHT = 8.5
 read one by one, it would be 15 to 40, and memory would wait for them."""
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_cards_that_are_not_here(model_cache_dir: Path) -> None:
     """Triton keeps what it compiled, by its source, for later runs."""
     cache = {"TRITON_CACHE_DIR": str(model_cache_dir.parent / "triton")}

@@ -58,6 +58,7 @@ def replay_by_calling(forward: Callable[[], None]) -> Callable[[], None]:
     return forward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_ahead", [False, True])
 @pytest.mark.parametrize("kv_format", ["fp32", "int8"])
 def test_the_same_answers(device: torch.device, kv_format: KVFormat, run_ahead: bool) -> None:
