@@ -39,6 +39,14 @@ class NeuronOptions:
     joining: Joining | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    host: str
+    """What the gateway listens on, or shall."""
+    port: int
+    as_json: bool
+
+
 def parse_serve(arguments: list[str]) -> ServeOptions:
     """Ends the process with code 2 and a usage line on a flag that is not known."""
     parser = argparse.ArgumentParser(
@@ -89,6 +97,19 @@ def parse_neuron(arguments: list[str]) -> NeuronOptions:
     if found.join and found.name not in (None, found.join.neuron):
         parser.error(f"the invitation is for the name {found.join.neuron}")
     return NeuronOptions(name=found.name, joining=found.join)
+
+
+def parse_doctor(arguments: list[str]) -> DoctorOptions:
+    parser = argparse.ArgumentParser(
+        prog="manage.py doctor",
+        description="Is everything here as helexa needs it? Each line is ok or says how to mend "
+        "it; the exit code is 1 where something fails. Changes nothing.",
+    )
+    parser.add_argument("--host", default=DEFAULT_HOST, help="the gateway's (%(default)s)")
+    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="(%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    found = parser.parse_args(arguments)
+    return DoctorOptions(host=found.host, port=found.port, as_json=found.json)
 
 
 def gateway_host(arguments: list[str]) -> str:

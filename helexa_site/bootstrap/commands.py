@@ -1,12 +1,13 @@
 """Which command was asked for, and what it needs before it can run.
 
-``serve``, ``test`` and ``neuron`` live here, because they start before Django is there; every
-other word is Django's. Standard library only at import.
+``serve``, ``test``, ``neuron`` and ``doctor`` live here, because they start before Django is there,
+or where its settings are broken; every other word is Django's. Standard library only at import.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 from helexa_site.bootstrap.arguments import (
     default_neuron_name,
     gateway_host,
+    parse_doctor,
     parse_neuron,
     parse_serve,
 )
@@ -40,6 +42,7 @@ helexa turns the machines you own into one private AI endpoint.
   manage.py neuron           run a neuron alone, on that other host
   manage.py test [ARGS]      run the tests; ARGS go to pytest
   manage.py chat             talk to a model of a running server
+  manage.py doctor           what is wrong here, and how to mend it
   manage.py status           the fleet at one look; models and neurons run it
   manage.py COMMAND          any of Django's commands, below
 """
@@ -52,6 +55,7 @@ def run(arguments: list[str]) -> int:
         "serve": _serve,
         "neuron": _neuron,
         "test": _test,
+        "doctor": _doctor,
     }
     name = arguments[0] if arguments else ""
     if name in VERSION_WORDS:
@@ -108,6 +112,27 @@ def _test(arguments: list[str]) -> int:
     from helexa_site.bootstrap.suite import run_suite
 
     return run_suite(arguments)
+
+
+def _doctor(arguments: list[str]) -> int:
+    options = parse_doctor(arguments)
+    if importlib.util.find_spec("django") is None:
+        ensure_environment(REQUIREMENTS)
+    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or REPOSITORY_DIR / "var").absolute()
+    if not os.environ.get("REDIS_URL") and (joining := kept_joining(data_dir, None)):
+        os.environ["REDIS_URL"] = redis_url_of(joining, data_dir)
+    os.environ.setdefault("HELEXA_LISTEN_HOST", options.host)
+    from helexa_site.doctor.examine import examine
+    from helexa_site.doctor.findings import has_failed, lines_of, object_of
+
+    findings = []
+    for finding in examine(options):
+        findings.append(finding)
+        for line in () if options.as_json else lines_of(finding):
+            say_line(line)
+    if options.as_json:
+        sys.stdout.write(json.dumps(object_of(findings), indent=2) + "\n")
+    return FAILURE if has_failed(findings) else SUCCESS
 
 
 def _django(arguments: list[str]) -> int:

@@ -1,0 +1,74 @@
+"""All checks, one after the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+from helexa_site.bootstrap.arguments import DoctorOptions
+from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from helexa_site.bootstrap.requirements import unmet_requirements
+from helexa_site.config import Config, ConfigError, read_config
+from helexa_site.doctor.findings import Finding, failed, ok, warning
+
+Check = tuple[str, Callable[[], Iterator[Finding]]]
+REQUIREMENTS = "requirements.txt"
+
+
+def examine(options: DoctorOptions) -> Iterator[Finding]:
+    """Each finding as soon as it is there."""
+    try:
+        config = read_config()
+    except ConfigError as error:
+        # Without settings nothing else can be looked at.
+        yield failed("settings", str(error), "mend that variable: the settings page says how")
+        return
+    yield from run_checks(_checks(config, options))
+
+
+def run_checks(checks: Sequence[Check]) -> Iterator[Finding]:
+    for name, check in checks:
+        try:
+            yield from check()
+        except Exception as error:  # noqa: BLE001 - the other checks go on
+            yield failed(
+                name, f"this check broke: {type(error).__name__}: {error}", "report this line"
+            )
+
+
+def _checks(config: Config, options: DoctorOptions) -> tuple[Check, ...]:
+    import django
+
+    django.setup()
+    # These import models.
+    from helexa_site.doctor.database_check import database_findings
+    from helexa_site.doctor.disk_check import disk_findings
+    from helexa_site.doctor.fleet_check import fleet_findings
+    from helexa_site.doctor.gpu_check import gpu_findings
+    from helexa_site.doctor.port_check import port_findings
+    from helexa_site.doctor.redis_check import redis_findings
+    from helexa_site.doctor.settings_check import settings_findings
+
+    metrics = config.metrics.at(options.host)
+    return (
+        ("packages", _packages),
+        ("settings", lambda: settings_findings(config, os.environ)),
+        ("database", lambda: database_findings(config)),
+        ("redis", lambda: redis_findings(config)),
+        ("disk", lambda: disk_findings(config, os.environ)),
+        ("gpu", gpu_findings),
+        ("ports", lambda: port_findings(options.host, options.port, metrics)),
+        ("fleet", fleet_findings),
+    )
+
+
+def _packages() -> Iterator[Finding]:
+    unmet = unmet_requirements(REPOSITORY_DIR / REQUIREMENTS)
+    if unmet:
+        yield warning(
+            "packages",
+            f"not as {REQUIREMENTS} pins them: {', '.join(map(str, unmet))}",
+            "manage.py serve or manage.py neuron installs them",
+        )
+    else:
+        yield ok("packages", f"as {REQUIREMENTS} pins them")

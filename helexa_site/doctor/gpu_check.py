@@ -1,0 +1,68 @@
+"""The GPUs: the driver in the kernel against its library and against torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from helexa_site.doctor.findings import Finding, failed, ok, warning
+from inference.environment import Role, environment_for
+
+CHECK = "gpu"
+COMMAND = (sys.executable, "-m", "inference.neuron.host_check")
+TIMEOUT_S = 180.0
+"""It imports torch where there are cards; a driver that hangs never answers."""
+
+
+def gpu_findings(command: tuple[str, ...] = COMMAND) -> Iterator[Finding]:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=REPOSITORY_DIR,
+            env=environment_for(Role.OTHER, os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        told = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        yield failed(CHECK, "the NVIDIA driver does not answer", "reboot this host")
+    except (OSError, ValueError) as error:
+        yield warning(CHECK, f"this host cannot be looked at: {error}", "see the lines above")
+    else:
+        yield from findings_of(told)
+
+
+def findings_of(told: dict[str, Any]) -> Iterator[Finding]:
+    """Of what ``inference.neuron.host_check`` says. Pure."""
+    for problem in told["problems"]:
+        text, _, mend = problem.partition(": ")
+        yield failed(CHECK, text, mend or "see the troubleshooting page")
+    if told["torch"] is None:
+        yield warning(
+            CHECK, "torch is not installed: no model can be loaded here", "manage.py neuron"
+        )
+    elif _is_older(told["driver_cuda"], told["torch_cuda"]):
+        yield failed(
+            CHECK,
+            f"the driver {told['driver']} runs CUDA {told['driver_cuda']}, and torch "
+            f"{told['torch']} is built for {told['torch_cuda']}",
+            f"install a driver for CUDA {told['torch_cuda']} or newer",
+        )
+    elif told["cards"] and not told["problems"]:
+        yield ok(CHECK, f"{', '.join(told['cards'])}: driver {told['driver']} and torch agree")
+    elif not told["cards"] and not told["problems"]:
+        yield ok(CHECK, "no NVIDIA GPU: models run on the CPU")
+
+
+def _is_older(driver_cuda: str | None, torch_cuda: str | None) -> bool:
+    """A driver runs what is built for its own major version of CUDA and for older ones."""
+    if driver_cuda is None or torch_cuda is None:
+        return False
+    return int(driver_cuda.partition(".")[0]) < int(torch_cuda.partition(".")[0])

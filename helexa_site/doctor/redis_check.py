@@ -1,0 +1,106 @@
+"""Redis: there, new enough, and set so that it throws nothing away; and whose clock differs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import redis
+
+from helexa_site.config import Config
+from helexa_site.doctor.findings import Finding, failed, ok, warning
+
+CHECK = "redis"
+CLOCK = "clock"
+MIN_VERSION = (6, 2)
+INVITING_VERSION = (7, 0)
+TIMEOUT_S = 5.0
+MAX_APART_S = 2.0
+"""More than this, and times in logs, leases and budgets' windows no longer agree."""
+USED_SHARE = 0.8
+
+
+def redis_findings(config: Config) -> Iterator[Finding]:
+    try:
+        client = redis.Redis.from_url(
+            config.redis_url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+        )
+    except ValueError as error:
+        yield failed(CHECK, f"REDIS_URL is no address of a Redis: {error}", "see the settings page")
+        return
+    with contextlib.closing(client):
+        try:
+            yield from _findings(client)
+        except (redis.RedisError, OSError) as error:
+            yield failed(CHECK, f"does not answer: {error}", _how_to_reach(config))
+
+
+def _findings(client: redis.Redis) -> Iterator[Finding]:
+    before_s = time.time()
+    client.ping()
+    took_ms = (time.time() - before_s) * 1000
+    yield from clock_findings(_time_of(client), before_s, time.time())
+    try:
+        told: dict[str, Any] = client.info()  # type: ignore[assignment]
+    except redis.ResponseError:
+        yield ok(CHECK, f"answers in {took_ms:.0f} ms; this user may not ask it for more")
+        return
+    yield from info_findings(told, took_ms)
+
+
+def info_findings(told: dict[str, Any], took_ms: float) -> Iterator[Finding]:
+    """Of what ``INFO`` says. Pure."""
+    word = str(told.get("redis_version", "0"))
+    version = tuple(int(part) for part in word.split(".")[:2] if part.isdigit())
+    policy = told.get("maxmemory_policy", "noeviction")
+    limit, used = int(told.get("maxmemory", 0)), int(told.get("used_memory", 0))
+    findings = []
+    if version < MIN_VERSION:
+        findings.append(failed(CHECK, f"{word} is too old", "upgrade it to 7 or newer"))
+    elif version < INVITING_VERSION:
+        findings.append(
+            warning(CHECK, f"{word} cannot confine invited hosts", "upgrade it to 7 or newer")
+        )
+    if policy != "noeviction":
+        findings.append(
+            failed(
+                CHECK,
+                f"maxmemory-policy is {policy}: it may throw away what requests wait for",
+                "set maxmemory-policy noeviction",
+            )
+        )
+    if limit and used > USED_SHARE * limit:
+        findings.append(
+            warning(CHECK, f"{used / limit:.0%} of maxmemory is in use", "raise maxmemory")
+        )
+    yield from findings
+    if not findings:
+        yield ok(CHECK, f"{word} answers in {took_ms:.0f} ms and evicts nothing")
+
+
+def clock_findings(
+    there_s: float, before_s: float, after_s: float, *, whose: str = "Redis' host"
+) -> Iterator[Finding]:
+    """``there_s`` was read between the other two, which are ours. Pure."""
+    apart_s = max(before_s - there_s, there_s - after_s, 0.0)
+    if apart_s > MAX_APART_S:
+        yield warning(
+            CLOCK,
+            f"this host and {whose} are {apart_s:.1f} s apart",
+            "let both follow a time server: timedatectl set-ntp true",
+        )
+    else:
+        yield ok(CLOCK, f"agrees with {whose}")
+
+
+def _time_of(client: redis.Redis) -> float:
+    seconds, microseconds = client.time()  # type: ignore[misc]
+    return float(seconds) + float(microseconds) / 1e6
+
+
+def _how_to_reach(config: Config) -> str:
+    if config.redis_url.startswith("unix://"):
+        return "manage.py serve runs it: start that, or set REDIS_URL"
+    return "start manage.py serve here, or set REDIS_URL to a Redis that runs and lets this host in"

@@ -1,0 +1,191 @@
+"""Each check of the doctor, on hosts that are well and on hosts that are not."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.reports import Report
+from helexa_site.config import Config, read_config
+from helexa_site.doctor import database_check, fleet_check, gpu_check, redis_check
+from helexa_site.doctor.disk_check import GIB, disk_findings
+from helexa_site.doctor.examine import run_checks
+from helexa_site.doctor.findings import Finding, Level, has_failed, lines_of, object_of, ok
+from helexa_site.doctor.port_check import port_findings
+from helexa_site.doctor.settings_check import VARIABLES, settings_findings
+from inference.version import VERSION
+from tests.fleet.conftest import heartbeat
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = ("helexa_site", "fleet", "inference", "metering")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return replace(read_config(), data_dir=tmp_path, secret_key=None)
+
+
+def levels(findings: list[Finding]) -> list[Level]:
+    return [finding.level for finding in findings]
+
+
+def test_every_variable_that_the_code_reads_is_known() -> None:
+    read = {
+        name
+        for source in SOURCES
+        for path in (ROOT / source).rglob("*.py")
+        for name in re.findall(r"\bHELEXA_[A-Z_]*[A-Z]\b", path.read_text())
+    }
+    assert read - {"HELEXA_TEST_RUN"} == VARIABLES
+
+
+def test_a_misspelt_setting_is_named_with_the_one_that_was_meant(config: Config) -> None:
+    found = list(settings_findings(config, {"HELEXA_ALOW_ANONYMOUS": "0", "PATH": "/bin"}))
+    assert levels(found) == [Level.WARNING]
+    assert "HELEXA_ALLOW_ANONYMOUS" in found[0].mend
+
+
+def test_settings_that_let_everybody_in_are_said(config: Config) -> None:
+    opened = replace(config, allow_anonymous=True, listen_host="0.0.0.0")
+    assert levels(list(settings_findings(opened, {}))) == [Level.WARNING]
+    at_home = replace(config, allow_anonymous=True, listen_host="127.0.0.1")
+    assert levels(list(settings_findings(at_home, {}))) == [Level.OK]
+
+
+def test_a_secret_key_that_others_may_read_fails(config: Config) -> None:
+    path = config.data_dir / "secret_key"
+    path.write_text("x")
+    path.chmod(0o644)
+    found = list(settings_findings(config, {}))
+    assert levels(found) == [Level.FAILED]
+    assert "chmod 600" in found[0].mend
+    path.chmod(0o600)
+    assert levels(list(settings_findings(config, {}))) == [Level.OK]
+
+
+@pytest.mark.parametrize(
+    ("free", "level"), [(0.5, Level.FAILED), (5, Level.WARNING), (50, Level.OK)]
+)
+def test_disk(config: Config, free: float, level: Level) -> None:
+    assert levels(list(disk_findings(config, {}, lambda _: int(free * GIB)))) == [level]
+
+
+def test_the_cache_of_downloads_is_a_disk_as_well(config: Config, tmp_path: Path) -> None:
+    found = list(disk_findings(config, {"HF_HOME": str(tmp_path / "hub")}, lambda _: 50 * GIB))
+    assert [str(tmp_path) in finding.text for finding in found] == [True, True]
+
+
+def info(**changes: Any) -> dict[str, Any]:
+    return {"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "maxmemory": 0} | changes
+
+
+@pytest.mark.parametrize(
+    ("told", "level"),
+    [
+        (info(), Level.OK),
+        (info(redis_version="6.0.16"), Level.FAILED),
+        (info(redis_version="6.2.1"), Level.WARNING),
+        (info(maxmemory_policy="allkeys-lru"), Level.FAILED),
+        (info(maxmemory=100, used_memory=95), Level.WARNING),
+    ],
+)
+def test_redis(told: dict[str, Any], level: Level) -> None:
+    assert levels(list(redis_check.info_findings(told, 0.3))) == [level]
+
+
+def test_a_redis_that_is_there(config: Config, redis_url: str) -> None:
+    found = list(redis_check.redis_findings(replace(config, redis_url=redis_url)))
+    assert {finding.check: finding.level for finding in found} == {
+        "clock": Level.OK,
+        "redis": Level.OK,
+    }
+
+
+def test_a_redis_that_is_not(config: Config, tmp_path: Path) -> None:
+    away = replace(config, redis_url=f"unix://{tmp_path}/none.sock")
+    assert levels(list(redis_check.redis_findings(away))) == [Level.FAILED]
+    wrong = replace(config, redis_url="http://redis")
+    assert levels(list(redis_check.redis_findings(wrong))) == [Level.FAILED]
+
+
+def test_clocks_that_are_apart() -> None:
+    assert levels(list(redis_check.clock_findings(100.0, 99.9, 100.1))) == [Level.OK]
+    assert levels(list(redis_check.clock_findings(130.0, 99.9, 100.1))) == [Level.WARNING]
+    assert levels(list(redis_check.clock_findings(60.0, 99.9, 100.1))) == [Level.WARNING]
+
+
+def host(**changes: Any) -> dict[str, Any]:
+    card = {"cards": ["RTX 4090"], "driver": "580.65", "driver_cuda": "13.0"}
+    return {"problems": [], "torch": "2.13.0", "torch_cuda": "13.0", **card} | changes
+
+
+@pytest.mark.parametrize(
+    ("told", "level", "word"),
+    [
+        (host(), Level.OK, "RTX 4090"),
+        (host(cards=[], driver=None, driver_cuda=None), Level.OK, "CPU"),
+        (host(driver_cuda="12.8"), Level.FAILED, "driver for CUDA 13.0"),
+        (host(driver_cuda="13.2"), Level.OK, "agree"),
+        (host(problems=["versions differ: reboot"]), Level.FAILED, "reboot"),
+        (host(torch=None, torch_cuda=None), Level.WARNING, "manage.py neuron"),
+    ],
+)
+def test_gpus(told: dict[str, Any], level: Level, word: str) -> None:
+    found = list(gpu_check.findings_of(told))
+    assert levels(found) == [level]
+    assert word in found[0].text + found[0].mend
+
+
+def test_this_host_can_be_asked_for_its_gpus() -> None:
+    assert all(finding.level is not Level.WARNING for finding in gpu_check.gpu_findings())
+
+
+def test_a_driver_that_says_nonsense_is_told(tmp_path: Path) -> None:
+    found = list(gpu_check.gpu_findings(("/bin/echo", "Segmentation fault")))
+    assert levels(found) == [Level.WARNING]
+
+
+def test_a_port_that_something_else_holds() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]  # not listening: whoever asks is refused at once
+        found = list(port_findings("127.0.0.1", port, None))
+    assert levels(found) == [Level.FAILED]
+    assert str(port) in found[0].text
+
+
+def test_versions_across_the_fleet() -> None:
+    found = list(
+        fleet_check.findings_of(
+            [
+                Report("beast", heartbeat("beast", version=VERSION)),
+                Report("benjy", heartbeat("benjy", version="0.0.1")),
+                Report("bad", None, "its report is refused: nonsense"),
+            ]
+        )
+    )
+    assert levels(found) == [Level.OK, Level.WARNING, Level.WARNING]
+    assert "0.0.1" in found[1].text
+    assert levels(list(fleet_check.findings_of([]))) == [Level.WARNING]
+
+
+def test_a_check_that_breaks_stops_no_other() -> None:
+    def broken() -> Any:
+        raise RuntimeError("kaputt")
+
+    found = list(run_checks([("one", broken), ("two", lambda: iter([ok("two", "fine")]))]))
+    assert levels(found) == [Level.FAILED, Level.OK]
+    assert "kaputt" in found[0].text
+    assert has_failed(found)
+    assert object_of(found)["ok"] is False
+    assert len(lines_of(found[0])) == 2 and lines_of(found[1]) == ["ok   two        fine"]
+
+
+@pytest.mark.django_db
+def test_a_database_of_this_version(config: Config) -> None:
+    assert levels(list(database_check._schema())) == [Level.OK]

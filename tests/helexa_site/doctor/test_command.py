@@ -1,0 +1,42 @@
+"""``manage.py doctor``: lines or JSON, and an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from helexa_site.bootstrap.environment import REPOSITORY_DIR
+
+
+def doctor(data_dir: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"HELEXA_DATA_DIR": str(data_dir)} | variables,
+    )
+
+
+def failures(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Whether a port is free is this machine's business."""
+    found = json.loads(done.stdout)["findings"]
+    return [one["check"] for one in found if one["level"] == "failed" and one["check"] != "ports"]
+
+
+def test_a_fresh_host_lacks_a_redis_alone(tmp_path: Path, redis_url: str) -> None:
+    missing = doctor(tmp_path / "var", "--json", REDIS_URL=f"unix://{tmp_path}/none.sock")
+    assert missing.returncode == 1
+    assert failures(missing) == ["redis"]
+    assert not (tmp_path / "var").exists(), "the doctor has written something"
+    assert failures(doctor(tmp_path / "var", "--json", REDIS_URL=redis_url)) == []
+
+
+def test_settings_that_cannot_be_read_are_a_line(tmp_path: Path) -> None:
+    done = doctor(tmp_path, HELEXA_MAX_BODY_BYTES="plenty")
+    assert done.returncode == 1
+    assert "FAIL settings   HELEXA_MAX_BODY_BYTES='plenty' is not a whole number" in done.stdout
+    assert "Traceback" not in done.stderr
