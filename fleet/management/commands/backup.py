@@ -1,0 +1,40 @@
+"""``manage.py backup FILE``: database, secrets and settings, while everything runs."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from helexa_site.backup.backing_up import back_up
+from helexa_site.backup.errors import BackupError
+from helexa_site.settings import CONFIG
+from metering.management.output import told
+
+
+class Command(BaseCommand):
+    help = (
+        "Writes database, secrets and settings into one file, while everything runs, and reads it "
+        "back. Keep it as safe as the secrets in it; manage.py restore --check tries it."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("file", nargs="?", type=Path, help="default: helexa-DATE.tar.gz here")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        default = Path(f"helexa-{time.strftime('%Y%m%dT%H%M%S')}.tar.gz")
+        target = (options["file"] or default).absolute()
+        with told():
+            try:
+                manifest = back_up(CONFIG, target)
+            except (BackupError, OSError) as error:
+                raise CommandError(str(error)) from error
+        rows = sum(manifest.rows.values())
+        size = target.stat().st_size
+        self.stdout.write(
+            f"{target}: {rows:,} rows of {len(manifest.rows)} tables, secrets and settings, "
+            f"{size:,} bytes, read back. It holds secrets: only its owner may read it."
+        )

@@ -1,0 +1,95 @@
+"""The archive: a gzipped tar with ``manifest.json`` first, and a checksum of every file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tarfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from helexa_site.backup.errors import BackupError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    format: int
+    version: str
+    """helexa's."""
+    made_at: str
+    vendor: str
+    """``sqlite`` or ``postgresql``."""
+    migrations: list[list[str]]
+    """App and name of each that the database had."""
+    rows: dict[str, int]
+    """By table."""
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    """By table, as they were copied; PostgreSQL's alone."""
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 by path."""
+
+
+def pack(folder: Path, manifest: Manifest, target: Path) -> None:
+    """Everything below ``folder`` into ``target``, which appears whole or not at all."""
+    files = {
+        path.relative_to(folder).as_posix(): _sha256(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    said = json.dumps(asdict(manifest) | {"files": files}, indent=2)
+    (folder / MANIFEST).write_text(said)
+    new = target.with_name(f".{target.name}.new")
+    try:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)
+            with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
+                for name in (MANIFEST, *files):
+                    tar.add(folder / name, arcname=name, filter=_nobodys)
+            file.flush()
+            os.fsync(descriptor)
+        new.replace(target)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def unpack(source: Path, folder: Path) -> Manifest:
+    """Extracts into ``folder``. Raises ``BackupError`` where something is missing, was changed, or
+    is of a format that this version does not know."""
+    try:
+        with tarfile.open(source, "r:gz") as tar:
+            tar.extractall(folder, filter="data")
+        said: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+    except (OSError, EOFError, tarfile.TarError, ValueError) as error:
+        raise BackupError(f"{source} is no backup that can be read: {error}") from error
+    if said.get("format") != FORMAT:
+        raise BackupError(
+            f"{source} is of format {said.get('format')}, and this helexa reads {FORMAT}"
+        )
+    manifest = Manifest(**said)
+    for name, digest in manifest.files.items():
+        path = folder / name
+        if not path.is_file() or _sha256(path) != digest:
+            raise BackupError(f"{source} is damaged: {name} is not what was backed up")
+    return manifest
+
+
+def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode = 0o600
+    return member
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

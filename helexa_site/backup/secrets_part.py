@@ -1,0 +1,84 @@
+"""Secrets and settings: the signing key, what this host joined with, the variables that are set."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from helexa_site.backup.errors import BackupError
+from helexa_site.bootstrap.joining import FOLDER as JOINED
+from helexa_site.config import SECRET_KEY_FILE, Config
+from helexa_site.doctor.settings_check import VARIABLES
+from helexa_site.secret_key import secret_key
+
+SETTINGS = "settings.env"
+OTHER_SETTINGS = frozenset(
+    {"DATABASE_URL", "REDIS_URL", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT", "CXX"}
+)
+OF_THE_MOMENT = frozenset(
+    {
+        "HELEXA_ENVIRONMENT_ATTEMPT",
+        "HELEXA_LISTEN_HOST",
+        "HELEXA_SECRET_KEY",  # a file of its own
+        "HELEXA_SERVE_KEY",
+        "HELEXA_URL",
+    }
+)
+
+
+def copy_secrets(config: Config, environment: Mapping[str, str], folder: Path) -> None:
+    _write(folder / SECRET_KEY_FILE, secret_key(config))
+    _write(folder / SETTINGS, settings_text(environment))
+    if (joined := config.data_dir / JOINED).is_dir():
+        shutil.copytree(joined, folder / JOINED)
+
+
+def settings_text(environment: Mapping[str, str]) -> str:
+    """As a shell and systemd read it."""
+    names = sorted(((VARIABLES | OTHER_SETTINGS) - OF_THE_MOMENT) & environment.keys())
+    return "".join(f"{name}={shlex.quote(environment[name])}\n" for name in names)
+
+
+def ensure_key_fits(config: Config, folder: Path) -> None:
+    """Raises ``BackupError`` where another key is set here, by which nothing restored would be
+    known."""
+    restored = (folder / SECRET_KEY_FILE).read_text()
+    if config.secret_key is not None and config.secret_key != restored:
+        raise BackupError(
+            "HELEXA_SECRET_KEY is another one here than in the backup, and no API key of the "
+            "backup would be known: unset it, or set it to what is in the backup's secret_key"
+        )
+
+
+def restore_secrets(config: Config, folder: Path) -> Path:
+    """Returns where the settings are. They are for the operator to set again: addresses may have
+    changed."""
+    config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if config.secret_key is None:
+        _put(folder / SECRET_KEY_FILE, config.data_dir / SECRET_KEY_FILE)
+    if (joined := folder / JOINED).is_dir():
+        (config.data_dir / JOINED).mkdir(mode=0o700, exist_ok=True)
+        for path in joined.iterdir():
+            _put(path, config.data_dir / JOINED / path.name)
+    settings = config.data_dir / f"restored-{SETTINGS}"
+    _put(folder / SETTINGS, settings)
+    return settings
+
+
+def _put(source: Path, target: Path) -> None:
+    """What was there before and differs is kept beside it."""
+    text = source.read_text()
+    if target.exists() and target.read_text() != text:
+        target.replace(target.with_name(f"{target.name}.before-restore"))
+    new = target.with_name(f".{target.name}.new")
+    _write(new, text)
+    new.replace(target)
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)

@@ -1,0 +1,82 @@
+"""SQLite: one file, copied while others write to it, and put in the place of another."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from pathlib import Path
+
+from helexa_site.backup.errors import BackupError
+
+FILE = "database/helexa.sqlite3"
+BUSY_TIMEOUT_S = 60.0
+
+
+def copy_database(database: Path, folder: Path) -> dict[str, int]:
+    """Rows by table. A reader of a database in WAL mode stops no writer. Raises ``BackupError``."""
+    target = folder / FILE
+    target.parent.mkdir(mode=0o700)
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S)) as source,
+            contextlib.closing(sqlite3.connect(target)) as copy,
+        ):
+            source.backup(copy)
+            # One file, without a log beside it.
+            copy.execute("PRAGMA journal_mode=DELETE")
+        return whole_rows(target)
+    except sqlite3.Error as error:
+        raise BackupError(f"{database} cannot be copied: {error}") from error
+
+
+def whole_rows(database: Path) -> dict[str, int]:
+    """Rows by table of a file that is whole. Raises ``BackupError``."""
+    try:
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            if found != "ok":
+                raise BackupError(f"{database} is damaged: {found}")
+            if broken := connection.execute("PRAGMA foreign_key_check").fetchone():
+                raise BackupError(f"{database} is damaged: a row of {broken[0]} refers to nothing")
+            names = connection.execute(
+                "SELECT name FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite_%'"
+            ).fetchall()
+            return {
+                name: int(connection.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0])
+                for (name,) in names
+            }
+    except sqlite3.Error as error:
+        raise BackupError(f"{database} is damaged: {error}") from error
+
+
+def has_rows(database: Path) -> bool:
+    """Whether somebody has used it: one that was only just made may be replaced."""
+    if not database.exists():
+        return False
+    try:
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return bool(tables[0])
+    except sqlite3.Error:
+        return True
+
+
+def put_in_place(folder: Path, database: Path) -> Path | None:
+    """The restored file becomes the database. Returns where the one before it was moved."""
+    database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    kept = None
+    if database.exists():
+        with contextlib.closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        kept = database.with_name(f"{database.name}.before-{time.strftime('%Y%m%dT%H%M%S')}")
+        database.replace(kept)
+        for suffix in ("-wal", "-shm"):
+            database.with_name(database.name + suffix).unlink(missing_ok=True)
+    new = database.with_name(f".{database.name}.new")
+    with (folder / FILE).open("rb") as source, new.open("wb") as target:
+        new.chmod(0o600)
+        while chunk := source.read(1 << 20):
+            target.write(chunk)
+    new.replace(database)
+    return kept

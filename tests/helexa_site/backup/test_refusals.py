@@ -1,0 +1,137 @@
+"""What no backup is made of, and what is not restored."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+import tarfile
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from helexa_site.backup import restoring, sqlite_part
+from helexa_site.backup.archive import FORMAT, MANIFEST, Manifest, pack, unpack
+from helexa_site.backup.errors import BackupError
+from helexa_site.backup.secrets_part import ensure_key_fits, restore_secrets, settings_text
+from helexa_site.bootstrap.data_directory import LOCK_FILE
+from helexa_site.config import read_config
+
+MANIFEST_OF_A_TEST = Manifest(
+    format=FORMAT,
+    version="0.1.0",
+    made_at="2026-01-01T00:00:00+00:00",
+    vendor="sqlite",
+    migrations=[["fleet", "0001_initial"]],
+    rows={},
+)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    folder = tmp_path / "content"
+    (folder / "database").mkdir(parents=True)
+    (folder / "database" / "one").write_text("rows")
+    pack(folder, MANIFEST_OF_A_TEST, tmp_path / "backup.tar.gz")
+    return tmp_path / "backup.tar.gz"
+
+
+def repack(archive: Path, tmp_path: Path, name: str, text: str) -> None:
+    folder = tmp_path / "again"
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    (folder / name).write_text(text)
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, arcname=".")
+
+
+def test_what_was_packed_is_unpacked(packed: Path, tmp_path: Path) -> None:
+    found = unpack(packed, tmp_path / "out")
+    assert replace(found, files={}) == MANIFEST_OF_A_TEST
+    assert (tmp_path / "out" / "database" / "one").read_text() == "rows"
+
+
+def test_a_changed_file_is_found(packed: Path, tmp_path: Path) -> None:
+    repack(packed, tmp_path, "database/one", "others")
+    with pytest.raises(BackupError, match="database/one is not what was backed up"):
+        unpack(packed, tmp_path / "out")
+
+
+def test_another_format_is_refused(packed: Path, tmp_path: Path) -> None:
+    repack(packed, tmp_path, MANIFEST, json.dumps({"format": FORMAT + 1}))
+    with pytest.raises(BackupError, match="is of format"):
+        unpack(packed, tmp_path / "out")
+
+
+def test_something_else_is_no_backup(tmp_path: Path) -> None:
+    (tmp_path / "cat.jpg").write_bytes(b"\xff\xd8" * 1000)
+    with pytest.raises(BackupError, match="no backup"):
+        unpack(tmp_path / "cat.jpg", tmp_path / "out")
+
+
+def test_a_backup_of_a_newer_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = replace(MANIFEST_OF_A_TEST, migrations=[["fleet", "9999_from_the_future"]])
+    with pytest.raises(BackupError, match=r"fleet\.9999_from_the_future is not known"):
+        restoring._ensure_restorable(newer)
+    with pytest.raises(BackupError, match="of postgresql"):
+        restoring._ensure_restorable(replace(MANIFEST_OF_A_TEST, vendor="postgresql"))
+    restoring._ensure_restorable(MANIFEST_OF_A_TEST)
+
+
+def test_nothing_is_restored_under_a_running_serve(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(BackupError, match="stop it first"):
+            with restoring._nobody_serves(tmp_path):
+                pytest.fail("a serve runs")
+    finally:
+        os.close(descriptor)
+    with restoring._nobody_serves(tmp_path):
+        pass
+
+
+def test_a_damaged_database_is_no_backup(tmp_path: Path) -> None:
+    (tmp_path / "broken.sqlite3").write_bytes(b"SQLite format 3\0" + b"\x7f" * 5000)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(BackupError, match=r"damaged|cannot be copied"):
+        sqlite_part.copy_database(tmp_path / "broken.sqlite3", tmp_path / "out")
+
+
+def test_a_row_that_refers_to_nothing_is_damage(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "db")) as database, database:
+        database.execute("CREATE TABLE a (id INTEGER PRIMARY KEY)")
+        database.execute("CREATE TABLE b (a INTEGER REFERENCES a (id))")
+        database.execute("INSERT INTO b VALUES (7)")
+    with pytest.raises(BackupError, match="a row of b refers to nothing"):
+        sqlite_part.whole_rows(tmp_path / "db")
+
+
+def test_another_secret_key_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret_key").write_text("of then")
+    config = replace(read_config(), data_dir=tmp_path / "data", secret_key="of now")
+    with pytest.raises(BackupError, match="HELEXA_SECRET_KEY"):
+        ensure_key_fits(config, tmp_path)
+    ensure_key_fits(replace(config, secret_key="of then"), tmp_path)
+    ensure_key_fits(replace(config, secret_key=None), tmp_path)
+
+
+def test_a_key_that_was_there_is_kept_beside(tmp_path: Path) -> None:
+    folder, data_dir = tmp_path / "folder", tmp_path / "data"
+    for path, text in ((folder, "of then"), (data_dir, "of now")):
+        path.mkdir()
+        (path / "secret_key").write_text(text)
+    (folder / "settings.env").write_text("")
+    restore_secrets(replace(read_config(), data_dir=data_dir, secret_key=None), folder)
+    assert (data_dir / "secret_key").read_text() == "of then"
+    assert (data_dir / "secret_key.before-restore").read_text() == "of now"
+
+
+def test_settings_are_written_as_a_shell_reads_them() -> None:
+    text = settings_text(
+        {"HELEXA_API_KEY": "it's $HOME", "HELEXA_SERVE_KEY": "no", "PATH": "/bin", "REDIS_URL": "r"}
+    )
+    assert text == "HELEXA_API_KEY='it'\"'\"'s $HOME'\nREDIS_URL=r\n"

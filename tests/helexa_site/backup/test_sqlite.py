@@ -1,0 +1,86 @@
+"""A backup of SQLite while somebody writes, verified by restoring it: commands as they are run."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from helexa_site.bootstrap.environment import REPOSITORY_DIR
+
+ADD_USER = (
+    "INSERT INTO auth_user (username, password, first_name, last_name, email, is_superuser,"
+    " is_staff, is_active, date_joined) VALUES (?, '', '', '', '', 0, 0, 1, '2026-01-01')"
+)
+SECRET = "a-secret-of-then"
+
+
+def manage(
+    data_dir: Path, *arguments: str, succeeds: bool = True, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    unset = ("DATABASE_URL", "HELEXA_SECRET_KEY")
+    inherited = {name: value for name, value in os.environ.items() if name not in unset}
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY_DIR / "manage.py"), *arguments],
+        env=inherited | {"HELEXA_DATA_DIR": str(data_dir)} | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode == 0) == succeeds, done.stdout + done.stderr
+    return done
+
+
+def users(data_dir: Path) -> set[str]:
+    with closing(sqlite3.connect(data_dir / "helexa.sqlite3")) as database:
+        return {name for (name,) in database.execute("SELECT username FROM auth_user")}
+
+
+def add_user(data_dir: Path, name: str) -> None:
+    with closing(sqlite3.connect(data_dir / "helexa.sqlite3")) as database, database:
+        database.execute(ADD_USER, (name,))
+
+
+def test_what_was_backed_up_comes_back(tmp_path: Path) -> None:
+    here, there, archive = tmp_path / "here", tmp_path / "there", tmp_path / "backup.tar.gz"
+    here.mkdir()
+    (here / "secret_key").write_text(SECRET)
+    (here / "neurons").mkdir()
+    (here / "neurons" / "beast.join").write_text("{}")
+    manage(here, "migrate", "--verbosity", "0")
+    add_user(here, "alice")
+
+    with closing(sqlite3.connect(here / "helexa.sqlite3", isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute(ADD_USER, ("half-written",))
+        manage(here, "backup", str(archive), HELEXA_LEDGER_RETENTION_DAYS="7")
+        writer.execute("COMMIT")
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+    add_user(here, "later")
+
+    told = manage(there, "restore", str(archive)).stdout
+    assert users(there) == {"alice"}
+    assert (there / "secret_key").read_text() == SECRET
+    assert stat.S_IMODE((there / "secret_key").stat().st_mode) == 0o600
+    assert (there / "neurons" / "beast.join").read_text() == "{}"
+    settings = there / "restored-settings.env"
+    assert "HELEXA_LEDGER_RETENTION_DAYS=7\n" in settings.read_text()
+    assert str(settings) in told
+
+    refused = manage(here, "restore", str(archive), succeeds=False)
+    assert "--replace" in refused.stderr
+    assert users(here) == {"alice", "half-written", "later"}
+    manage(here, "restore", "--replace", str(archive))
+    assert users(here) == {"alice"}
+    (aside,) = here.glob("helexa.sqlite3.before-*")
+    with closing(sqlite3.connect(aside)) as before:
+        assert before.execute("SELECT count(*) FROM auth_user").fetchone() == (3,)
+
+    manage(here, "restore", "--check", str(archive))
+    archive.write_bytes(archive.read_bytes()[:-500])
+    damaged = manage(here, "restore", "--check", str(archive), succeeds=False)
+    assert "no backup that can be read" in damaged.stderr
