@@ -72,7 +72,10 @@ BOUNDARIES = (
             f"metering/bench/{name}.py",
             ("django", "redis", "celery", "fleet", "helexa_site", "urllib", "http"),
         )
-        for name in ("comparison", "errors", "metrics", "plan", "scenarios", "statistics")
+        for name in (
+            *("answers", "cases", "comparison", "errors", "metrics", "plan", "probing", "prompts"),
+            *("scenarios", "settings", "statistics"),
+        )
     ),
     # Installed alone, beside an editor: nothing of helexa is there.
     Boundary("acp/helexa_acp", (*OUTSIDE, "inference", "benchmarks", "tests")),

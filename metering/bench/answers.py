@@ -1,0 +1,201 @@
+"""Streamed answers of both dialects, folded into one ``Answer`` with its times. Pure: the moments
+are arguments, in seconds since the request was sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from metering.bench.errors import SampleFailedError
+
+MIN_DECODE_MS = 200.0
+MIN_WINDOW_S = 0.2
+"""Shorter than these, and clocks and batches of frames say more than the engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTiming:
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
+    prefill_tokens: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    text: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    """Names and arguments as they came."""
+    num_pieces: int = 0
+    first_s: float | None = None
+    last_s: float | None = None
+    total_s: float = 0.0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    timing: ServerTiming | None = None
+
+    def note_piece(self, at_s: float) -> None:
+        self.num_pieces += 1
+        self.first_s = at_s if self.first_s is None else self.first_s
+        self.last_s = at_s
+
+    @property
+    def is_timed_by_server(self) -> bool:
+        return self.timing is not None
+
+    @property
+    def decode_tps(self) -> float | None:
+        """By the server's clock, else by the client's. The first token is the prefill's."""
+        tokens = self.completion_tokens or self.num_pieces
+        decode_ms = self.timing.decode_ms if self.timing else None
+        if decode_ms is not None and decode_ms > MIN_DECODE_MS:
+            return tokens / decode_ms * 1000
+        if self.first_s is None or self.last_s is None:
+            return None
+        window_s = self.last_s - self.first_s
+        return (tokens - 1) / window_s if window_s > MIN_WINDOW_S and tokens > 1 else None
+
+    @property
+    def prefill_tps(self) -> float | None:
+        """By the client's clock it holds the way there and back."""
+        if self.timing and self.timing.prefill_ms and self.timing.prefill_tokens:
+            return self.timing.prefill_tokens / self.timing.prefill_ms * 1000
+        computed = (self.prompt_tokens or 0) - (self.cached_tokens or 0)
+        return computed / self.first_s if computed > 0 and self.first_s else None
+
+    @property
+    def queue_wait_ms(self) -> float | None:
+        """What of the time to the first token was not the prompt's computing."""
+        if self.first_s is None or self.timing is None or self.timing.prefill_ms is None:
+            return None
+        return max(0.0, self.first_s * 1000 - self.timing.prefill_ms)
+
+
+class OpenAiFold:
+    """Of the chunks of ``/v1/chat/completions``."""
+
+    def __init__(self) -> None:
+        self.answer = Answer()
+        self._calls: dict[int, list[str]] = {}
+
+    def feed(self, event: dict[str, Any], at_s: float) -> None:
+        """Raises ``SampleFailedError`` for an error within the stream."""
+        if error := event.get("error"):
+            raise SampleFailedError(_message(error))
+        for choice in event.get("choices") or []:
+            self._delta(choice.get("delta") or {}, at_s)
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            self._usage(usage)
+        if timing := timing_of(event):
+            self.answer.timing = timing
+
+    def end(self, at_s: float) -> Answer:
+        self.answer.total_s = at_s
+        self.answer.calls = [(name, text) for name, text in self._calls.values()]
+        return self.answer
+
+    def _delta(self, delta: dict[str, Any], at_s: float) -> None:
+        text = delta.get("content") or ""
+        thinking = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        calls = delta.get("tool_calls") or []
+        if text or thinking or calls:
+            self.answer.note_piece(at_s)
+        self.answer.text += text
+        for call in calls:
+            parts = self._calls.setdefault(int(call.get("index") or 0), ["", ""])
+            function = call.get("function") or {}
+            parts[0] += function.get("name") or ""
+            parts[1] += function.get("arguments") or ""
+
+    def _usage(self, usage: dict[str, Any]) -> None:
+        details = usage.get("prompt_tokens_details") or {}
+        self.answer.prompt_tokens = _whole(usage.get("prompt_tokens"))
+        self.answer.completion_tokens = _whole(usage.get("completion_tokens"))
+        self.answer.cached_tokens = _whole(details.get("cached_tokens"))
+
+
+class AnthropicFold:
+    """Of the events of ``/v1/messages``."""
+
+    def __init__(self) -> None:
+        self.answer = Answer()
+        self._calls: dict[int, list[str]] = {}
+
+    def feed(self, event: dict[str, Any], at_s: float) -> None:
+        """Raises ``SampleFailedError`` for an error within the stream."""
+        match event.get("type"):
+            case "error":
+                raise SampleFailedError(_message(event.get("error")))
+            case "message_start":
+                self._usage((event.get("message") or {}).get("usage") or {})
+            case "content_block_start":
+                self._start(event, at_s)
+            case "content_block_delta":
+                self._delta(event, at_s)
+            case "message_delta":
+                self._usage(event.get("usage") or {})
+        if timing := timing_of(event):
+            self.answer.timing = timing
+
+    def end(self, at_s: float) -> Answer:
+        self.answer.total_s = at_s
+        self.answer.calls = [(name, text or "{}") for name, text in self._calls.values()]
+        return self.answer
+
+    def _start(self, event: dict[str, Any], at_s: float) -> None:
+        block = event.get("content_block") or {}
+        if block.get("type") == "tool_use":
+            self._calls[int(event.get("index") or 0)] = [block.get("name") or "", ""]
+            self.answer.note_piece(at_s)
+
+    def _delta(self, event: dict[str, Any], at_s: float) -> None:
+        delta = event.get("delta") or {}
+        if delta.get("type") in ("text_delta", "thinking_delta", "input_json_delta"):
+            self.answer.note_piece(at_s)
+        self.answer.text += delta.get("text") or ""
+        parts = self._calls.get(int(event.get("index") or 0))
+        if parts is not None:
+            parts[1] += delta.get("partial_json") or ""
+
+    def _usage(self, usage: dict[str, Any]) -> None:
+        """Anthropic counts what was cached beside the rest of the prompt."""
+        if (fresh := _whole(usage.get("input_tokens"))) is not None:
+            cached = _whole(usage.get("cache_read_input_tokens")) or 0
+            written = _whole(usage.get("cache_creation_input_tokens")) or 0
+            self.answer.prompt_tokens = fresh + cached + written
+            self.answer.cached_tokens = cached
+        if (tokens := _whole(usage.get("output_tokens"))) is not None:
+            self.answer.completion_tokens = tokens
+
+
+def timing_of(event: dict[str, Any]) -> ServerTiming | None:
+    """``helexa_timing`` of the original system, or llama.cpp's ``timings``."""
+    usage = event.get("usage") if isinstance(event.get("usage"), dict) else {}
+    ours = event.get("helexa_timing") or (usage or {}).get("helexa_timing")
+    if isinstance(ours, dict):
+        return ServerTiming(
+            prefill_ms=_number(ours.get("prefill_ms")),
+            decode_ms=_number(ours.get("decode_ms")),
+            prefill_tokens=_whole(ours.get("prefill_tokens")),
+        )
+    theirs = event.get("timings")
+    if isinstance(theirs, dict):
+        return ServerTiming(
+            prefill_ms=_number(theirs.get("prompt_ms")),
+            decode_ms=_number(theirs.get("predicted_ms")),
+            prefill_tokens=_whole(theirs.get("prompt_n")),
+        )
+    return None
+
+
+def _message(error: Any) -> str:
+    return str(error.get("message", error) if isinstance(error, dict) else error)
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and value >= 0 else None

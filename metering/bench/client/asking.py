@@ -1,0 +1,136 @@
+"""One question in either dialect, streamed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from metering.bench.answers import Answer, AnthropicFold, OpenAiFold
+from metering.bench.cases import SchemaCase, Tool
+from metering.bench.client.http import Http
+from metering.bench.errors import SampleFailedError
+
+ANTHROPIC_VERSION = "2023-06-01"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Temperature is 0: the same answer each time, as far as a server can."""
+
+    model: str
+    prompt: str
+    max_tokens: int
+    tools: Sequence[Tool] = ()
+    schema: SchemaCase | None = None
+
+
+class Asker(Protocol):
+    def ask(self, ask: Ask) -> Answer:
+        """Raises ``SampleFailedError``."""
+        ...
+
+    def embed(self, model: str, texts: list[str]) -> int | None:
+        """How many tokens they were, where that is told. Raises ``SampleFailedError``."""
+        ...
+
+
+class OpenAiAsker:
+    def __init__(self, http: Http, base_url: str) -> None:
+        self._http = http
+        self._base_url = v1_url(base_url)
+
+    def ask(self, ask: Ask) -> Answer:
+        body: dict[str, Any] = {
+            "model": ask.model,
+            "messages": [{"role": "user", "content": ask.prompt}],
+            "max_tokens": ask.max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if ask.tools:
+            body["tools"] = [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": tool.name,
+                        "description": tool.description,
+                        "parameters": tool.parameters,
+                    },
+                }
+                for tool in ask.tools
+            ]
+        if ask.schema is not None:
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {
+                    "name": ask.schema.name,
+                    "strict": True,
+                    "schema": ask.schema.schema,
+                },
+            }
+        fold = OpenAiFold()
+        return _streamed(self._http, f"{self._base_url}/chat/completions", body, fold)
+
+    def embed(self, model: str, texts: list[str]) -> int | None:
+        body = {"model": model, "input": texts}
+        told = self._http.post(f"{self._base_url}/embeddings", body)
+        vectors = told.get("data") if isinstance(told, dict) else None
+        if not isinstance(vectors, list) or len(vectors) != len(texts):
+            raise SampleFailedError(f"{len(texts)} texts have other than as many vectors")
+        tokens = (told.get("usage") or {}).get("prompt_tokens")
+        return tokens if type(tokens) is int else None
+
+
+class AnthropicAsker:
+    def __init__(self, http: Http, base_url: str) -> None:
+        self._http = http
+        self._base_url = v1_url(base_url)
+
+    def ask(self, ask: Ask) -> Answer:
+        body: dict[str, Any] = {
+            "model": ask.model,
+            "messages": [{"role": "user", "content": ask.prompt}],
+            "max_tokens": ask.max_tokens,
+            "temperature": 0,
+            "stream": True,
+        }
+        if ask.tools:
+            body["tools"] = [
+                {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "input_schema": tool.parameters,
+                }
+                for tool in ask.tools
+            ]
+        if ask.schema is not None:
+            body["output_config"] = {"format": {"type": "json_schema", "schema": ask.schema.schema}}
+        return _streamed(self._http, f"{self._base_url}/messages", body, AnthropicFold())
+
+    def embed(self, model: str, texts: list[str]) -> int | None:
+        raise SampleFailedError("Anthropic's API has no embeddings")
+
+
+def _streamed(http: Http, url: str, body: Any, fold: OpenAiFold | AnthropicFold) -> Answer:
+    started_s = time.perf_counter()
+    for event, at_s in http.stream(url, body):
+        fold.feed(event, at_s)
+    answer = fold.end(time.perf_counter() - started_s)
+    if answer.num_pieces == 0:
+        raise SampleFailedError("the answer is empty")
+    return answer
+
+
+def v1_url(base_url: str) -> str:
+    base = base_url.rstrip("/")
+    return base if base.endswith("/v1") else f"{base}/v1"
+
+
+def key_headers(kind: str, key: str | None) -> Mapping[str, str]:
+    if kind == "anthropic":
+        version = {"anthropic-version": ANTHROPIC_VERSION}
+        return version if key is None else {**version, "x-api-key": key}
+    return {} if key is None else {"authorization": f"Bearer {key}"}

@@ -1,0 +1,222 @@
+"""Targets as objects: ask what they are, whether they are busy, load and unload their models.
+
+NeuronTarget     /version, /discovery, /models, /health of the original's neuron, at its own
+                 port or under /api/neurons/NAME of a gateway, and what answers its models
+EndpointTarget   /v1/models, and whatever tells its version
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Protocol
+from urllib.parse import quote, urlsplit
+
+from django.core.management.base import CommandError
+
+from fleet.management.backend import LocalBackend
+from metering.bench import probing
+from metering.bench.client.asking import AnthropicAsker, Asker, OpenAiAsker, key_headers
+from metering.bench.client.http import Http
+from metering.bench.errors import BenchError, SampleFailedError, TargetUnreachableError
+from metering.bench.probing import BuildInfo, HostInfo, ModelInfo, Probed, Telemetry
+from metering.bench.settings import TargetSpec
+
+VERSION_PATHS = ("version", "api/version", "props")
+
+
+class Target(Protocol):
+    def probe(self) -> Probed:
+        """Raises ``TargetUnreachableError``."""
+        ...
+
+    def asker(self, model: ModelInfo) -> Asker:
+        """Raises ``TargetUnreachableError`` where its requests would not be measured here."""
+        ...
+
+    def is_busy(self) -> bool: ...
+
+    def telemetry(self, model: ModelInfo) -> Telemetry: ...
+
+    def load(self, model: ModelInfo) -> float:
+        """How long it took, in seconds. Raises ``SampleFailedError``."""
+        ...
+
+    def unload(self, model: ModelInfo) -> float:
+        """As ``load``."""
+        ...
+
+
+class Door(Protocol):
+    """To what a neuron tells and does."""
+
+    def get(self, path: str) -> Any:
+        """Raises ``TargetUnreachableError``."""
+        ...
+
+    def post(self, path: str, body: Any) -> Any:
+        """Raises ``SampleFailedError``."""
+        ...
+
+
+class HttpDoor:
+    def __init__(self, http: Http, endpoint: str) -> None:
+        self._http = http
+        self._endpoint = endpoint.rstrip("/")
+
+    def get(self, path: str) -> Any:
+        return self._http.get(f"{self._endpoint}/{path}")
+
+    def post(self, path: str, body: Any) -> Any:
+        return self._http.post(f"{self._endpoint}/{path}", body)
+
+
+class LocalDoor:
+    """The REST API's views in this process, as ``manage.py neurons`` calls them: whoever has the
+    database needs no key."""
+
+    def __init__(self, name: str) -> None:
+        self._path = f"neurons/{name}"
+        self._backend = LocalBackend()
+
+    def get(self, path: str) -> Any:
+        try:
+            return self._backend.ask("GET", f"{self._path}/{path}")
+        except CommandError as error:
+            raise TargetUnreachableError(f"{self._path}/{path}: {error}") from error
+
+    def post(self, path: str, body: Any) -> Any:
+        try:
+            return self._backend.ask("POST", f"{self._path}/{path}", body)
+        except CommandError as error:
+            raise SampleFailedError(str(error)) from error
+
+
+class NeuronTarget:
+    def __init__(self, spec: TargetSpec, http: Http) -> None:
+        self._spec = spec
+        self._http = http
+        self._door: Door = LocalDoor(spec.name) if spec.is_local else HttpDoor(http, spec.endpoint)
+
+    def probe(self) -> Probed:
+        build = probing.neuron_build(self._object("version"))
+        if self._spec.build:
+            build = BuildInfo(build=self._spec.build, package_version=build.package_version)
+        return Probed(
+            build=build,
+            host=probing.neuron_host(self._object("discovery")),
+            models=probing.neuron_models(self._door.get("models")),
+        )
+
+    def asker(self, model: ModelInfo) -> Asker:
+        base_url = self._spec.endpoint
+        if not self._spec.is_local:
+            found = self._door.get(f"models/{quote(model.id, safe='')}/endpoint")
+            base_url = str(found.get("url") if isinstance(found, dict) else "")
+            base_url = _reachable(base_url, self._spec.endpoint)
+        card = None
+        with contextlib.suppress(TargetUnreachableError):  # a neuron of the original has no list
+            card = self._http.get(f"{base_url.rstrip('/')}/v1/models/{quote(model.id, safe='')}")
+        if others := probing.other_places(card, _neuron_name(self._spec)):
+            raise TargetUnreachableError(
+                f"{model.id} is also loaded on {', '.join(others)}, and the gateway chooses"
+            )
+        return OpenAiAsker(self._http, base_url)
+
+    def is_busy(self) -> bool:
+        return probing.is_busy(self._object("health"))
+
+    def telemetry(self, model: ModelInfo) -> Telemetry:
+        try:
+            return probing.telemetry_of(self._object("health"), model)
+        except BenchError:
+            return Telemetry()
+
+    def load(self, model: ModelInfo) -> float:
+        return self._timed("models/load", {"model_id": model.id, "harness": model.harness})
+
+    def unload(self, model: ModelInfo) -> float:
+        return self._timed("models/unload", {"model_id": model.id})
+
+    def _timed(self, path: str, body: dict[str, Any]) -> float:
+        started_s = time.perf_counter()
+        self._door.post(path, body)
+        return time.perf_counter() - started_s
+
+    def _object(self, path: str) -> dict[str, Any]:
+        found = self._door.get(path)
+        if not isinstance(found, dict):
+            raise TargetUnreachableError(f"{self._spec.endpoint}/{path} is no JSON object")
+        return found
+
+
+class EndpointTarget:
+    """Any server of OpenAI's or Anthropic's API. Nobody can tell whether it is busy."""
+
+    def __init__(self, spec: TargetSpec, http: Http) -> None:
+        self._spec = spec
+        self._http = http
+        base = spec.endpoint.rstrip("/")
+        self._root = base.removesuffix("/v1")
+
+    def probe(self) -> Probed:
+        if self._spec.only_models and self._spec.build:
+            models = tuple(ModelInfo(id=name) for name in self._spec.only_models)
+        else:
+            models = probing.listed_models(self._http.get(f"{self._root}/v1/models"))
+        return Probed(
+            build=self._build(),
+            host=HostInfo(hostname=self._spec.hostname, gpus=self._spec.gpus),
+            models=models,
+        )
+
+    def asker(self, model: ModelInfo) -> Asker:
+        kind = AnthropicAsker if self._spec.kind == "anthropic" else OpenAiAsker
+        return kind(self._http, self._spec.endpoint)
+
+    def is_busy(self) -> bool:
+        return False
+
+    def telemetry(self, model: ModelInfo) -> Telemetry:
+        return Telemetry()
+
+    def load(self, model: ModelInfo) -> float:
+        raise SampleFailedError("only neurons load and unload on demand")
+
+    unload = load
+
+    def _build(self) -> BuildInfo:
+        if self._spec.build:
+            return BuildInfo(build=self._spec.build)
+        for path in VERSION_PATHS:
+            try:
+                version = self._http.get(f"{self._root}/{path}")
+            except TargetUnreachableError:
+                continue
+            if told := probing.told_build(version):
+                return BuildInfo(
+                    build=told,
+                    package_version=told,
+                    built_at=probing.moment_of(version.get("build_timestamp")),
+                )
+        return BuildInfo(build=probing.EXTERNAL)
+
+
+def open_target(spec: TargetSpec, *, timeout_s: float) -> Target:
+    http = Http(headers=key_headers(spec.kind, spec.api_key), timeout_s=timeout_s)
+    return NeuronTarget(spec, http) if spec.kind == "neuron" else EndpointTarget(spec, http)
+
+
+def _neuron_name(spec: TargetSpec) -> str:
+    """As the gateway calls it."""
+    return spec.name if spec.is_local else spec.endpoint.rstrip("/").rpartition("/")[2]
+
+
+def _reachable(url: str, endpoint: str) -> str:
+    """A neuron that says ``localhost`` means its own host."""
+    told, asked = urlsplit(url), urlsplit(endpoint)
+    if told.hostname in ("localhost", "127.0.0.1", "0.0.0.0", "::1") and asked.hostname:
+        host = f"[{asked.hostname}]" if ":" in asked.hostname else asked.hostname
+        port = f":{told.port}" if told.port else ""
+        return f"{told.scheme}://{host}{port}{told.path}".rstrip("/")
+    return url.rstrip("/")

@@ -1,0 +1,153 @@
+"""Results as JSON: ``scripts/bench --json`` of this repository, and lists of baseline points. Pure:
+rows come out as the columns of a run.
+
+``scripts/bench`` names its rows in words: ``decode, 8 at once`` is ``concurrency:8`` here,
+``prefill, 512 tokens`` is ``prefill:512``, a TTFT with its length ``chat:<n>``, cold or warm.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from metering.bench.errors import BenchFileError
+from metering.bench.probing import EXTERNAL, moment_of
+
+ROWS = (
+    (re.compile(r"decode, (\d+)\b"), "concurrency:{}", "decode_tps"),
+    (re.compile(r"prefill, (\d+)\b"), "prefill:{}", "prefill_tps"),
+    (re.compile(r"TTFT, (\d+) tokens, cold"), "chat:{}", "ttft_s"),
+    (re.compile(r"TTFT, (\d+) tokens, prefix-warm"), "chat:{}:warm", "ttft_s"),
+)
+POINT_TEXTS = frozenset(
+    {
+        "target_name",
+        "hostname",
+        "driver_version",
+        "cuda_version",
+        "build",
+        "git_sha",
+        "git_sha_long",
+        "package_version",
+        "model_id",
+        "harness",
+        "scenario_id",
+    }
+)
+POINT_NUMBERS = frozenset(
+    {
+        "ttft_s",
+        "decode_tps",
+        "prefill_tps",
+        "total_s",
+        "ttft_p95_s",
+        "queue_wait_ms",
+        "swap_unload_ms",
+        "swap_load_ms",
+        "quality_score",
+    }
+)
+POINT_COUNTS = frozenset(
+    {"prompt_tokens_actual", "completion_tokens", "max_tokens", "concurrency", "rejected"}
+)
+OTHER = frozenset({"gpus", "build_timestamp", "ts"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultFile:
+    rows: tuple[Mapping[str, Any], ...]
+    remarks: tuple[str, ...] = ()
+
+
+def read_results(text: str, *, model: str, build: str) -> ResultFile:
+    """``model`` and ``build``: what a file of ``scripts/bench`` does not tell. Raises
+    ``BenchFileError``."""
+    try:
+        told = json.loads(text)
+    except ValueError as error:
+        raise BenchFileError(f"no JSON: {error}") from error
+    if isinstance(told, list):
+        return ResultFile(rows=tuple(_point(one) for one in told))
+    if not isinstance(told, dict) or not isinstance(told.get("subjects"), dict):
+        raise BenchFileError("neither a list of points nor what scripts/bench --json prints")
+    if not model:
+        raise BenchFileError("scripts/bench does not say which model it measured: name it")
+    return _scripts_bench(told, model=model, build=build or EXTERNAL)
+
+
+def _scripts_bench(told: Mapping[str, Any], *, model: str, build: str) -> ResultFile:
+    measurements = told.get("measurements")
+    if measurements is None:
+        measurements = {
+            name: {"readings": readings} for name, readings in (told.get("readings") or {}).items()
+        }
+    rows: list[Mapping[str, Any]] = []
+    remarks = []
+    for name, measurement in measurements.items():
+        known = _known_row(name)
+        if known is None:
+            remarks.append(f"{name!r} is left out: there is no such scenario")
+            continue
+        scenario, column = known
+        for subject, readings in (measurement.get("readings") or {}).items():
+            rows += _readings(readings, scenario, column, subject, told, model, build)
+    return ResultFile(rows=tuple(rows), remarks=tuple(remarks))
+
+
+def _readings(
+    readings: Sequence[Any],
+    scenario: str,
+    column: str,
+    subject: str,
+    told: Mapping[str, Any],
+    model: str,
+    build: str,
+) -> Iterator[Mapping[str, Any]]:
+    for number, reading in enumerate(readings):
+        if type(reading) in (int, float):
+            yield {
+                "target_name": subject,
+                "build": build,
+                "model_id": model,
+                "scenario_id": scenario,
+                column: float(reading),
+                "settings": {
+                    "machine": told.get("machine"),
+                    "subject": told["subjects"].get(subject),
+                    "round": number,
+                },
+            }
+
+
+def _known_row(name: str) -> tuple[str, str] | None:
+    for pattern, scenario, column in ROWS:
+        if match := pattern.match(name):
+            return scenario.format(match[1]), column
+    return None
+
+
+def _point(told: Any) -> Mapping[str, Any]:
+    if not isinstance(told, dict):
+        raise BenchFileError("a point is a JSON object")
+    for name in ("target_name", "model_id", "scenario_id"):
+        if not isinstance(told.get(name), str) or not told[name]:
+            raise BenchFileError(f"a point has its {name}")
+    row: dict[str, Any] = {}
+    for name, value in told.items():
+        if name in POINT_TEXTS and isinstance(value, str):
+            row[name] = value
+        elif name in POINT_NUMBERS and type(value) in (int, float):
+            row[name] = float(value)
+        elif name in POINT_COUNTS and type(value) is int and value >= 0:
+            row[name] = value
+        elif name == "gpus" and isinstance(value, list):
+            row[name] = [str(one) for one in value]
+        elif name in ("build_timestamp", "ts") and (moment := moment_of(value)):
+            row[name] = moment
+        elif value is not None:
+            raise BenchFileError(f"a point has no {name} that is {value!r}")
+    row["build"] = row.get("build") or row.get("git_sha") or EXTERNAL
+    return row

@@ -1,0 +1,83 @@
+"""Files into the database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import transaction
+
+from metering.actor import Actor
+from metering.bench import store
+from metering.bench.errors import BenchFileError
+from metering.bench.files.bench_toml import BenchToml, read_bench_toml
+from metering.bench.files.original_database import is_database, read_original
+from metering.bench.files.results_json import read_results
+from metering.bench.models import BenchRun, BenchTarget
+
+SCRIPTS_BENCH, ORIGINAL = "scripts/bench", "original"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    num_runs: int = 0
+    num_targets: int = 0
+    remarks: tuple[str, ...] = ()
+
+
+def file_import(
+    *, actor: Actor, path: Path, model: str = "", build: str = "", target: str = ""
+) -> Imported:
+    """``target``: the name under which results are kept, where it is not the file's. Raises
+    ``BenchError``."""
+    try:
+        if is_database(path):
+            rows = list(read_original(path))
+            return _keep(actor, path, rows, origin=ORIGINAL, target=target)
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchFileError(f"{path} cannot be read: {error}") from error
+    if path.suffix == ".toml":
+        return toml_apply(actor=actor, told=read_bench_toml(text))
+    results = read_results(text, model=model, build=build)
+    imported = _keep(actor, path, results.rows, origin=SCRIPTS_BENCH, target=target)
+    return Imported(num_runs=imported.num_runs, remarks=results.remarks)
+
+
+def toml_apply(*, actor: Actor, told: BenchToml) -> Imported:
+    """Targets of the same name are changed. Raises ``BenchError``."""
+    with transaction.atomic():
+        if told.plan:
+            plan = store.plan_find()
+            for name, value in told.plan.items():
+                setattr(plan, name, value)
+            store.plan_save(actor=actor, plan=plan)
+        for columns in told.targets:
+            target = BenchTarget.objects.filter(name=columns["name"]).first() or BenchTarget()
+            for name, value in columns.items():
+                setattr(target, name, value)
+            store.target_save(actor=actor, target=target)
+    return Imported(num_targets=len(told.targets), remarks=told.remarks)
+
+
+def _keep(
+    actor: Actor, path: Path, rows: Iterable[Mapping[str, Any]], *, origin: str, target: str
+) -> Imported:
+    written_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    runs = []
+    for row in rows:
+        columns = {"ts": written_at, "target_kind": "openai", "ok": True, **row}
+        if target:
+            columns["target_name"] = target
+        run = BenchRun(origin=origin, **columns)
+        try:
+            run.clean_fields()
+        except ValidationError as error:
+            raise BenchFileError(f"{path}: {'; '.join(error.messages)}") from error
+        runs.append(run)
+    num_runs = store.runs_import(actor=actor, runs=runs, source=path.name)
+    return Imported(num_runs=num_runs)

@@ -1,0 +1,224 @@
+"""``manage.py bench``: measure, report, compare, import, score."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import close_old_connections
+
+from metering.actor import COMMAND
+from metering.bench import report, store, summaries
+from metering.bench.client.targets import open_target
+from metering.bench.comparison import ALPHA, MIN_CHANGE, Verdict, compare
+from metering.bench.errors import BenchError, BenchValueError
+from metering.bench.importing import file_import
+from metering.bench.management.choosing import (
+    add_sweep_arguments,
+    settings_chosen,
+    targets_chosen,
+)
+from metering.bench.metrics import METRICS
+from metering.bench.reading import Where, cells_list, samples_of, side_of
+from metering.bench.settings import SweepSettings
+from metering.bench.sweep import Sweep, SweepResult
+from metering.management.output import json_text, told
+
+REGRESSED_CODE = 1
+"""Of ``compare``; what cannot be done at all ends with ``ERROR_CODE``."""
+ERROR_CODE = 2
+REPORTS: dict[str, tuple[tuple[report.Column, ...], Callable[[Any], list[Any]]]] = {
+    "scaling": (report.SCALING, summaries.scaling_rows),
+    "swap": (report.SWAP, summaries.swap_rows),
+    "capability": (report.CAPABILITY, summaries.quality_rows),
+    "concurrency": (report.CONCURRENCY, summaries.concurrency_rows),
+}
+
+
+class RegressedError(CommandError):
+    pass
+
+
+class Command(BaseCommand):
+    help = "Measures models on this fleet's neurons and any other endpoint, build by build."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parsers = parser.add_subparsers(dest="command", required=True)
+        once = parsers.add_parser("once", help="one sweep: measure what has too few samples")
+        add_sweep_arguments(once)
+        once.add_argument("--json", action="store_true", help="print JSON")
+        add_sweep_arguments(parsers.add_parser("run", help="sweep after sweep, until it is ended"))
+        _add_report(parsers.add_parser("report", help="the latest builds' medians"))
+        _add_compare(parsers.add_parser("compare", help="two builds or targets, cell by cell"))
+        _add_import(parsers.add_parser("import", help="targets or results out of a file"))
+        score = parsers.add_parser("score", help="say how good a probe's answer was")
+        score.add_argument("--id", type=int, required=True, help="of the run")
+        score.add_argument("--score", type=float, required=True, help="from 0 to 1")
+        score.add_argument("--scorer", default="manual", help="default: %(default)s")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        try:
+            with told():
+                getattr(self, f"_{options['command']}")(options)
+        except BenchValueError as error:
+            raise CommandError(f"{error.field}: {error}", returncode=ERROR_CODE) from error
+        except BenchError as error:
+            raise CommandError(str(error), returncode=ERROR_CODE) from error
+        except RegressedError:
+            raise
+        except CommandError as error:
+            error.returncode = ERROR_CODE
+            raise
+
+    def _once(self, options: dict[str, Any]) -> None:
+        say = self.stderr.write if options["json"] else self.stdout.write
+        result = self._sweep(options, settings_chosen(options), say)
+        if options["json"]:
+            self.stdout.write(json_text(asdict(result)))
+        if result.num_ok == 0 and (result.num_failed or result.left_out):
+            raise CommandError("nothing was measured", returncode=ERROR_CODE)
+
+    def _run(self, options: dict[str, Any]) -> None:
+        while True:
+            close_old_connections()
+            settings = settings_chosen(options)
+            self._sweep(options, settings, self.stdout.write)
+            time.sleep(settings.sweep_interval_s)
+
+    def _sweep(
+        self, options: dict[str, Any], settings: SweepSettings, say: Callable[[str], object]
+    ) -> SweepResult:
+        sweep = Sweep(
+            settings=settings,
+            store=store.RunStore(),
+            open_target=lambda spec: open_target(spec, timeout_s=settings.request_timeout_s),
+            say=say,
+        )
+        specs = targets_chosen(options)
+        if not specs:
+            raise BenchValueError("target", "there is nothing to measure: no neuron, no target")
+        result = sweep.run(specs)
+        say(
+            f"{result.num_ok} measured, {result.num_failed} failed, "
+            f"{result.num_cells_done} had their samples"
+        )
+        return result
+
+    def _report(self, options: dict[str, Any]) -> None:
+        cells = summaries.latest_of_each(cells_list(Where(target=options["target"] or "")))
+        chosen = next((name for name in REPORTS if options[name]), None)
+        if chosen is None:
+            columns, rows = report.SUMMARY, [summaries.summary_row(cell) for cell in cells]
+        else:
+            columns, make = REPORTS[chosen]
+            rows = make(cells)
+        if options["format"] == "json":
+            self.stdout.write(json_text(rows))
+            return
+        points = report.flat(rows) if chosen in ("scaling", "concurrency") else rows
+        self.stdout.write(report.markdown(columns, points))
+
+    def _compare(self, options: dict[str, Any]) -> None:
+        after = side_of(options["after"] or options["before"])
+        # Of one target alone its latest build is compared with the one before.
+        before = side_of(options["before"], default=-1 if options["after"] else -2)
+        where = Where(model=options["model"] or "", scenario=options["scenario"] or "")
+        comparison = compare(
+            samples_of(before, where),
+            samples_of(after, where),
+            only_metrics=frozenset(options["metric"]) if options["metric"] else None,
+            alpha=options["alpha"],
+            min_change=options["min_change"],
+        )
+        if not comparison.cells:
+            raise BenchValueError("cells", f"{before} and {after} have no cell in common")
+        regressed = comparison.having(Verdict.REGRESSED)
+        if options["format"] == "json":
+            self.stdout.write(
+                json_text(
+                    {
+                        "before": asdict(before),
+                        "after": asdict(after),
+                        "regressed": len(regressed),
+                        "cells": report.comparison_rows(comparison),
+                    }
+                )
+            )
+        else:
+            self.stdout.write(report.comparison_markdown(comparison, str(before), str(after)))
+        if regressed:
+            raise RegressedError(
+                f"{len(regressed)} of {len(comparison.cells)} cells regressed",
+                returncode=REGRESSED_CODE,
+            )
+
+    def _import(self, options: dict[str, Any]) -> None:
+        imported = file_import(
+            actor=COMMAND,
+            path=options["file"],
+            model=options["model"],
+            build=options["build"],
+            target=options["target"],
+        )
+        for remark in imported.remarks:
+            self.stderr.write(remark)
+        self.stdout.write(f"{imported.num_runs} results and {imported.num_targets} targets")
+
+    def _score(self, options: dict[str, Any]) -> None:
+        run = store.run_score(
+            actor=COMMAND,
+            run_id=options["id"],
+            score=options["score"],
+            scorer=options["scorer"],
+        )
+        self.stdout.write(f"{run} scored {run.quality_score:g} by {run.scorer}")
+
+
+def _add_report(parser: ArgumentParser) -> None:
+    parser.add_argument("--format", choices=("md", "json"), default="md", help="default: md")
+    parser.add_argument("--target", metavar="NAME", help="of this one alone")
+    views = parser.add_mutually_exclusive_group()
+    views.add_argument("--scaling", action="store_true", help="speed over length")
+    views.add_argument("--swap", action="store_true", help="what loading costs")
+    views.add_argument("--capability", action="store_true", help="scores")
+    views.add_argument("--concurrency", action="store_true", help="throughput and latency")
+
+
+def _add_compare(parser: ArgumentParser) -> None:
+    parser.add_argument("before", metavar="TARGET[@BUILD]")
+    parser.add_argument(
+        "after",
+        metavar="TARGET[@BUILD]",
+        nargs="?",
+        help="without it the target's latest build is compared with the one before",
+    )
+    parser.add_argument("--format", choices=("md", "json"), default="md", help="default: md")
+    parser.add_argument("--model", metavar="NAME", help="this one alone")
+    parser.add_argument("--scenario", metavar="ID", help="this one alone")
+    parser.add_argument("--metric", action="append", choices=sorted(METRICS), help="these alone")
+    parser.add_argument(
+        "--alpha", type=float, default=ALPHA, help="significance of the test; default: %(default)s"
+    )
+    parser.add_argument(
+        "--min-change",
+        type=float,
+        default=MIN_CHANGE,
+        help="smaller changes are none; default: %(default)s",
+    )
+
+
+def _add_import(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "file",
+        type=Path,
+        help="helexa-bench.toml, the original's bench.sqlite, what scripts/bench --json printed, "
+        "or a JSON list of points",
+    )
+    parser.add_argument("--model", default="", help="that scripts/bench measured")
+    parser.add_argument("--build", default="", help="that scripts/bench measured")
+    parser.add_argument("--target", default="", metavar="NAME", help="to keep results under")

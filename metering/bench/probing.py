@@ -1,0 +1,199 @@
+"""What targets tell of themselves, read into frozen values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+UNKNOWN = "unknown"
+EXTERNAL = "external"
+"""The build of an endpoint that tells none."""
+MAX_BUILD_CHARACTERS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildInfo:
+    build: str
+    """What cells go by."""
+    git_sha: str = ""
+    git_sha_long: str = ""
+    git_dirty: bool = False
+    package_version: str = ""
+    built_at: datetime | None = None
+    features: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostInfo:
+    hostname: str = ""
+    driver_version: str = ""
+    cuda_version: str = ""
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    id: str
+    harness: str = ""
+    capabilities: frozenset[str] = frozenset()
+    """Empty: it tells none."""
+    context_tokens: int | None = None
+    devices: tuple[int, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What else was told of how it runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    vram_used_mb: int | None = None
+    gpu_util_pct: int | None = None
+    gpu_temp_c: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    build: BuildInfo
+    host: HostInfo
+    models: tuple[ModelInfo, ...]
+
+
+def neuron_build(version: Mapping[str, Any]) -> BuildInfo:
+    """A dirty tree is a build of its own: nobody can tell it from another one, but it is not the
+    commit."""
+    sha, package = _text(version, "git_sha"), _text(version, "package_version")
+    is_dirty = version.get("git_dirty") is True
+    sha = "" if sha == UNKNOWN else sha
+    build = f"{sha}-dirty" if sha and is_dirty else sha or package or UNKNOWN
+    return BuildInfo(
+        build=build[:MAX_BUILD_CHARACTERS],
+        git_sha=sha[:40],
+        git_sha_long=_text(version, "git_sha_long")[:64],
+        git_dirty=is_dirty,
+        package_version=package[:100],
+        built_at=moment_of(version.get("build_timestamp")),
+        features=tuple(map(str, version.get("features") or ())),
+    )
+
+
+def neuron_host(discovery: Mapping[str, Any]) -> HostInfo:
+    return HostInfo(
+        hostname=_text(discovery, "hostname")[:200],
+        driver_version=_text(discovery, "driver_version")[:100],
+        cuda_version=_text(discovery, "cuda_version")[:100],
+        gpus=tuple(str(device.get("name", "")) for device in discovery.get("devices") or ()),
+    )
+
+
+def neuron_models(models: Any) -> tuple[ModelInfo, ...]:
+    """Those that are loaded."""
+    entries = models if isinstance(models, list) else []
+    return tuple(_model(entry) for entry in entries if entry.get("status", "loaded") == "loaded")
+
+
+def listed_models(told: Any) -> tuple[ModelInfo, ...]:
+    """Of ``/v1/models``, of whichever dialect; those that say that they are not loaded are left
+    out."""
+    entries = told.get("data") if isinstance(told, dict) else None
+    return tuple(_model(entry) for entry in entries or () if entry.get("loaded", True) is not False)
+
+
+def told_build(version: Any) -> str:
+    """Of what vLLM, SGLang and Ollama say at ``/version`` and ``/api/version``, and llama.cpp at
+    ``/props``."""
+    if not isinstance(version, dict):
+        return ""
+    for name in ("git_sha", "build_info", "version", "package_version"):
+        word = _text(version, name)
+        if word and word != UNKNOWN:
+            return word[:MAX_BUILD_CHARACTERS]
+    return ""
+
+
+def is_busy(health: Mapping[str, Any]) -> bool:
+    """Whether the neuron has work of anybody."""
+    return any(
+        (load.get("in_flight") or 0) + (load.get("queue_depth") or 0) > 0
+        for load in health.get("models") or ()
+    )
+
+
+def telemetry_of(health: Mapping[str, Any], model: ModelInfo) -> Telemetry:
+    """Of the cards that the model is on: all memory, the busiest, the hottest."""
+    cards = [
+        card
+        for card in health.get("devices") or ()
+        if not model.devices or card.get("index") in model.devices
+    ]
+
+    def told(name: str) -> list[int]:
+        return [card[name] for card in cards if type(card.get(name)) is int]
+
+    used = told("vram_used_mb")
+    return Telemetry(
+        vram_used_mb=sum(used) if used else None,
+        gpu_util_pct=max(told("utilization_pct"), default=None),
+        gpu_temp_c=max(told("temp_c"), default=None),
+    )
+
+
+def other_places(card: Any, neuron: str) -> list[str]:
+    """The other neurons that serve the model, by the gateway's word in either of its shapes."""
+    places = (card.get("locations") if isinstance(card, dict) else None) or ()
+    names = [place.get("node", "") if isinstance(place, dict) else str(place) for place in places]
+    return sorted({name for name in names if name and name != neuron})
+
+
+def moment_of(value: Any) -> datetime | None:
+    """ISO 8601, or seconds since 1970; without a zone it is UTC."""
+    if type(value) in (int, float):
+        return datetime.fromtimestamp(value, UTC)
+    if not isinstance(value, str) or not value:
+        return None
+    if value.isdigit():
+        return datetime.fromtimestamp(int(value), UTC)
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+KNOWN = frozenset(
+    {"id", "object", "created", "created_at", "harness", "status", "capabilities", "devices"}
+    | {"vram_used_mb", "loaded", "locations", "feasible_on", "cost", "description", "progress"}
+)
+"""Of a model's object, what is no setting of it."""
+
+
+def _model(entry: Mapping[str, Any]) -> ModelInfo:
+    devices = entry.get("devices")
+    return ModelInfo(
+        id=str(entry.get("id", ""))[:200],
+        harness=_text(entry, "harness")[:40],
+        capabilities=_capabilities(entry.get("capabilities")),
+        context_tokens=_context(entry),
+        devices=tuple(one for one in devices if type(one) is int)
+        if isinstance(devices, list)
+        else (),
+        settings={name: value for name, value in entry.items() if name not in KNOWN},
+    )
+
+
+def _capabilities(told: Any) -> frozenset[str]:
+    """A list of words here; others have objects or nothing."""
+    return frozenset(map(str, told)) if isinstance(told, list) else frozenset()
+
+
+def _context(entry: Mapping[str, Any]) -> int | None:
+    limit = entry.get("limit") if isinstance(entry.get("limit"), dict) else {}
+    for value in ((limit or {}).get("context"), entry.get("max_model_len")):
+        if type(value) is int and value > 0:
+            return value
+    return None
+
+
+def _text(told: Mapping[str, Any], name: str) -> str:
+    value = told.get(name)
+    return value.strip() if isinstance(value, str) else ""

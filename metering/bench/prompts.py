@@ -1,0 +1,46 @@
+"""The prompts. Pure: the same salt gives the same text, another one a text that no cache knows."""
+
+from __future__ import annotations
+
+import random
+
+CHARACTERS_PER_TOKEN = 4
+"""Of English, roughly; what a prompt really took is in its run."""
+NO_THINKING = "/no_think"
+"""Models that think obey it, others read over it: speeds are of answers."""
+WORDS = """
+river stone market evening letter garden winter bridge paper captain window mountain silver orange
+morning village cotton engine harbour island lantern meadow needle ocean pepper quiet road summer
+table valley water yellow anchor basket candle driver forest ginger hammer iron jacket kitchen
+ladder mirror number office pencil rabbit saddle thunder velvet wagon
+""".split()  # noqa: SIM905 - sixty quotes say no more
+ASK = (
+    "Leave the words above alone. Write a report of about three hundred words for the council of a "
+    "small coastal town on whether it should rebuild its old wooden pier. Say what the pier was "
+    "used for, what a new one would cost, who would gain from it, and what you advise."
+)
+EMBEDDING_TEXTS = 16
+EMBEDDING_TEXT_TOKENS = 64
+
+
+def filler(num_tokens: int, salt: str) -> str:
+    """About so many tokens of words in an order that only ``salt`` decides, from the first one
+    on."""
+    num_characters = num_tokens * CHARACTERS_PER_TOKEN
+    numbers = random.Random(salt)
+    words, length = [], 0
+    while length <= num_characters:
+        word = numbers.choice(WORDS)
+        words.append(word)
+        length += len(word) + 1
+    return " ".join(words)[:num_characters]
+
+
+def chat_prompt(num_tokens: int, salt: str) -> str:
+    """About so many tokens, what is asked included."""
+    rest = num_tokens - len(ASK) // CHARACTERS_PER_TOKEN
+    return f"{filler(max(8, rest), salt)}\n\n{ASK} {NO_THINKING}"
+
+
+def embedding_texts(salt: str) -> list[str]:
+    return [filler(EMBEDDING_TEXT_TOKENS, f"{salt}-{number}") for number in range(EMBEDDING_TEXTS)]

@@ -1,0 +1,194 @@
+"""An endpoint that answers by a script and tells its own timings, so that no test depends on how
+fast this machine is. OpenAI's and Anthropic's API, and the original neuron's paths."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from metering.bench import cases
+
+MODEL, EMBEDDER = "scripted", "scripted-embedder"
+PROMPT_TOKENS, COMPLETION_TOKENS = 100, 64
+DECODE_TPS, PREFILL_TPS = 200.0, 5000.0
+
+
+@dataclass
+class Script:
+    """What the next answers are like."""
+
+    build: str = "b1"
+    speed: float = 1.0
+    """Of what its timings tell, as a share of the ordinary."""
+    tells_timing: bool = True
+    status: int = 200
+    in_flight: int = 0
+    """Of others, as the neuron's health tells."""
+    locations: list[str] = field(default_factory=lambda: ["beast"])
+    wrong_calls: bool = False
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+    """Paths and bodies of all POSTs."""
+    wobble: int = 0
+
+    def timing(self) -> dict[str, float]:
+        """A little other each time, the same little in each run of a test."""
+        self.wobble += 1
+        noise = 1 + 0.01 * (self.wobble % 7 - 3) / 3
+        return {
+            "prefill_ms": PROMPT_TOKENS / (PREFILL_TPS * self.speed) * 1000 * noise,
+            "decode_ms": COMPLETION_TOKENS / (DECODE_TPS * self.speed) * 1000 * noise,
+            "prefill_tokens": PROMPT_TOKENS,
+        }
+
+
+@contextmanager
+def running_endpoint(script: Script) -> Iterator[str]:
+    """Its URL."""
+
+    class Handler(_Handler):
+        pass
+
+    Handler.script = script
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    script: Script
+
+    def log_message(self, *_args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        found = self._told(self.path.removeprefix("/api/neurons/beast"))
+        self._json(
+            404 if found is None else 200, {"error": "nothing here"} if found is None else found
+        )
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.script.asked.append((self.path, body))
+        path = self.path.removeprefix("/api/neurons/beast")
+        if self.script.status != 200:
+            self._json(self.script.status, {"error": {"message": "not today"}})
+        elif path == "/v1/chat/completions":
+            self._stream(list(self._chunks(body)))
+        elif path == "/v1/messages":
+            self._stream(list(self._events(body)))
+        elif path == "/v1/embeddings":
+            data = [{"index": n, "embedding": [0.0]} for n in range(len(body["input"]))]
+            self._json(200, {"data": data, "usage": {"prompt_tokens": 10 * len(data)}})
+        elif path in ("/models/load", "/models/unload"):
+            self._json(200, {"status": "done"})
+        else:
+            self._json(404, {"error": "nothing here"})
+
+    def _told(self, path: str) -> Any:
+        url = f"http://localhost:{self.server.server_address[1]}"  # type: ignore[attr-defined]
+        return {
+            "/version": {"git_sha": self.script.build, "package_version": "9.9"},
+            "/discovery": {
+                "hostname": "beast",
+                "driver_version": "600.1",
+                "devices": [{"index": 0, "name": "a card"}, {"index": 1, "name": "a card"}],
+            },
+            "/models": [
+                {"id": MODEL, "harness": "candle", "status": "loaded", "devices": [1]},
+                {"id": "half", "harness": "candle", "status": "loading"},
+            ],
+            "/health": {
+                "models": [{"id": MODEL, "in_flight": self.script.in_flight, "queue_depth": 0}],
+                "devices": [
+                    {"index": 0, "vram_used_mb": 7, "temp_c": 70},
+                    {"index": 1, "vram_used_mb": 5, "utilization_pct": 9, "temp_c": 50},
+                ],
+            },
+            f"/models/{MODEL}/endpoint": {"url": url},
+            f"/v1/models/{MODEL}": {"id": MODEL, "locations": self.script.locations},
+            "/v1/models": {
+                "data": [
+                    {"id": MODEL, "capabilities": ["chat", "tool_call"], "quant": "q4"},
+                    {"id": EMBEDDER, "capabilities": ["embeddings"]},
+                    {"id": "cold", "loaded": False},
+                ]
+            },
+        }.get(path)
+
+    def _chunks(self, body: Any) -> Iterator[Any]:
+        yield {"choices": [{"delta": {"role": "assistant"}}]}
+        if "tools" in body:
+            case = self._tool_case(body)
+            text = json.dumps(case.arguments)
+            call = {"index": 0, "function": {"name": case.call, "arguments": text[:5]}}
+            yield {"choices": [{"delta": {"tool_calls": [call]}}]}
+            rest = {"index": 0, "function": {"arguments": text[5:]}}
+            yield {"choices": [{"delta": {"tool_calls": [rest]}}]}
+        else:
+            for piece in self._text(body):
+                yield {"choices": [{"delta": {"content": piece}}]}
+        last: dict[str, Any] = {
+            "choices": [],
+            "usage": {
+                "prompt_tokens": PROMPT_TOKENS,
+                "completion_tokens": COMPLETION_TOKENS,
+                "prompt_tokens_details": {"cached_tokens": 4},
+            },
+        }
+        if self.script.tells_timing:
+            last["usage"]["helexa_timing"] = self.script.timing()
+        yield last
+
+    def _text(self, body: Any) -> list[str]:
+        if "response_format" not in body:
+            return ["The pier ", "is old."]
+        name = body["response_format"]["json_schema"]["name"]
+        case = next(case for case in cases.SCHEMA_CASES if case.name == name)
+        fills = {"string": "x", "integer": 3, "array": ["blue"]}
+        value = {
+            field: case.values.get(field, fills[part["type"]])
+            for field, part in case.schema["properties"].items()
+        }
+        return [json.dumps(value)]
+
+    def _tool_case(self, body: Any) -> cases.ToolCase:
+        asked = body["messages"][0]["content"]
+        if self.script.wrong_calls:
+            return cases.TOOL_CASES[0]
+        return next(case for case in cases.TOOL_CASES if asked.startswith(case.prompt))
+
+    def _events(self, body: Any) -> Iterator[Any]:
+        yield {
+            "type": "message_start",
+            "message": {"usage": {"input_tokens": 90, "cache_read_input_tokens": 10}},
+        }
+        for piece in self._text(body):
+            yield {"type": "content_block_delta", "delta": {"type": "text_delta", "text": piece}}
+        yield {"type": "message_delta", "usage": {"output_tokens": COMPLETION_TOKENS}}
+
+    def _stream(self, events: list[Any]) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        for event in events:
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        self.wfile.write(b": a comment\n\ndata: [DONE]\n\n")
+
+    def _json(self, status: int, value: Any) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)

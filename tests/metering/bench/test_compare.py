@@ -1,0 +1,76 @@
+"""What a sweep of a build that is 30 % slower says, by the timings that the server tells."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.core.management.base import CommandError
+
+from tests.metering.bench.conftest import Bench
+from tests.metering.bench.scripted_endpoint import DECODE_TPS, Script
+
+SWEEP = ("--scenario", "chat:128", "--scenario", "context:300", "--samples", "5")
+
+
+@pytest.fixture
+def two_builds(bench: Bench, script: Script) -> Bench:
+    bench.once(*SWEEP)
+    script.build, script.speed = "b2", 0.7
+    bench.once(*SWEEP)
+    return bench
+
+
+def test_a_slower_build_is_a_regression(two_builds: Bench) -> None:
+    with pytest.raises(CommandError) as caught:
+        two_builds("compare", "peer", "--metric", "decode_tps")
+    assert caught.value.returncode == 1
+    assert str(caught.value) == "2 of 2 cells regressed"
+
+
+def test_it_is_found_by_name_and_told_with_its_ratio(two_builds: Bench) -> None:
+    words = ("--metric", "decode_tps", "--scenario", "chat:128", "--min-change", "0.5")
+    told = json.loads(two_builds("compare", "peer@b1", "peer@b2", "--format", "json", *words))
+    (cell,) = told["cells"]
+    assert cell["ratio"] == pytest.approx(0.7, abs=0.02)
+    assert 0.67 < cell["ratio_low"] <= cell["ratio"] <= cell["ratio_high"] < 0.73
+    assert cell["before_median"] == pytest.approx(DECODE_TPS, rel=0.02)
+    assert cell["p_value"] < 0.01
+    assert (cell["before_n"], cell["after_n"], cell["verdict"]) == (5, 5, "same")
+
+
+def test_the_other_way_round_it_is_none(two_builds: Bench) -> None:
+    told = two_builds("compare", "peer@b2", "peer@b1", "--metric", "decode_tps")
+    assert "improved" in told and "regressed" not in told
+
+
+def test_the_same_build_does_not_regress(two_builds: Bench) -> None:
+    assert "same" in two_builds("compare", "peer@b1", "peer@b1")
+
+
+def test_one_build_has_none_before_it(bench: Bench) -> None:
+    bench.once("--scenario", "chat:128", "--samples", "1")
+    with pytest.raises(CommandError) as caught:
+        bench("compare", "peer")
+    assert caught.value.returncode == 2
+    assert "no build before" in str(caught.value)
+    with pytest.raises(CommandError, match="no target with results"):
+        bench("compare", "nobody")
+
+
+def test_few_samples_are_no_verdict(bench: Bench, script: Script) -> None:
+    for script.build, script.speed in (("b1", 1.0), ("b2", 0.5)):
+        bench.once("--scenario", "chat:128", "--samples", "3")
+    assert "too few samples" in bench("compare", "peer")
+
+
+def test_reports_are_tables_and_json(two_builds: Bench) -> None:
+    table = two_builds("report")
+    assert "| peer | scripted | chat:128 |" in table and "| b2 | 5 |" in table
+    (chat, context) = json.loads(two_builds("report", "--format", "json"))
+    assert (chat["scenario_id"], chat["n"], chat["git_sha"]) == ("chat:128", 5, "b2")
+    assert context["decode_tps_median"] == pytest.approx(0.7 * DECODE_TPS, rel=0.02)
+    (scaling,) = json.loads(two_builds("report", "--scaling", "--format", "json"))
+    assert len(scaling["points"]) == 2 and scaling["decode_flatness"] == pytest.approx(1, abs=0.02)
+    for view in ("--scaling", "--swap", "--capability", "--concurrency"):
+        assert two_builds("report", view).startswith("| engine | model | build |")

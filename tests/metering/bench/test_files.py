@@ -1,0 +1,229 @@
+"""What is imported: the original's configuration and results, and this repository's own."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management.base import CommandError
+
+from metering.bench import store
+from metering.bench.errors import BenchFileError
+from metering.bench.files.bench_toml import read_bench_toml
+from metering.bench.models import BenchRun, BenchTarget
+from metering.models import AuditEntry
+from tests.metering.bench.conftest import Bench
+from tests.metering.bench.scripted_endpoint import Script
+
+TOML = """
+[bench]
+sweep_interval_secs = 900
+samples_per_version = 2
+iteration_pause_secs = 0
+request_timeout_secs = 60
+db_path = "/var/lib/helexa-bench/bench.sqlite"
+
+[scenarios]
+prompt_sizes = [128]
+max_tokens = 64
+concurrency_levels = [2]
+concurrency_prompt_tokens = 100
+image_sizes = [1024]
+capability_probes = [{ name = "pier", prompt = "Tell me.", max_tokens = 9 }]
+
+[api]
+enabled = true
+listen = "0.0.0.0:13132"
+
+[[targets]]
+name = "peer"
+kind = "openai"
+endpoint = "URL"
+label = "the other one"
+"""
+
+
+@pytest.fixture
+def toml(tmp_path: Path, endpoint: str) -> Path:
+    file = tmp_path / "helexa-bench.toml"
+    file.write_text(TOML.replace("URL", endpoint))
+    return file
+
+
+def test_the_originals_configuration_is_imported(bench: Bench, toml: Path) -> None:
+    assert "0 results and 1 targets" in bench("import", str(toml))
+    target = BenchTarget.objects.get()
+    assert (target.name, target.label, target.enabled) == ("peer", "the other one", True)
+    settings = store.settings_of(store.plan_find())
+    assert (settings.samples_per_build, settings.max_tokens) == (2, 64)
+    assert [scenario.id for scenario in settings.scenarios] == [
+        "chat:128",
+        "chat:128:warm",
+        "concurrency:2",
+        "capability:pier",
+    ]
+    actions = set(AuditEntry.objects.values_list("action", flat=True))
+    assert {"bench_plan.save", "bench_target.save"} <= actions
+    bench("import", str(toml))
+    assert BenchTarget.objects.count() == 1
+
+
+def test_a_sweep_goes_by_a_file_or_by_the_database(
+    bench: Bench, toml: Path, script: Script
+) -> None:
+    bench("once", "--config", str(toml))
+    assert BenchTarget.objects.count() == 0
+    assert BenchRun.objects.filter(ok=True, model_id="scripted").count() == 7
+    script.build = "b2"
+    bench("import", str(toml))
+    bench("once")
+    assert BenchRun.objects.filter(ok=True, build="b2", model_id="scripted").count() == 7
+    probe = BenchRun.objects.filter(scenario_id="capability:pier", build="b2").get()
+    assert (probe.artifact, probe.max_tokens) == ("The pier is old.", 9)
+    bench("score", "--id", str(probe.pk), "--score", "0.5")
+    probe.refresh_from_db()
+    assert (probe.quality_score, probe.scorer) == (0.5, "manual")
+    with pytest.raises(CommandError, match="not from 0 to 1"):
+        bench("score", "--id", str(probe.pk), "--score", "2")
+    with pytest.raises(CommandError, match="no run 0"):
+        bench("score", "--id", "0", "--score", "1")
+
+
+def test_what_a_file_says_without_meaning_here_is_told() -> None:
+    remarks = read_bench_toml(TOML).remarks
+    assert [remark.partition(" is ")[0] for remark in remarks] == [
+        "api.enabled",
+        "api.listen",
+        "bench.db_path",
+        "scenarios.image_sizes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[bench", "no TOML"),
+        ("[benches]", "there is no \\[benches\\]"),
+        ("[bench]\nsamples = 3", "there is no bench.samples"),
+        ("[bench]\nsamples_per_version = 'x'", "no number"),
+        ("[scenarios]\nprompt_sizes = [0]", "is no number from 1"),
+        ("[[targets]]\nname = 'x'", "a name, a kind and an endpoint"),
+        ("[[targets]]\nname='x'\nkind='openai'\nendpoint='http://x'\nport=3", "has no port"),
+        ("[scenarios]\ncapability_probes=[{name='x'}]", "a name and a prompt"),
+    ],
+)
+def test_a_file_that_says_nothing_we_know_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(BenchFileError, match=reason):
+        read_bench_toml(text)
+
+
+SCRIPTS_BENCH: dict[str, Any] = {
+    "machine": "a machine",
+    "subjects": {"helexa_http": "helexa", "llama_cpp": "llama.cpp 0.3"},
+    "measurements": {
+        "decode, 8 at once": {
+            "unit": "tok/s",
+            "readings": {"helexa_http": [100.0, 100.0], "llama_cpp": [90.0]},
+        },
+        "prefill, 512 tokens": {"unit": "tok/s", "readings": {"helexa_http": [900.0]}},
+        "TTFT, 4096 tokens, cold": {"unit": "s", "readings": {"helexa_http": [4.0]}},
+        "TTFT, 4096 tokens, prefix-warm": {"unit": "s", "readings": {"helexa_http": [0.1]}},
+        "memory, resident": {"unit": "MiB", "readings": {"helexa_http": [500.0]}},
+    },
+}
+
+
+def test_results_of_scripts_bench_are_imported_once(bench: Bench, tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(SCRIPTS_BENCH))
+    words = ("import", str(file), "--model", "smol", "--build", "abc1234")
+    assert bench(*words).startswith("6 results")
+    assert bench(*words).startswith("0 results")
+    found = {
+        (run.target_name, run.scenario_id): run.decode_tps or run.prefill_tps or run.ttft_s
+        for run in BenchRun.objects.all()
+    }
+    assert found == {
+        ("helexa_http", "concurrency:8"): 100.0,
+        ("llama_cpp", "concurrency:8"): 90.0,
+        ("helexa_http", "prefill:512"): 900.0,
+        ("helexa_http", "chat:4096"): 4.0,
+        ("helexa_http", "chat:4096:warm"): 0.1,
+    }
+    assert set(BenchRun.objects.values_list("model_id", "build")) == {("smol", "abc1234")}
+    with pytest.raises(CommandError, match="which model"):
+        bench("import", str(file))
+
+
+def test_baseline_points_are_imported(bench: Bench, tmp_path: Path) -> None:
+    point = {
+        "target_name": "baseline",
+        "model_id": "smol",
+        "scenario_id": "chat:128:warm",
+        "git_sha": "8f6f1d3",
+        "build_timestamp": "2026-06-01T00:00:00Z",
+        "decode_tps": 21,
+        "gpus": ["a card"],
+    }
+    file = tmp_path / "points.json"
+    file.write_text(json.dumps([point]))
+    bench("import", str(file))
+    run = BenchRun.objects.get()
+    assert (run.build, run.decode_tps, run.gpus) == ("8f6f1d3", 21.0, ["a card"])
+    assert run.build_timestamp == datetime(2026, 6, 1, tzinfo=UTC)
+    for wrong in ([{**point, "speed": 3}], [{**point, "ttft_s": "x"}], [{"model_id": "m"}], {}):
+        file.write_text(json.dumps(wrong))
+        with pytest.raises(CommandError):
+            bench("import", str(file))
+
+
+def test_the_originals_database_is_imported(bench: Bench, tmp_path: Path) -> None:
+    file = tmp_path / "bench.sqlite"
+    columns = {
+        "id": 1,
+        "ts": "2026-08-01T10:00:00+00:00",
+        "target_name": "beast",
+        "target_kind": "neuron",
+        "endpoint": "http://beast:13131",
+        "hostname": "beast",
+        "gpus_json": '[{"name": "a card"}]',
+        "git_sha": "a1952a4",
+        "git_dirty": 0,
+        "build_timestamp": "2026-07-31T00:00:00Z",
+        "rustc_version": "1.90",
+        "model_id": "qwen",
+        "scenario_id": "chat:128",
+        "prompt_size_approx": 128,
+        "decode_tps": 33.0,
+        "prefill_ms": 100.0,
+        "decode_ms": 900.0,
+        "prefill_tokens": 120,
+        "ok": 1,
+        "error": None,
+    }
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute(f"CREATE TABLE runs ({', '.join(columns)})")
+        for ok in (1, 0):
+            values = list({**columns, "ok": ok}.values())
+            database.execute(f"INSERT INTO runs VALUES ({', '.join('?' * len(values))})", values)
+    assert bench("import", str(file)).startswith("2 results")
+    run = BenchRun.objects.get(ok=True)
+    assert (run.scenario_id, run.build, run.gpus) == ("chat:128:warm", "a1952a4", ["a card"])
+    assert (run.prefill_tps, run.decode_tps, run.timing) == (1200.0, 33.0, "server")
+    assert run.ts == datetime(2026, 8, 1, 10, tzinfo=UTC)
+    assert bench("import", str(file)).startswith("0 results")
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as database, database:
+        database.execute("CREATE TABLE something (a)")
+    with pytest.raises(CommandError, match="no database of helexa-bench"):
+        bench("import", str(tmp_path / "other.sqlite"))
+
+
+def test_a_target_is_checked(bench: Bench) -> None:
+    for words in (("--endpoint", "beast:13131"), ("--kind", "neuron", "--endpoint", "ftp://x")):
+        with pytest.raises(CommandError, match="not like http"):
+            bench("once", *words)

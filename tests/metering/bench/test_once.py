@@ -1,0 +1,181 @@
+"""Sweeps against a scripted endpoint, over HTTP, into the database."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management.base import CommandError
+
+from metering.bench.cases import SCHEMA_CASES, TOOL_CASES
+from metering.bench.models import BenchRun
+from tests.metering.bench.conftest import Bench
+from tests.metering.bench.scripted_endpoint import (
+    COMPLETION_TOKENS,
+    DECODE_TPS,
+    EMBEDDER,
+    MODEL,
+    PREFILL_TPS,
+    PROMPT_TOKENS,
+    Script,
+)
+
+
+def prompts(script: Script) -> list[str]:
+    return [body["messages"][0]["content"] for _, body in script.asked]
+
+
+def test_a_cell_is_measured_once_warmed_up_and_then_skipped(bench: Bench, script: Script) -> None:
+    told = bench.once("--scenario", "chat:128", "--samples", "3")
+    assert "3 measured, 0 failed, 0 had their samples" in told
+    assert len(script.asked) == 4
+    told = bench.once("--scenario", "chat:128", "--samples", "3")
+    assert "0 measured, 0 failed, 1 had their samples" in told
+    assert len(script.asked) == 4
+    bench.once("--scenario", "chat:128", "--samples", "5")
+    assert BenchRun.objects.count() == 5
+    script.build = "b2"
+    bench.once("--scenario", "chat:128", "--samples", "3")
+    assert BenchRun.objects.filter(build="b2", ok=True).count() == 3
+
+
+def test_the_servers_own_timing_counts(bench: Bench, script: Script) -> None:
+    bench.once("--scenario", "chat:128", "--samples", "1")
+    run = BenchRun.objects.get()
+    assert run.ok and run.timing == "server"
+    assert run.decode_tps == pytest.approx(DECODE_TPS, rel=0.02)
+    assert run.prefill_tps == pytest.approx(PREFILL_TPS, rel=0.02)
+    assert (run.prompt_tokens_actual, run.completion_tokens) == (PROMPT_TOKENS, COMPLETION_TOKENS)
+    assert run.cached_tokens == 4
+    assert run.ttft_s is not None and run.total_s is not None and run.ttft_s <= run.total_s
+    assert (run.target_name, run.target_kind, run.model_id) == ("peer", "openai", MODEL)
+    assert (run.build, run.settings) == ("b1", {"temperature": 0, "quant": "q4"})
+
+
+def test_without_it_the_clients_clock_does(bench: Bench, script: Script) -> None:
+    script.tells_timing = False
+    bench.once("--scenario", "chat:128", "--samples", "1")
+    run = BenchRun.objects.get()
+    assert run.timing == "client"
+    assert run.prefill_ms is None and run.queue_wait_ms is None
+    assert run.ttft_s is not None
+    assert run.prefill_tps == pytest.approx((PROMPT_TOKENS - 4) / run.ttft_s)
+
+
+def test_cold_prompts_are_new_and_warm_ones_the_same(bench: Bench, script: Script) -> None:
+    bench.once("--scenario", "chat:200", "--samples", "2")
+    cold = prompts(script)
+    assert len({prompt[:20] for prompt in cold}) == len(cold) == 3
+    script.asked.clear()
+    bench.once("--scenario", "chat:200:warm", "--samples", "2")
+    assert len(set(prompts(script))) == 1
+    assert all(700 < len(prompt) < 900 for prompt in cold)
+
+
+def test_every_scenario_of_an_endpoint_gives_its_numbers(bench: Bench, script: Script) -> None:
+    words = ("prefill:512", "context:600", "concurrency:4", "tools", "structured", "embedding")
+    bench.once("--samples", "1", *(word for one in words for word in ("--scenario", one)))
+    runs = {run.scenario_id: run for run in BenchRun.objects.all()}
+    assert runs.keys() == set(words)
+    assert all(run.ok for run in runs.values())
+    assert runs["prefill:512"].max_tokens == 1
+    assert runs["context:600"].decode_tps == pytest.approx(DECODE_TPS, rel=0.02)
+    busy = runs["concurrency:4"]
+    assert (busy.concurrency, busy.rejected) == (4, 0)
+    assert busy.completion_tokens == 4 * COMPLETION_TOKENS
+    assert busy.total_s and busy.decode_tps == pytest.approx(4 * COMPLETION_TOKENS / busy.total_s)
+    assert busy.ttft_p95_s and busy.ttft_s and busy.ttft_p95_s >= busy.ttft_s
+    assert runs["tools"].quality_score == runs["structured"].quality_score == 1.0
+    assert runs["tools"].detail == {"wrong": {}, "cases": len(TOOL_CASES)}
+    assert runs["structured"].detail["cases"] == len(SCHEMA_CASES)
+    assert runs["embedding"].model_id == EMBEDDER
+    assert runs["embedding"].prompt_tokens_actual == 160
+
+
+def test_wrong_calls_are_counted_and_told(bench: Bench, script: Script) -> None:
+    script.wrong_calls = True
+    bench.once("--scenario", "tools", "--samples", "1")
+    run = BenchRun.objects.get()
+    assert run.ok and run.quality_score == pytest.approx(1 / len(TOOL_CASES))
+    assert "Add 17 and 25." in run.detail["wrong"]
+
+
+def test_what_fails_does_not_count_and_is_tried_again(bench: Bench, script: Script) -> None:
+    script.status = 500
+    with pytest.raises(CommandError) as caught:
+        bench.once("--scenario", "chat:128", "--samples", "2")
+    assert caught.value.returncode == 2
+    run = BenchRun.objects.get()
+    assert (run.ok, run.error) == (False, "HTTP 500: not today")
+    script.status = 200
+    bench.once("--scenario", "chat:128", "--samples", "2")
+    assert BenchRun.objects.filter(ok=True).count() == 2
+
+
+def test_requests_that_are_turned_away_are_a_result_of_concurrency(
+    bench: Bench, script: Script
+) -> None:
+    script.status = 503
+    bench.once("--scenario", "concurrency:3", "--samples", "1")
+    run = BenchRun.objects.get()
+    assert (run.ok, run.rejected, run.decode_tps) == (True, 3, None)
+
+
+def test_anthropics_api_is_measured_as_well(bench: Bench, script: Script) -> None:
+    bench.once("--kind", "anthropic", "--scenario", "chat:128", "--samples", "1", "--model", MODEL)
+    run = BenchRun.objects.get()
+    assert (run.target_kind, run.timing) == ("anthropic", "client")
+    assert (run.prompt_tokens_actual, run.cached_tokens) == (100, 10)
+    assert {path for path, _ in script.asked} == {"/v1/messages"}
+
+
+def test_a_neuron_tells_its_build_its_cards_and_its_models(bench: Bench, script: Script) -> None:
+    bench(
+        *("once", "--endpoint", f"{bench.url}/api/neurons/beast", "--kind", "neuron"),
+        *("--name", "beast", "--pause", "0", "--samples", "1"),
+        *("--scenario", "chat:128", "--scenario", "load", "--scenario", "swap"),
+    )
+    chat, load, swap = BenchRun.objects.order_by("id")
+    assert (chat.hostname, chat.driver_version, chat.gpus) == ("beast", "600.1", ["a card"] * 2)
+    assert (chat.build, chat.git_sha, chat.package_version) == ("b1", "b1", "9.9")
+    assert (chat.vram_used_mb, chat.gpu_util_pct, chat.gpu_temp_c) == (5, 9, 50)
+    assert load.scenario_id == "load" and load.swap_load_ms and load.swap_unload_ms
+    assert swap.scenario_id == "swap" and swap.ttft_s
+    assert swap.swap_load_ms == pytest.approx(swap.ttft_s * 1000)
+    assert [path.rpartition("/")[2] for path, _ in script.asked[-4:]] == [
+        "unload",
+        "load",
+        "unload",
+        "completions",
+    ]
+
+
+def test_a_model_that_others_serve_too_says_nothing_of_this_neuron(
+    bench: Bench, script: Script
+) -> None:
+    script.locations = ["beast", "benjy"]
+    with pytest.raises(CommandError):
+        bench(
+            *("once", "--endpoint", f"{bench.url}/api/neurons/beast", "--kind", "neuron"),
+            *("--name", "beast", "--scenario", "chat:128"),
+        )
+    assert script.asked == []
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--scenario", "talk"), "scenario: 'talk' begins with none of"),
+        (("--samples", "0"), "samples_per_build: 0 is too little"),
+        (("--target", "nobody"), "target: 'nobody' is no target: peer"),
+    ],
+)
+def test_what_cannot_be_is_refused(bench: Bench, words: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        bench.once(*words)
+    assert reason in str(caught.value)
+    assert caught.value.returncode == 2
+
+
+def test_an_endpoint_that_is_away_is_said(bench: Bench) -> None:
+    with pytest.raises(CommandError) as caught:
+        bench("once", "--endpoint", "http://127.0.0.1:9", "--name", "away")
+    assert caught.value.returncode == 2
