@@ -10,6 +10,9 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from helexa_site.backup import sqlite_part
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 
 ADD_USER = (
@@ -45,6 +48,24 @@ def add_user(data_dir: Path, name: str) -> None:
         database.execute(ADD_USER, (name,))
 
 
+def test_a_copy_is_of_one_moment_and_stops_no_writer(tmp_path: Path) -> None:
+    database, out = tmp_path / "helexa.sqlite3", tmp_path / "out"
+    with closing(sqlite3.connect(database, isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+        writer.execute("CREATE TABLE users (name TEXT)")
+        writer.execute("INSERT INTO users VALUES ('alice')")
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("INSERT INTO users VALUES ('half-written')")
+        out.mkdir()
+        assert sqlite_part.copy_database(database, out) == {"users": 1}
+        writer.execute("COMMIT")
+    assert sqlite_part.has_rows(database)
+    kept = sqlite_part.put_in_place(out, database)
+    assert sqlite_part.whole_rows(database) == {"users": 1}
+    assert kept is not None and sqlite_part.whole_rows(kept) == {"users": 2}
+
+
+@pytest.mark.slow
 def test_what_was_backed_up_comes_back(tmp_path: Path) -> None:
     here, there, archive = tmp_path / "here", tmp_path / "there", tmp_path / "backup.tar.gz"
     here.mkdir()

@@ -1,0 +1,117 @@
+"""The gate: waits, then asks. Effects are handed in."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fleet.gate.asking import Post, Probe, problem_of
+from fleet.gate.waiting import Loaded, failures, missing, ready_now
+
+LOOK_EVERY_S = 2.0
+MAX_TRIES = 12
+"""Questions to a model of several neurons until one of them came to the neuron in question."""
+NUMBERED = "{question} (question {number})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """How the gate sees the fleet."""
+
+    overview: Callable[[], Mapping[str, Any]]
+    last_used: Callable[[Loaded], str | None]
+    """When that replica last had work; changes with each request."""
+    embedding_models: Callable[[], frozenset[str]]
+    """Of those that are ready."""
+    post: Post
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    fleet: Fleet
+    probe: Probe
+    neuron: str | None
+    """``None``: each model is asked once, wherever it is answered."""
+    ready_limit_s: float
+    say: Callable[[str], object]
+    clock: Callable[[], float] = field(default=time.monotonic)
+    sleep: Callable[[float], object] = field(default=time.sleep)
+
+    def problems(self, expected: Sequence[Loaded]) -> list[str]:
+        """Empty: green."""
+        if closed := self._wait(expected):
+            return closed
+        loaded = ready_now(self.fleet.overview(), self.neuron)
+        embedding = self.fleet.embedding_models()
+        if not loaded:
+            where = f" on {self.neuron}" if self.neuron else ""
+            return [f"no model is ready{where}, so nothing can be asked"]
+        problems = []
+        for one in loaded if self.neuron else _one_of_each(loaded):
+            problem = self._ask(one, is_embedding=one.model in embedding)
+            shown = str(one) if self.neuron else one.model
+            self.say(f"{shown}: {problem or 'green'}")
+            if problem:
+                problems.append(f"{shown}: {problem}")
+        return problems
+
+    def _wait(self, expected: Sequence[Loaded]) -> list[str]:
+        deadline_s = self.clock() + self.ready_limit_s
+        told: list[str] = []
+        while True:
+            overview = self.fleet.overview()
+            if lost := failures(overview, self.neuron):
+                return lost
+            reasons = missing(overview, expected, self.neuron)
+            if not reasons:
+                return []
+            if reasons != told:
+                self.say(f"waiting: {'; '.join(reasons)}")
+                told = reasons
+            if self.clock() >= deadline_s:
+                return [f"not ready in {self.ready_limit_s:.0f} s: {reason}" for reason in reasons]
+            self.sleep(LOOK_EVERY_S)
+
+    def _ask(self, one: Loaded, *, is_embedding: bool) -> str | None:
+        if self.neuron is None:
+            return self._problem(one, self.probe, is_embedding)
+        before = self.fleet.last_used(one)
+        for number in itertools.count(1):
+            probe = self.probe
+            if number > 1:
+                # Other words: the first ones' prefix may be at home with another neuron.
+                question = NUMBERED.format(question=self.probe.question, number=number)
+                probe = replace(self.probe, question=question)
+            if problem := self._problem(one, probe, is_embedding):
+                return problem
+            if self._was_used(one, before):
+                return None
+            if number == MAX_TRIES:
+                return f"{number} questions were answered, and none of them there"
+        raise AssertionError("counting does not end")
+
+    def _was_used(self, one: Loaded, before: str | None) -> bool:
+        """A neuron says so with its next report."""
+        for _ in range(3):
+            if self.fleet.last_used(one) != before:
+                return True
+            self.sleep(1.0)
+        return False
+
+    def _problem(self, one: Loaded, probe: Probe, is_embedding: bool) -> str | None:
+        return problem_of(
+            one.model,
+            probe,
+            self.fleet.post,
+            is_embedding=is_embedding,
+            clock=self.clock,
+            sleep=self.sleep,
+        )
+
+
+def _one_of_each(loaded: Sequence[Loaded]) -> list[Loaded]:
+    by_model = {one.model: one for one in reversed(loaded)}
+    return sorted(by_model.values(), key=lambda one: one.model)

@@ -1,0 +1,120 @@
+"""``manage.py deploy_gate``: what was loaded is there again and answers; exit code 1 where not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from django.core.management.base import BaseCommand, CommandError
+
+from fleet.gate.asking import QUESTION, WORD, Probe, RefusedError, Server
+from fleet.gate.gate import Fleet, Gate
+from fleet.gate.waiting import Loaded, ready_now
+from metering.management.output import json_text
+
+DEFAULT_URL = "http://127.0.0.1:31313"
+
+
+class Command(BaseCommand):
+    help = (
+        "Waits until what was loaded is ready, then asks each model for one word. The exit code is "
+        "1 where one does not come or answers otherwise."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--url", help=f"of a gateway (or HELEXA_URL; else {DEFAULT_URL})")
+        parser.add_argument(
+            "--key", help="with the scopes fleet:read and inference (or HELEXA_API_KEY)"
+        )
+        parser.add_argument("--neuron", metavar="NAME", help="only this one, and on it")
+        parser.add_argument(
+            "--remember", type=Path, metavar="FILE", help="write what is ready now, and ask nothing"
+        )
+        parser.add_argument(
+            "--expect", type=Path, metavar="FILE", help="wait for what --remember wrote"
+        )
+        parser.add_argument("--timeout", type=float, default=900.0, help="for loads (%(default)s)")
+        parser.add_argument("--question", default=QUESTION)
+        parser.add_argument("--word", default=WORD, help="that the answer is to hold (%(default)s)")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        server = Server(
+            options["url"] or os.environ.get("HELEXA_URL") or DEFAULT_URL,
+            options["key"] or os.environ.get("HELEXA_API_KEY"),
+        )
+        try:
+            if options["remember"]:
+                loaded = ready_now(server.get("/api/overview"), options["neuron"])
+                write_expected(options["remember"], loaded)
+                self.stdout.write(f"{len(loaded)} loaded: {', '.join(map(str, loaded)) or 'none'}")
+                return
+            expected = read_expected(options["expect"]) if options["expect"] else []
+            problems = self._gate(server, options).problems(expected)
+        except RefusedError as error:
+            raise CommandError(str(error)) from error
+        if options["json"]:
+            self.stdout.write(json_text({"green": not problems, "problems": problems}))
+        else:
+            self.stdout.write("\n".join(f"red: {one}" for one in problems) or "green")
+        if problems:
+            sys.exit(1)
+
+    def _gate(self, server: Server, options: dict[str, Any]) -> Gate:
+        return Gate(
+            fleet=fleet_of(server),
+            probe=Probe(question=options["question"], word=options["word"]),
+            neuron=options["neuron"],
+            ready_limit_s=options["timeout"],
+            say=self.stderr.write,
+        )
+
+
+def fleet_of(server: Server) -> Fleet:
+    return Fleet(
+        overview=lambda: _overview(server),
+        last_used=lambda one: _last_used(server, one),
+        embedding_models=lambda: _embedding_models(server),
+        post=server.post,
+    )
+
+
+def _overview(server: Server) -> dict[str, Any]:
+    """A gateway that is itself restarted is waited for."""
+    try:
+        found: dict[str, Any] = server.get("/api/overview")
+        return found
+    except RefusedError as error:
+        if error.status in (0, 502, 503, 504):
+            return {"is_live": False, "neurons": [], "jobs": []}
+        raise
+
+
+def _embedding_models(server: Server) -> frozenset[str]:
+    cards = server.get("/v1/models")["data"]
+    return frozenset(
+        card["id"] for card in cards if "embeddings" in (card.get("capabilities") or ())
+    )
+
+
+def _last_used(server: Server, one: Loaded) -> str | None:
+    query = f"neuron={quote(one.neuron)}&model={quote(one.model)}"
+    rows = server.get(f"/api/replicas?{query}")["data"]
+    return str(rows[0]["last_used_at"]) if rows else None
+
+
+def write_expected(path: Path, loaded: list[Loaded]) -> None:
+    path.write_text(json.dumps([[one.neuron, one.model] for one in loaded]) + "\n")
+
+
+def read_expected(path: Path) -> list[Loaded]:
+    """Raises ``CommandError``."""
+    try:
+        return [Loaded(str(neuron), str(model)) for neuron, model in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        raise CommandError(f"{path} is not what --remember writes: {error}") from error

@@ -1,0 +1,193 @@
+"""The gate of a deploy: what it waits for, what it asks, and when it is red. No time passes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from fleet.gate.asking import Probe, RefusedError, problem_of
+from fleet.gate.gate import MAX_TRIES, Fleet, Gate
+from fleet.gate.waiting import Loaded, failures, missing, ready_now
+from fleet.overview.lines import FleetOverview, JobLine, NeuronLine, ReplicaLine
+
+QWEN_ON_BEAST = Loaded("beast", "qwen")
+
+
+def neuron(name: str = "beast", status: str = "online", **statuses: str) -> dict[str, Any]:
+    replicas = [
+        {"model": model, "status": word, "failure": "no memory" if word == "failed" else ""}
+        for model, word in statuses.items()
+    ]
+    return {"name": name, "status": status, "replicas": replicas}
+
+
+def overview(*neurons: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"is_live": True, "neurons": list(neurons), "jobs": []} | changes
+
+
+def chat(text: str, finish_reason: str = "stop") -> dict[str, Any]:
+    return {"choices": [{"message": {"content": text}, "finish_reason": finish_reason}]}
+
+
+def test_the_overviews_here_are_like_the_real_one() -> None:
+    job = {"kind": "load", "model": "new", "neuron": "beast", "status": "running"}
+    ours = overview(neuron(qwen="ready"))
+    for kind, fields in (
+        (FleetOverview, ours),
+        (NeuronLine, ours["neurons"][0]),
+        (ReplicaLine, ours["neurons"][0]["replicas"][0]),
+        (JobLine, job),
+    ):
+        assert fields.keys() <= {field.name for field in dataclasses.fields(kind)}
+
+
+class FakeFleet:
+    """Overviews one after the other, the last one for ever; answers by model."""
+
+    def __init__(self, *overviews: dict[str, Any], answers: dict[str, Any] | None = None) -> None:
+        self.overviews = list(overviews)
+        self.answers = answers or {}
+        self.asked: list[tuple[str, str]] = []
+        self.served_by = "beast"
+        self.uses: dict[str, int] = {}
+        self.now_s = 0.0
+        self.said: list[str] = []
+
+    def overview(self) -> dict[str, Any]:
+        return self.overviews.pop(0) if len(self.overviews) > 1 else self.overviews[0]
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        self.asked.append((path, body["model"]))
+        self.uses[self.served_by] = self.uses.get(self.served_by, 0) + 1
+        answer = self.answers.get(body["model"], chat("Pineapple."))
+        if isinstance(answer, list):
+            answer = answer.pop(0) if len(answer) > 1 else answer[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def gate(self, neuron: str | None = None, *, embedding: tuple[str, ...] = ()) -> Gate:
+        return Gate(
+            fleet=Fleet(
+                overview=self.overview,
+                last_used=lambda one: str(self.uses.get(one.neuron, 0)),
+                embedding_models=lambda: frozenset(embedding),
+                post=self.post,
+            ),
+            probe=Probe(),
+            neuron=neuron,
+            ready_limit_s=60.0,
+            say=self.said.append,
+            clock=lambda: self.now_s,
+            sleep=self.sleep,
+        )
+
+
+def test_what_was_loaded_is_waited_for() -> None:
+    fleet = FakeFleet(
+        overview(neuron(status="away")),
+        overview(neuron(qwen="loading")),
+        overview(neuron(qwen="ready")),
+    )
+    assert fleet.gate("beast").problems([QWEN_ON_BEAST]) == []
+    assert fleet.asked == [("/v1/chat/completions", "qwen")]
+    assert "qwen on beast: green" in fleet.said
+
+
+def test_what_does_not_come_is_red_and_nothing_is_asked() -> None:
+    fleet = FakeFleet(overview(neuron(qwen="loading")))
+    (problem,) = fleet.gate().problems([QWEN_ON_BEAST])
+    assert problem == "not ready in 60 s: qwen on beast is not ready"
+    assert fleet.asked == []
+
+
+def test_a_load_that_failed_is_not_waited_for() -> None:
+    fleet = FakeFleet(overview(neuron(qwen="failed")))
+    assert fleet.gate().problems([QWEN_ON_BEAST]) == ["qwen failed on beast: no memory"]
+    assert fleet.now_s == 0.0
+
+
+def test_a_fleet_without_models_is_red() -> None:
+    assert "no model is ready" in FakeFleet(overview(neuron())).gate().problems([])[0]
+
+
+def test_each_model_is_asked_once_wherever_it_is() -> None:
+    fleet = FakeFleet(
+        overview(neuron(qwen="ready", tiny="ready"), neuron("benjy", qwen="ready")),
+        answers={"tiny": chat("banana")},
+    )
+    assert fleet.gate().problems([]) == ["tiny: its answer lacks 'pineapple': 'banana'"]
+    assert [model for _, model in fleet.asked] == ["qwen", "tiny"]
+
+
+def test_an_answer_of_another_neuron_does_not_count() -> None:
+    fleet = FakeFleet(overview(neuron(qwen="ready"), neuron("benjy", qwen="ready")))
+    fleet.served_by = "benjy"
+    (problem,) = fleet.gate("beast").problems([])
+    assert "none of them there" in problem
+    assert len(fleet.asked) == MAX_TRIES
+
+
+def test_an_embedding_model_is_asked_for_a_vector() -> None:
+    good, bad = ({"data": [{"embedding": numbers}]} for numbers in ([0.5, -1], [0.0, 0.0]))
+    fleet = FakeFleet(overview(neuron(minilm="ready")), answers={"minilm": good})
+    assert fleet.gate(embedding=("minilm",)).problems([]) == []
+    assert fleet.asked == [("/v1/embeddings", "minilm")]
+    fleet = FakeFleet(overview(neuron(minilm="ready")), answers={"minilm": bad})
+    assert fleet.gate(embedding=("minilm",)).problems([]) != []
+
+
+def ask(*answers: Any) -> tuple[str | None, FakeFleet]:
+    fleet = FakeFleet(overview(), answers={"qwen": list(answers)})
+    problem = problem_of("qwen", Probe(), fleet.post, clock=lambda: fleet.now_s, sleep=fleet.sleep)
+    return problem, fleet
+
+
+def test_a_busy_model_is_asked_again() -> None:
+    problem, fleet = ask(
+        RefusedError(503, "full", 30), RefusedError(429, "burst", 2), chat("PINEAPPLE")
+    )
+    assert problem is None
+    assert fleet.now_s == 32.0
+
+
+def test_one_that_stays_busy_is_red() -> None:
+    problem, fleet = ask(RefusedError(503, "full", 30))
+    assert problem == "it was refused (503): full"
+    assert 300 <= fleet.now_s <= 360
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (RefusedError(500, "broken"), "refused (500)"),
+        (RefusedError(0, "gone"), "no answer"),
+        (chat("pine", "length"), "cut off"),
+        ({"choices": []}, "its answer is none"),
+        ({"choices": [{"message": {"content": None}}]}, "lacks"),
+    ],
+)
+def test_other_answers_are_red_at_once(answer: Any, words: str) -> None:
+    problem, fleet = ask(answer)
+    assert problem is not None and words in problem
+    assert fleet.now_s == 0.0
+
+
+def test_of_the_overview() -> None:
+    fleet = overview(
+        neuron(qwen="ready", tiny="failed"),
+        neuron("benjy", "away", qwen="away"),
+        jobs=[{"kind": "load", "model": "new", "neuron": "beast", "status": "running"}],
+        is_live=False,
+    )
+    assert ready_now(fleet) == [QWEN_ON_BEAST]
+    assert ready_now(fleet, "benjy") == []
+    assert failures(fleet, "benjy") == [] and len(failures(fleet)) == 1
+    assert missing(fleet, [], "benjy") == ["Redis does not answer the gateway", "benjy is away"]
+    assert missing(fleet, [], "beast")[1:] == ["load of new on beast is running"]
+    assert missing(fleet, [], "nobody")[1] == "nobody is not known"

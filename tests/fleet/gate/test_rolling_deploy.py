@@ -1,0 +1,76 @@
+"""The rolling deploy with a ``manage.py`` that writes down what it is asked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "rolling-deploy"
+FAKE_MANAGE = """
+import json, pathlib, sys
+folder = pathlib.Path(__file__).parent
+words = sys.argv[1:]
+with (folder / "asked").open("a") as file:
+    file.write(" ".join(word for word in words if "/" not in word) + "\\n")
+if words[:2] == ["neurons", "list"]:
+    print(json.dumps([{"name": name, "drained_at": "now"} for name in ("beast", "benjy", "small")]))
+if "--expect" in words and (folder / "red").exists():
+    sys.exit((folder / "red").read_text() == words[words.index("--neuron") + 1])
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Path:
+    (tmp_path / "manage.py").write_text(FAKE_MANAGE)
+    return tmp_path
+
+
+def deploy(fake: Path, upgrade: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(SCRIPT), "--upgrade", upgrade, "beast", "benjy", "small"],
+        env=os.environ | {"HELEXA_MANAGE": str(fake / "manage.py")},
+        cwd=fake,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_one_after_the_other(fake: Path) -> None:
+    done = deploy(fake, "echo upgraded {} >> asked")
+    assert done.returncode == 0, done.stderr
+    assert (fake / "asked").read_text().splitlines()[:7] == [
+        "deploy_gate --remember --neuron beast",
+        "neurons drain beast",
+        "neurons list --json",
+        "upgraded beast",
+        "neurons resume beast",
+        "deploy_gate --expect --neuron beast --timeout 900",
+        "deploy_gate --remember --neuron benjy",
+    ]
+
+
+def test_the_first_red_one_stops_it_and_stays_drained(fake: Path) -> None:
+    (fake / "red").write_text("benjy")
+    done = deploy(fake, "echo upgraded {} >> asked")
+    asked = (fake / "asked").read_text().splitlines()
+    assert done.returncode == 1
+    assert "benjy is red" in done.stderr
+    assert asked[-1] == "neurons drain benjy"
+    assert not any("small" in line for line in asked)
+
+
+def test_an_upgrade_that_fails_stops_it(fake: Path) -> None:
+    done = deploy(fake, "exit 3")
+    assert done.returncode == 1
+    assert "the upgrade of beast failed; it stays drained" in done.stderr
+    assert (fake / "asked").read_text().splitlines()[-1] == "neurons list --json"
+
+
+def test_it_says_how_it_is_used(fake: Path) -> None:
+    done = subprocess.run([str(SCRIPT)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "scripts/rolling-deploy --upgrade" in done.stderr
