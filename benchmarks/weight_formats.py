@@ -19,7 +19,8 @@ from rich.table import Table
 
 from inference.models.config import ModelConfig
 from inference.models.native.build import load_library
-from inference.models.native.decoder import NativeDecoder, NativeLayer
+from inference.models.native.decoder import NativeDecoder
+from inference.models.native.layers import NativeLayer
 from inference.models.native.packing import (
     GROUPED_FORMATS,
     SUPER_BLOCK_FORMATS,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from inference.models.experts_config import ExpertsConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
@@ -22,6 +24,9 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+
+
+MlpKind = Literal["dense", "sparse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,10 @@ class ModelConfig:
     qk_norm: bool = False
     """RMS norm on each head of q and k before the rotation (qwen3)."""
     sliding_window: int | None = None
+    mlps: tuple[MlpKind, ...] = ()
+    """Of each layer; empty: all dense."""
+    experts: ExpertsConfig | None = None
+    """Of the layers that are sparse."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, float | int] = field(default_factory=dict)
@@ -63,3 +72,9 @@ class ModelConfig:
     def kv_elements_per_token(self) -> int:
         """Key plus value elements that one token adds over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    @property
+    def mlp_kinds(self) -> tuple[MlpKind, ...]:
+        """One a layer."""
+        dense: tuple[MlpKind, ...] = ("dense",)
+        return self.mlps or dense * self.num_layers

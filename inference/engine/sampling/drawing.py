@@ -16,8 +16,8 @@ import torch
 from inference.engine.sampling.filters import filter_among
 from inference.engine.sampling.row_pieces import row_pieces
 from inference.engine.to_device import column, on_device, rows_of
-from inference.models.native.decoder import Draw as NativeDraw
 from inference.models.native.decoder import NativeDecoder
+from inference.models.native.structs import Draw as NativeDraw
 from inference.protocol.sampling import SamplingParams
 
 Bits = npt.NDArray[np.uint8]

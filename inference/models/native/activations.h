@@ -29,6 +29,18 @@ struct alignas(64) TileGroup {
   int8_t low[kTileRows][kGroup];  // in -64..63; zero where codes are not fine
   float half_sums[2][kTileRows];  // scale * sum of codes of either half; only for formats of two parts
   int32_t fine_zeros[kTileRows];  // zeros - 128 * zeros: what fine dots need once they are moved up
+
+  // Row `r` becomes row `from` of `source`.
+  void take(int r, const TileGroup& source, int from) {
+    scales[r] = source.scales[from];
+    zeros[r] = source.zeros[from];
+    std::memcpy(sums[r], source.sums[from], sizeof sums[r]);
+    fine[r] = source.fine[from];
+    std::memcpy(high[r], source.high[from], sizeof high[r]);
+    std::memcpy(low[r], source.low[from], sizeof low[r]);
+    for (int half = 0; half < 2; half++) half_sums[half][r] = source.half_sums[half][from];
+    fine_zeros[r] = source.fine_zeros[from];
+  }
 };
 
 // Rows of activations ready for a Linear: as they are, and quantised where a format wants it.

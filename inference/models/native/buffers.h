@@ -47,14 +47,39 @@ struct Buffers {
   }
 };
 
+// Between the steps of some experts' work: see sparse_mlp.h.
+struct ExpertScratch {
+  Lines<float> scores, inputs, gate_up, values;
+  Lines<TileGroup> input_groups, groups;
+  int num_tiles = 0, gate_up_stride = 0, inner_groups = 0;
+
+  void reserve(const Experts& e, int hidden_size, int num_rows, int most_tiles) {
+    const int num_entries = num_rows * e.entries_per_row();
+    // A tile for every eight entries, and one that is not full for each expert.
+    const int needed = num_entries / kTileRows + std::min(num_entries, e.num_all());
+    num_tiles = std::max(num_tiles, std::min(most_tiles, needed));
+    gate_up_stride = std::max(gate_up_stride, 2 * e.intermediate_size + 2 * kLanes);
+    inner_groups = std::max(inner_groups, e.intermediate_size / kGroup + 1);
+    const size_t num_places = size_t(num_tiles) * kTileRows;
+    grow(scores, size_t(num_rows) * e.num_scores());
+    grow(inputs, e.reads_values() ? num_places * hidden_size : 0);
+    grow(input_groups, size_t(num_tiles) * (hidden_size / kGroup + 1));
+    grow(gate_up, num_places * gate_up_stride);
+    grow(values, num_places * inner_groups * kGroup);
+    grow(groups, size_t(num_tiles) * inner_groups);
+  }
+};
+
 // Of the rows that a crew has in hand, counted from its first, from step to step.
 struct Scratch {
   Lines<float> gate_up, values;
   Lines<TileGroup> groups;
+  ExpertScratch experts;
   std::atomic<int> next_task{0};
   int gate_up_stride = 0;
 
-  void reserve(const Model& m, int rows) {
+  // `expert_tiles`: how many at a time, where there are that many.
+  void reserve(const Model& m, int rows, int expert_tiles) {
     const size_t n = rows, num_tiles = (n + kTileRows - 1) / kTileRows;
     // Rows whole pages apart would share their cache lines.
     gate_up_stride = 2 * m.intermediate_size + 2 * kLanes;
@@ -62,6 +87,9 @@ struct Scratch {
     grow(gate_up, n * gate_up_stride);
     grow(values, num_tiles * kTileRows * widest);
     grow(groups, num_tiles * (widest / kGroup + 1));
+    for (int i = 0; i < m.num_layers; i++)
+      if (const Experts* of_layer = m.layers[i].experts)
+        experts.reserve(*of_layer, m.hidden_size, rows, expert_tiles);
   }
 
   Activations activations(int width) { return {values.data(), groups.data(), width}; }

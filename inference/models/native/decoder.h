@@ -70,10 +70,12 @@ class Decoder {
     buffers_.reserve(m_, num_rows);
     block_rows_ = rows_of_block(num_rows);
     const int most_rows = block_rows_ > 0 ? std::max(block_rows_, num_logit_rows) : num_rows;
-    members_[0].scratch.reserve(m_, block_rows_ > 0 ? num_logit_rows : num_rows);
+    members_[0].scratch.reserve(m_, block_rows_ > 0 ? num_logit_rows : num_rows, kSharedTiles);
     for (Member& member : members_) {
       member.place.row_tiles.reserve(most_rows);
-      if (block_rows_ > 0) member.scratch.reserve(m_, block_rows_);
+      for (const Layer& layer : layers_)
+        if (layer.experts) member.place.routes.reserve(*layer.experts, most_rows);
+      if (block_rows_ > 0) member.scratch.reserve(m_, block_rows_, kOwnTiles);
     }
     if (block_rows_ > 0)
       wavefront_.reset(num_stages(), (num_rows + block_rows_ - 1) / block_rows_);
@@ -104,17 +106,36 @@ class Decoder {
     if (first) std::rethrow_exception(first);
   }
 
+  // How many tiles of experts' rows are done at once: by a team, who meet between the steps, and by one
+  // member, who finds in a cache what the step before left there.
+  static constexpr int kSharedTiles = 64, kOwnTiles = 8;
+
   int num_stages() const { return std::max(1, m_.num_layers); }
 
   // Half of every member's share, within bounds; none where there are too few rows for a block each.
   // Each block reads all weights: those of a layer that stays in a cache are there for the next, others
-  // are worth it for many rows only.
+  // are worth it for many rows only. An expert meets few of a block's rows: there it takes more.
   int rows_of_block(int num_rows) const {
     constexpr int kMost = 4 * kTileRows;
     constexpr int64_t kCachedBytes = 8 << 20;
+    if (const int least = rows_for_experts(); least > 0) {
+      const int each = (num_rows + team_.size() - 1) / team_.size();
+      return each < least ? 0 : (each + kTileRows - 1) / kTileRows * kTileRows;
+    }
     const int least = layers_.empty() || layers_[0].bytes() <= kCachedBytes ? kTileRows : kMost;
     if (num_rows < least * team_.size()) return 0;
     return std::clamp(num_rows / (2 * team_.size()) / kTileRows * kTileRows, least, kMost);
+  }
+
+  // How many rows fill two tiles of each expert, if all are as likely; none where there are no experts.
+  int rows_for_experts() const {
+    int most = 0;
+    for (const Layer& layer : layers_) {
+      if (!layer.experts) continue;
+      const int rows = 2 * kTileRows * layer.experts->num_experts / layer.experts->per_token;
+      most = std::max({most, rows, 4 * kTileRows});
+    }
+    return most;
   }
 
   template <typename KV>

@@ -1,4 +1,4 @@
-"""One native decoder: mirrors the C structs of model.h and calls it once per forward pass.
+"""One native decoder: one call of the C side per forward pass.
 
 Owns the packed weights (kept alive for as long as the C side points at them). The KV cache and
 the batch are the caller's tensors; the call releases the interpreter lock while it runs.
@@ -9,124 +9,17 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat
-from inference.models.native.packing import (
-    LANES,
-    SUPER_BLOCK_FORMATS,
-    Format,
-    PackedLinear,
-)
-from inference.models.stored import GROUP_FEATURES, SUPER_BLOCK_FEATURES
+from inference.models.native.layers import NativeLayer, layer_struct
+from inference.models.native.packing import LANES, PackedLinear
+from inference.models.native.structs import CBatch, CLayer, CModel, Draw, linear_struct, pointer
 
-MAX_PARTS = 3
-"""``kMaxParts`` of linear.h."""
 KV_FORMATS: dict[KVFormat, int] = {"fp32": 0, "bf16": 1, "int8": 2}
 """``KVFormat`` of model.h."""
-
-
-class _Linear(ctypes.Structure):
-    _fields_ = [
-        ("format", ctypes.c_int32),
-        ("in_features", ctypes.c_int32),
-        ("out_features", ctypes.c_int32),
-        ("panels", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-    ]
-
-
-class _Projection(ctypes.Structure):
-    _fields_ = [
-        ("num_parts", ctypes.c_int32),
-        ("parts", _Linear * MAX_PARTS),
-    ]
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = [
-        ("qkv", _Projection),
-        ("output", _Projection),
-        ("gate_up", _Projection),
-        ("down", _Projection),
-        ("attention_norm", ctypes.c_void_p),
-        ("mlp_norm", ctypes.c_void_p),
-        ("query_norm", ctypes.c_void_p),
-        ("key_norm", ctypes.c_void_p),
-    ]
-
-
-class _Model(ctypes.Structure):
-    _fields_ = [
-        ("hidden_size", ctypes.c_int32),
-        ("intermediate_size", ctypes.c_int32),
-        ("num_layers", ctypes.c_int32),
-        ("num_heads", ctypes.c_int32),
-        ("num_kv_heads", ctypes.c_int32),
-        ("head_dim", ctypes.c_int32),
-        ("window", ctypes.c_int32),
-        ("kv_format", ctypes.c_int32),
-        ("rms_norm_eps", ctypes.c_float),
-        ("layers", ctypes.POINTER(_Layer)),
-        ("final_norm", ctypes.c_void_p),
-        ("embedding", _Linear),
-        ("head", _Linear),
-        ("cosines", ctypes.c_void_p),
-        ("sines", ctypes.c_void_p),
-    ]
-
-
-class _Batch(ctypes.Structure):
-    _fields_ = [
-        ("num_rows", ctypes.c_int32),
-        ("num_logit_rows", ctypes.c_int32),
-        ("table_stride", ctypes.c_int32),
-        ("token_ids", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("sequences", ctypes.c_void_p),
-        ("block_tables", ctypes.c_void_p),
-        ("logit_rows", ctypes.c_void_p),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("num_blocks", ctypes.c_int64),
-        ("logits", ctypes.c_void_p),
-    ]
-
-
-class Draw(ctypes.Structure):
-    """``Draw`` of draw.h: a row of scores, and how its token is drawn. ``top_k`` 0: of all."""
-
-    _fields_ = [
-        ("row", ctypes.c_int64),
-        ("top_k", ctypes.c_int32),
-        ("temperature", ctypes.c_float),
-        ("top_p", ctypes.c_float),
-        ("min_p", ctypes.c_float),
-        ("uniform", ctypes.c_float),
-    ]
-
-
-Projection = Sequence[PackedLinear]
-"""Up to ``MAX_PARTS`` weights that one input meets, in different formats: their outputs lie one
-after the other."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NativeLayer:
-    """Norms are float32; ``query_norm`` and ``key_norm`` are (head_dim,) where the family has
-    them."""
-
-    qkv: Projection
-    output: Projection
-    gate_up: Projection
-    down: Projection
-    attention_norm: torch.Tensor
-    mlp_norm: torch.Tensor
-    query_norm: torch.Tensor | None = None
-    key_norm: torch.Tensor | None = None
 
 
 def unsupported_reason(config: ModelConfig, library: ctypes.CDLL) -> str | None:
@@ -135,9 +28,17 @@ def unsupported_reason(config: ModelConfig, library: ctypes.CDLL) -> str | None:
         return f"head_dim {config.head_dim} is not a multiple of {LANES} within the native limit"
     if config.num_query_groups > 24:
         return f"{config.num_query_groups} query heads per KV head are more than a native tile"
-    if config.intermediate_size % LANES:
-        return f"intermediate_size {config.intermediate_size} is not a multiple of {LANES}"
+    for size in _intermediate_sizes(config):
+        if size % LANES:
+            return f"intermediate_size {size} is not a multiple of {LANES}"
     return None
+
+
+def _intermediate_sizes(config: ModelConfig) -> list[int]:
+    sizes = [config.intermediate_size] if "dense" in config.mlp_kinds else []
+    if config.experts is not None:
+        sizes += [config.experts.intermediate_size, config.experts.shared_intermediate_size or 0]
+    return sizes
 
 
 class NativeDecoder:
@@ -166,10 +67,10 @@ class NativeDecoder:
         self.block_tokens: int = library.helexa_block_tokens()
         self._vocab_size = head.out_features
         self._alive: list[object] = [layers, final_norm, embedding, head, cosines, sines]
-        c_layers = (_Layer * len(layers))(*(self._layer(layer) for layer in layers))
-        self._model = _Model(
+        c_layers = (CLayer * len(layers))(*map(layer_struct, layers))
+        self._model = CModel(
             hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
+            intermediate_size=config.intermediate_size if "dense" in config.mlp_kinds else 0,
             num_layers=config.num_layers,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -178,11 +79,11 @@ class NativeDecoder:
             kv_format=KV_FORMATS[kv_format],
             rms_norm_eps=config.rms_norm_eps,
             layers=c_layers,
-            final_norm=_pointer(final_norm, torch.float32),
-            embedding=_linear(embedding),
-            head=_linear(head),
-            cosines=_pointer(cosines, torch.float32),
-            sines=_pointer(sines, torch.float32),
+            final_norm=pointer(final_norm, torch.float32),
+            embedding=linear_struct(embedding),
+            head=linear_struct(head),
+            cosines=pointer(cosines, torch.float32),
+            sines=pointer(sines, torch.float32),
         )
         self._num_threads = num_threads
         self._decoder = self._new_decoder()
@@ -222,15 +123,15 @@ class NativeDecoder:
         having written nothing.
         """
         logits = torch.empty(logit_rows.shape[0], self._vocab_size)
-        batch = _Batch(
+        batch = CBatch(
             num_rows=token_ids.shape[0],
             num_logit_rows=logit_rows.shape[0],
             table_stride=block_tables.shape[1],
-            token_ids=_pointer(token_ids, torch.int64),
-            positions=_pointer(positions, torch.int64),
-            sequences=_pointer(sequences, torch.int64),
-            block_tables=_pointer(block_tables, torch.int64),
-            logit_rows=_pointer(logit_rows, torch.int64),
+            token_ids=pointer(token_ids, torch.int64),
+            positions=pointer(positions, torch.int64),
+            sequences=pointer(sequences, torch.int64),
+            block_tables=pointer(block_tables, torch.int64),
+            logit_rows=pointer(logit_rows, torch.int64),
             keys=keys.data_ptr(),
             values=values.data_ptr(),
             num_blocks=keys.shape[1],
@@ -247,7 +148,7 @@ class NativeDecoder:
         are_finite = torch.empty(len(scores), dtype=torch.bool)
         status = self._library.helexa_decoder_likeliest(
             self._decoder,
-            _pointer(scores, torch.float32),
+            pointer(scores, torch.float32),
             len(scores),
             token_ids.data_ptr(),
             are_finite.data_ptr(),
@@ -260,11 +161,11 @@ class NativeDecoder:
         (num_rows, bytes of a vocabulary's bits or more), least significant first."""
         assert scores.shape[1] == self._vocab_size and bits.shape[1] * 8 >= self._vocab_size
         self._library.helexa_forbid(
-            _pointer(scores, torch.float32),
+            pointer(scores, torch.float32),
             self._vocab_size,
             (ctypes.c_int64 * len(rows))(*rows),
             len(rows),
-            _pointer(bits, torch.uint8),
+            pointer(bits, torch.uint8),
             bits.shape[1],
         )
 
@@ -275,7 +176,7 @@ class NativeDecoder:
         token_ids = torch.empty(len(draws), dtype=torch.int64)
         status = self._library.helexa_decoder_draw(
             self._decoder,
-            _pointer(scores, torch.float32),
+            pointer(scores, torch.float32),
             (Draw * len(draws))(*draws),
             len(draws),
             token_ids.data_ptr(),
@@ -286,19 +187,6 @@ class NativeDecoder:
     def close(self) -> None:
         self._library.helexa_decoder_free(self._decoder)
         self._alive.clear()
-
-    @staticmethod
-    def _layer(layer: NativeLayer) -> _Layer:
-        return _Layer(
-            qkv=_projection(layer.qkv),
-            output=_projection(layer.output),
-            gate_up=_projection(layer.gate_up),
-            down=_projection(layer.down),
-            attention_norm=_pointer(layer.attention_norm, torch.float32),
-            mlp_norm=_pointer(layer.mlp_norm, torch.float32),
-            query_norm=_pointer(layer.query_norm, torch.float32),
-            key_norm=_pointer(layer.key_norm, torch.float32),
-        )
 
 
 def _check(status: int) -> None:
@@ -342,35 +230,3 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.helexa_decoder_free.restype = None
     library.helexa_decoder_free.argtypes = [ctypes.c_void_p]
     return library
-
-
-def _projection(parts: Projection) -> _Projection:
-    assert len({part.in_features for part in parts}) == 1
-    return _Projection(num_parts=len(parts), parts=tuple(_linear(part) for part in parts))
-
-
-def _linear(packed: PackedLinear) -> _Linear:
-    assert packed.in_features % _features_multiple(packed.format) == 0
-    return _Linear(
-        format=packed.format,
-        in_features=packed.in_features,
-        out_features=packed.out_features,
-        panels=packed.panels.data_ptr(),
-        bias=_pointer(packed.bias, torch.float32),
-    )
-
-
-def _features_multiple(format: Format) -> int:
-    """The C side reads whole groups, or whole super-blocks."""
-    if format is Format.F32:
-        return 1
-    is_super = format in SUPER_BLOCK_FORMATS.values()
-    return SUPER_BLOCK_FEATURES if is_super else GROUP_FEATURES
-
-
-def _pointer(tensor: torch.Tensor | None, dtype: torch.dtype) -> int | None:
-    """The C side indexes blindly, so the dtype and the layout are checked here."""
-    if tensor is None:
-        return None
-    assert tensor.dtype == dtype and tensor.is_contiguous() and tensor.device.type == "cpu"
-    return tensor.data_ptr()

@@ -59,6 +59,9 @@ struct Projection {
   bool reads_half_sums() const {
     return std::any_of(parts, parts + num_parts, [](const Linear& w) { return w.reads_half_sums(); });
   }
+  bool reads_values() const {
+    return std::any_of(parts, parts + num_parts, [](const Linear& w) { return !w.reads_codes(); });
+  }
 };
 
 // How far ahead of the arithmetic weights are asked for. The processor's own prefetching ends with
@@ -142,6 +145,15 @@ inline void panel_f32(const Linear& w, int panel, const Activations& x, int row,
   }
 }
 
+// Where the rows of a product go.
+struct OutRows {
+  float* first;
+  int64_t stride;
+  const int32_t* rows = nullptr;  // null: one after the other
+
+  float* at(int row) const { return first + int64_t(rows ? rows[row] : row) * stride; }
+};
+
 // Stores one panel's result for a row, without the lanes that only fill up the last panel.
 inline void write_panel(const Linear& w, int panel, f32x16 result, float* out, bool add) {
   const int begin = panel * kLanes;
@@ -161,39 +173,38 @@ inline void write_panel(const Linear& w, int panel, f32x16 result, float* out, b
 
 // Of `Rows` rows from `row` on, which is the tile's row `First`, writes `count`.
 template <int First, int Rows, bool Fetches>
-inline void tile_of(const Linear& w, int panel, const Activations& x, int row, int count, float* out,
-                    int64_t out_stride, bool add) {
+inline void tile_of(const Linear& w, int panel, const Activations& x, int row, int count,
+                    const OutRows& out, bool add) {
   f32x16 result[Rows];
   if (!w.reads_codes()) panel_f32<Rows>(w, panel, x, row, result);
   with_format(w.format, [&]<typename F>(F) {
     const uint8_t* block = w.panels + panel * panel_bytes<F>(w.num_groups());
     panel_packed<F, First, Rows, Fetches>(block, w.num_groups(), x.tile(row), result);
   });
-  for (int r = 0; r < count; r++)
-    write_panel(w, panel, result[r], out + (row + r) * out_stride, add);
+  for (int r = 0; r < count; r++) write_panel(w, panel, result[r], out.at(row + r), add);
 }
 
 template <int First, int Rows>
 inline void rows_of_tile(const Linear& w, int panel, const Activations& x, int row, int count,
-                         float* out, int64_t out_stride, bool add) {
-  if (row == 0) tile_of<First, Rows, true>(w, panel, x, row, count, out, out_stride, add);
-  else tile_of<First, Rows, false>(w, panel, x, row, count, out, out_stride, add);
+                         const OutRows& out, bool add) {
+  if (row == 0) tile_of<First, Rows, true>(w, panel, x, row, count, out, add);
+  else tile_of<First, Rows, false>(w, panel, x, row, count, out, add);
 }
 
 // The first `count` rows of the tile that begins with `row`. Sixteen registers have room for half of it.
-inline void tile(const Linear& w, int panel, const Activations& x, int row, int count, float* out,
-                 int64_t out_stride, bool add) {
+inline void tile(const Linear& w, int panel, const Activations& x, int row, int count,
+                 const OutRows& out, bool add) {
 #if defined(__AVX512F__)
-  if (count > 4) return rows_of_tile<0, 8>(w, panel, x, row, count, out, out_stride, add);
+  if (count > 4) return rows_of_tile<0, 8>(w, panel, x, row, count, out, add);
 #else
   if (count > 4) {
-    rows_of_tile<0, 4>(w, panel, x, row, 4, out, out_stride, add);
-    return rows_of_tile<4, 4>(w, panel, x, row + 4, count - 4, out, out_stride, add);
+    rows_of_tile<0, 4>(w, panel, x, row, 4, out, add);
+    return rows_of_tile<4, 4>(w, panel, x, row + 4, count - 4, out, add);
   }
 #endif
-  if (count > 2) return rows_of_tile<0, 4>(w, panel, x, row, count, out, out_stride, add);
-  if (count == 2) return rows_of_tile<0, 2>(w, panel, x, row, count, out, out_stride, add);
-  rows_of_tile<0, 1>(w, panel, x, row, count, out, out_stride, add);
+  if (count > 2) return rows_of_tile<0, 4>(w, panel, x, row, count, out, add);
+  if (count == 2) return rows_of_tile<0, 2>(w, panel, x, row, count, out, add);
+  rows_of_tile<0, 1>(w, panel, x, row, count, out, add);
 }
 
 // Panels [first, last) for all rows: out[row] = (or +=) W x[row] + b. Rows meet a panel one tile after
@@ -201,14 +212,14 @@ inline void tile(const Linear& w, int panel, const Activations& x, int row, int 
 // weights, comes from the memory as seldom as can be. Rows that do not fill a tile are multiplied with
 // what is in its other rows: that takes less time than a few at once.
 inline void linear(const Linear& w, const Activations& x, int num_rows, int first, int last,
-                   float* out, int64_t out_stride, bool add) {
+                   const OutRows& out, bool add) {
   constexpr int kBlockBytes = 1 << 19;
   const int row_block = std::max(1, kBlockBytes / w.in_features / kTileRows) * kTileRows;
   for (int block = 0; block < num_rows; block += row_block) {
     const int end = std::min(num_rows, block + row_block);
     for (int panel = first; panel < last; panel++) {
       for (int row = block; row < end; row += kTileRows) {
-        tile(w, panel, x, row, std::min(kTileRows, end - row), out, out_stride, add);
+        tile(w, panel, x, row, std::min(kTileRows, end - row), out, add);
       }
     }
   }
@@ -216,14 +227,14 @@ inline void linear(const Linear& w, const Activations& x, int num_rows, int firs
 
 // The same for a projection's panels [first, last), counted through its parts.
 inline void project(const Projection& projection, const Activations& x, int num_rows, int first,
-                    int last, float* out, int64_t out_stride, bool add) {
+                    int last, OutRows out, bool add) {
   for (int i = 0; i < projection.num_parts; i++) {
     const Linear& w = projection.parts[i];
     const int end = std::min(last, w.num_panels());
-    if (first < end) linear(w, x, num_rows, std::max(0, first), end, out, out_stride, add);
+    if (first < end) linear(w, x, num_rows, std::max(0, first), end, out, add);
     first -= w.num_panels();
     last -= w.num_panels();
-    out += w.out_features;
+    out.first += w.out_features;
   }
 }
 

@@ -14,8 +14,11 @@ import torch
 from inference.models.batch import DecodeBatch, PrefillBatch
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat
-from inference.models.native.decoder import NativeDecoder, NativeLayer, Projection
+from inference.models.native.decoder import NativeDecoder
+from inference.models.native.experts import load_experts
+from inference.models.native.layers import NativeLayer
 from inference.models.native.packing import pack
+from inference.models.native.structs import Projection
 from inference.models.paged_kv import untouched_zeros
 from inference.models.rope import check_positions, rope_table
 from inference.models.weights import WeightSource
@@ -123,11 +126,13 @@ def _load_layer(config: ModelConfig, weights: WeightSource, index: int) -> Nativ
     def projection(*names: str) -> Projection:
         return [pack(stored) for stored in weights.stored_parts(*names)]
 
+    is_sparse = config.mlp_kinds[index] == "sparse"
     return NativeLayer(
         qkv=projection(f"{heads}.q_proj", f"{heads}.k_proj", f"{heads}.v_proj"),
         output=projection(f"{heads}.o_proj"),
-        gate_up=projection(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"),
-        down=projection(f"{prefix}.mlp.down_proj"),
+        gate_up=() if is_sparse else projection(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"),
+        down=() if is_sparse else projection(f"{prefix}.mlp.down_proj"),
+        experts=load_experts(config, weights, f"{prefix}.mlp") if is_sparse else None,
         attention_norm=_float(weights, f"{prefix}.input_layernorm.weight"),
         mlp_norm=_float(weights, f"{prefix}.post_attention_layernorm.weight"),
         query_norm=_float(weights, f"{heads}.q_norm.weight") if config.qk_norm else None,

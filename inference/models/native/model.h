@@ -13,14 +13,53 @@ extern "C" {
 
 enum KVFormat : int32_t { kKVFloat = 0, kKVBfloat16 = 1, kKVInt8 = 2 };
 
+enum Scoring : int32_t { kSoftmax = 0, kSigmoid = 1, kSoftmaxOfChosen = 2 };
+
+// A mixture of experts in place of a layer's gate_up and down. All experts that are chosen from are of
+// the same formats.
+struct Experts {
+  int32_t num_experts;        // to choose from
+  int32_t per_token;          // how many are chosen for a row
+  int32_t intermediate_size;  // of the widest
+  int32_t scoring;            // a Scoring
+  int32_t normalizes;         // whether weights of a row's experts are made to add up to one
+  int32_t has_shared;         // whether one more follows, which all rows go through
+  Linear router;              // floats; its last output, if there is one more, is the shared one's gate
+  const Projection* gate_up;  // (num_all(),)
+  const Projection* down;
+
+  int num_all() const { return num_experts + has_shared; }
+  int num_scores() const { return router.out_features; }
+  bool gates_shared() const { return router.out_features > num_experts; }
+  int entries_per_row() const { return per_token + has_shared; }
+
+  bool reads_codes() const { return is_any(&Projection::reads_codes); }
+  bool reads_half_sums() const { return is_any(&Projection::reads_half_sums); }
+  bool reads_values() const { return is_any(&Projection::reads_values); }
+  int64_t bytes() const {
+    int64_t total = 0;
+    for (int i = 0; i < num_all(); i++) total += gate_up[i].bytes() + down[i].bytes();
+    return total;
+  }
+
+ private:
+  bool is_any(bool (Projection::*is)() const) const {
+    return (gate_up[0].*is)() || (has_shared && (gate_up[num_experts].*is)());
+  }
+};
+
 struct Layer {
   Projection qkv, output, gate_up, down;
   const float* attention_norm;
   const float* mlp_norm;
   const float* query_norm;  // null: none
   const float* key_norm;
+  const Experts* experts;  // null: gate_up and down
 
-  int64_t bytes() const { return qkv.bytes() + output.bytes() + gate_up.bytes() + down.bytes(); }
+  int64_t bytes() const {
+    const int64_t of_mlp = experts ? experts->bytes() : gate_up.bytes() + down.bytes();
+    return qkv.bytes() + output.bytes() + of_mlp;
+  }
 };
 
 struct Model {

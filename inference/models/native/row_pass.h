@@ -7,6 +7,7 @@
 #include "model.h"
 #include "row_attention.h"
 #include "simd.h"
+#include "sparse_mlp.h"
 #include "thread_team.h"
 
 namespace helexa {
@@ -16,6 +17,7 @@ namespace helexa {
 struct OwnPlace {
   QueryTile tile;
   std::vector<RowTile> row_tiles;
+  Routes routes;
 };
 
 // Where a pass works: what is kept of all rows, of its own rows, and of the member.
@@ -33,7 +35,7 @@ class RowPass {
           const Workplace& at)
       : m_(model), batch_(batch), first_(first), num_rows_(last - first), crew_(crew),
         hidden_(at.all.hidden.data() + int64_t(first) * model.hidden_size), qkv_(at.all.qkv.data()),
-        own_(at.own), tile_(at.member.tile), tiles_(at.member.row_tiles) {
+        own_(at.own), tile_(at.member.tile), tiles_(at.member.row_tiles), routes_(at.member.routes) {
     cut_into_tiles();
   }
 
@@ -50,8 +52,8 @@ class RowPass {
     if (m_.num_layers > 0) finish_layer(m_.num_layers - 1);
     normalize(m_.final_norm, Projection{1, {m_.head}});
     const Share panels = crew_.share(m_.head.num_panels());
-    linear(m_.head, own_.activations(m_.hidden_size), num_rows_, panels.begin, panels.end, batch_.logits,
-           m_.head.out_features, false);
+    linear(m_.head, own_.activations(m_.hidden_size), num_rows_, panels.begin, panels.end,
+           {batch_.logits, m_.head.out_features}, false);
   }
 
  private:
@@ -80,10 +82,17 @@ class RowPass {
     attend(index);
     quantize(m_.query_width(), layer.output);
     project(layer.output, hidden_, m_.hidden_size, true);
+    if (layer.experts) return add_experts(layer);
     normalize(layer.mlp_norm, layer.gate_up);
     project(layer.gate_up, own_.gate_up.data(), own_.gate_up_stride, false);
     gate(layer.down);
     project(layer.down, hidden_, m_.hidden_size, true);
+  }
+
+  void add_experts(const Layer& layer) {
+    normalize(layer.mlp_norm, *layer.experts);
+    const Activations x = own_.activations(m_.hidden_size);
+    SparseMlp(*layer.experts, x, num_rows_, crew_, own_.experts, routes_).add_to(hidden_);
   }
 
   // Reads one output feature of a packed table: the embedding of one token.
@@ -103,7 +112,9 @@ class RowPass {
     });
   }
 
-  void normalize(const float* weight, const Projection& next) {
+  // `next`: the Projection, or the Experts, that read what comes out.
+  template <typename Next>
+  void normalize(const float* weight, const Next& next) {
     const Share rows = crew_.share(num_rows_);
     const Activations x = own_.activations(m_.hidden_size);
     for (int row = rows.begin; row < rows.end; row++) {
@@ -131,8 +142,8 @@ class RowPass {
 
   void project(const Projection& w, float* out, int64_t stride, bool add) {
     const Share panels = crew_.share(w.num_panels());
-    helexa::project(w, own_.activations(w.in_features()), num_rows_, panels.begin, panels.end, out,
-                    stride, add);
+    helexa::project(w, own_.activations(w.in_features()), num_rows_, panels.begin, panels.end,
+                    {out, stride}, add);
     crew_.barrier();
   }
 
@@ -198,6 +209,7 @@ class RowPass {
   Scratch& own_;
   QueryTile& tile_;
   std::vector<RowTile>& tiles_;
+  Routes& routes_;
 };
 
 }  // namespace helexa

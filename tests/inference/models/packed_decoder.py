@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import torch
 
 from inference.models.config import ModelConfig
-from inference.models.native.decoder import NativeDecoder, NativeLayer
+from inference.models.experts_config import ExpertsConfig
+from inference.models.native.decoder import NativeDecoder
+from inference.models.native.layers import NativeExperts, NativeLayer
 from inference.models.native.packing import (
     GROUPED_FORMATS,
     SUPER_BLOCK_FORMATS,
@@ -85,13 +88,37 @@ def dense(stored: StoredWeight) -> DenseWeight:
 
 
 def decoder(
-    library: ctypes.CDLL, *formats: Format, dequantized: bool, threads: int = 2
+    library: ctypes.CDLL,
+    *formats: Format,
+    dequantized: bool,
+    threads: int = 2,
+    experts: ExpertsConfig | None = None,
 ) -> NativeDecoder:
-    """Parts of projections take the formats in turns."""
+    """Parts of projections take the formats in turns. With ``experts`` the first layer is sparse;
+    its router is of floats."""
 
-    def packed(out_features: int, in_features: int, seed: int) -> PackedLinear:
-        stored = stored_as(formats[seed % len(formats)], out_features, in_features, seed)
+    def packed(out_features: int, in_features: int, seed: int, turn: int = 0) -> PackedLinear:
+        format = formats[(turn or seed) % len(formats)]
+        stored = stored_as(format, out_features, in_features, seed)
         return pack(dense(stored) if dequantized else stored)
+
+    def mixture(config: ExpertsConfig) -> NativeExperts:
+        sizes = [config.intermediate_size] * config.num_experts
+        num_scores = config.num_experts
+        if config.shared_intermediate_size is not None:
+            sizes.append(config.shared_intermediate_size)
+            num_scores += config.gates_shared
+        generator = torch.Generator().manual_seed(500)
+        router = torch.randn(num_scores, HIDDEN, generator=generator) * 0.1
+        return NativeExperts(
+            config=config,
+            router=pack(DenseWeight(weight=router)),
+            gate_up=[
+                [packed(size, HIDDEN, 600 + 2 * i + part, part + 1) for part in (0, 1)]
+                for i, size in enumerate(sizes)
+            ],
+            down=[[packed(HIDDEN, size, 800 + i, 3)] for i, size in enumerate(sizes)],
+        )
 
     query_width, kv_width = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
     layers = [
@@ -105,6 +132,7 @@ def decoder(
             down=[packed(HIDDEN, INTERMEDIATE, 7 * i + 6)],
             attention_norm=torch.ones(HIDDEN),
             mlp_norm=torch.ones(HIDDEN),
+            experts=mixture(experts) if experts is not None and i == 0 else None,
         )
         for i in range(NUM_LAYERS)
     ]
@@ -114,7 +142,7 @@ def decoder(
     embedding = packed(VOCAB_SIZE, HIDDEN, 99)
     return NativeDecoder(
         library,
-        CONFIG,
+        replace(CONFIG, experts=experts, mlps=("sparse", "dense") if experts else ()),
         layers=layers,
         final_norm=torch.ones(HIDDEN),
         embedding=embedding,

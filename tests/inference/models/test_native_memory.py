@@ -15,8 +15,9 @@ import torch
 
 from inference.engine.faults.fault_classes import classify
 from inference.engine.faults.kinds import OutOfMemoryFault
-from inference.models.native.decoder import Draw, NativeDecoder
+from inference.models.native.decoder import NativeDecoder
 from inference.models.native.packing import Format, PackedLinear
+from inference.models.native.structs import Draw
 from tests.inference.models.packed_decoder import CONFIG, HEAD_DIM, HIDDEN, Sequences, decoder
 
 MB = 1024**2

@@ -1,0 +1,149 @@
+"""The structs of model.h, linear.h and draw.h, field by field, and what fills them.
+
+They point at tensors, and keep none alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from inference.models.native.packing import SUPER_BLOCK_FORMATS, Format, PackedLinear
+from inference.models.stored import GROUP_FEATURES, SUPER_BLOCK_FEATURES
+
+MAX_PARTS = 3
+"""``kMaxParts`` of linear.h."""
+
+
+class CLinear(ctypes.Structure):
+    _fields_ = [
+        ("format", ctypes.c_int32),
+        ("in_features", ctypes.c_int32),
+        ("out_features", ctypes.c_int32),
+        ("panels", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+    ]
+
+
+class CProjection(ctypes.Structure):
+    _fields_ = [
+        ("num_parts", ctypes.c_int32),
+        ("parts", CLinear * MAX_PARTS),
+    ]
+
+
+class CExperts(ctypes.Structure):
+    _fields_ = [
+        ("num_experts", ctypes.c_int32),
+        ("per_token", ctypes.c_int32),
+        ("intermediate_size", ctypes.c_int32),
+        ("scoring", ctypes.c_int32),
+        ("normalizes", ctypes.c_int32),
+        ("has_shared", ctypes.c_int32),
+        ("router", CLinear),
+        ("gate_up", ctypes.POINTER(CProjection)),
+        ("down", ctypes.POINTER(CProjection)),
+    ]
+
+
+class CLayer(ctypes.Structure):
+    _fields_ = [
+        ("qkv", CProjection),
+        ("output", CProjection),
+        ("gate_up", CProjection),
+        ("down", CProjection),
+        ("attention_norm", ctypes.c_void_p),
+        ("mlp_norm", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
+        ("experts", ctypes.POINTER(CExperts)),
+    ]
+
+
+class CModel(ctypes.Structure):
+    _fields_ = [
+        ("hidden_size", ctypes.c_int32),
+        ("intermediate_size", ctypes.c_int32),
+        ("num_layers", ctypes.c_int32),
+        ("num_heads", ctypes.c_int32),
+        ("num_kv_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("window", ctypes.c_int32),
+        ("kv_format", ctypes.c_int32),
+        ("rms_norm_eps", ctypes.c_float),
+        ("layers", ctypes.POINTER(CLayer)),
+        ("final_norm", ctypes.c_void_p),
+        ("embedding", CLinear),
+        ("head", CLinear),
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
+    ]
+
+
+class CBatch(ctypes.Structure):
+    _fields_ = [
+        ("num_rows", ctypes.c_int32),
+        ("num_logit_rows", ctypes.c_int32),
+        ("table_stride", ctypes.c_int32),
+        ("token_ids", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("sequences", ctypes.c_void_p),
+        ("block_tables", ctypes.c_void_p),
+        ("logit_rows", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("num_blocks", ctypes.c_int64),
+        ("logits", ctypes.c_void_p),
+    ]
+
+
+class Draw(ctypes.Structure):
+    """``Draw`` of draw.h: a row of scores, and how its token is drawn. ``top_k`` 0: of all."""
+
+    _fields_ = [
+        ("row", ctypes.c_int64),
+        ("top_k", ctypes.c_int32),
+        ("temperature", ctypes.c_float),
+        ("top_p", ctypes.c_float),
+        ("min_p", ctypes.c_float),
+        ("uniform", ctypes.c_float),
+    ]
+
+
+Projection = Sequence[PackedLinear]
+"""Up to ``MAX_PARTS`` weights that one input meets, in different formats: their outputs lie one
+after the other."""
+
+
+def projection_struct(parts: Projection) -> CProjection:
+    assert len({part.in_features for part in parts}) <= 1
+    return CProjection(num_parts=len(parts), parts=tuple(linear_struct(part) for part in parts))
+
+
+def linear_struct(packed: PackedLinear) -> CLinear:
+    assert packed.in_features % _features_multiple(packed.format) == 0
+    return CLinear(
+        format=packed.format,
+        in_features=packed.in_features,
+        out_features=packed.out_features,
+        panels=packed.panels.data_ptr(),
+        bias=pointer(packed.bias, torch.float32),
+    )
+
+
+def _features_multiple(format: Format) -> int:
+    """The C side reads whole groups, or whole super-blocks."""
+    if format is Format.F32:
+        return 1
+    is_super = format in SUPER_BLOCK_FORMATS.values()
+    return SUPER_BLOCK_FEATURES if is_super else GROUP_FEATURES
+
+
+def pointer(tensor: torch.Tensor | None, dtype: torch.dtype) -> int | None:
+    """The C side indexes blindly, so the dtype and the layout are checked here."""
+    if tensor is None:
+        return None
+    assert tensor.dtype == dtype and tensor.is_contiguous() and tensor.device.type == "cpu"
+    return tensor.data_ptr()
