@@ -1,0 +1,174 @@
+"""The alert rules and the dashboard ask for metrics, labels and statuses that a gateway exports."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fleet.lifecycles import LoadJobStatus
+from fleet.snapshot import build_snapshot
+from fleet.wishes import NO_WISHES
+from inference.gateway.fleet_metrics import DatabaseCounts, FleetCollector
+from inference.gateway.metrics import Metrics
+from inference.protocol.heartbeat import ReplicaStatus
+from tests.fleet.conftest import device, heartbeat, replica, stats
+
+ROOT = Path(__file__).resolve().parents[2]
+MONITORING = ROOT / "packaging" / "monitoring"
+WATCHED = re.compile(r'metrics\.watch\(\s*"(\w+)"')
+NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+OF_PROMETHEUS = {"up": {"job", "instance"}, "process_resident_memory_bytes": set()}
+"""What every scrape has."""
+OF_A_SCRAPE = {"job", "instance", "le"}
+FUNCTIONS = {
+    *("absent", "and", "by", "count", "histogram_quantile", "increase", "max", "max_over_time"),
+    *("rate", "sum", "unless", "label_values"),
+}
+RANGE = re.compile(r"\[(\d+[smhd])\]")
+SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\}")
+MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
+GROUPING = re.compile(r"\bby \(([^)]*)\)")
+VALUES = {
+    ("helexa_replica_status", "status"): {status.value for status in ReplicaStatus},
+    ("helexa_load_jobs", "state"): set(LoadJobStatus.values),
+    ("cortex_model_rejections_total", "reason"): {"queue_full", "wait_timeout", "per_principal"},
+}
+
+
+@cache
+def exported() -> dict[str, set[str]]:
+    """Names of series and their labels, of a gateway that has seen a request and a neuron."""
+    metrics = Metrics()
+    told: dict[str, Any] = {"prompt_tokens": 9, "cached_tokens": 1, "completion_tokens": 5}
+    told |= {"reasoning_tokens": 1, "duration_s": 2.0, "time_to_first_token_s": 0.5}
+    for code, status in (("finished", 200), ("queue_full", 503)):
+        metrics.observe(
+            model="m",
+            node="beast",
+            account="a",
+            key="k",
+            status_code=status,
+            code=code,
+            cold_start=True,
+            **told,
+        )
+    full = device(utilization_percent=1, temperature_c=40)
+    snapshot = build_snapshot(
+        [
+            heartbeat(
+                "beast", devices=[full], replicas=[replica(stats=stats(last_forward_unix_s=1.0))]
+            )
+        ],
+        NO_WISHES,
+        (),
+    )
+    counts = DatabaseCounts(load_jobs={"pending": 1}, reservations=1)
+    metrics.registry.register(FleetCollector(lambda: snapshot, lambda: counts))
+    series: dict[str, set[str]] = {name: set(labels) for name, labels in OF_PROMETHEUS.items()}
+    for family in metrics.registry.collect():
+        if family.type != "histogram":
+            series.setdefault(family.name + ("_total" if family.type == "counter" else ""), set())
+        for sample in family.samples:
+            series.setdefault(sample.name, set()).update(sample.labels)
+    for path in (ROOT / "inference" / "gateway").glob("*.py"):
+        series.update((name, set()) for name in WATCHED.findall(path.read_text()))
+    return series
+
+
+def rules() -> list[dict[str, Any]]:
+    document = yaml.safe_load((MONITORING / "helexa-alerts.yml").read_text())
+    return [rule for group in document["groups"] for rule in group["rules"]]
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((MONITORING / "helexa-dashboard.json").read_text())
+    return found
+
+
+def expressions() -> dict[str, str]:
+    panels = dashboard()["panels"]
+    asked = {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in panels
+        for target in panel.get("targets", ())
+    }
+    return asked | {rule["alert"]: rule["expr"] for rule in rules()}
+
+
+def faults(expression: str) -> list[str]:
+    """What no gateway has, or Prometheus would not read."""
+    found = []
+    for opening, closing in ("()", "{}", "[]"):
+        if expression.count(opening) != expression.count(closing):
+            found.append(f"{opening} without {closing}")
+    names = set()
+    for name, matchers in SELECTOR.findall(expression):
+        names.add(name)
+        for label, _, value in MATCHER.findall(matchers):
+            if label not in exported().get(name, set()) | OF_A_SCRAPE:
+                found.append(f"{name} has no label {label}")
+            known = VALUES.get((name, label))
+            if known and not set(value.split("|")) <= known:
+                found.append(f"{name} is never {value}")
+        if MATCHER.sub("", matchers).strip(", "):
+            found.append(f"{{{matchers}}} is no selector")
+    groupings = GROUPING.findall(expression)
+    bare = RANGE.sub("", GROUPING.sub("", SELECTOR.sub("", expression)))
+    names |= set(NAME.findall(bare)) - FUNCTIONS
+    found += [f"nobody exports {name}" for name in sorted(names - exported().keys())]
+    labels = set().union(*(exported().get(name, set()) for name in names), OF_A_SCRAPE)
+    for grouping in groupings:
+        found += [f"no label {word}" for word in NAME.findall(grouping) if word not in labels]
+    return found
+
+
+@pytest.mark.parametrize("name", expressions())
+def test_what_is_asked_for_is_exported(name: str) -> None:
+    assert faults(expressions()[name]) == []
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "sum(cortex_requests)",
+        "max(cortex_time_to_first_token_seconds)",
+        'sum(rate(cortex_requests_total{modell="m"}[5m]))',
+        'helexa_replica_status{status="loaded"}',
+        "sum by (colour) (cortex_requests_total)",
+        "sum(rate(cortex_requests_total[5m])",
+        "avg_minute(cortex_requests_total)",
+    ],
+)
+def test_what_is_not_exported_is_found(expression: str) -> None:
+    assert faults(expression) != []
+
+
+def test_alerts_are_whole() -> None:
+    names = [rule["alert"] for rule in rules()]
+    assert len(names) == len(set(names))
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert set(rule["annotations"]) == {"summary", "description"}
+        assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+
+
+def test_a_dashboard_of_panels_that_do_not_overlap() -> None:
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    covered: set[tuple[int, int]] = set()
+    for panel in panels:
+        where = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(where["x"], where["x"] + where["w"])
+            for y in range(where["y"], where["y"] + where["h"])
+        }
+        assert not covered & cells, panel["title"]
+        assert where["x"] + where["w"] <= 24
+        covered |= cells
