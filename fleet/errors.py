@@ -9,6 +9,7 @@
     ├── InvitationError               400 invitation_refused
     ├── NeuronAliveError              409 neuron_alive
     ├── ReplicaNotFoundError          404 replica_not_found
+    ├── EngineLogUnavailableError     503 log_unavailable      retryable
     ├── CachedModelNotFoundError      404 cached_model_not_found
     ├── CachedModelInUseError         409 in_use
     ├── ModelPinnedError              409 model_pinned
@@ -80,6 +81,14 @@ class NeuronAliveError(FleetError):
 class ReplicaNotFoundError(FleetError):
     http_status = 404
     code = "replica_not_found"
+
+
+class EngineLogUnavailableError(FleetError):
+    """Its neuron did not answer in time."""
+
+    http_status = 503
+    code = "log_unavailable"
+    retryable = True
 
 
 class CachedModelNotFoundError(FleetError):

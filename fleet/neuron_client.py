@@ -17,6 +17,7 @@ from inference.protocol.load import LoadSpec
 LOAD_EXPIRES_S = 60
 UNLOAD_EXPIRES_S = 60
 DOWNLOAD_EXPIRES_S = 60
+ASK_EXPIRES_S = 10
 
 
 def send_load(*, neuron_name: str, spec: LoadSpec) -> None:
@@ -42,6 +43,11 @@ def send_cancel_pull(*, neuron_name: str, job_id: str) -> None:
 def send_delete_cached(*, neuron_name: str, spec: DeleteSpec) -> None:
     """Raises ``BrokerUnavailableError``."""
     _send(keys.TASK_DELETE_CACHED, neuron_name, [msgspec.to_builtins(spec)], DOWNLOAD_EXPIRES_S)
+
+
+def send_tell_log(*, neuron_name: str, ask_id: str, model_name: str, num_lines: int) -> None:
+    """Raises ``BrokerUnavailableError``."""
+    _send(keys.TASK_TELL_LOG, neuron_name, [ask_id, model_name, num_lines], ASK_EXPIRES_S)
 
 
 def _send(task: str, neuron_name: str, arguments: list[object], expires_s: int) -> None:

@@ -23,6 +23,7 @@ from fleet.api.jobs import (
     LoadJobView,
     ModelJobsView,
 )
+from fleet.api.logs import EngineLogView
 from fleet.api.models_toml import ModelsTomlView
 from fleet.api.neurons import (
     WISHES,
@@ -49,6 +50,7 @@ urlpatterns = [
     path("neurons/<str:name>/models", original.ModelsView.as_view()),
     path("neurons/<str:name>/models/load", original.LoadView.as_view()),
     path("neurons/<str:name>/models/unload", original.UnloadView.as_view()),
+    path("neurons/<str:name>/models/<path:model>/logs", EngineLogView.as_view()),
     path("neurons/<str:name>/models/<path:model>/endpoint", original.EndpointView.as_view()),
     path("devices", DevicesView.as_view(), name="api-devices"),
     path("replicas", ReplicasView.as_view(), name="api-replicas"),

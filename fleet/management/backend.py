@@ -10,6 +10,7 @@ import io
 import json
 import os
 import urllib.error
+import urllib.parse
 import urllib.request
 from argparse import ArgumentParser
 from typing import Any, Protocol
@@ -55,7 +56,8 @@ class LocalBackend:
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         data = b"" if body is None else json.dumps(body).encode()
-        where, _, query = path.partition("?")
+        quoted, _, query = path.partition("?")
+        where = urllib.parse.unquote(quoted)
         request = WSGIRequest(
             {
                 "REQUEST_METHOD": method,

@@ -14,8 +14,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import inference
 from inference.engine.errors import ChannelClosedError
@@ -35,6 +36,10 @@ from inference.protocol.load import LoadSpec
 
 ENGINE_COMMAND_VARIABLE = "HELEXA_ENGINE_COMMAND"
 REAP_TIMEOUT_S = 2.0
+LAST_LINES_S = 0.5
+"""What the last lines of an engine that has ended get to arrive."""
+MAX_LINE_BYTES = 64 * 1024
+"""A longer one is taken in pieces."""
 
 
 def engine_command(environment: Mapping[str, str]) -> list[str]:
@@ -47,18 +52,33 @@ def engine_command(environment: Mapping[str, str]) -> list[str]:
 class EngineProcess:
     """``messages`` belongs to one thread; the other methods to any."""
 
-    def __init__(self, spec: LoadSpec, command: Sequence[str]) -> None:
-        """Starts the process and sends it its spec. Raises ``OSError`` when it cannot start."""
+    def __init__(
+        self,
+        spec: LoadSpec,
+        command: Sequence[str],
+        *,
+        on_line: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """Starts the process and sends it its spec. ``on_line``: takes each line that it writes to
+        standard error, on a thread; ``None``: it writes to this process' own. Raises ``OSError``
+        when it cannot start."""
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [*command, "--fd", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
+                stderr=None if on_line is None else subprocess.PIPE,
                 env=_engine_environment(),
                 # A Ctrl-C in the terminal is for the neuron, which ends its engines in order.
                 start_new_session=True,
             )
+        self._stderr_reader: threading.Thread | None = None
+        if on_line is not None and self._process.stderr is not None:
+            self._stderr_reader = threading.Thread(
+                target=_read_lines, args=(self._process.stderr, on_line), daemon=True
+            )
+            self._stderr_reader.start()
         self._channel = Channel(self._socket)
         self._send_lock = threading.Lock()
         with contextlib.suppress(EngineGoneError):  # its end is reported by messages()
@@ -114,6 +134,8 @@ class EngineProcess:
             code = self._process.wait()
         with self._send_lock:
             self._channel.close()
+        if self._stderr_reader is not None:  # a child of its may hold the other end for longer
+            self._stderr_reader.join(LAST_LINES_S)
         if code < 0:
             return f"was ended by signal {-code} ({signal.Signals(-code).name})"
         return describe_exit(code)
@@ -124,6 +146,14 @@ class EngineProcess:
                 self._channel.send(frame)
         except ChannelClosedError as error:
             raise EngineGoneError(f"engine process {self.pid} is gone") from error
+
+
+def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
+    """Until every process that has the other end has closed it: one whose reader stopped would
+    stand still once the pipe is full."""
+    with stream:
+        while line := stream.readline(MAX_LINE_BYTES):
+            on_line(line)
 
 
 def _engine_environment() -> dict[str, str]:

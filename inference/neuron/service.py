@@ -22,6 +22,7 @@ import redis
 from inference.neuron.accounts import AccountBook, send_due
 from inference.neuron.device_sampler import Devices
 from inference.neuron.downloads import Downloads
+from inference.neuron.engine_logs import EngineLogs
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
 from inference.neuron.event_publisher import EventPublisher
@@ -108,10 +109,13 @@ class NeuronService:
         self.downloads = Downloads(
             client, neuron=name, fetcher=self._fetcher, used_paths=self._replicas.weights_in_use
         )
+        self.logs = EngineLogs(client, neuron=name)
         self._context = ReplicaContext(
             table=self._table,
             publish=self._publisher.publish,
-            start_engine=lambda spec: EngineProcess(spec, engine_command),
+            start_engine=lambda spec: EngineProcess(
+                spec, engine_command, on_line=self.logs.writer(spec.model)
+            ),
             loads=self._loads,
             admission=LoadAdmission(
                 self._loads, fetch=self._fetcher.fetch, find=self._replicas.find

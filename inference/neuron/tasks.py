@@ -20,6 +20,7 @@ from inference.protocol.keys import (
     TASK_DRAIN_INBOX,
     TASK_LOAD_MODEL,
     TASK_PULL_MODEL,
+    TASK_TELL_LOG,
     TASK_UNLOAD_MODEL,
 )
 from inference.protocol.load import LoadSpec
@@ -55,6 +56,7 @@ def register_tasks(app: Celery, service: NeuronService) -> None:
     app.task(name=TASK_PULL_MODEL)(pull_model)
     app.task(name=TASK_CANCEL_PULL)(service.downloads.cancel)
     app.task(name=TASK_DELETE_CACHED)(delete_cached)
+    app.task(name=TASK_TELL_LOG)(service.logs.tell)
     app.task(name=TASK_LOAD_MODEL)(load_model)
     app.task(name=TASK_UNLOAD_MODEL)(service.unload_model)
     app.task(name=TASK_DRAIN_INBOX)(drain_inbox)

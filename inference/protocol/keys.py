@@ -9,6 +9,7 @@
 | helexa:neuron:<name>:frames | stream of msgpack InboxFrame, expires | gateway → neuron |
 | helexa:neuron:<name>:held | hash gateway → HeldRequests, expires | neuron → gateway |
 | helexa:neuron:<name>:downloads | string, JSON CacheReport, expires | neuron → control |
+| helexa:neuron:<name>:log:<id> | list of one EngineLogAnswer, expires | neuron → who asked |
 | helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its own next life |
 | helexa:gateway:<id>:events | stream of EventBatch, expires | neuron → gateway |
 | helexa:gateway:<id>:alive | string, expires | gateway → neuron |
@@ -64,6 +65,8 @@ TASK_CANCEL_PULL = "neuron.cancel_pull"
 """One argument, the pull's job id."""
 TASK_DELETE_CACHED = "neuron.delete_cached"
 """One argument, a ``DeleteSpec`` as builtins."""
+TASK_TELL_LOG = "neuron.tell_log"
+"""Which answer, which model, how many lines: see ``inference.protocol.engine_logs``."""
 
 DRAIN_INBOX_EXPIRES_S = 10
 """A ring that waited longer is pointless: the heartbeat has drained the inbox since."""
@@ -100,6 +103,10 @@ def held_key(name: str) -> str:
 
 def downloads_key(name: str) -> str:
     return f"helexa:neuron:{name}:downloads"
+
+
+def engine_log_key(name: str, ask_id: str) -> str:
+    return f"helexa:neuron:{name}:log:{ask_id}"
 
 
 def specs_key(name: str) -> str:

@@ -1,0 +1,30 @@
+"""``manage.py logs NEURON MODEL``: the last lines of an engine's log."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+from urllib.parse import quote
+
+from django.core.management.base import BaseCommand
+
+from fleet.engine_logs import DEFAULT_LINES
+from fleet.management.backend import add_backend_arguments, backend_of
+from metering.management.output import json_text, told
+
+
+class Command(BaseCommand):
+    help = "The last lines that a model's engine wrote on a neuron, also after it has ended."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add_backend_arguments(parser)
+        parser.add_argument("neuron", metavar="NEURON")
+        parser.add_argument("model", metavar="MODEL")
+        parser.add_argument("--lines", type=int, default=DEFAULT_LINES, metavar="N")
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        neuron, model = (quote(options[name], safe="") for name in ("neuron", "model"))
+        path = f"neurons/{neuron}/models/{model}/logs?lines={options['lines']}"
+        with told():
+            log = backend_of(options).ask("GET", path)
+        self.stdout.write(json_text(log) if options["json"] else "\n".join(log["lines"]))
