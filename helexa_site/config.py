@@ -114,6 +114,8 @@ class Config:
     """Stored responses are forgotten after so long; 0 keeps them for ever."""
     ledger_retention_days: int = 400
     """Ledger entries are forgotten after so long; 0 keeps them for ever."""
+    has_public_bench: bool = False
+    """Anybody may read the bench's results, without a key or a log-in."""
     redis_stall_s: int = DEFAULT_STALL_LIMIT_S
     """How long open requests wait for a Redis that does not answer."""
 
@@ -153,6 +155,7 @@ def read_config() -> Config:
         max_open_body_bytes=_integer("HELEXA_MAX_OPEN_BODY_BYTES", 256 * 1024 * 1024, minimum=1024),
         response_retention_days=_integer("HELEXA_RESPONSE_RETENTION_DAYS", 30, minimum=0),
         ledger_retention_days=_integer("HELEXA_LEDGER_RETENTION_DAYS", 400, minimum=0),
+        has_public_bench=_flag("HELEXA_BENCH_PUBLIC"),
         redis_stall_s=_integer(STALL_LIMIT_VARIABLE, DEFAULT_STALL_LIMIT_S, minimum=1),
     )
 

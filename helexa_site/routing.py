@@ -55,6 +55,8 @@ from inference.wire import (
 )
 from inference.wire.dialect import ErrorDialect
 
+BENCH_PATH = "/api/bench/"
+"""Read by pages of other origins, as the original's was."""
 RESPONSES_PATH = re.compile(r"(/v1)?/responses/?")
 
 
@@ -76,10 +78,13 @@ def build_application(
         max_bytes=gateway.config.max_stored_response_bytes,
     )
     api = with_cors(URLRouter(api_routes(gateway, store)), gateway.config)
+    bench = with_cors(django_app, gateway.config)
 
     async def http(scope: Any, receive: Any, send: Any) -> None:
         path = api_path(scope["path"])
-        if path is None:
+        if scope["path"].startswith(BENCH_PATH):
+            await bench(scope, receive, send)
+        elif path is None:
             await django_app(scope, receive, send)
         else:
             await api({**scope, "path": path}, receive, send)

@@ -90,13 +90,17 @@ class FleetView(GenericAPIView[Any]):
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
-        _ensure_may(request)
+        self.ensure_may(request)
         if request.method is None or not hasattr(self, request.method.lower()):
             raise MethodNotAllowed(request.method or "")
         self._ensure_known_parameters(request)
 
     def handle_exception(self, exc: Exception) -> Response:
         return super().handle_exception(problem_of(exc) if isinstance(exc, FleetError) else exc)
+
+    def ensure_may(self, request: Request) -> None:
+        """Raises ``ProblemError``."""
+        _ensure_may(request)
 
     @property
     def actor(self) -> Actor:

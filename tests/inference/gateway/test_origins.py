@@ -79,3 +79,15 @@ async def test_other_clients_notice_nothing(client: AsgiClient) -> None:
     assert not [name for name in answer.headers if name.startswith("access-control-allow")]
     options = await client.open("OPTIONS", "/v1/models").finish()
     assert options.status == 405
+
+
+async def test_the_benchs_results_are_read_by_pages_that_may(client: AsgiClient) -> None:
+    """Django answers there; the rest of what it answers is no page's of another origin."""
+    from_page = {"Origin": "http://localhost:3000"}
+    answer = await client.get("/api/bench/summary", headers=from_page)
+    assert answer.status == 418
+    assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
+    for path, origin in (("/api/bench/summary", PAGE), ("/api/fleet", from_page["Origin"])):
+        answer = await client.get(path, headers={"Origin": origin})
+        assert answer.status == 418
+        assert "access-control-allow-origin" not in answer.headers
