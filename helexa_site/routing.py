@@ -33,6 +33,7 @@ from inference.gateway.paths import OLLAMA_PATHS, api_path, api_path_of
 from inference.gateway.response_socket import ResponseSocket
 from inference.gateway.response_store import ResponseStore
 from inference.gateway.responses import ResponsesConsumer
+from inference.gateway.scoring import RerankConsumer, ScoreConsumer
 from inference.gateway.stored_responses import (
     CancelResponseConsumer,
     InputItemsConsumer,
@@ -42,7 +43,11 @@ from inference.gateway.token_counts import (
     MessageTokenCountConsumer,
     ResponseTokenCountConsumer,
 )
-from inference.gateway.tokenizing import DetokenizeConsumer, TokenizeConsumer
+from inference.gateway.tokenizing import (
+    DetokenizeConsumer,
+    TokenizeConsumer,
+    TokenizerInfoConsumer,
+)
 from inference.wire import (
     anthropic_errors,
     anthropic_messages,
@@ -127,12 +132,16 @@ def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
         re_path(r"^v1/messages/?$", messages),
         re_path(r"^v1/messages/count_tokens/?$", count_tokens),
         re_path(r"^v1/messages/", no_messages),
+        re_path(r"^(v1/)?score/?$", ScoreConsumer.as_asgi(gateway=gateway)),
+        re_path(r"^(v1/)?rerank/?$", RerankConsumer.as_asgi(gateway=gateway)),
+        re_path(r"^v2/rerank/?$", RerankConsumer.as_asgi(gateway=gateway, version=2)),
         *_responses(gateway, store),
         re_path(r"^v1/models/?$", ModelListConsumer.as_asgi(gateway=gateway)),
         re_path(r"^v1/models/(?P<name>.+)$", ModelConsumer.as_asgi(gateway=gateway)),
         re_path(r"^v1(?:/.*)?$", UnknownUrlConsumer.as_asgi(gateway=gateway)),
         re_path(r"^tokenize/?$", TokenizeConsumer.as_asgi(gateway=gateway)),
         re_path(r"^detokenize/?$", DetokenizeConsumer.as_asgi(gateway=gateway)),
+        re_path(r"^tokenizer_info/?$", TokenizerInfoConsumer.as_asgi(gateway=gateway)),
         *_ollama(gateway),
         re_path(r"^health/?$", HealthConsumer.as_asgi(gateway=gateway)),
     ]

@@ -19,12 +19,16 @@ KNOWN_PATHS = (
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/models",
+    "/v1/rerank",
+    "/v1/score",
+    "/v2/rerank",
     "/v1/responses",
     "/v1/responses/compact",
     "/v1/responses/input_tokens",
     "/health",
     "/tokenize",
     "/detokenize",
+    "/tokenizer_info",
     "/api/chat",
     "/api/generate",
     "/api/embed",
@@ -42,10 +46,31 @@ OLLAMA_PATHS = frozenset(
 )
 """Exactly these: what else is under /api is Django's."""
 
+ELSEWHERE = {
+    "audio": "This server neither hears nor speaks.",
+    "images": "This server makes no images.",
+    "videos": "This server makes no videos.",
+    "realtime": "This server has no realtime sessions.",
+    "moderations": "This server moderates nothing.",
+    "assistants": "This server has no assistants; /v1/responses keeps conversations.",
+    "threads": "This server has no threads; /v1/responses keeps conversations.",
+    "fine_tuning": "This server trains nothing.",
+    "vector_stores": "This server keeps no vectors; /v1/embeddings makes them.",
+}
+"""What clients ask of OpenAI's API and there is nothing of here."""
+SERVED = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/embeddings", "/v1/rerank", "/v1/score"),
+)
+
 MAX_COMPARED_CHARS = 100
 LEAST_LIKENESS = 0.7
 
-_API_PATH = re.compile(r"/(v1(/.*)?|health/?|(de)?tokenize/?)", re.DOTALL)
+_API_PATH = re.compile(
+    r"/(v1(/.*)?|v2/rerank/?|(v1/)?(score|rerank)/?|health/?"
+    r"|(de)?tokenize/?|tokenizer_info/?)",
+    re.DOTALL,
+)
 _WITHOUT_VERSION = re.compile(
     r"/(chat/completions|completions|embeddings|messages|messages/count_tokens|models(/.+)?"
     r"|responses(/.+)?)/?",
@@ -81,6 +106,9 @@ def near_path(path: str) -> str | None:
 
 def unknown_url(method: str, path: str) -> str:
     """What a client is told."""
+    kind = path.removeprefix(VERSION).strip("/").partition("/")[0]
+    if kind in ELSEWHERE:
+        return f"{ELSEWHERE[kind]} Models here read and write text: {', '.join(SERVED)}."
     near = near_path(path)
     help_ = "" if near is None else f" Did you mean {near}?"
     return f"There is no {method} {path} here.{help_}"

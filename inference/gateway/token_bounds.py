@@ -15,6 +15,7 @@ import msgspec
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
+    PairsInput,
     Request,
     TextInput,
     TokenCountRequest,
@@ -80,6 +81,8 @@ def num_prompts(request: Request) -> int:
             return len(texts)
         case TokensInput(prompts=prompts):
             return len(prompts)
+        case PairsInput(seconds=seconds):
+            return len(seconds)
         case ChatInput():
             return 1
 
@@ -90,11 +93,17 @@ def prompt_bound(request: Request) -> int:
             return sum(len(prompt) + SPECIAL_TOKENS for prompt in prompts)
         case TextInput(texts=texts):
             return sum(_utf8_bytes(text) + SPECIAL_TOKENS for text in texts)
+        case PairsInput() as given:
+            return sum(map(_pair_bound, given.pairs))
         case ChatInput() as chat:
             messages = len(msgspec.json.encode(chat.messages)) + TURN_TOKENS * len(chat.messages)
             tools = TOOLS_FACTOR * len(msgspec.json.encode(chat.tools)) if chat.tools else 0
             kwargs = len(msgspec.json.encode(chat.template_kwargs))
             return messages + tools + kwargs + _utf8_bytes(chat.answer_start) + TEMPLATE_TOKENS
+
+
+def _pair_bound(pair: tuple[str, str]) -> int:
+    return sum(_utf8_bytes(text) + SPECIAL_TOKENS for text in pair)
 
 
 def prompt_estimate(request: Request) -> int:

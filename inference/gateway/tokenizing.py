@@ -6,6 +6,7 @@ parse ─▶ run_request ─▶ Tokenized ─▶ one body
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import parse_qsl
 
 from inference.gateway.consumers import ApiConsumer
 from inference.gateway.gateway import Gateway
@@ -14,6 +15,7 @@ from inference.protocol.events import Tokenized
 from inference.protocol.generation import TokenizeRequest
 from inference.wire import vllm_tokenize
 from inference.wire.dialect import RequestContext
+from inference.wire.errors import MissingParameterError
 
 
 class TokenizeConsumer(ApiConsumer):
@@ -35,6 +37,28 @@ class TokenizeConsumer(ApiConsumer):
             *_, last = await stream.next_events()
             assert isinstance(last, Tokenized), "tokens were answered with something else"
         await self.respond(200, self._write(last))
+
+
+class TokenizerInfoConsumer(ApiConsumer):
+    """GET /tokenizer_info?model=…: the only model's, where there is one."""
+
+    endpoint = "/tokenizer_info"
+
+    async def answer(self, body: bytes) -> None:
+        query = dict(parse_qsl(self.scope["query_string"].decode("latin-1")))
+        model = query.get("model") or await self._only_model()
+        request = vllm_tokenize.settings_request(model)
+        async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
+            *_, last = await stream.next_events()
+            assert isinstance(last, Tokenized), "settings were answered with something else"
+        await self.respond(200, vllm_tokenize.settings_body(last))
+
+    async def _only_model(self) -> str:
+        names = [entry.name for entry in await self.gateway.catalogue.entries()]
+        names = [name for name in names if self.call.who.may_use(name)]
+        if len(names) != 1:
+            raise MissingParameterError("model")
+        return names[0]
 
 
 class DetokenizeConsumer(TokenizeConsumer):

@@ -3,6 +3,7 @@
     modules.json (sentence-transformers) ─▶ its pooling, its normalisation, its limit
     a bare encoder (BertModel …)         ─▶ mean of the tokens      } length 1, as this API's
     a bare decoder (Qwen3Model …)        ─▶ the last token          } vectors always are
+    …ForSequenceClassification, 1 label  ─▶ a cross-encoder: one score for a pair of texts
 
 Everything that would change the vectors is followed or refused by name. Imports no torch.
 """
@@ -16,7 +17,7 @@ from typing import Any
 
 from inference.loading.config import read_directory_config, read_json
 from inference.loading.errors import BadFileError, UnknownArchitectureError
-from inference.models.embedding_config import EmbeddingConfig, Pooling
+from inference.models.embedding_config import Activation, EmbeddingConfig, Pooling
 from inference.models.families.hub_config import Json, check_dense, positive_integer
 
 ENCODERS = ("bert", "camembert", "distilbert", "modernbert", "mpnet", "roberta", "xlm-roberta")
@@ -52,8 +53,9 @@ def read_embedding_config(directory: Path) -> EmbeddingConfig | None:
     """``None`` for a model that generates text. Raises ``MissingFileError``, ``BadFileError``,
     ``UnknownArchitectureError``."""
     config = read_json(directory / "config.json")
-    is_declared = (directory / MODULES).is_file()
-    if not is_declared and not _is_bare(config):
+    is_scorer = _classifies(config)
+    is_declared = not is_scorer and (directory / MODULES).is_file()
+    if not is_declared and not is_scorer and not _is_bare(config):
         return None
     _check_architecture(config)
     pooling, normalize = _bare_pooling(config), True
@@ -71,6 +73,7 @@ def read_embedding_config(directory: Path) -> EmbeddingConfig | None:
         normalize=normalize,
         is_matryoshka=_is_matryoshka(config),
         matryoshka_dimensions=tuple(sorted(config.get("matryoshka_dimensions") or ())),
+        activation=_activation(config) if is_scorer else None,
         prompt_names=_prompt_names(directory),
     )
 
@@ -83,6 +86,26 @@ def _is_bare(config: Json) -> bool:
     return model_type in DECODERS and bool(names) and all(n.endswith("Model") for n in names)
 
 
+def _classifies(config: Json) -> bool:
+    names = config.get("architectures") or []
+    is_known = config.get("model_type") in ENCODERS + DECODERS
+    return is_known and any(name.endswith("ForSequenceClassification") for name in names)
+
+
+def _activation(config: Json) -> Activation:
+    """What sentence-transformers would do: a sigmoid, unless the model declares none."""
+    declared = config.get("sentence_transformers") or {}
+    name = declared.get("activation_fn", config.get("sbert_ce_default_activation_function"))
+    match str(name or "Sigmoid").rpartition(".")[2]:
+        case "Identity":
+            return "identity"
+        case "Sigmoid":
+            return "sigmoid"
+    raise BadFileError(
+        f"config.json declares the activation {name!r}; this build knows Sigmoid and Identity"
+    )
+
+
 def _check_architecture(config: Json) -> None:
     architecture = config.get("model_type")
     if architecture not in ENCODERS + DECODERS:
@@ -91,9 +114,16 @@ def _check_architecture(config: Json) -> None:
             f"the embedding model's architecture is {architecture!r}; this build runs {known}"
         )
     for name in config.get("architectures") or []:
-        if name.endswith(("Classification", "Answering")):
+        if name.endswith("ForSequenceClassification"):
+            num_labels = len(config.get("id2label") or "ab")
+            if num_labels != 1:
+                raise UnknownArchitectureError(
+                    f"{name} classifies, by {num_labels} labels; this build runs those with one, "
+                    "which score pairs of texts"
+                )
+        elif name.endswith(("Classification", "Answering")):
             raise UnknownArchitectureError(f"{name} classifies; it makes no embeddings")
-    if "AutoModel" in (config.get("auto_map") or {}):
+    if {"AutoModel", "AutoModelForSequenceClassification"} & (config.get("auto_map") or {}).keys():
         raise UnknownArchitectureError(
             "the model's own code lies beside its weights (auto_map in config.json); code that "
             "comes with a model is never run here"

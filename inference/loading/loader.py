@@ -38,6 +38,7 @@ from inference.loading.gguf_tensors import GGUFTensorFiles
 from inference.loading.gguf_tokenizer_files import tokenizer_directory
 from inference.loading.kv_choice import foreseen_kv_format
 from inference.loading.opened_weights import OpenedWeights
+from inference.loading.pair_tokens import separator_of_pairs
 from inference.loading.preflight import (
     LargestStep,
     MemoryNeed,
@@ -162,10 +163,12 @@ def _open_embedding_model(
     dtype = choose_dtype(spec, device)
     num_parameters = count_parameters(files.weights)
     limit = min(config.max_input_tokens, spec.max_context_tokens or config.max_input_tokens)
+    tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
+    separator = separator_of_pairs(tokenizer_dir) if config.activation is not None else None
     opened = OpenedEmbeddingModel(
-        config=replace(config, max_input_tokens=limit),
+        config=replace(config, max_input_tokens=limit, separator_token_id=separator),
         directory=files.directory,
-        tokenizer_dir=directory_tokenizer(files.directory, cache_dir),
+        tokenizer_dir=tokenizer_dir,
         device=device,
         dtype=dtype,
         num_parameters=num_parameters,

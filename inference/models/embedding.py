@@ -1,6 +1,7 @@
-"""An embedding model on transformers: token ids in, one vector for each input out.
+"""An embedding model on transformers: token ids in, one vector for each input out; or one score.
 
     ids, padded at their ends ─▶ encoder or decoder ─▶ pooled over the real tokens ─▶ length 1
+    ids of a pair of texts ────▶ cross-encoder ──────▶ its one number, activated
 
 The one file of this package that imports transformers: encoders are run as they are there, because
 one forward for a whole input gains nothing from blocks, kernels or a scheduler of ours.
@@ -30,13 +31,15 @@ class EmbeddingModel:
         self, directory: Path, config: EmbeddingConfig, device: torch.device, dtype: torch.dtype
     ) -> None:
         """Reads the weights. Raises ``MissingWeightsError``."""
-        from transformers import AutoModel  # takes seconds, and few engines need it
+        # Takes seconds, and few engines need it.
+        from transformers import AutoModel, AutoModelForSequenceClassification
         from transformers.utils import logging
 
         self.config = config
         self.device = device
         logging.disable_progress_bar()
-        model, told = AutoModel.from_pretrained(
+        kind = AutoModel if config.activation is None else AutoModelForSequenceClassification
+        model, told = kind.from_pretrained(
             directory,
             dtype=dtype,
             local_files_only=True,
@@ -44,7 +47,8 @@ class EmbeddingModel:
             use_safetensors=True,
             output_loading_info=True,
         )
-        missing = sorted(name for name in told["missing_keys"] if not name.startswith(UNUSED))
+        unused = UNUSED if config.activation is None else ()
+        missing = sorted(name for name in told["missing_keys"] if not name.startswith(unused))
         if missing:
             raise MissingWeightsError(
                 f"the weight files lack {missing[0]}"
@@ -60,20 +64,47 @@ class EmbeddingModel:
     @torch.inference_mode()
     def embed(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
         """``prompts`` are int64 token ids, each at least one and at most ``max_input_tokens``.
-        Returns (num_prompts, hidden_size) float32 on the CPU."""
+        Returns (num_prompts, dimensions) float32 on the CPU."""
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         token_ids = pad_sequence(
             list(prompts), batch_first=True, padding_value=self.config.pad_token_id
         )
         is_token = torch.arange(token_ids.shape[1]) < lengths[:, None]
-        hidden = self._model(
-            input_ids=token_ids.to(self.device),
-            attention_mask=is_token.to(self.device, torch.int64),
-        ).last_hidden_state
-        vectors = pool(hidden, is_token.to(self.device), self.config.pooling)
+        inputs = {
+            "input_ids": token_ids.to(self.device),
+            "attention_mask": is_token.to(self.device, torch.int64),
+        }
+        is_token = is_token.to(self.device)
+        if self.config.activation is not None:
+            return self._scores(inputs, is_token).cpu()
+        vectors = pool(self._model(**inputs).last_hidden_state, is_token, self.config.pooling)
         if self.config.normalize:
             vectors = normalize(vectors, dim=-1)
         return vectors.cpu()
+
+    def _scores(self, inputs: dict[str, torch.Tensor], is_token: torch.Tensor) -> torch.Tensor:
+        """Returns (num_prompts, 1) float32."""
+        model, separator = self._model, self.config.separator_token_id
+        if separator is not None:
+            inputs["token_type_ids"] = second_text(inputs["input_ids"], is_token, separator)
+        if self.config.pooling == "last":
+            # transformers would look for the last token that is not the padding's, which may be a
+            # token of the text.
+            hidden = getattr(model, model.base_model_prefix)(**inputs).last_hidden_state
+            numbers = model.score(pool(hidden, is_token, "last").to(hidden.dtype))
+        else:
+            numbers = model(**inputs).logits
+        scores: torch.Tensor = numbers.float()
+        return scores.sigmoid() if self.config.activation == "sigmoid" else scores
+
+
+def second_text(
+    token_ids: torch.Tensor, is_token: torch.Tensor, separator_token_id: int
+) -> torch.Tensor:
+    """1 for the tokens behind each row's first separator, else 0; padding is 0. int64."""
+    is_separator = (token_ids == separator_token_id).long()
+    behind = is_separator.cumsum(dim=1) - is_separator > 0
+    return (behind & is_token).long()
 
 
 def pool(hidden: torch.Tensor, is_token: torch.Tensor, pooling: Pooling) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""What an embedding model is, beside its weights. Imports neither torch nor transformers."""
+"""What an embedding model, or one that scores pairs of texts, is beside its weights. Imports
+neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from typing import Literal
 Pooling = Literal["cls", "mean", "max", "last"]
 """How the vectors of an input's tokens become one: the first token's, their mean, the largest value
 of each dimension, or the last token's."""
+Activation = Literal["sigmoid", "identity"]
+"""What makes a score of the one number that a cross-encoder computes for a pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +32,23 @@ class EmbeddingConfig:
     """The model declares that the leading dimensions of its vectors are of use alone."""
     matryoshka_dimensions: tuple[int, ...] = ()
     """How many, when it names them; empty: any number."""
+    activation: Activation | None = None
+    """Of a model that scores pairs; ``None``: it makes vectors."""
+    separator_token_id: int | None = None
+    """Behind the first text of a pair, where the model tells tokens of the second from those of the
+    first; ``None``: it does not."""
     prompt_names: tuple[str, ...] = ()
     """Texts that the model knows to be put before inputs. They are not: clients write them."""
 
+    @property
+    def dimensions(self) -> int:
+        """Numbers for one input."""
+        return self.hidden_size if self.activation is None else 1
+
     def describe(self) -> str:
         """For people."""
+        if self.activation is not None:
+            return f"one score for a pair ({self.activation})"
         words = f"{self.pooling} pooling"
         if self.normalize:
             words += ", normalised"

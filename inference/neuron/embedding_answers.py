@@ -1,17 +1,51 @@
-"""An embedding request's answer: one sequence to the engine, whatever its number of inputs."""
+"""An embedding request's answer: one sequence to the engine, whatever its number of inputs.
+
+Scores are vectors of one number. Those of an embedding model are the cosines of its vectors.
+"""
 
 from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from inference.protocol.engine import SequencesEmbedded, SequenceStep, SequenceUsage
 from inference.protocol.events import Embedded, Event, Usage
 
 
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Which inputs belong together: the first ``num_firsts`` with the others, in order, or the only
+    one with all of them."""
+
+    num_firsts: int
+
+    def cosines(self, vectors: Sequence[bytes]) -> list[bytes]:
+        numbers = [np.frombuffer(vector, dtype="<f4").astype(np.float64) for vector in vectors]
+        firsts, seconds = numbers[: self.num_firsts], numbers[self.num_firsts :]
+        if len(firsts) == 1:
+            firsts = firsts * len(seconds)
+        return [_cosine(*pair) for pair in zip(firsts, seconds, strict=True)]
+
+
+def _cosine(first: np.ndarray, second: np.ndarray) -> bytes:
+    """0 where one of them has no direction."""
+    length = float(np.linalg.norm(first) * np.linalg.norm(second))
+    cosine = float(first @ second) / length if length else 0.0
+    return struct.pack("<f", max(-1.0, min(1.0, cosine)))
+
+
 class EmbeddingAnswer:
-    """``num_prompt_tokens`` is over all inputs."""
+    """``num_prompt_tokens`` is over all inputs. With ``pairing`` it is scores."""
 
     num_sequences = 1
 
-    def __init__(self, request_id: str, *, num_prompt_tokens: int) -> None:
+    def __init__(
+        self, request_id: str, *, num_prompt_tokens: int, pairing: Pairing | None = None
+    ) -> None:
+        self._pairing = pairing
         self._request_id = request_id
         self._num_prompt_tokens = num_prompt_tokens
         self._num_computed_tokens = 0
@@ -29,7 +63,10 @@ class EmbeddingAnswer:
         self._has_finished = True
         self._num_computed_tokens = self._num_prompt_tokens
         usage = Usage(prompt_tokens=self._num_prompt_tokens, completion_tokens=0)
-        return [Embedded(request_id=self._request_id, vectors=result.vectors, usage=usage)]
+        vectors = result.vectors
+        if self._pairing is not None:
+            vectors = self._pairing.cosines(vectors)
+        return [Embedded(request_id=self._request_id, vectors=vectors, usage=usage)]
 
     def cut(self, index: int, used: SequenceUsage) -> None:
         self._has_finished = True

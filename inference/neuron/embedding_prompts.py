@@ -9,7 +9,13 @@ from __future__ import annotations
 from inference.neuron.errors import RequestRefusedError, context_length_exceeded
 from inference.neuron.model_text import ModelText
 from inference.protocol.events import Failure
-from inference.protocol.generation import EmbeddingRequest, TextInput, TokensInput
+from inference.protocol.generation import (
+    EmbeddingRequest,
+    PairsInput,
+    ScoreRequest,
+    TextInput,
+    TokensInput,
+)
 from inference.protocol.load import LoadReport
 from inference.text.errors import TooManyTokensError
 
@@ -24,18 +30,40 @@ def prepare_embedding(request: EmbeddingRequest, text: ModelText) -> list[list[i
     return inputs
 
 
+def prepare_scoring(request: ScoreRequest, text: ModelText) -> list[list[int]]:
+    """Token ids of each pair for a model that scores pairs, else of each text, the first ones
+    first. Raises ``RequestRefusedError``."""
+    given = request.input
+    seconds = [_cut(one, given.max_second_tokens, text) for one in given.seconds]
+    if text.report.kind == "embedding":
+        inputs = [_encoded(one, index, text) for index, one in enumerate([*given.firsts, *seconds])]
+    else:
+        pairs = PairsInput(firsts=given.firsts, seconds=seconds).pairs
+        inputs = [_encoded(pair, index, text) for index, pair in enumerate(pairs)]
+    for index, token_ids in enumerate(inputs):
+        _check(token_ids, index, text.report)
+    return inputs
+
+
+def _cut(one: str, max_tokens: int | None, text: ModelText) -> str:
+    return one if max_tokens is None else text.tokenizer.cut(one, max_tokens)
+
+
 def _token_ids(given: TextInput | TokensInput, text: ModelText) -> list[list[int]]:
     if isinstance(given, TokensInput):
         return given.prompts
     return [_encoded(one, index, text) for index, one in enumerate(given.texts)]
 
 
-def _encoded(one: str, index: int, text: ModelText) -> list[int]:
+def _encoded(one: str | tuple[str, str], index: int, text: ModelText) -> list[int]:
     """Refused by its size alone where that tells that it is too long."""
     limit = text.report.context_tokens
-    if (least_tokens := text.tokenizer.least_tokens(one)) > limit:
+    parts = [one] if isinstance(one, str) else one
+    if (least_tokens := sum(map(text.tokenizer.least_tokens, parts))) > limit:
         raise _too_long(index, f"at least {least_tokens}", limit)
     try:
+        if not isinstance(one, str):
+            return text.tokenizer.encode_pair(one, max_tokens=limit)
         return text.tokenizer.encode(one, add_special_tokens=True, max_tokens=limit)
     except TooManyTokensError as error:
         raise _too_long(index, str(error.num_tokens), limit) from None

@@ -192,8 +192,12 @@ def bad_token_id(token_id: int, vocab_size: int) -> Failure:
 
 
 def wrong_kind(model: str, kind: str) -> Failure:
-    does = {"generation": "generates text; it makes no embeddings"}
-    message = f"model {model!r} {does.get(kind, 'makes embeddings; it generates no text')}"
+    does = {
+        "generation": "generates text; it makes no embeddings and scores no pairs",
+        "embedding": "makes embeddings; it generates no text",
+        "reranker": "scores pairs of texts; it makes no embeddings and generates no text",
+    }
+    message = f"model {model!r} {does[kind]}"
     return Failure(code="invalid_value", message=message, param="model")
 
 

@@ -25,7 +25,7 @@ from inference.engine.scheduling.fair_queue import FairQueue
 from inference.neuron.errors import account_waits_too_much, intake_full
 from inference.neuron.starter import Starter
 from inference.protocol.events import Failure
-from inference.protocol.generation import EmbeddingRequest, Submit
+from inference.protocol.generation import EmbeddingRequest, ScoreRequest, Submit
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Intake:
                     del self._load_of[account]
 
     def _lane(self, submit: Submit, num_bytes: int) -> _Lane:
-        if isinstance(submit.request, EmbeddingRequest):
+        if isinstance(submit.request, EmbeddingRequest | ScoreRequest):
             return self._embeddings
         return next(lane for lane in self._lanes if lane.takes(num_bytes))
 

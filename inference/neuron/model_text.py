@@ -64,6 +64,8 @@ class ModelText:
         """As its files say."""
         if self.report.kind == "embedding":
             return ["embeddings"]
+        if self.report.kind == "reranker":
+            return ["rerank"]
         found: list[Capability] = ["chat", "completions", "logprobs"]
         if self.report.grammar_problem is None:
             found.append("structured_output")

@@ -13,8 +13,8 @@ import msgspec
 
 from inference.neuron.allowance import Allowance
 from inference.neuron.choices import build_answer
-from inference.neuron.embedding_answers import EmbeddingAnswer
-from inference.neuron.embedding_prompts import prepare_embedding
+from inference.neuron.embedding_answers import EmbeddingAnswer, Pairing
+from inference.neuron.embedding_prompts import prepare_embedding, prepare_scoring
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.errors import (
     EngineGoneError,
@@ -36,6 +36,7 @@ from inference.protocol.generation import (
     EmbeddingRequest,
     GenerationRequest,
     Request,
+    ScoreRequest,
     Submit,
     TokenCountRequest,
     TokenizeRequest,
@@ -94,7 +95,14 @@ class Starter:
                 told = tokenized(submit.request_id, request, text)
                 self._publish(self._table.end(submit.request_id, told))
             case EmbeddingRequest() as request:
-                self._start_embedding(submit, request, engine, text)
+                inputs = prepare_embedding(request, text)
+                self._start_embedding(submit, request.dimensions, inputs, engine)
+            case ScoreRequest() as request:
+                inputs = prepare_scoring(request, text)
+                pairing = None
+                if text.report.kind == "embedding":
+                    pairing = Pairing(num_firsts=len(request.input.firsts))
+                self._start_embedding(submit, None, inputs, engine, pairing)
 
     def _start_generation(
         self, submit: Submit, request: GenerationRequest, engine: EngineProcess, text: ModelText
@@ -114,16 +122,20 @@ class Starter:
         self._hand_over(submit, accepted, answer, commands, engine)
 
     def _start_embedding(
-        self, submit: Submit, request: EmbeddingRequest, engine: EngineProcess, text: ModelText
+        self,
+        submit: Submit,
+        dimensions: int | None,
+        inputs: list[list[int]],
+        engine: EngineProcess,
+        pairing: Pairing | None = None,
     ) -> None:
-        inputs = prepare_embedding(request, text)
         num_tokens = sum(map(len, inputs))
         Allowance.of(submit).check_prompt(num_tokens)
-        answer = EmbeddingAnswer(submit.request_id, num_prompt_tokens=num_tokens)
+        answer = EmbeddingAnswer(submit.request_id, num_prompt_tokens=num_tokens, pairing=pairing)
         command = EmbedSequences(
             sequence_id=sequence_id(submit.request_id, 0),
             prompts=inputs,
-            dimensions=request.dimensions,
+            dimensions=dimensions,
             account=submit.account,
             weight=submit.weight,
             is_anonymous=submit.is_anonymous,
@@ -157,8 +169,13 @@ def _suits(request: Request, text: ModelText) -> bool:
     """Whether a model of that kind answers it. Every model has tokens, and not every one chats."""
     if isinstance(request, TokenizeRequest) and not isinstance(request.input, ChatInput):
         return True
-    wanted = "embedding" if isinstance(request, EmbeddingRequest) else "generation"
-    return text.report.kind == wanted
+    kind = text.report.kind
+    match request:
+        case ScoreRequest():
+            return kind in ("embedding", "reranker")
+        case EmbeddingRequest():
+            return kind == "embedding"
+    return kind == "generation"
 
 
 def _commands(submit: Submit, n: int, prepared: Prepared) -> Iterator[SubmitSequence]:

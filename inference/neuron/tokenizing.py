@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.model_text import ModelText
 from inference.neuron.prompts import chat_prompt, checked_ids
 from inference.protocol.events import Failure, Tokenized
 from inference.protocol.generation import ChatInput, TextInput, TokenizeRequest, TokensInput
 from inference.text.errors import TooManyTokensError
+from inference.text.tokenizer import read_json_object
 
 MAX_TOKENS = 1_000_000
 """That are told in one answer; beyond any context here."""
@@ -32,7 +36,14 @@ def tokenized(request_id: str, request: TokenizeRequest, text: ModelText) -> Tok
         context_tokens=text.report.context_tokens,
         text=told_text,
         texts=[_joined([one], text) for one in token_ids] if request.shows_texts else None,
+        settings=_settings(text) if request.shows_settings else None,
     )
+
+
+def _settings(text: ModelText) -> dict[str, Any]:
+    """Its tokenizer_config.json, with the chat template that is used here."""
+    settings = read_json_object(Path(text.report.tokenizer_dir) / "tokenizer_config.json")
+    return settings | {"chat_template": text.template.sources.default}
 
 
 def _encoded(one: str, request: TokenizeRequest, text: ModelText) -> list[int]:

@@ -14,7 +14,7 @@ counts batches per (neuron epoch, gateway), so a reader sees a gap when Redis lo
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -176,6 +176,7 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     context_tokens: int
     text: str = ""
     texts: list[str] | None = None
+    settings: dict[str, Any] | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):

@@ -88,6 +88,21 @@ class TokensInput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     prompts: list[list[int]]
 
 
+class PairsInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pairs"):
+    """Pairs of texts: each first one with the second one beside it, or the only first one with
+    all."""
+
+    firsts: list[str]
+    seconds: list[str]
+    max_second_tokens: int | None = None
+    """What a second text has beyond that is left out: the client's wish."""
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        firsts = self.firsts * len(self.seconds) if len(self.firsts) == 1 else self.firsts
+        return list(zip(firsts, self.seconds, strict=True))
+
+
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the answer's text must be: what ``regex`` matches, one of ``choices``, what ``grammar``
     (Lark's or GBNF's notation) derives, and without any of these JSON: what ``schema`` allows, else
@@ -142,6 +157,14 @@ class EmbeddingRequest(
     """Leading dimensions to keep, then normalised again; only for models that allow it."""
 
 
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="score"):
+    """One number for each pair: a vector of one dimension. A cross-encoder's own, or the cosine of
+    the two texts' vectors."""
+
+    model: str
+    input: PairsInput
+
+
 class TokenCountRequest(msgspec.Struct, frozen=True, kw_only=True, tag="token_count"):
     """How many tokens the rendered prompt of ``input`` would have."""
 
@@ -161,9 +184,11 @@ class TokenizeRequest(
     adds_special_tokens: bool = False
     shows_texts: bool = False
     """Of each token by itself as well."""
+    shows_settings: bool = False
+    """The tokenizer's own settings and chat template as well."""
 
 
-Request = GenerationRequest | EmbeddingRequest | TokenCountRequest | TokenizeRequest
+Request = GenerationRequest | EmbeddingRequest | ScoreRequest | TokenCountRequest | TokenizeRequest
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):

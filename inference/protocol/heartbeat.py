@@ -74,7 +74,14 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Capability = Literal[
-    "chat", "completions", "logprobs", "structured_output", "tool_call", "reasoning", "embeddings"
+    "chat",
+    "completions",
+    "logprobs",
+    "structured_output",
+    "tool_call",
+    "reasoning",
+    "embeddings",
+    "rerank",
 ]
 
 

@@ -142,7 +142,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     defaults are what the neuron's text layer starts from."""
 
     architecture: str
-    kind: Literal["generation", "embedding"] = "generation"
+    kind: Literal["generation", "embedding", "reranker"] = "generation"
     device: str
     dtype: str
     num_parameters: int

@@ -95,6 +95,22 @@ class Tokenizer:
             return [*self._prefix_ids, *token_ids, *self._suffix_ids]
         return token_ids
 
+    def encode_pair(self, pair: tuple[str, str], *, max_tokens: int) -> list[int]:
+        """Two texts as one input, with the special tokens that tokenizer.json puts around and
+        between them. Raises ``TooManyTokensError``."""
+        (encoded,) = self._backend.encode_batch_fast([pair], add_special_tokens=True)
+        if len(encoded) > max_tokens:
+            raise TooManyTokensError(len(encoded))
+        token_ids: list[int] = encoded.ids
+        return token_ids
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """``text`` up to the end of its token number ``max_tokens``."""
+        encoded = self._backend.encode(text, add_special_tokens=False)
+        if len(encoded) <= max_tokens:
+            return text
+        return text[: encoded.offsets[max_tokens - 1][1]]
+
     def single_token_id(self, text: str) -> int | None:
         """The id of the token that all of ``text`` becomes; ``None`` when it takes several."""
         token_ids = self.encode(text, add_special_tokens=False)

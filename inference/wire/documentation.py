@@ -23,6 +23,8 @@ from inference.wire import (
     openai_responses_compact,
     openai_responses_count,
     openai_responses_socket,
+    rerank,
+    vllm_score,
     vllm_tokenize,
 )
 from inference.wire.fields import Field, Support
@@ -53,6 +55,8 @@ DIALECTS: dict[str, Mapping[str, Field]] = {
     "POST /tokenize": vllm_tokenize.FIELDS,
     "POST /detokenize": vllm_tokenize.BACK_FIELDS,
     "POST /v1/embeddings": openai_embeddings.FIELDS,
+    "POST /v1/rerank and /v2/rerank": rerank.FIELDS,
+    "POST /v1/score": vllm_score.FIELDS,
     "POST /v1/responses": openai_responses.FIELDS,
     **{
         f"POST /v1/responses: {what}": fields

@@ -61,16 +61,21 @@ class ModelCard:
         return None if self.capabilities is None else capability in self.capabilities
 
     @property
+    def only_reads(self) -> bool:
+        """It writes no tokens."""
+        return bool(self.can("embeddings") or self.can("rerank"))
+
+    @property
     def max_input_tokens(self) -> int | None:
         """Prompt and output share the context; either may take all of it but one token. Vectors
-        take none of it."""
-        if self.context_tokens is None or self.can("embeddings"):
+        and scores take none of it."""
+        if self.context_tokens is None or self.only_reads:
             return self.context_tokens
         return self.context_tokens - 1
 
     @property
     def longest_output_tokens(self) -> int | None:
-        longest = 0 if self.can("embeddings") else self.max_input_tokens
+        longest = 0 if self.only_reads else self.max_input_tokens
         if longest is None or self.max_output_tokens is None:
             return longest
         return min(longest, self.max_output_tokens)

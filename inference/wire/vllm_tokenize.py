@@ -1,4 +1,5 @@
-"""vLLM's /tokenize and /detokenize: a prompt or a chat in, the model's own token ids out, and back.
+"""vLLM's /tokenize, /detokenize and /tokenizer_info: a prompt or a chat in, the model's own token
+ids out, and back; the tokenizer's settings.
 
     parse(body) | parse_back(body) ─▶ TokenizeRequest ─▶ Tokenized ─▶ body | body_back
 
@@ -61,6 +62,15 @@ def parse_back(body: bytes, _context: RequestContext = NO_CONTEXT) -> TokenizeRe
     """Raises ``ApiError`` (400)."""
     read = read_fields(read_json_object(body), BACK_FIELDS, required=("model", "tokens"))
     return TokenizeRequest(model=read["model"], input=TokensInput(prompts=[read["tokens"]]))
+
+
+def settings_request(model: str) -> TokenizeRequest:
+    """What /tokenizer_info asks of the model."""
+    return TokenizeRequest(model=model, input=TextInput(texts=[""]), shows_settings=True)
+
+
+def settings_body(told: Tokenized) -> bytes:
+    return orjson.dumps(told.settings or {})
 
 
 def body(told: Tokenized) -> bytes:

@@ -7,7 +7,7 @@ from tests.inference.wire.golden import DIALECTS as GOLDEN_DIALECTS
 
 TEXT_ONLY = {"openai_completions"}
 CALLS_COME_WHOLE = {"ollama_chat", "ollama_generate"}
-UNSTREAMED = {"ollama_embed", "openai_embeddings"}
+UNSTREAMED = {"ollama_embed", "openai_embeddings", "rerank", "vllm_score"}
 
 
 def test_every_dialect_and_part_is_timed() -> None:

@@ -38,7 +38,7 @@ def load_embedding_engine(
         EmbeddingBounds(
             max_input_tokens=opened.config.max_input_tokens,
             vocab_size=opened.config.vocab_size,
-            dimensions=opened.config.hidden_size,
+            dimensions=opened.config.dimensions,
             step_tokens=opened.step_tokens,
         ),
         EmbeddingLimits(
@@ -57,7 +57,7 @@ def embedding_report(
     config = opened.config
     return LoadReport(
         architecture=config.architecture,
-        kind="embedding",
+        kind="embedding" if config.activation is None else "reranker",
         device=str(opened.device),
         dtype=str(opened.dtype).removeprefix("torch."),
         num_parameters=opened.num_parameters,
@@ -71,7 +71,7 @@ def embedding_report(
         compiled=f"transformers {model.class_name}, {config.describe()}",
         load_seconds=load_seconds,
         tokenizer_dir=str(opened.tokenizer_dir),
-        embedding_dimensions=config.hidden_size,
+        embedding_dimensions=config.hidden_size if config.activation is None else None,
         is_matryoshka=config.is_matryoshka,
         matryoshka_dimensions=list(config.matryoshka_dimensions),
     )

@@ -60,4 +60,11 @@ def test_what_a_wrong_path_may_have_meant(path: str, near: str | None) -> None:
 def test_it_is_said() -> None:
     message = "There is no POST /v1/v1/messages here. Did you mean /v1/messages?"
     assert unknown_url("POST", "/v1/v1/messages") == message
-    assert unknown_url("GET", "/v1/files") == "There is no GET /v1/files here."
+    assert unknown_url("GET", "/v1/nothing") == "There is no GET /v1/nothing here."
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/images/generations", "/v1/moderations"])
+def test_what_is_not_served_says_what_is(path: str) -> None:
+    said = unknown_url("POST", path)
+    assert said.startswith("This server ")
+    assert "/v1/chat/completions" in said

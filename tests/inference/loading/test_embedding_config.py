@@ -25,6 +25,10 @@ QWEN = BERT | {
     "architectures": ["Qwen3ForCausalLM"],
     "max_position_embeddings": 32768,
 }
+SCORER = BERT | {
+    "architectures": ["BertForSequenceClassification"],
+    "id2label": {"0": "LABEL_0"},
+}
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
 NORMALIZE = {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
@@ -140,6 +144,25 @@ def test_shorter_vectors_are_for_models_that_declare_them(tmp_path: Path) -> Non
     assert config is not None and config.is_matryoshka and not config.matryoshka_dimensions
 
 
+@pytest.mark.parametrize(
+    ("declared_fields", "activation"),
+    [
+        ({}, "sigmoid"),
+        (
+            {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+            "identity",
+        ),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "identity"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}, "sigmoid"),
+    ],
+)
+def test_a_cross_encoder(tmp_path: Path, declared_fields: dict[str, Any], activation: str) -> None:
+    config = read_embedding_config(write(tmp_path, {"config.json": SCORER | declared_fields}))
+    assert config is not None
+    assert (config.activation, config.dimensions) == (activation, 1)
+    assert "score" in config.describe()
+
+
 def test_prompts_are_told_and_not_applied(tmp_path: Path) -> None:
     files = declared(config_sentence_transformers={"prompts": {"query": "query: ", "document": ""}})
     config = read_embedding_config(write(tmp_path, files))
@@ -153,7 +176,22 @@ def test_prompts_are_told_and_not_applied(tmp_path: Path) -> None:
         (
             {"config.json": BERT | {"architectures": ["BertForSequenceClassification"]}},
             UnknownArchitectureError,
+            "classifies, by 2 labels",
+        ),
+        (
+            {"config.json": BERT | {"architectures": ["BertForQuestionAnswering"]}},
+            UnknownArchitectureError,
             "classifies",
+        ),
+        (
+            {"config.json": SCORER | {"sentence_transformers": {"activation_fn": "x.Tanh"}}},
+            BadFileError,
+            "Tanh",
+        ),
+        (
+            {"config.json": SCORER | {"auto_map": {"AutoModelForSequenceClassification": "m.M"}}},
+            UnknownArchitectureError,
+            "never run",
         ),
         (
             {"config.json": BERT | {"auto_map": {"AutoModel": "modeling.Model"}}},

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import struct
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from inference.neuron.accounts import AccountBook
-from inference.neuron.embedding_prompts import prepare_embedding
+from inference.neuron.embedding_answers import Pairing
+from inference.neuron.embedding_prompts import prepare_embedding, prepare_scoring
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.live_request import AddressedEvent, sequence_id
 from inference.neuron.model_text import ModelText
 from inference.neuron.request_table import RequestTable
-from inference.neuron.starter import Starter
+from inference.neuron.starter import Starter, _suits
 from inference.protocol.engine import EmbedSequences, SequenceFailed, SequencesEmbedded
 from inference.protocol.events import Accepted, Embedded, Event, Failed, Usage
 from inference.protocol.generation import (
@@ -23,7 +28,9 @@ from inference.protocol.generation import (
     ChatMessage,
     EmbeddingRequest,
     GenerationRequest,
+    PairsInput,
     Request,
+    ScoreRequest,
     Submit,
     TextInput,
     TokenCountRequest,
@@ -34,6 +41,7 @@ from inference.protocol.load import LoadReport, LoadSpec
 LIMIT = 20
 DIMENSIONS = 8
 CHAT = ChatInput(messages=[ChatMessage(role="user", content="Hi")])
+GENERATION = GenerationRequest(model="m", input=CHAT)
 
 
 def report(directory: Path, **fields: Any) -> LoadReport:
@@ -233,3 +241,47 @@ def test_the_wrong_kind_of_model(text: ModelText, sentencepiece_dir: Path) -> No
         assert (event.failure.code, event.failure.param) == ("invalid_value", "model")
     assert len(to_embedding.events) == 2 and len(to_generation.events) == 1
     assert not to_embedding.engine.sent and not to_generation.engine.sent
+
+
+def scoring(*seconds: str, firsts: Sequence[str] = ("The",), **more: Any) -> ScoreRequest:
+    pairs = PairsInput(firsts=list(firsts), seconds=list(seconds), **more)
+    return ScoreRequest(model="m", input=pairs)
+
+
+def test_pairs_are_one_input_each_where_a_model_scores_them(sentencepiece_dir: Path) -> None:
+    text = text_of(sentencepiece_dir, kind="reranker", embedding_dimensions=None)
+    inputs = prepare_scoring(scoring("Paris", "capital"), text)
+    assert [len(one) > 2 for one in inputs] == [True, True]
+    assert inputs[0] != inputs[1]
+
+
+def test_a_pair_over_the_limit_is_refused_unless_its_document_may_be_cut(
+    sentencepiece_dir: Path,
+) -> None:
+    text = text_of(sentencepiece_dir, kind="reranker", embedding_dimensions=None)
+    long = "Paris " * LIMIT
+    with pytest.raises(RequestRefusedError) as refused:
+        prepare_scoring(scoring("Paris", long), text)
+    assert refused.value.failure.code == "context_length_exceeded"
+    assert "input 1" in refused.value.failure.message
+    (cut,) = prepare_scoring(scoring(long, max_second_tokens=3), text)
+    assert len(cut) <= LIMIT
+
+
+def test_vectors_of_an_embedding_model_are_compared(text: ModelText) -> None:
+    inputs = prepare_scoring(scoring("Paris", "capital"), text)
+    assert len(inputs) == 3, "the first text once"
+    vectors = [struct.pack("<2f", *numbers) for numbers in ((1, 0), (0, 2), (3, 3), (0, 0))]
+    scores = [struct.unpack("<f", one)[0] for one in Pairing(num_firsts=1).cosines(vectors)]
+    assert scores == pytest.approx([0.0, 2**-0.5, 0.0])
+    pairs = Pairing(num_firsts=2).cosines([*vectors[:2], vectors[1], vectors[1]])
+    assert [struct.unpack("<f", one)[0] for one in pairs] == pytest.approx([0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [("generation", scoring("a")), ("reranker", request("a")), ("reranker", GENERATION)],
+)
+def test_who_cannot_score_or_only_scores(kind: str, asked: Request, text: ModelText) -> None:
+    kind_of = dataclasses.replace(text, report=msgspec.structs.replace(text.report, kind=kind))
+    assert not _suits(asked, kind_of)

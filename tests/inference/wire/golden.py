@@ -38,6 +38,8 @@ from inference.wire import (
     openai_errors,
     openai_responses,
     openai_responses_errors,
+    rerank,
+    vllm_score,
 )
 from inference.wire.dialect import ErrorDialect, RequestContext
 from inference.wire.errors import ApiError
@@ -53,8 +55,10 @@ DIALECTS: dict[str, tuple[Parser, ErrorDialect]] = {
     "openai_completions": (openai_completions.parse, openai_errors),
     "openai_embeddings": (openai_embeddings.parse, openai_errors),
     "openai_responses": (openai_responses.parse, openai_responses_errors),
+    "rerank": (rerank.parse, openai_errors),
+    "vllm_score": (vllm_score.parse, openai_errors),
 }
-UNSTREAMED = frozenset({"ollama_embed", "openai_embeddings"})
+UNSTREAMED = frozenset({"ollama_embed", "openai_embeddings", "rerank", "vllm_score"})
 JSON_LINES = frozenset({"ollama_chat", "ollama_generate"})
 """Dialects whose streams are no server-sent events."""
 OPTIONAL = frozenset({"headers.json"})
@@ -114,7 +118,8 @@ def fold(encoder: Any, events: list[Event]) -> bytes:
 
 def inside(parsed: Any) -> Request:
     """What crosses to the neuron."""
-    request: Request = parsed.embedding if hasattr(parsed, "embedding") else parsed.generation
+    names = ("embedding", "generation", "score")
+    request: Request = next(getattr(parsed, name) for name in names if hasattr(parsed, name))
     return request
 
 

@@ -19,6 +19,8 @@ from inference.wire.openai_chat import NESTED_FIELDS
 from inference.wire.openai_completions import FIELDS as COMPLETION_FIELDS
 from inference.wire.openai_embeddings import FIELDS as EMBEDDING_FIELDS
 from inference.wire.openai_responses import FIELDS as RESPONSES_FIELDS
+from inference.wire.rerank import FIELDS as RERANK_FIELDS
+from inference.wire.vllm_score import FIELDS as SCORE_FIELDS
 from tests.inference.wire.golden import (
     DIALECTS,
     GOLDEN_DIR,
@@ -56,6 +58,8 @@ def test_every_dialect_has_cases_and_every_folder_a_dialect() -> None:
         ("openai_completions", COMPLETION_FIELDS),
         ("openai_embeddings", EMBEDDING_FIELDS),
         ("openai_responses", RESPONSES_FIELDS),
+        ("rerank", RERANK_FIELDS),
+        ("vllm_score", SCORE_FIELDS),
     ],
 )
 def test_every_field_that_is_honoured_is_in_a_case(dialect: str, fields: dict[str, Field]) -> None:

@@ -1,0 +1,41 @@
+"""Answering rerank and score: parse, place, submit, and one body when the scores are there."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from inference.gateway.consumers import ApiConsumer
+from inference.gateway.gateway import Gateway
+from inference.gateway.generation import unix_time_s
+from inference.gateway.running import run_request
+from inference.protocol.events import Embedded
+from inference.wire import rerank, vllm_score
+
+
+class ScoreConsumer(ApiConsumer):
+    method = "POST"
+
+    endpoint = "/v1/score"
+
+    async def answer(self, body: bytes) -> None:
+        await self.answer_with_scores(self.parsed(vllm_score.parse, body))
+
+    async def answer_with_scores(
+        self, request: vllm_score.ScoringRequest | rerank.RerankRequest
+    ) -> None:
+        async with run_request(self.gateway, self.call, request.score, abort=self.abort) as stream:
+            while not isinstance(event := (await stream.next_events())[-1], Embedded):
+                pass
+        encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
+        await self.respond(200, encoder.encode(event))
+
+
+class RerankConsumer(ScoreConsumer):
+    def __init__(self, *, gateway: Gateway, version: int = 1) -> None:
+        """``version`` is that of Cohere's API: the second tells no documents unless asked."""
+        super().__init__(gateway=gateway, endpoint=f"/v{version}/rerank")
+        self._version = version
+
+    async def answer(self, body: bytes) -> None:
+        parse = partial(rerank.parse, version=self._version)
+        await self.answer_with_scores(self.parsed(parse, body))

@@ -1,0 +1,121 @@
+"""Cross-encoders: from a directory to the scores that transformers gives for the same pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from inference.engine.embedding.embedding_load import embedding_report, load_embedding_engine
+from inference.loading.embedding_files import OpenedEmbeddingModel
+from inference.loading.loader import open_model
+from inference.loading.pair_tokens import separator_of_pairs
+from inference.models.embedding import second_text
+from inference.neuron.embedding_prompts import prepare_scoring
+from inference.neuron.model_text import ModelText
+from inference.protocol.engine import EmbedSequences, SequencesEmbedded
+from inference.protocol.generation import PairsInput, ScoreRequest
+from inference.protocol.load import LoadSpec
+
+WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "what", "is", "red", "blood", "grass", "a", "rose"]
+SIZES: dict[str, Any] = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "num_labels": 1,
+}
+PAIRS = [("what is red", "blood"), ("what is red", "a rose is a rose"), ("what is red", "grass")]
+
+
+def _save(directory: Path, model_type: str, **fields: Any) -> Path:
+    torch.manual_seed(11)
+    sizes = SIZES | fields
+    if model_type == "qwen3":
+        sizes |= {"num_key_value_heads": 2, "head_dim": 8}
+    config = AutoConfig.for_model(model_type, **sizes)
+    model = AutoModelForSequenceClassification.from_config(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(directory)
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(WORDS[:3])
+    if model_type != "qwen3":
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1"
+            if model_type == "bert"
+            else "[CLS] $A [SEP] $B [SEP]",
+            special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+        )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def _opened(directory: Path) -> OpenedEmbeddingModel:
+    spec = LoadSpec(job_id="j", model="m", source=f"path:{directory}", devices=["cpu"])
+    opened = open_model(spec, directory / "cache", lambda progress: None)
+    assert isinstance(opened, OpenedEmbeddingModel)
+    return opened
+
+
+@torch.inference_mode()
+def _expected(directory: Path) -> list[float]:
+    """Each pair by itself, token types as the tokenizer has them."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    model = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32)
+    model.eval()
+    numbers = []
+    for pair in PAIRS:
+        encoded = tokenizer.encode(*pair)
+        inputs = {"input_ids": torch.tensor([encoded.ids])}
+        if model.config.model_type == "bert":
+            inputs["token_type_ids"] = torch.tensor([encoded.type_ids])
+        numbers.append(float(model(**inputs).logits[0, 0].sigmoid()))
+    return numbers
+
+
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "modernbert", "qwen3"])
+def test_scores_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
+    opened = _opened(_save(tmp_path, model_type))
+    spec = LoadSpec(job_id="j", model="m", source="path:")
+    engine, model = load_embedding_engine(spec, opened, lambda progress: None)
+    report = embedding_report(opened, model, 0.0)
+    assert (report.kind, report.embedding_dimensions) == ("reranker", None)
+    text = ModelText.load(spec, report)
+    assert text.capabilities == ["rerank"]
+    pairs = PairsInput(firsts=[PAIRS[0][0]], seconds=[second for _, second in PAIRS])
+    prompts = prepare_scoring(ScoreRequest(model="m", input=pairs), text)
+    engine.submit(EmbedSequences(sequence_id="s", prompts=prompts))
+    found: list[bytes] = []
+    while engine.has_work:
+        for output in engine.step().outputs:
+            assert isinstance(output, SequencesEmbedded), output
+            found = output.vectors
+    scores = [float(np.frombuffer(vector, "<f4")[0]) for vector in found]
+    assert scores == pytest.approx(_expected(tmp_path), abs=1e-5)
+    assert len(set(scores)) == len(PAIRS)
+
+
+def test_a_separator_is_looked_for_where_tokens_have_types(tmp_path: Path) -> None:
+    assert separator_of_pairs(_save(tmp_path / "a", "bert")) == WORDS.index("[SEP]")
+    assert separator_of_pairs(_save(tmp_path / "b", "xlm-roberta")) is None
+
+
+def test_which_tokens_are_the_second_texts() -> None:
+    token_ids = torch.tensor([[1, 5, 2, 6, 7, 2], [1, 2, 2, 0, 0, 0]])
+    is_token = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
+    expected = [[0, 0, 0, 1, 1, 1], [0, 0, 1, 0, 0, 0]]
+    assert second_text(token_ids, is_token, 2).tolist() == expected
