@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.engine.steps import open_on_cpu
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.models.batch import PrefillBatch
+from inference.models.batch import Batch
 from inference.models.kv_format import NATIVE_FORMATS, KVFormat
 from inference.models.registry import build_fastest_model
 
@@ -51,9 +51,9 @@ def native_logits(
     )
     opened.close()
     compared = slice(-MOST_COMPARED, None)
-    batch = PrefillBatch.of_sequence(ids, DEFAULT_BLOCK_TOKENS, logit_rows=compared)
+    batch = Batch.of_sequence(ids, DEFAULT_BLOCK_TOKENS, logit_rows=compared)
     num_blocks = -(-num_tokens // DEFAULT_BLOCK_TOKENS)
-    return model.prefill(batch, model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS))
+    return model.forward(batch, model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS))
 
 
 def measure(gguf: Path, cache_dir: Path, show: Callable[[list[str]], None]) -> None:

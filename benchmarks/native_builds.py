@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks.command import DATA_DIR
 from benchmarks.engine.steps import open_on_cpu
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
-from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.batch import Batch
 from inference.models.kv_format import KVFormat
 from inference.models.native.build import SOURCE_DIR, automatic_kv_format, load_library
 from inference.models.native.llama import NativeKV, NativeLlama
@@ -74,15 +74,15 @@ class Pass:
         return self._prompt(ids) if self.is_prompt else self._decode(ids)
 
     def _prompt(self, ids: torch.Tensor) -> Forward:
-        batch = PrefillBatch.of_sequence(ids, DEFAULT_BLOCK_TOKENS, start=self.start)
-        return lambda model, kv: model.prefill(batch, kv)
+        batch = Batch.of_sequence(ids, DEFAULT_BLOCK_TOKENS, start=self.start)
+        return lambda model, kv: model.forward(batch, kv)
 
     def _decode(self, ids: torch.Tensor) -> Forward:
         blocks = torch.arange(self.num_blocks).view(self.num_rows, self._blocks_each)
         positions = torch.full((self.num_rows,), self.start)
         slots = blocks[:, -1] * DEFAULT_BLOCK_TOKENS + self.start % DEFAULT_BLOCK_TOKENS
-        batch = DecodeBatch(token_ids=ids, positions=positions, slots=slots, block_ids=blocks)
-        return lambda model, kv: model.decode(batch, kv)
+        batch = Batch(token_ids=ids, positions=positions, slots=slots, block_ids=blocks)
+        return lambda model, kv: model.forward(batch, kv)
 
 
 def load(gguf: Path, cache_dir: Path, checkout: Path, context_tokens: int) -> list[NativeLlama]:

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.cuda.rows import Row, measured, print_rows
 from inference.models.attention import Attention, TorchAttention
-from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.batch import Batch, PrefillSpan
 from inference.models.cuda.timing import device_ms
 from inference.models.paged_kv import LayerKV, new_layer
 
@@ -80,18 +80,18 @@ class Problem:
         shape = -1, NUM_KV_HEADS, HEAD_DIM
         return keys.reshape(shape), values.reshape(shape)
 
-    def decode_batch(self) -> DecodeBatch:
+    def decode_batch(self) -> Batch:
         last = torch.full((self.num_sequences,), self.num_tokens - 1, device=self.device)
-        return DecodeBatch(last, last, last, self.block_ids)
+        return Batch(last, last, last, self.block_ids)
 
-    def prefill_batch(self) -> PrefillBatch:
+    def prefill_batch(self) -> Batch:
         count = self.num_tokens
         spans = tuple(
             PrefillSpan(index * count, (index + 1) * count, 0, count, self.block_ids[index])
             for index in range(self.num_sequences)
         )
         rows = torch.arange(self.num_sequences * count, device=self.device)
-        return PrefillBatch(rows, rows, rows, spans, rows)
+        return Batch(rows, rows, rows, spans=spans, logit_rows=rows)
 
 
 def rows() -> Iterator[Row]:

@@ -20,13 +20,13 @@ from benchmarks.cuda.shapes import (
     prefill_floor_flops,
     weight_shape,
 )
-from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import accelerate
 from inference.models.cuda.timing import device_ms
-from inference.models.graphed import GraphedLlama
+from inference.models.decoder import DecoderModel
+from inference.models.graphed import GraphedDecoder
 from inference.models.linear import LinearFactory
-from inference.models.llama import LlamaModel
 from inference.models.paged_kv import FORMAT_OF
 from inference.models.stored import DenseWeight, GroupedWeight
 from inference.models.weights import Embedding, Linear
@@ -115,11 +115,11 @@ def decode_result(config: ModelConfig, weight_format: WeightFormat, num_rows: in
     model, execution = built(config, weight_format, torch.device("cuda"))
     columns = CONTEXT_TOKENS // BLOCK_TOKENS
     kv = model.new_kv(num_rows * columns, BLOCK_TOKENS)
-    if isinstance(model, GraphedLlama):
+    if isinstance(model, GraphedDecoder):
         model.capture_decode(kv, max_rows=num_rows, context_tokens=CONTEXT_TOKENS)
         execution = f"{execution}, {model.in_words}"
     batch = decode_batch(num_rows, columns, model.device)
-    ms = device_ms(lambda: model.decode(batch, kv))
+    ms = device_ms(lambda: model.forward(batch, kv))
     floor_bytes = decode_floor_bytes(
         config,
         bytes_per_weight=BYTES_PER_WEIGHT[weight_format],
@@ -136,31 +136,31 @@ def prefill_result(config: ModelConfig, weight_format: WeightFormat) -> str:
     model, execution = built(config, weight_format, torch.device("cuda"))
     kv = model.new_kv(PROMPT_TOKENS // BLOCK_TOKENS, BLOCK_TOKENS)
     batch = prefill_batch(PROMPT_TOKENS, model.device)
-    ms = device_ms(lambda: model.prefill(batch, kv))
+    ms = device_ms(lambda: model.forward(batch, kv))
     floor_ms = prefill_floor_flops(config, PROMPT_TOKENS) / matmul_flops_per_s() * 1e3
     return f"{ms:7.1f} ms, {floor_ms / ms:.0%} of the product's rate; {execution}"
 
 
 def built(
     config: ModelConfig, weight_format: WeightFormat, device: torch.device
-) -> tuple[LlamaModel | GraphedLlama, str]:
+) -> tuple[DecoderModel | GraphedDecoder, str]:
     torch.cuda.empty_cache()
     weights = RandomWeights(config, weight_format, device)
     kv_format = FORMAT_OF[weights.activation_dtype]
-    return accelerate(LlamaModel(config, weights, config.max_positions, kv_format))
+    return accelerate(DecoderModel(config, weights, config.max_positions, kv_format))
 
 
-def decode_batch(num_rows: int, columns: int, device: torch.device) -> DecodeBatch:
+def decode_batch(num_rows: int, columns: int, device: torch.device) -> Batch:
     """Each row the last token of a context that fills its ``columns`` blocks."""
     block_ids = torch.randperm(num_rows * columns, device=device).view(num_rows, columns)
     last = torch.full((num_rows,), columns * BLOCK_TOKENS - 1, device=device)
     slots = block_ids[:, -1] * BLOCK_TOKENS + BLOCK_TOKENS - 1
-    return DecodeBatch(torch.zeros_like(last), last, slots, block_ids)
+    return Batch(torch.zeros_like(last), last, slots, block_ids)
 
 
-def prefill_batch(num_tokens: int, device: torch.device) -> PrefillBatch:
+def prefill_batch(num_tokens: int, device: torch.device) -> Batch:
     token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
-    return PrefillBatch.of_sequence(token_ids, BLOCK_TOKENS)
+    return Batch.of_sequence(token_ids, BLOCK_TOKENS)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.engine.steps import open_on_cpu
-from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.batch import Batch
 from inference.models.kv_format import NATIVE_FORMATS, KVFormat
 from inference.models.native.llama import NativeKV, NativeLlama
 from inference.models.registry import build_fastest_model
@@ -81,18 +81,18 @@ def _fill(kv: NativeKV) -> None:
 def _cases(model: NativeLlama) -> Iterator[tuple[str, Step]]:
     for num_rows, num_tokens in DECODES:
         batch = _decode_batch(num_rows, num_tokens)
-        yield f"decode {num_rows} x {num_tokens} tokens", partial(model.decode, batch)
+        yield f"decode {num_rows} x {num_tokens} tokens", partial(model.forward, batch)
     for start, end in PROMPTS:
         ids = torch.arange(start, end)
-        prompt = PrefillBatch.of_sequence(ids, BLOCK_TOKENS, start=start)
-        yield f"prompt {start} to {end}", partial(model.prefill, prompt)
+        prompt = Batch.of_sequence(ids, BLOCK_TOKENS, start=start)
+        yield f"prompt {start} to {end}", partial(model.forward, prompt)
 
 
-def _decode_batch(num_rows: int, num_tokens: int) -> DecodeBatch:
+def _decode_batch(num_rows: int, num_tokens: int) -> Batch:
     num_blocks = -(-num_tokens // BLOCK_TOKENS)
     blocks = torch.arange(num_rows * num_blocks) % NUM_BLOCKS
     positions = torch.full((num_rows,), num_tokens - 1)
-    return DecodeBatch(
+    return Batch(
         token_ids=torch.arange(num_rows) + 100,
         positions=positions,
         slots=positions,

@@ -1,11 +1,14 @@
-"""Turns a schedule into tensors and the tensors into logits: at most two forwards a step, whose
-inputs go to the device in one copy each.
+"""Turns a schedule into one batch, and that into logits: one forward a step, whose inputs go to the
+device in one copy.
 
-A row's phase, prompt or decoding, decides which of the model's two paths it takes. Knows no
-sampling.
+    rows    [ one of each decoding sequence ][ chunk of a prompt ][ chunk ... ]
+
+Knows no sampling.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +18,7 @@ from inference.engine.block_tables import BlockTables
 from inference.engine.scheduling.scheduler import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.to_device import all_on_device
-from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.batch import Batch, PrefillSpan
 from inference.models.registry import AnyModel, KVStorage
 
 Ints = npt.NDArray[np.int64]
@@ -33,64 +36,74 @@ class ModelRunner:
         """Logits for ``schedule.sampled`` and then for the scored tokens of its prompts:
         (num_sampled + num_scored, vocab_size) float32. ``unread_ids`` (num_decodes,) int64: one
         more token of each decoding sequence, which only the device knows so far."""
-        logits = []
-        if schedule.decodes:
-            batch = self._decode_batch(schedule.decodes, unread_ids)
-            logits.append(self._model.decode(batch, self._kv))
-        if schedule.prefills:
-            logits.append(self._model.prefill(self._prefill_batch(schedule.prefills), self._kv))
-        return logits[0] if len(logits) == 1 else torch.cat(logits)
+        return self._model.forward(self._batch(schedule, unread_ids), self._kv)
 
     def forget(self, sequence: Sequence) -> None:
         self._block_tables.forget(sequence.sequence_id)
 
-    def _decode_batch(
-        self, sequences: list[Sequence], unread_ids: torch.Tensor | None
-    ) -> DecodeBatch:
-        size = self._kv.block_tokens
+    def _batch(self, schedule: Schedule, unread_ids: torch.Tensor | None) -> Batch:
+        size, sequences = self._kv.block_tokens, schedule.decodes
         last = -1 if unread_ids is None else 0
+        token_ids = [] if unread_ids is not None else [s.token_ids[-1] for s in sequences]
         positions = [len(s.token_ids) + last for s in sequences]
         slots = [
             s.block_ids[position // size] * size + position % size
             for s, position in zip(sequences, positions, strict=True)
         ]
-        lists = [_array(positions), _array(slots), self._block_tables.rows(sequences)]
+        rows = _Rows(token_ids, positions, slots, list(range(len(sequences))))
+        for chunk in schedule.prefills:
+            rows.add(chunk, size)
+        arrays = [_array(values) for values in (rows.token_ids, positions, slots)]
+        if sequences:
+            arrays.append(self._block_tables.rows(sequences))
+        if rows.spans:
+            arrays += [_array(rows.logit_rows + rows.scored_rows), *map(_array, rows.span_blocks)]
+        ids, *others = all_on_device(arrays, self._device)
         if unread_ids is not None:
-            return DecodeBatch(unread_ids, *all_on_device(lists, self._device))
-        last_ids = _array([s.token_ids[-1] for s in sequences])
-        return DecodeBatch(*all_on_device([last_ids, *lists], self._device))
+            ids = torch.cat((unread_ids, ids)) if rows.spans else unread_ids
+        return rows.batch(ids, others, has_decodes=bool(sequences))
 
-    def _prefill_batch(self, chunks: list[PrefillChunk]) -> PrefillBatch:
-        size = self._kv.block_tokens
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        spans: list[tuple[int, int, int, int]] = []
-        span_blocks: list[Ints] = []
-        logit_rows: list[int] = []
-        scored_rows: list[int] = []
-        for chunk in chunks:
-            first_row, block_ids = len(token_ids), chunk.sequence.block_ids
-            token_ids.extend(chunk.sequence.token_ids[chunk.start : chunk.end])
-            positions.extend(range(chunk.start, chunk.end))
-            slots.extend(block_ids[p // size] * size + p % size for p in positions[first_row:])
-            spans.append((first_row, len(token_ids), chunk.start, chunk.end))
-            span_blocks.append(_array(block_ids[: -(-chunk.end // size)]))
-            if chunk.is_last:
-                logit_rows.append(len(token_ids) - 1)
-            scored_rows.extend(first_row + position - chunk.start for position in chunk.scored)
-        lists = [token_ids, positions, slots, logit_rows + scored_rows]
-        tensors = all_on_device([*map(_array, lists), *span_blocks], self._device)
-        return PrefillBatch(
-            token_ids=tensors[0],
-            positions=tensors[1],
-            slots=tensors[2],
-            spans=tuple(
-                PrefillSpan(*rows, block_ids)
-                for rows, block_ids in zip(spans, tensors[4:], strict=True)
-            ),
-            logit_rows=tensors[3],
+
+@dataclass(slots=True)
+class _Rows:
+    """A batch in the making. Rows that decode come first, and their logits too."""
+
+    token_ids: list[int]
+    positions: list[int]
+    slots: list[int]
+    logit_rows: list[int]
+    scored_rows: list[int] = field(default_factory=list)
+    spans: list[tuple[int, int, int, int]] = field(default_factory=list)
+    span_blocks: list[list[int]] = field(default_factory=list)
+
+    def add(self, chunk: PrefillChunk, block_tokens: int) -> None:
+        first_row, block_ids = len(self.positions), chunk.sequence.block_ids
+        self.token_ids.extend(chunk.sequence.token_ids[chunk.start : chunk.end])
+        self.positions.extend(range(chunk.start, chunk.end))
+        self.slots.extend(
+            block_ids[position // block_tokens] * block_tokens + position % block_tokens
+            for position in range(chunk.start, chunk.end)
         )
+        self.spans.append((first_row, len(self.positions), chunk.start, chunk.end))
+        self.span_blocks.append(block_ids[: -(-chunk.end // block_tokens)])
+        if chunk.is_last:
+            self.logit_rows.append(len(self.positions) - 1)
+        self.scored_rows.extend(first_row + position - chunk.start for position in chunk.scored)
+
+    def batch(
+        self, token_ids: torch.Tensor, others: list[torch.Tensor], *, has_decodes: bool
+    ) -> Batch:
+        """``others``: positions, slots, the blocks of rows that decode, rows whose logits are
+        wanted, and each span's blocks: as far as there are any."""
+        positions, slots, *others = others
+        block_ids = others.pop(0) if has_decodes else None
+        if not self.spans:
+            return Batch(token_ids, positions, slots, block_ids)
+        logit_rows, *span_blocks = others
+        spans = tuple(
+            PrefillSpan(*rows, blocks) for rows, blocks in zip(self.spans, span_blocks, strict=True)
+        )
+        return Batch(token_ids, positions, slots, block_ids, spans, logit_rows)
 
 
 def _array(values: list[int]) -> Ints:

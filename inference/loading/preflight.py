@@ -108,7 +108,7 @@ def _step_bytes(config: ModelConfig, step: LargestStep, bytes_per_number: int) -
     adjusting them takes a copy."""
     heads = config.num_heads + 2 * config.num_kv_heads
     per_row = 3 * config.hidden_size + heads * config.head_dim + 2 * config.intermediate_size
-    rows = max(step.prompt_rows, step.decode_rows)
+    rows = step.prompt_rows + step.decode_rows
     logit_rows = max(1, step.decode_rows) if rows else 0
     logits = COPIES_OF_LOGITS * logit_rows * config.vocab_size * LOGIT_BYTES
     return rows * per_row * bytes_per_number + logits

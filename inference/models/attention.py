@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.batch import Batch, PrefillSpan
 from inference.models.paged_kv import LayerKV
 
 MOST_GATHERED_BYTES = 128 * 1024**2
@@ -44,29 +44,32 @@ class PrefillAttention(Protocol):
 
 
 class Attention(Protocol):
-    """Prepares a step once for all layers."""
+    """Prepares a step once for all layers. A batch has rows of one phase."""
 
     copies_context: bool
     """Whether keys and values are copied out of their blocks, so that what a step takes grows with
     its rows' contexts."""
 
-    def for_decode(self, batch: DecodeBatch, block_tokens: int) -> DecodeAttention: ...
+    def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention: ...
 
-    def for_prefill(self, batch: PrefillBatch, block_tokens: int) -> PrefillAttention: ...
+    def for_prefill(self, batch: Batch, block_tokens: int) -> PrefillAttention: ...
 
 
 class TorchAttention:
     copies_context = True
 
-    def __init__(self, sliding_window: int | None, dtype: torch.dtype) -> None:
-        """``dtype`` is the activations'."""
+    def __init__(
+        self, sliding_window: int | None, dtype: torch.dtype, soft_cap: float | None = None
+    ) -> None:
+        """``dtype`` is the activations'; ``soft_cap`` the scores'."""
         self._window = sliding_window
         self._dtype = dtype
+        self._soft_cap = soft_cap
 
-    def for_decode(self, batch: DecodeBatch, block_tokens: int) -> DecodeAttention:
-        return TorchDecode(batch, block_tokens, self._window, self._dtype)
+    def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention:
+        return TorchDecode(batch, block_tokens, self._window, self._dtype, self._soft_cap)
 
-    def for_prefill(self, batch: PrefillBatch, block_tokens: int) -> PrefillAttention:
+    def for_prefill(self, batch: Batch, block_tokens: int) -> PrefillAttention:
         device = batch.positions.device
         masks = [prefill_mask(span, self._window, self._dtype, device) for span in batch.spans]
 
@@ -82,7 +85,9 @@ class TorchAttention:
                 rows = slice(span.first_row, span.last_row)
                 own = keys[rows], values[rows]
                 parts.append(
-                    attend_prefill(queries[rows], *own, layer_kv, span, block_tokens, mask)
+                    attend_prefill(
+                        queries[rows], *own, layer_kv, span, block_tokens, mask, self._soft_cap
+                    )
                 )
             return torch.cat(parts)
 
@@ -94,27 +99,34 @@ class TorchDecode:
     allow, so that one long context beside many short ones does not take rows times its length."""
 
     def __init__(
-        self, batch: DecodeBatch, block_tokens: int, window: int | None, dtype: torch.dtype
+        self,
+        batch: Batch,
+        block_tokens: int,
+        window: int | None,
+        dtype: torch.dtype,
+        soft_cap: float | None,
     ) -> None:
         self._batch = batch
-        self._num_context = batch.block_ids.shape[1] * block_tokens
+        self._block_ids = batch.decode_blocks
+        self._num_context = self._block_ids.shape[1] * block_tokens
+        self._soft_cap = soft_cap
         self._window = window
         self._dtype = dtype
         self._of_all_rows: ContextMask | None = None
         """Where they are all done at once: the same in every layer."""
 
     def __call__(self, queries: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
-        num_rows, block_ids = len(queries), self._batch.block_ids
+        num_rows, block_ids, cap = len(queries), self._block_ids, self._soft_cap
         at_once = max(1, MOST_GATHERED_BYTES // (self._num_context * gathered_bytes(layer_kv)))
         if num_rows <= at_once:
             if self._of_all_rows is None:
                 self._of_all_rows = self._mask(slice(None))
-            return attend_decode(queries, layer_kv, block_ids, self._of_all_rows)
+            return attend_decode(queries, layer_kv, block_ids, self._of_all_rows, cap)
         parts = []
         for first in range(0, num_rows, at_once):
             rows = slice(first, first + at_once)
             mask = self._mask(rows)
-            parts.append(attend_decode(queries[rows], layer_kv, block_ids[rows], mask))
+            parts.append(attend_decode(queries[rows], layer_kv, block_ids[rows], mask, cap))
         return torch.cat(parts)
 
     def _mask(self, rows: slice) -> ContextMask:
@@ -170,7 +182,11 @@ def gathered_bytes(layer_kv: LayerKV) -> int:
 
 
 def attend_decode(
-    queries: torch.Tensor, layer_kv: LayerKV, block_ids: torch.Tensor, mask: ContextMask
+    queries: torch.Tensor,
+    layer_kv: LayerKV,
+    block_ids: torch.Tensor,
+    mask: ContextMask,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """(num_rows, heads, head_dim) over each row's blocks -> (num_rows, heads * head_dim).
 
@@ -184,7 +200,7 @@ def attend_decode(
     context = gathered.view(num_rows, num_context, 2, num_kv_heads, head_dim)
     context = context.permute(2, 0, 3, 1, 4)
     grouped = queries.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    attended = scaled_dot_product_attention(grouped, context[0], context[1], attn_mask=mask.added)
+    attended = _attend(grouped, context[0], context[1], mask.added, soft_cap)
     return attended.reshape(num_rows, num_heads * head_dim)
 
 
@@ -196,6 +212,7 @@ def attend_prefill(
     span: PrefillSpan,
     block_tokens: int,
     mask: torch.Tensor | None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """One span's (num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim).
 
@@ -207,15 +224,38 @@ def attend_prefill(
     if span.start > 0 or layer_kv.entries.dtype != queries.dtype:
         gathered = layer_kv.gather(span.block_ids, block_tokens, queries.dtype)
         keys, values = gathered[: span.end].unbind(1)
-    attended = scaled_dot_product_attention(
+    attended = _attend(
         queries.transpose(0, 1).unsqueeze(0),
         keys.transpose(0, 1).unsqueeze(0),
         values.transpose(0, 1).unsqueeze(0),
-        attn_mask=mask,
-        is_causal=mask is None,
-        enable_gqa=True,
+        mask,
+        soft_cap,
     )
     return attended.squeeze(0).transpose(0, 1).reshape(num_tokens, num_heads * head_dim)
+
+
+def _attend(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """(sequences, heads, rows, head_dim); ``mask`` is added to scores, ``None``: causal."""
+    num_groups = queries.shape[1] // keys.shape[1]
+    if soft_cap is None:
+        return scaled_dot_product_attention(
+            queries, keys, values, mask, is_causal=mask is None, enable_gqa=num_groups > 1
+        )
+    keys, values = (heads.repeat_interleave(num_groups, dim=1) for heads in (keys, values))
+    scores = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5
+    scores = torch.tanh(scores / soft_cap) * soft_cap
+    if mask is None:
+        hidden = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    else:
+        scores = scores + mask
+    return scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values
 
 
 def prefill_mask(

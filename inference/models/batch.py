@@ -1,31 +1,18 @@
-"""One step's rows as tensors: what a model's ``decode`` and ``prefill`` are given.
+"""One step's rows as tensors: what a model's ``forward`` is given.
 
-Slots and block ids index ``PagedKV``; everything is int64 on the model's device.
+    rows    0 ........ num_decodes ............................ num_rows
+            [ one token of each ][ span of a prompt ][ span ... ]
+              decoding sequence
+
+Slots and block ids index the keys and values' storage; everything is int64 on the model's device.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
-
-
-@dataclass(frozen=True)
-class DecodeBatch:
-    """One new token of each of ``num_rows`` sequences."""
-
-    token_ids: torch.Tensor
-    """(num_rows,)"""
-    positions: torch.Tensor
-    """(num_rows,)"""
-    slots: torch.Tensor
-    """(num_rows,) where each row's own keys and values go."""
-    block_ids: torch.Tensor
-    """(num_rows, num_context_blocks); rows with fewer blocks are filled up with any valid id."""
-
-    def end(self, block_tokens: int) -> int:
-        """No row's position is that high. Known to the host: the positions may be elsewhere."""
-        return self.block_ids.shape[1] * block_tokens
 
 
 @dataclass(frozen=True)
@@ -49,23 +36,63 @@ ALL_ROWS = slice(None)
 
 
 @dataclass(frozen=True)
-class PrefillBatch:
-    """Prompt tokens of one or more sequences, one after the other."""
+class Batch:
+    """Decoding rows, prompt rows, or both."""
 
     token_ids: torch.Tensor
-    """(num_tokens,)"""
+    """(num_rows,)"""
     positions: torch.Tensor
-    """(num_tokens,)"""
+    """(num_rows,)"""
     slots: torch.Tensor
-    """(num_tokens,)"""
-    spans: tuple[PrefillSpan, ...]
-    logit_rows: torch.Tensor
-    """(num_logit_rows,) rows whose logits are wanted."""
+    """(num_rows,) where each row's own keys and values go."""
+    block_ids: torch.Tensor | None = None
+    """(num_decodes, num_context_blocks) of the decoding rows, where there are any; rows with fewer
+    blocks are filled up with any valid id."""
+    spans: tuple[PrefillSpan, ...] = ()
+    logit_rows: torch.Tensor | None = None
+    """(num_logit_rows,) rows whose logits are wanted: all that decode, and then some of the
+    prompts'. ``None``: all rows."""
 
     @property
-    def end(self) -> int:
-        """No row's position is that high."""
-        return max(span.end for span in self.spans)
+    def num_decodes(self) -> int:
+        return 0 if self.block_ids is None else self.block_ids.shape[0]
+
+    @property
+    def decode_blocks(self) -> torch.Tensor:
+        """``block_ids`` of a batch that has rows that decode."""
+        assert self.block_ids is not None
+        return self.block_ids
+
+    def end(self, block_tokens: int) -> int:
+        """No row's position is that high. Known to the host: the positions may be elsewhere."""
+        of_decodes = 0 if self.block_ids is None else self.block_ids.shape[1] * block_tokens
+        return max([of_decodes, *(span.end for span in self.spans)])
+
+    @cached_property
+    def decodes(self) -> Batch:
+        """Only the rows that decode."""
+        if not self.spans:
+            return self
+        rows = slice(0, self.num_decodes)
+        return Batch(self.token_ids[rows], self.positions[rows], self.slots[rows], self.block_ids)
+
+    @cached_property
+    def prompts(self) -> Batch:
+        """Only the prompts' rows, counted from the first of them."""
+        skipped = self.num_decodes
+        if not skipped:
+            return self
+        logit_rows = self.logit_rows
+        return Batch(
+            token_ids=self.token_ids[skipped:],
+            positions=self.positions[skipped:],
+            slots=self.slots[skipped:],
+            spans=tuple(
+                replace(span, first_row=span.first_row - skipped, last_row=span.last_row - skipped)
+                for span in self.spans
+            ),
+            logit_rows=None if logit_rows is None else logit_rows[skipped:] - skipped,
+        )
 
     @classmethod
     def of_sequence(
@@ -75,7 +102,7 @@ class PrefillBatch:
         *,
         start: int = 0,
         logit_rows: slice = LAST_ROW,
-    ) -> PrefillBatch:
+    ) -> Batch:
         """One sequence's tokens from position ``start`` on, in blocks 0, 1, 2, …, so that slots are
         positions."""
         num_tokens, device = len(token_ids), token_ids.device

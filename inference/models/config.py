@@ -26,7 +26,17 @@ class RopeScaling:
     attention_factor: float | None = None
 
 
+MixerKind = Literal["attention", "sliding", "unrotated", "delta"]
+"""
+attention    over the whole context
+sliding      attention within ``sliding_window``
+unrotated    attention over the whole context, without rotary embedding
+delta        Gated DeltaNet: a state instead of keys and values
+"""
 MlpKind = Literal["dense", "sparse"]
+NormKind = Literal["rms", "rms_plus_one", "layer"]
+"""``rms_plus_one``: the files hold a norm's weight less one."""
+Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +62,40 @@ class ModelConfig:
     """Bias on the attention output projection (llama ``attention_bias`` sets both)."""
     mlp_bias: bool = False
     qk_norm: bool = False
-    """RMS norm on each head of q and k before the rotation (qwen3)."""
+    """RMS norm of q and k before the rotation, of each head."""
+    is_qk_norm_wide: bool = False
+    """Whether that norm is of all heads together."""
     sliding_window: int | None = None
+    """Of the layers that are ``sliding``: all of them where ``mixers`` says nothing."""
+    mixers: tuple[MixerKind, ...] = ()
+    """Of each layer; empty: all attention."""
     mlps: tuple[MlpKind, ...] = ()
     """Of each layer; empty: all dense."""
     experts: ExpertsConfig | None = None
     """Of the layers that are sparse."""
+    norm: NormKind = "rms"
+    """With ``rms_norm_eps``, whichever it is."""
+    has_norm_bias: bool = False
+    is_parallel: bool = False
+    """Whether mixer and MLP read the same norm and are added together."""
+    activation: Activation = "silu"
+    is_gated: bool = True
+    """Whether the MLP has gates: ``down(activation(gate) * up)``, else ``down(activation(up))``."""
+    rotary_dim: int | None = None
+    """How many features of each head are rotated, the first ones; ``None``: all."""
+    is_rope_interleaved: bool = False
+    """Whether neighbours are rotated together, and not halves of a head."""
+    sliding_rope_theta: float | None = None
+    """Where ``sliding`` layers have a base of their own, and no scaling."""
+    attention_scale: float | None = None
+    """Of scores; ``None``: one over the root of ``head_dim``."""
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    """``cap * tanh(x / cap)``, of scores and of logits."""
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    """Of what a mixer or an MLP adds."""
+    logit_multiplier: float = 1.0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, float | int] = field(default_factory=dict)
@@ -74,7 +112,19 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     @property
+    def mixer_kinds(self) -> tuple[MixerKind, ...]:
+        """One a layer."""
+        if self.mixers:
+            return self.mixers
+        return ("attention" if self.sliding_window is None else "sliding",) * self.num_layers
+
+    @property
     def mlp_kinds(self) -> tuple[MlpKind, ...]:
         """One a layer."""
-        dense: tuple[MlpKind, ...] = ("dense",)
-        return self.mlps or dense * self.num_layers
+        if self.mlps:
+            return self.mlps
+        kind: MlpKind = "dense"
+        return (kind,) * self.num_layers
+
+    def window_of(self, kind: MixerKind) -> int | None:
+        return self.sliding_window if kind == "sliding" else None

@@ -11,6 +11,8 @@ from inference.models.stored import DenseWeight
 
 
 class DenseLinear:
+    is_phaseless = True
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self.weight = weight

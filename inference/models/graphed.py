@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import torch
 
 from inference.models.attention import MOST_PARTS
-from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.batch import Batch
 from inference.models.config import ModelConfig
+from inference.models.decoder import DecoderModel
 from inference.models.kv_format import KVFormat
-from inference.models.llama import LlamaModel
 from inference.models.paged_kv import PagedKV
 
 logger = logging.getLogger(__name__)
@@ -41,11 +41,11 @@ class Capture(Protocol):
 class DecodeBuffers:
     """What captured steps read and write, ``max_rows`` long."""
 
-    def __init__(self, model: LlamaModel, kv: PagedKV, max_rows: int, num_columns: int) -> None:
+    def __init__(self, model: DecoderModel, kv: PagedKV, max_rows: int, num_columns: int) -> None:
         def zeros(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=model.device)
 
-        self.inputs = DecodeBatch(
+        self.inputs = Batch(
             token_ids=zeros(max_rows),
             positions=zeros(max_rows),
             slots=zeros(max_rows).fill_(kv.scratch_slot),
@@ -55,23 +55,23 @@ class DecodeBuffers:
         self.logits = torch.zeros(shape, dtype=torch.float32, device=model.device)
         self._scratch_slot = kv.scratch_slot
 
-    def first_rows(self, num_rows: int) -> DecodeBatch:
+    def first_rows(self, num_rows: int) -> Batch:
         inputs = self.inputs
-        return DecodeBatch(
+        return Batch(
             token_ids=inputs.token_ids[:num_rows],
             positions=inputs.positions[:num_rows],
             slots=inputs.slots[:num_rows],
-            block_ids=inputs.block_ids[:num_rows],
+            block_ids=inputs.decode_blocks[:num_rows],
         )
 
-    def fill(self, batch: DecodeBatch, bucket: int) -> None:
+    def fill(self, batch: Batch, bucket: int) -> None:
         """Rows beyond the batch's are at position 0 of any block, and write to the scratch one."""
-        num_rows, num_columns = batch.block_ids.shape
+        num_rows, num_columns = batch.decode_blocks.shape
         inputs = self.inputs
         inputs.token_ids[:num_rows].copy_(batch.token_ids)
         inputs.positions[:num_rows].copy_(batch.positions)
         inputs.slots[:num_rows].copy_(batch.slots)
-        inputs.block_ids[:num_rows, :num_columns].copy_(batch.block_ids)
+        inputs.decode_blocks[:num_rows, :num_columns].copy_(batch.decode_blocks)
         if num_rows < bucket:
             inputs.positions[num_rows:bucket].zero_()
             inputs.slots[num_rows:bucket].fill_(self._scratch_slot)
@@ -82,7 +82,7 @@ class CapturedSteps:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: DecoderModel,
         kv: PagedKV,
         capture: Capture,
         *,
@@ -102,12 +102,12 @@ class CapturedSteps:
     def max_rows(self) -> int:
         return self._buckets[-1]
 
-    def holds(self, batch: DecodeBatch, kv: PagedKV) -> bool:
-        num_rows, num_columns = batch.block_ids.shape
+    def holds(self, batch: Batch, kv: PagedKV) -> bool:
+        num_rows, num_columns = batch.decode_blocks.shape
         fits = num_rows <= self.max_rows and num_columns <= self._num_columns
         return fits and kv is self.kv
 
-    def run(self, batch: DecodeBatch) -> torch.Tensor:
+    def run(self, batch: Batch) -> torch.Tensor:
         """(num_rows, vocab_size) logits, which are there until the next step."""
         num_rows = len(batch.token_ids)
         bucket = self._buckets[bisect_left(self._buckets, num_rows)]
@@ -116,11 +116,11 @@ class CapturedSteps:
         return self._buffers.logits[:num_rows]
 
 
-class GraphedLlama:
+class GraphedDecoder:
     """A model whose decode steps are captured once its KV is there, and run as before until then,
     over other KV, and where capturing failed."""
 
-    def __init__(self, model: LlamaModel, capture: Capture) -> None:
+    def __init__(self, model: DecoderModel, capture: Capture) -> None:
         self.config: ModelConfig = model.config
         self._model = model
         self._capture = capture
@@ -146,14 +146,15 @@ class GraphedLlama:
     def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
         return self._model.new_kv(num_blocks, block_tokens)
 
-    def decode(self, batch: DecodeBatch, kv: PagedKV) -> torch.Tensor:
-        """Captured logits are there until the next step."""
-        if self._steps is not None and self._steps.holds(batch, kv):
-            return self._steps.run(batch)
-        return self._model.decode(batch, kv)
-
-    def prefill(self, batch: PrefillBatch, kv: PagedKV) -> torch.Tensor:
-        return self._model.prefill(batch, kv)
+    def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
+        """Captured logits are there until the next step. Beside prompts, too, the rows that decode
+        run as captured, so that their numbers do not depend on the prompts'."""
+        if self._steps is None or not batch.num_decodes or not self._steps.holds(batch, kv):
+            return self._model.forward(batch, kv)
+        logits = self._steps.run(batch.decodes)
+        if not batch.spans:
+            return logits
+        return torch.cat((logits, self._model.forward(batch.prompts, kv)))
 
     @torch.inference_mode()
     def capture_decode(self, kv: PagedKV, *, max_rows: int, context_tokens: int) -> None:
@@ -193,15 +194,15 @@ def row_buckets(max_rows: int) -> list[int]:
 
 def captured_in_words(model: Any, execution: str) -> str:
     """``execution``, and what became of capturing where the model does that."""
-    return f"{execution}, {model.in_words}" if isinstance(model, GraphedLlama) else execution
+    return f"{execution}, {model.in_words}" if isinstance(model, GraphedDecoder) else execution
 
 
 def _forward(
-    model: LlamaModel, kv: PagedKV, buffers: DecodeBuffers, num_rows: int
+    model: DecoderModel, kv: PagedKV, buffers: DecodeBuffers, num_rows: int
 ) -> Callable[[], None]:
     batch = buffers.first_rows(num_rows)
 
     def forward() -> None:
-        buffers.logits[:num_rows].copy_(model.decode(batch, kv))
+        buffers.logits[:num_rows].copy_(model.forward(batch, kv))
 
     return forward

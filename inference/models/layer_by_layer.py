@@ -1,4 +1,4 @@
-"""The llama family over one prompt with one layer in memory at a time.
+"""A decoder over one prompt with one layer in memory at a time.
 
 Slow beside a model that stays loaded, and it fits wherever one layer fits: what a model's dense
 weights say can be computed where the dense model would never fit. Knows no files.
@@ -13,13 +13,12 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import linear
 
-from inference.models.attention import TorchAttention
-from inference.models.batch import PrefillBatch
+from inference.models.batch import Batch
 from inference.models.config import ModelConfig
-from inference.models.llama import Rows, load_layer, prefill_layer, torch_rotation
+from inference.models.decoder import embedded, finished, load_layer
+from inference.models.norms import load_norm
 from inference.models.paged_kv import FORMAT_OF, new_layer
-from inference.models.pointwise import TorchPointwise
-from inference.models.rope import rope_table
+from inference.models.step import Operators
 from inference.models.stored import DenseWeight
 from inference.models.weights import WeightSource
 
@@ -31,7 +30,7 @@ HEAD_ROWS = 8192
 def prompt_logits(
     config: ModelConfig,
     weights: WeightSource,
-    batch: PrefillBatch,
+    batch: Batch,
     on_layer: Callable[[int], None],
 ) -> torch.Tensor:
     """Logits of ``batch.logit_rows``: (num_logit_rows, vocab_size) float32 on the weights' device.
@@ -44,22 +43,20 @@ def prompt_logits(
     device, dtype = weights.device, weights.activation_dtype
     heads = config.num_kv_heads, config.head_dim
     kv = new_layer(span.end, *heads, FORMAT_OF[dtype], device)
-    rotate = torch_rotation(config, rope_table(config, span.end, device), batch)
-    attend = TorchAttention(config.sliding_window, dtype).for_prefill(batch, block_tokens=1)
+    step = Operators(config, span.end, device, dtype).step(batch, block_tokens=1)
     table = _dense(weights, "model.embed_tokens")
-    pointwise = TorchPointwise()
-    rows = Rows(table.index_select(0, batch.token_ids.cpu()).to(device, dtype))
+    rows = embedded(config, table.index_select(0, batch.token_ids.cpu()).to(device, dtype))
     for index in range(config.num_layers):
-        layer = load_layer(config, weights, index)
-        rows = prefill_layer(config, layer, rows, kv, rotate, attend, pointwise)
+        rows = load_layer(config, weights, index)(rows, step, kv)
         on_layer(index + 1)
-    norm = weights.tensor("model.norm.weight")
-    _, normed = rows.select(batch.logit_rows).norm(norm, config.rms_norm_eps, pointwise)
+    if batch.logit_rows is not None:
+        rows = rows.select(batch.logit_rows)
+    _, normed = rows.norm(load_norm(config, weights, "model.norm"), step.pointwise)
     head = table if config.tie_embeddings else _dense(weights, "lm_head")
     parts = [
         linear(normed, part.to(device, dtype)).float() for part in torch.split(head, HEAD_ROWS)
     ]
-    return torch.cat(parts, dim=-1)
+    return finished(config, torch.cat(parts, dim=-1))
 
 
 def largest_layer_bytes(config: ModelConfig, bytes_per_weight: int) -> int:

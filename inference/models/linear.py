@@ -51,6 +51,8 @@ class DenseLinear:
     """The weight's dtype may be narrower than the activations': products then read the narrow one
     and the result is widened again."""
 
+    is_phaseless = True
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """``weight`` (out_features, in_features); ``bias`` (out_features,) of the same dtype."""
         self.out_features, self.in_features = weight.shape
@@ -77,6 +79,7 @@ class QuantizedLinear:
         self.prefill_weight = (
             weight.dequantize().to(device, torch.bfloat16) if prefill_copy else None
         )
+        self.is_phaseless = self.prefill_weight is None
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
         matmul = int4_matmul if self.bits == 4 else int8_matmul
@@ -92,6 +95,8 @@ class QuantizedLinear:
 
 class Fp8Linear:
     """A dense weight rounded to fp8 on its device, one scale a row."""
+
+    is_phaseless = True
 
     def __init__(self, weight: DenseWeight, device: torch.device, dtype: torch.dtype) -> None:
         self.out_features, self.in_features = weight.shape
@@ -112,6 +117,7 @@ class StackedLinear:
         self.parts = list(parts)
         self.in_features = parts[0].in_features
         self.out_features = sum(part.out_features for part in parts)
+        self.is_phaseless = all(part.is_phaseless for part in parts)
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([part.decode(x) for part in self.parts], dim=-1)

@@ -9,13 +9,13 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import accelerate
+from inference.models.decoder import DecoderModel
 from inference.models.errors import UnknownArchitectureError
 from inference.models.families.registry import find_family, known_model_types
 from inference.models.kv_format import KVFormat, choose_kv_format
-from inference.models.llama import LlamaModel
 from inference.models.native.build import (
     NativeUnavailableError,
     automatic_kv_format,
@@ -61,13 +61,10 @@ class Model(Protocol[KV]):
         """Room for the keys and values of ``num_blocks`` blocks, zeroed."""
         ...
 
-    def decode(self, batch: DecodeBatch, kv: KV) -> torch.Tensor:
-        """Write the rows' keys and values, return their logits: (num_rows, vocab_size) float32."""
-        ...
-
-    def prefill(self, batch: PrefillBatch, kv: KV) -> torch.Tensor:
+    def forward(self, batch: Batch, kv: KV) -> torch.Tensor:
         """Write all rows' keys and values, return ``batch.logit_rows``' logits:
-        (num_logit_rows, vocab_size) float32."""
+        (num_logit_rows, vocab_size) float32. One pass over the weights, also where some rows decode
+        and others are prompts'. Raises ``PositionError``."""
         ...
 
 
@@ -107,7 +104,7 @@ def build_fastest_model(
     ``UnsupportedKVError``."""
     if weights.device.type != "cpu":
         model = build_model(config, weights, context_tokens, kv_format)
-        return accelerate(model) if isinstance(model, LlamaModel) else (model, "torch operators")
+        return accelerate(model) if isinstance(model, DecoderModel) else (model, "torch operators")
     if weights.activation_dtype != torch.float32:
         reason: str | None = f"{weights.activation_dtype} was asked for".removeprefix("torch.")
     else:

@@ -1,7 +1,8 @@
 """Rotary position embedding: the angle of each position, under the scalings that models use.
 
-Su et al. 2021, arXiv:2104.09864, in the half-split layout of Hugging Face: element ``i`` of a head
-is rotated together with element ``i + head_dim / 2``.
+Su et al. 2021, arXiv:2104.09864. The first ``rotary_dim`` elements of a head are rotated, in one of
+two layouts: element ``i`` together with ``i + rotary_dim / 2``, as most models of Hugging Face have
+it, or interleaved, ``2i`` together with ``2i + 1``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.models.config import ModelConfig, RopeScaling
+from inference.models.config import MixerKind, ModelConfig, RopeScaling
 from inference.models.errors import PositionError
 
 POSITIONS_MULTIPLE = 64
@@ -20,18 +21,23 @@ POSITIONS_MULTIPLE = 64
 
 @dataclass(frozen=True)
 class RopeTable:
-    """``cosines`` and ``sines``: (num_positions, head_dim), float32. The first half of ``sines`` is
-    negated, so that ``rotate`` needs no negation of its own."""
+    """``cosines`` and ``sines``: (num_positions, rotary_dim), float32. The sines of the first of
+    each pair are negated, so that ``rotate`` needs no negation of its own."""
 
     cosines: torch.Tensor
     sines: torch.Tensor
+    is_interleaved: bool = False
+
+    @property
+    def rotary_dim(self) -> int:
+        return self.cosines.shape[1]
 
     @property
     def num_positions(self) -> int:
         return self.cosines.shape[0]
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(num_tokens,) int64 -> cosines and sines, each (num_tokens, 1, head_dim)."""
+        """(num_tokens,) int64 -> cosines and sines, each (num_tokens, 1, rotary_dim)."""
         cosines = self.cosines.index_select(0, positions)
         sines = self.sines.index_select(0, positions)
         return cosines.unsqueeze(1), sines.unsqueeze(1)
@@ -43,6 +49,21 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
     return torch.addcmul(x * cosines, torch.cat((second, first), dim=-1), sines)
 
 
+def rotate_heads(
+    heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, *, is_interleaved: bool = False
+) -> torch.Tensor:
+    """(num_tokens, heads, head_dim), of which the angles' width is rotated."""
+    rotary_dim = cosines.shape[-1]
+    if rotary_dim < heads.shape[-1]:
+        rotated, rest = heads[..., :rotary_dim], heads[..., rotary_dim:]
+        rotated = rotate_heads(rotated, cosines, sines, is_interleaved=is_interleaved)
+        return torch.cat((rotated, rest.to(rotated.dtype)), dim=-1)
+    if not is_interleaved:
+        return rotate(heads, cosines, sines)
+    swapped = heads.view(*heads.shape[:-1], -1, 2).flip(-1).flatten(-2)
+    return torch.addcmul(heads * cosines, swapped, sines)
+
+
 def check_positions(end: int, num_positions: int) -> None:
     """Of a step, before it: kernels read a table wherever a position says. Raises
     ``PositionError``."""
@@ -50,31 +71,47 @@ def check_positions(end: int, num_positions: int) -> None:
         raise PositionError(f"a step up to position {end}, and {num_positions} have angles")
 
 
-def rope_table(config: ModelConfig, num_positions: int, device: torch.device) -> RopeTable:
-    """Of at least so many positions."""
-    frequencies, magnitude = _frequencies(config)
+def rope_table(
+    config: ModelConfig,
+    num_positions: int,
+    device: torch.device,
+    kind: MixerKind = "attention",
+) -> RopeTable:
+    """Of at least so many positions, for layers of this kind."""
+    frequencies, magnitude = _frequencies(config, kind)
     num_positions = -(-num_positions // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = torch.outer(positions, frequencies)
     cosines, sines = angles.cos() * magnitude, angles.sin() * magnitude
+    if config.is_rope_interleaved:
+        return RopeTable(
+            cosines.repeat_interleave(2, dim=-1).to(device),
+            torch.stack((-sines, sines), dim=-1).flatten(-2).to(device),
+            is_interleaved=True,
+        )
     return RopeTable(
         torch.cat((cosines, cosines), dim=-1).to(device),
         torch.cat((-sines, sines), dim=-1).to(device),
     )
 
 
-def _frequencies(config: ModelConfig) -> tuple[torch.Tensor, float]:
-    """(head_dim / 2,) radians per position, and what cosines and sines are multiplied by."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    plain = 1.0 / config.rope_theta**exponents
-    scaling = config.rope_scaling
+def _frequencies(config: ModelConfig, kind: MixerKind) -> tuple[torch.Tensor, float]:
+    """(rotary_dim / 2,) radians per position, and what cosines and sines are multiplied by."""
+    if kind == "unrotated":
+        return torch.empty(0), 1.0
+    theta, scaling = config.rope_theta, config.rope_scaling
+    if kind == "sliding" and config.sliding_rope_theta is not None:
+        theta, scaling = config.sliding_rope_theta, None
+    rotary_dim = config.rotary_dim or config.head_dim
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+    plain = 1.0 / theta**exponents
     if scaling is None:
         return plain, 1.0
     if scaling.kind == "linear":
         return plain / scaling.factor, 1.0
     if scaling.kind == "llama3":
         return _llama3(plain, scaling), 1.0
-    return _yarn(plain, scaling, config)
+    return _yarn(plain, scaling, theta)
 
 
 def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
@@ -91,21 +128,21 @@ def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     return torch.where(wavelengths < longest_kept, plain, stretched)
 
 
-def _yarn(
-    plain: torch.Tensor, scaling: RopeScaling, config: ModelConfig
-) -> tuple[torch.Tensor, float]:
+def _yarn(plain: torch.Tensor, scaling: RopeScaling, theta: float) -> tuple[torch.Tensor, float]:
     """Peng et al. 2023, arXiv:2309.00071, section 3.2: dimensions that turn more than ``beta_fast``
     times within the trained length are kept, those that turn less than ``beta_slow`` times are
     interpolated, with a linear ramp between."""
 
+    rotary_dim = 2 * len(plain)
+
     def dimension_that_turns(num_turns: float) -> float:
         ratio = scaling.original_max_positions / (num_turns * 2 * math.pi)
-        return config.head_dim * math.log(ratio) / (2 * math.log(config.rope_theta))
+        return rotary_dim * math.log(ratio) / (2 * math.log(theta))
 
     low = max(math.floor(dimension_that_turns(scaling.beta_fast)), 0)
-    high = min(math.ceil(dimension_that_turns(scaling.beta_slow)), config.head_dim - 1)
+    high = min(math.ceil(dimension_that_turns(scaling.beta_slow)), rotary_dim - 1)
     width = max(high - low, 0.001)
-    ramp = ((torch.arange(config.head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    ramp = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     frequencies = plain / scaling.factor * ramp + plain * (1 - ramp)
     magnitude = scaling.attention_factor
     if magnitude is None:

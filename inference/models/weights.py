@@ -22,6 +22,11 @@ class Linear(Protocol):
     in_features: int
     out_features: int
 
+    @property
+    def is_phaseless(self) -> bool:
+        """Whether both run the same kernel, so that rows of both phases can share one product."""
+        ...
+
     def decode(self, x: torch.Tensor) -> torch.Tensor:
         """(num_rows, in_features) in the activation dtype -> (num_rows, out_features), same dtype.
         For single-token rows: few rows, memory bound."""

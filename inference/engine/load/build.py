@@ -16,7 +16,7 @@ from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.rates import PrefillAverage
 from inference.engine.scheduling.run_ahead import RunAhead
 from inference.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from inference.models.graphed import GraphedLlama
+from inference.models.graphed import GraphedDecoder
 from inference.models.registry import AnyModel
 
 
@@ -42,7 +42,7 @@ def build_engine(
     kv_cache = KVCache(num_kv_blocks, block_tokens, kept_kv_blocks)
     limits = scheduler_limits or SchedulerLimits()
     kv = model.new_kv(num_kv_blocks, block_tokens)
-    if isinstance(model, GraphedLlama):
+    if isinstance(model, GraphedDecoder):
         model.capture_decode(kv, max_rows=limits.max_running, context_tokens=context_tokens)
     sampler = Sampler(model.config.vocab_size, drawer or choose_drawer(model)[0])
     executor = TensorExecutor(ModelRunner(model, kv), sampler, model.device)

@@ -43,7 +43,7 @@ from inference.loading.errors import BadSourceError
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import PREFILL_TOKENS_PER_STEP, OpenedModel, open_model
 from inference.models.errors import UnsupportedKVError
-from inference.models.graphed import GraphedLlama, captured_in_words
+from inference.models.graphed import GraphedDecoder, captured_in_words
 from inference.models.native.llama import NativeLlama
 from inference.models.registry import AnyModel, build_fastest_model
 from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStage
@@ -208,7 +208,7 @@ def _kv_budget_bytes(spec: LoadSpec, built: _Built) -> int:
     if model.device.type == "cuda":
         held_bytes = torch.cuda.memory_allocated(model.device)
         moment_bytes = trial.load_bytes - held_bytes
-        if isinstance(model, GraphedLlama):
+        if isinstance(model, GraphedDecoder):
             moment_bytes += model.captured_bytes(spec.max_concurrent_sequences)
         free_bytes = free_cuda_bytes(model.device, moment_bytes)
         budget_bytes = max(0, free_bytes - spec.promised_bytes)

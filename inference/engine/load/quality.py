@@ -26,7 +26,7 @@ from inference.engine.load.quality_text import QUALITY_TEXT
 from inference.loading.devices import free_memory_bytes
 from inference.loading.loader import OpenedModel
 from inference.loading.unquantized import Unquantized
-from inference.models.batch import PrefillBatch
+from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.layer_by_layer import largest_layer_bytes, prompt_logits
 from inference.models.registry import AnyModel
@@ -177,13 +177,13 @@ def _check_memory(config: ModelConfig, dense: Unquantized, num_tokens: int) -> N
 def _model_logits(model: AnyModel, token_ids: list[int]) -> torch.Tensor:
     num_blocks = -(-len(token_ids) // DEFAULT_BLOCK_TOKENS)
     kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS)
-    return model.prefill(_prompt(token_ids, DEFAULT_BLOCK_TOKENS, model.device), kv)
+    return model.forward(_prompt(token_ids, DEFAULT_BLOCK_TOKENS, model.device), kv)
 
 
-def _prompt(token_ids: list[int], block_tokens: int, device: torch.device) -> PrefillBatch:
+def _prompt(token_ids: list[int], block_tokens: int, device: torch.device) -> Batch:
     """The whole of one sequence; logits of every token that another one follows."""
     ids = torch.tensor(token_ids, device=device)
-    return PrefillBatch.of_sequence(ids, block_tokens, logit_rows=slice(None, -1))
+    return Batch.of_sequence(ids, block_tokens, logit_rows=slice(None, -1))
 
 
 def _key(*parts: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -17,7 +18,7 @@ from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.scheduling.pacing import SMALLEST_CHUNK
 from inference.engine.scheduling.scheduler import SchedulerLimits
 from inference.models.attention import MOST_GATHERED_BYTES
-from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.batch import Batch, PrefillSpan
 from inference.models.kv_format import kv_bytes_per_block, kv_bytes_per_token
 from inference.models.registry import AnyModel
 from inference.protocol.prefill_speed import PrefillSpeed
@@ -36,22 +37,22 @@ DEEPEST_TRIAL_TOKENS = 2048
 def run_largest_steps(
     model: AnyModel, limits: SchedulerLimits, context_tokens: int, num_parameters: int
 ) -> int:
-    """The most prompt rows that a step holds, a chunk at a context's end, and the widest decode
-    step, for somebody else's gauge to see. Returns the bytes of the blocks that they ran over,
-    which the gauge sees too."""
+    """The most rows that a step holds of prompts and of sequences that decode, a chunk at a
+    context's end, and the widest decode step, for somebody else's gauge to see. Returns the bytes
+    of the blocks that they ran over, which the gauge sees too."""
     device, most_rows = model.device, _most_rows(model.device, num_parameters)
     num_tokens = min(limits.prefill_tokens_per_step, most_rows)
     num_rows = min(limits.max_running, most_rows)
     prompts = _prompts(num_tokens, context_tokens, device)
     num_blocks = sum(len(span.block_ids) for span in prompts.spans)
     kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS)
-    model.prefill(prompts, kv)
+    model.forward(_beside_decodes(prompts, num_rows), kv)
     num_columns = _num_blocks(context_tokens)
     if model.copies_context:
         num_last = num_tokens if device.type == "cuda" else SMALLEST_CHUNK
-        model.prefill(_last_chunk(num_last, context_tokens, num_blocks, device), kv)
+        model.forward(_last_chunk(num_last, context_tokens, num_blocks, device), kv)
         num_columns = min(num_columns, _columns_to_gather(model, num_rows))
-    model.decode(_decode_batch(num_rows, num_columns, device), kv)
+    model.forward(_decode_batch(num_rows, num_columns, device), kv)
     _synchronize(device)
     block_bytes = kv_bytes_per_block(model.config, DEFAULT_BLOCK_TOKENS, model.kv_format)
     return (num_blocks + 1) * block_bytes
@@ -72,7 +73,7 @@ def measure_prefill(
 
     def chunk_s(start: int, end: int) -> float:
         began_s = clock()
-        model.prefill(_prefill_batch(start, end, model.device), kv)
+        model.forward(_prefill_batch(start, end, model.device), kv)
         _synchronize(model.device)
         return clock() - began_s
 
@@ -114,12 +115,12 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _prefill_batch(start: int, end: int, device: torch.device) -> PrefillBatch:
+def _prefill_batch(start: int, end: int, device: torch.device) -> Batch:
     token_ids = torch.zeros(end - start, dtype=torch.int64, device=device)
-    return PrefillBatch.of_sequence(token_ids, DEFAULT_BLOCK_TOKENS, start=start)
+    return Batch.of_sequence(token_ids, DEFAULT_BLOCK_TOKENS, start=start)
 
 
-def _prompts(num_tokens: int, context_tokens: int, device: torch.device) -> PrefillBatch:
+def _prompts(num_tokens: int, context_tokens: int, device: torch.device) -> Batch:
     """As many sequences as it takes, from their starts, each in blocks of its own."""
     spans: list[PrefillSpan] = []
     slots: list[torch.Tensor] = []
@@ -131,7 +132,7 @@ def _prompts(num_tokens: int, context_tokens: int, device: torch.device) -> Pref
         slots.append(torch.arange(length, device=device) + first_block * DEFAULT_BLOCK_TOKENS)
         first_block += len(blocks)
     lasts = [span.last_row - 1 for span in spans]
-    return PrefillBatch(
+    return Batch(
         token_ids=torch.zeros(num_tokens, dtype=torch.int64, device=device),
         positions=torch.cat([torch.arange(span.end, device=device) for span in spans]),
         slots=torch.cat(slots),
@@ -142,12 +143,12 @@ def _prompts(num_tokens: int, context_tokens: int, device: torch.device) -> Pref
 
 def _last_chunk(
     num_tokens: int, context_tokens: int, num_blocks: int, device: torch.device
-) -> PrefillBatch:
+) -> Batch:
     """The end of a sequence as long as may be. Its blocks are ``num_blocks``, over and over."""
     start = max(0, context_tokens - num_tokens)
     positions = torch.arange(start, context_tokens, device=device)
     blocks = torch.arange(_num_blocks(context_tokens), device=device) % num_blocks
-    return PrefillBatch(
+    return Batch(
         token_ids=torch.zeros_like(positions),
         positions=positions,
         slots=positions % (num_blocks * DEFAULT_BLOCK_TOKENS),
@@ -156,7 +157,26 @@ def _last_chunk(
     )
 
 
-def _decode_batch(num_rows: int, num_blocks: int, device: torch.device) -> DecodeBatch:
+def _beside_decodes(prompts: Batch, num_rows: int) -> Batch:
+    """The same prompts, and rows that decode with a context of one token."""
+    decodes = _decode_batch(num_rows, 1, prompts.token_ids.device)
+    spans = (
+        replace(span, first_row=span.first_row + num_rows, last_row=span.last_row + num_rows)
+        for span in prompts.spans
+    )
+    assert prompts.logit_rows is not None
+    of_decodes = torch.arange(num_rows, device=prompts.logit_rows.device)
+    return Batch(
+        token_ids=torch.cat((decodes.token_ids, prompts.token_ids)),
+        positions=torch.cat((decodes.positions, prompts.positions)),
+        slots=torch.cat((decodes.slots, prompts.slots)),
+        block_ids=decodes.block_ids,
+        spans=tuple(spans),
+        logit_rows=torch.cat((of_decodes, prompts.logit_rows + num_rows)),
+    )
+
+
+def _decode_batch(num_rows: int, num_blocks: int, device: torch.device) -> Batch:
     zeros = torch.zeros(num_rows, dtype=torch.int64, device=device)
     block_ids = torch.zeros(num_rows, num_blocks, dtype=torch.int64, device=device)
-    return DecodeBatch(token_ids=zeros, positions=zeros, slots=zeros, block_ids=block_ids)
+    return Batch(token_ids=zeros, positions=zeros, slots=zeros, block_ids=block_ids)

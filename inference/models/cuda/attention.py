@@ -15,7 +15,7 @@ import torch
 import triton
 
 from inference.models.attention import MOST_PARTS, DecodeAttention, PrefillAttention
-from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.batch import Batch
 from inference.models.cuda.attention_kernels import decode_kernel, prefill_kernel, reduce_kernel
 from inference.models.kv_format import GROUP_FEATURES
 from inference.models.paged_kv import LayerKV
@@ -50,13 +50,13 @@ class TritonAttention:
         self._num_processors = num_processors
         self._tuning = tuning
 
-    def for_decode(self, batch: DecodeBatch, block_tokens: int) -> DecodeAttention:
+    def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention:
         def attend(queries: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
             return self._decode(queries, layer_kv, batch, block_tokens)
 
         return attend
 
-    def for_prefill(self, batch: PrefillBatch, block_tokens: int) -> PrefillAttention:
+    def for_prefill(self, batch: Batch, block_tokens: int) -> PrefillAttention:
         device, tile_rows = batch.positions.device, self._tuning.prefill_tile_rows
         tiles = torch.tensor(row_tiles(batch, tile_rows), dtype=torch.int32)
         if device.type == "cuda":
@@ -77,7 +77,7 @@ class TritonAttention:
         return attend
 
     def _decode(
-        self, queries: torch.Tensor, layer_kv: LayerKV, batch: DecodeBatch, block_tokens: int
+        self, queries: torch.Tensor, layer_kv: LayerKV, batch: Batch, block_tokens: int
     ) -> torch.Tensor:
         num_rows, num_heads, head_dim = queries.shape
         num_kv_heads, tuning = layer_kv.entries.shape[2], self._tuning
@@ -90,12 +90,12 @@ class TritonAttention:
             queries.contiguous(),
             layer_kv.entries,
             layer_kv.scales,
-            batch.block_ids,
+            batch.decode_blocks,
             batch.positions,
             sums,
             softmax,
             math.log2(math.e) / math.sqrt(head_dim),
-            batch.block_ids.stride(0),
+            batch.decode_blocks.stride(0),
             num_kv_heads=num_kv_heads,
             group_heads=num_heads // num_kv_heads,
             padded_heads=padded(num_heads // num_kv_heads),
@@ -168,7 +168,7 @@ class TritonAttention:
         return min(max(wanted, 1), self._tuning.decode_most_parts)
 
 
-def row_tiles(batch: PrefillBatch, tile_rows: int) -> list[tuple[int, int, int, int]]:
+def row_tiles(batch: Batch, tile_rows: int) -> list[tuple[int, int, int, int]]:
     """``prefill_kernel``'s tiles, those with the longest context first, for they take longest."""
     tiles = [
         (row, min(tile_rows, span.last_row - row), span.start + row - span.first_row, index)

@@ -49,6 +49,8 @@ UNPACKED_OUTPUTS = 16
 class PackedLinear:
     """A projection over a ``PackedWeight``; ``bias`` is in the activations' dtype."""
 
+    is_phaseless = False
+
     def __init__(
         self,
         weight: PackedWeight,

@@ -6,26 +6,24 @@ from __future__ import annotations
 import torch
 import triton
 
-from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.cuda.rotation_kernels import rotate_kernel
 from inference.models.kv_format import GROUP_FEATURES
-from inference.models.llama import LlamaLayer, RotatedHeads, Rotation
 from inference.models.paged_kv import LARGEST_CODE, LayerKV
 from inference.models.rope import RopeTable
+from inference.models.rotation import AttentionWeights, RotatedHeads, Rotation
 
 
-def triton_rotation(
-    config: ModelConfig, rope: RopeTable, batch: DecodeBatch | PrefillBatch
-) -> Rotation:
-    def rotate(layer: LlamaLayer, qkv: torch.Tensor, layer_kv: LayerKV) -> RotatedHeads:
+def triton_rotation(config: ModelConfig, rope: RopeTable, batch: Batch) -> Rotation:
+    def rotate(weights: AttentionWeights, qkv: torch.Tensor, layer_kv: LayerKV) -> RotatedHeads:
         num_rows, num_heads, head_dim = len(qkv), config.num_heads, config.head_dim
         dtype = layer_kv.entries.dtype
         queries = qkv.new_empty(num_rows, num_heads, head_dim)
         rotate_kernel[(num_rows, num_heads + 2 * config.num_kv_heads)](
             qkv.contiguous(),
-            layer.query_norm,
-            layer.key_norm,
+            weights.query_norm,
+            weights.key_norm,
             rope.cosines,
             rope.sines,
             batch.positions,
@@ -39,7 +37,7 @@ def triton_rotation(
             head_dim=head_dim,
             padded_groups=triton.next_power_of_2(-(-head_dim // GROUP_FEATURES)),
             group_features=GROUP_FEATURES,
-            has_norm=layer.query_norm is not None,
+            has_norm=weights.query_norm is not None,
             has_scales=layer_kv.scales is not None,
             largest_code=LARGEST_CODE.get(dtype, 1.0),
             is_integer=dtype == torch.int8,

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from inference.models.attention import Attention, TorchAttention
-from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.attention_mixer import AttentionMixer
+from inference.models.batch import Batch
+from inference.models.config import MixerKind, ModelConfig
 from inference.models.cuda.capture import CudaCapture
-from inference.models.graphed import GraphedLlama
+from inference.models.decoder import DecoderModel
+from inference.models.graphed import GraphedDecoder
 from inference.models.kv_format import KVFormat
-from inference.models.llama import LlamaModel, RotationFactory, torch_rotation
 from inference.models.paged_kv import LayerKV, new_layer
 from inference.models.pointwise import Pointwise, TorchPointwise
+from inference.models.rotation import AttentionWeights, RotationFactory, torch_rotation
 
 if TYPE_CHECKING:
     from inference.models.cuda.attention import TritonAttention
@@ -45,12 +48,20 @@ class WrongResultError(Exception):
     """A kernel ran and did not compute what torch computes."""
 
 
-def accelerate(model: LlamaModel) -> tuple[LlamaModel | GraphedLlama, str]:
+class NotBuiltError(Exception):
+    """No kernel computes what this model's layers do. The message says what."""
+
+
+def accelerate(model: DecoderModel) -> tuple[DecoderModel | GraphedDecoder, str]:
     """The model with Triton's kernels and captured steps, where those run and are right; and in
     words what it has. Steps are captured with Triton's attention alone: torch's would read every
     row's context to its limit."""
+    if reason := attention_reason(model.config):
+        return model, f"torch operators (Triton attention: {reason})"
     try:
-        model.attention = working_attention(model)
+        model.operators.attention |= {
+            kind: working_attention(model, kind) for kind in model.operators.attention
+        }
     # Whatever a compiler, a driver or an old card raises: torch's operators need none of them.
     except Exception as error:
         logger.warning("no Triton attention on %s", model.device, exc_info=True)
@@ -65,26 +76,38 @@ def accelerate(model: LlamaModel) -> tuple[LlamaModel | GraphedLlama, str]:
         else:
             working.append(name)
     words = f"torch operators, Triton {', '.join(working)}{''.join(failures)}"
-    return GraphedLlama(model, CudaCapture(model.device)), words
+    return GraphedDecoder(model, CudaCapture(model.device)), words
 
 
-def _install_rotation(model: LlamaModel) -> None:
-    model.rotation = working_rotation(model)
+def _install_rotation(model: DecoderModel) -> None:
+    model.operators.rotation = working_rotation(model)
 
 
-def _install_pointwise(model: LlamaModel) -> None:
-    model.pointwise = working_pointwise(model)
+def _install_pointwise(model: DecoderModel) -> None:
+    model.operators.pointwise = working_pointwise(model)
 
 
-def working_attention(model: LlamaModel) -> TritonAttention:
+def attention_reason(config: ModelConfig) -> str | None:
+    """What of this model's attention no kernel computes; ``None`` where they do."""
+    return "soft caps of scores are not built" if config.attention_soft_cap else None
+
+
+def rotation_reason(config: ModelConfig) -> str | None:
+    is_partial = config.rotary_dim not in (None, config.head_dim)
+    if is_partial or config.is_rope_interleaved or "unrotated" in config.mixer_kinds:
+        return "only whole heads are rotated, by halves"
+    return "norms over all heads are not built" if config.is_qk_norm_wide else None
+
+
+def working_attention(model: DecoderModel, kind: MixerKind) -> TritonAttention:
     """With the deepest pipeline that fits the card. Raises what the last try raised."""
     from inference.models.cuda.attention import TritonAttention, Tuning
 
-    window = model.config.sliding_window
+    window = model.config.window_of(kind)
     for stages in STAGES:
         attention = TritonAttention(window, processor_count(model.device), Tuning(stages=stages))
         try:
-            try_attention(model, attention)
+            try_attention(model, attention, window)
         except Exception:
             if stages == STAGES[-1]:
                 raise
@@ -99,11 +122,11 @@ def processor_count(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def try_attention(model: LlamaModel, attention: Attention) -> None:
+def try_attention(model: DecoderModel, attention: Attention, window: int | None) -> None:
     """One sequence of the model's own shape, as prompt and as a decode row. Raises
     ``WrongResultError``, and whatever launching raises."""
     config, device = model.config, model.device
-    torch_attention = TorchAttention(config.sliding_window, model.dtype)
+    torch_attention = TorchAttention(window, model.dtype)
     heads, dim = config.num_kv_heads, config.head_dim
     layer = new_layer(4 * TRIAL_BLOCK_TOKENS, heads, dim, model.kv_format, device)
     generator = torch.Generator().manual_seed(0)
@@ -119,15 +142,17 @@ def try_attention(model: LlamaModel, attention: Attention) -> None:
         raise WrongResultError(f"off by {error:.3g}")
 
 
-def working_rotation(model: LlamaModel) -> RotationFactory:
+def working_rotation(model: DecoderModel) -> RotationFactory:
     """Raises ``WrongResultError``, and whatever launching raises."""
     from inference.models.cuda.rotation import triton_rotation
 
+    if reason := rotation_reason(model.config):
+        raise NotBuiltError(reason)
     try_rotation(model, triton_rotation)
     return triton_rotation
 
 
-def try_rotation(model: LlamaModel, rotation: RotationFactory) -> None:
+def try_rotation(model: DecoderModel, rotation: RotationFactory) -> None:
     """A step of the first layer's shape. Raises ``WrongResultError``, and whatever launching
     raises."""
     config, device = model.config, model.device
@@ -135,13 +160,14 @@ def try_rotation(model: LlamaModel, rotation: RotationFactory) -> None:
     generator = torch.Generator().manual_seed(1)
     qkv = torch.randn(TRIAL_ROWS, num_heads * config.head_dim, generator=generator)
     rows = torch.arange(TRIAL_ROWS, device=device)
-    batch = DecodeBatch(rows, rows, rows, rows.unsqueeze(1))
+    batch = Batch(rows, rows, rows, rows.unsqueeze(1))
+    rope, weights = next(iter(model.operators.ropes.values())), _trial_weights(model)
     found = []
     for factory in (torch_rotation, rotation):
         shape = config.num_kv_heads, config.head_dim
         layer_kv = new_layer(TRIAL_ROWS, *shape, model.kv_format, device)
-        rotate = factory(config, model.rope, batch)
-        queries = rotate(model.layers[0], qkv.to(device, model.dtype), layer_kv).queries
+        rotate = factory(config, rope, batch)
+        queries = rotate(weights, qkv.to(device, model.dtype), layer_kv).queries
         stored = layer_kv.gather(rows, 1, torch.float32)
         found.append(torch.cat([queries.float().flatten(), stored.flatten()]))
     largest = float(found[0].abs().max())
@@ -152,7 +178,13 @@ def try_rotation(model: LlamaModel, rotation: RotationFactory) -> None:
         raise WrongResultError(f"off by {error:.3g}")
 
 
-def working_pointwise(model: LlamaModel) -> Pointwise:
+def _trial_weights(model: DecoderModel) -> AttentionWeights:
+    """Those of the first layer that has attention."""
+    mixers = (layer.mixer for layer in model.layers)
+    return next(mixer for mixer in mixers if isinstance(mixer, AttentionMixer))
+
+
+def working_pointwise(model: DecoderModel) -> Pointwise:
     """Raises ``WrongResultError``, and whatever launching raises."""
     from inference.models.cuda.pointwise import TritonPointwise
 
@@ -161,7 +193,7 @@ def working_pointwise(model: LlamaModel) -> Pointwise:
     return pointwise
 
 
-def try_pointwise(model: LlamaModel, pointwise: Pointwise) -> None:
+def try_pointwise(model: DecoderModel, pointwise: Pointwise) -> None:
     """On rows of the model's own widths. Raises ``WrongResultError``, and whatever launching
     raises."""
     config, generator = model.config, torch.Generator().manual_seed(2)
@@ -191,9 +223,9 @@ def _attend_both(
     """(TRIAL_TOKENS + 1, features): the prompt's rows, then the last again as a decode row."""
     positions = torch.arange(TRIAL_TOKENS, device=queries.device)
     block_ids = torch.arange(-(-TRIAL_TOKENS // TRIAL_BLOCK_TOKENS), device=queries.device)
-    prompt = PrefillBatch.of_sequence(positions, TRIAL_BLOCK_TOKENS)
+    prompt = Batch.of_sequence(positions, TRIAL_BLOCK_TOKENS)
     last = positions[-1:]
-    row = DecodeBatch(last, last, last, block_ids.unsqueeze(0))
+    row = Batch(last, last, last, block_ids.unsqueeze(0))
     prefilled = attention.for_prefill(prompt, TRIAL_BLOCK_TOKENS)(queries, keys, values, layer)
     decoded = attention.for_decode(row, TRIAL_BLOCK_TOKENS)(queries[-1:], layer)
     return torch.cat([prefilled, decoded])

@@ -3,10 +3,15 @@ with their roles and shapes, and by GGUF's names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from inference.models.config import ModelConfig
 from inference.models.families.family import GGUFNames, Role, TensorRole
+from inference.models.families.layer_names import LayerNames
+
+DEFAULT_NAMES = LayerNames()
+DECODER = "inference.models.decoder:DecoderModel"
+"""What builds a model of such layers."""
 
 MODEL_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -31,11 +36,15 @@ MLP_NAMES = {
 DECODER_NAMES = GGUFNames(model=MODEL_NAMES, layer=ATTENTION_NAMES | MLP_NAMES)
 
 
-def decoder_tensors(config: ModelConfig) -> Iterator[TensorRole]:
+def decoder_tensors(config: ModelConfig, names: LayerNames = DEFAULT_NAMES) -> Iterator[TensorRole]:
     """Of a decoder that has nothing else in its layers."""
     yield from outer_tensors(config)
     for index in range(config.num_layers):
-        for tensor in (*norm_tensors(config), *attention_tensors(config), *mlp_tensors(config)):
+        for tensor in (
+            *norm_tensors(config, names),
+            *attention_tensors(config, names),
+            *mlp_tensors(config, names),
+        ):
             yield in_layer(index, tensor)
 
 
@@ -43,7 +52,7 @@ def outer_tensors(config: ModelConfig) -> Iterator[TensorRole]:
     """Of a decoder around its layers."""
     table = config.vocab_size, config.hidden_size
     yield TensorRole("model.embed_tokens.weight", "embedding", table)
-    yield TensorRole("model.norm.weight", "norm", (config.hidden_size,))
+    yield from _norm("model.norm", config)
     if not config.tie_embeddings:
         yield TensorRole("lm_head.weight", "head", table)
 
@@ -59,37 +68,44 @@ def in_layer(index: int, tensor: TensorRole) -> TensorRole:
     )
 
 
-def norm_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        yield TensorRole(f"{name}.weight", "norm", (config.hidden_size,))
+def norm_tensors(config: ModelConfig, names: LayerNames = DEFAULT_NAMES) -> Iterator[TensorRole]:
+    for name in names.norms:
+        yield from _norm(name, config)
 
 
-def attention_tensors(config: ModelConfig, prefix: str = "self_attn") -> Iterator[TensorRole]:
+def attention_tensors(
+    config: ModelConfig, names: LayerNames = DEFAULT_NAMES
+) -> Iterator[TensorRole]:
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     kv = config.num_kv_heads * config.head_dim
-    for name, features in (("q_proj", heads), ("k_proj", kv), ("v_proj", kv)):
-        shape = features, hidden
-        yield from projection(f"{prefix}.{name}", "column", shape, has_bias=config.qkv_bias)
-    yield from projection(f"{prefix}.o_proj", "row", (hidden, heads), has_bias=config.output_bias)
+    widths = (heads, kv, kv) if len(names.qkv) == 3 else (heads + 2 * kv,)
+    for name, features in zip(names.qkv, widths, strict=True):
+        yield from projection(name, "column", (features, hidden), has_bias=config.qkv_bias)
+    yield from projection(names.output, "row", (hidden, heads), has_bias=config.output_bias)
     if config.qk_norm:
-        for name in ("q_norm", "k_norm"):
-            yield TensorRole(f"{prefix}.{name}.weight", "norm", (config.head_dim,))
+        is_wide = config.is_qk_norm_wide
+        for name, features in ((names.query_norm, heads), (names.key_norm, kv)):
+            yield TensorRole(f"{name}.weight", "norm", (features if is_wide else config.head_dim,))
 
 
-def mlp_tensors(
-    config: ModelConfig, prefix: str = "mlp", intermediate_size: int | None = None
-) -> Iterator[TensorRole]:
-    hidden, inner = config.hidden_size, intermediate_size or config.intermediate_size
-    for name in ("gate_proj", "up_proj"):
-        shape = inner, hidden
-        yield from projection(f"{prefix}.{name}", "column", shape, has_bias=config.mlp_bias)
-    yield from projection(f"{prefix}.down_proj", "row", (hidden, inner), has_bias=config.mlp_bias)
+def mlp_tensors(config: ModelConfig, names: LayerNames = DEFAULT_NAMES) -> Iterator[TensorRole]:
+    hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    width = (1 + config.is_gated) * inner // len(names.gate_up)
+    for name in names.gate_up:
+        yield from projection(name, "column", (width, hidden), has_bias=has_bias)
+    yield from projection(names.down, "row", (hidden, inner), has_bias=has_bias)
 
 
 def projection(
     name: str, role: Role, shape: tuple[int, int], *, has_bias: bool = False
-) -> Iterable[TensorRole]:
+) -> Iterator[TensorRole]:
     """Its bias is split as its outputs are."""
     yield TensorRole(f"{name}.weight", role, shape)
     if has_bias:
         yield TensorRole(f"{name}.bias", "norm" if role == "row" else role, shape[:1])
+
+
+def _norm(name: str, config: ModelConfig) -> Iterator[TensorRole]:
+    yield TensorRole(f"{name}.weight", "norm", (config.hidden_size,))
+    if config.has_norm_bias:
+        yield TensorRole(f"{name}.bias", "norm", (config.hidden_size,))

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from inference.models.config import ModelConfig
 from inference.models.families.gguf_keys import GGUFKeys
+from inference.models.families.layer_names import LayerNames
 
 Json = Mapping[str, Any]
 
@@ -90,6 +91,7 @@ class Family:
     """Raises ``BadFileError``."""
     tensors: Callable[[ModelConfig], Iterable[TensorRole]]
     """All that a model of this config computes with."""
+    layer_names: LayerNames = field(default_factory=LayerNames)
     gguf_names: GGUFNames = field(default_factory=GGUFNames)
     interleaved_heads: Callable[[str, ModelConfig], int | None] = _natural_order
     """How many heads' rows stand in GGUF's interleaved rotary order in the tensor of this Hugging

@@ -9,7 +9,7 @@ from functools import partial
 
 from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig
-from inference.models.families.decoder_tensors import DECODER_NAMES, decoder_tensors
+from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, decoder_tensors
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import (
     GGUFKeys,
@@ -23,8 +23,6 @@ from inference.models.families.hub_config import (
     check_whole_rotary,
     read_decoder,
 )
-
-BUILDER = "inference.models.llama:LlamaModel"
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
@@ -86,7 +84,7 @@ def _relative(model_type: str) -> Family:
         read_gguf=read_gguf(model_type),
         tensors=decoder_tensors,
         gguf_names=DECODER_NAMES,
-        builder=BUILDER,
+        builder=DECODER,
     )
 
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from inference.models.config import ModelConfig
+from inference.models.families.layer_names import LayerNames
+from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat
 from inference.models.native.layers import NativeLayer, layer_struct
 from inference.models.native.packing import LANES, PackedLinear
@@ -23,7 +25,9 @@ KV_FORMATS: dict[KVFormat, int] = {"fp32": 0, "bf16": 1, "int8": 2}
 
 
 def unsupported_reason(config: ModelConfig, library: ctypes.CDLL) -> str | None:
-    """Why this model's shape cannot run natively, or ``None``."""
+    """Why this model cannot run natively, or ``None``."""
+    if reason := _unbuilt_variation(config):
+        return f"the native decoder has no {reason}"
     if config.head_dim % LANES or config.head_dim > library.helexa_max_head_dim():
         return f"head_dim {config.head_dim} is not a multiple of {LANES} within the native limit"
     if config.num_query_groups > 24:
@@ -39,6 +43,27 @@ def _intermediate_sizes(config: ModelConfig) -> list[int]:
     if config.experts is not None:
         sizes += [config.experts.intermediate_size, config.experts.shared_intermediate_size or 0]
     return sizes
+
+
+def _unbuilt_variation(config: ModelConfig) -> str | None:
+    """The first thing declared that the native layers do not compute."""
+    kinds = set(config.mixer_kinds)
+    if config.rotary_dim not in (None, config.head_dim) or config.is_rope_interleaved:
+        return "rotation of this layout"
+    multipliers = config.embedding_multiplier, config.residual_multiplier, config.logit_multiplier
+    variations = {
+        "layers of several kinds": len(kinds) > 1 or not kinds <= {"attention", "sliding"},
+        f"{config.norm} norms": config.norm != "rms" or config.has_norm_bias,
+        "parallel blocks": config.is_parallel,
+        f"{config.activation} MLPs": config.activation != "silu",
+        "MLPs without gates": not config.is_gated,
+        "norms over all heads": config.is_qk_norm_wide,
+        "soft caps": bool(config.attention_soft_cap or config.logit_soft_cap),
+        "other scale of scores": config.attention_scale is not None,
+        "multipliers": multipliers != (1.0, 1.0, 1.0),
+        "norms in these places": family_of(config).layer_names.norms != LayerNames().norms,
+    }
+    return next((words for words, is_declared in variations.items() if is_declared), None)
 
 
 class NativeDecoder:

@@ -1,7 +1,8 @@
-"""The llama family on the native decoder: the ``Model`` of ``registry`` over packed weights.
+"""Llama's layers on the native decoder: the ``Model`` of ``registry`` over packed weights.
 
-The same function as ``inference.models.llama``, in one C++ call per forward instead of some hundred
-torch calls. Decode rows and prompt rows take one path, so phase never changes a row's numbers.
+The same function as ``inference.models.decoder``, in one C++ call per forward instead of some
+hundred torch calls. Decode rows and prompt rows take one path, so phase never changes a row's
+numbers.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.batch import Batch
 from inference.models.config import ModelConfig
+from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.experts import load_experts
@@ -85,58 +87,59 @@ class NativeLlama:
             scratch_slot=num_blocks * block_tokens,
         )
 
-    def decode(self, batch: DecodeBatch, kv: NativeKV) -> torch.Tensor:
-        """Write the rows' keys and values, return their logits: (num_rows, vocab_size) float32.
-        Raises ``PositionError``."""
+    def forward(self, batch: Batch, kv: NativeKV) -> torch.Tensor:
+        """Write the rows' keys and values, return the logits of ``batch.logit_rows``:
+        (num_logit_rows, vocab_size) float32. Raises ``PositionError``."""
         check_positions(batch.end(kv.block_tokens), self._num_positions)
         rows = torch.arange(batch.token_ids.shape[0])
         return self.decoder.forward(
             token_ids=batch.token_ids,
             positions=batch.positions,
-            sequences=rows,
-            block_tables=batch.block_ids.contiguous(),
-            logit_rows=rows,
+            sequences=_sequences(batch) if batch.spans else rows,
+            block_tables=_block_tables(batch) if batch.spans else batch.decode_blocks.contiguous(),
+            logit_rows=rows if batch.logit_rows is None else batch.logit_rows,
             keys=kv.keys,
             values=kv.values,
         )
 
-    def prefill(self, batch: PrefillBatch, kv: NativeKV) -> torch.Tensor:
-        """Write all rows' keys and values, return ``logit_rows``' logits:
-        (num_logit_rows, vocab_size) float32. Raises ``PositionError``."""
-        check_positions(batch.end, self._num_positions)
-        lengths = torch.tensor([span.last_row - span.first_row for span in batch.spans])
-        tables = torch.nn.utils.rnn.pad_sequence(
-            [span.block_ids for span in batch.spans], batch_first=True
-        )
-        return self.decoder.forward(
-            token_ids=batch.token_ids,
-            positions=batch.positions,
-            sequences=torch.arange(len(batch.spans)).repeat_interleave(lengths),
-            block_tables=tables,
-            logit_rows=batch.logit_rows,
-            keys=kv.keys,
-            values=kv.values,
-        )
+
+def _sequences(batch: Batch) -> torch.Tensor:
+    """(num_rows,) numbers of the sequences that rows belong to: those that decode, then spans."""
+    lengths = [1] * batch.num_decodes
+    lengths += [span.last_row - span.first_row for span in batch.spans]
+    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+
+
+def _block_tables(batch: Batch) -> torch.Tensor:
+    """(num_sequences, n) in the same order, filled up with zeros."""
+    tables = [span.block_ids for span in batch.spans]
+    if batch.block_ids is not None:
+        tables = [*batch.block_ids.unbind(), *tables]
+    return torch.nn.utils.rnn.pad_sequence(tables, batch_first=True)
 
 
 def _load_layer(config: ModelConfig, weights: WeightSource, index: int) -> NativeLayer:
-    prefix = f"model.layers.{index}"
-    heads = f"{prefix}.self_attn"
+    names, prefix = family_of(config).layer_names, f"model.layers.{index}."
 
-    def projection(*names: str) -> Projection:
-        return [pack(stored) for stored in weights.stored_parts(*names)]
+    def projection(*inner_names: str) -> Projection:
+        stacked = weights.stored_parts(*(prefix + name for name in inner_names))
+        return [pack(stored) for stored in stacked]
+
+    def norm(name: str) -> torch.Tensor:
+        return _float(weights, f"{prefix}{name}.weight")
 
     is_sparse = config.mlp_kinds[index] == "sparse"
+    assert names.input_norm is not None and names.mlp_norm is not None
     return NativeLayer(
-        qkv=projection(f"{heads}.q_proj", f"{heads}.k_proj", f"{heads}.v_proj"),
-        output=projection(f"{heads}.o_proj"),
-        gate_up=() if is_sparse else projection(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"),
-        down=() if is_sparse else projection(f"{prefix}.mlp.down_proj"),
-        experts=load_experts(config, weights, f"{prefix}.mlp") if is_sparse else None,
-        attention_norm=_float(weights, f"{prefix}.input_layernorm.weight"),
-        mlp_norm=_float(weights, f"{prefix}.post_attention_layernorm.weight"),
-        query_norm=_float(weights, f"{heads}.q_norm.weight") if config.qk_norm else None,
-        key_norm=_float(weights, f"{heads}.k_norm.weight") if config.qk_norm else None,
+        qkv=projection(*names.qkv),
+        output=projection(names.output),
+        gate_up=() if is_sparse else projection(*names.gate_up),
+        down=() if is_sparse else projection(names.down),
+        experts=load_experts(config, weights, f"{prefix}mlp") if is_sparse else None,
+        attention_norm=norm(names.input_norm),
+        mlp_norm=norm(names.mlp_norm),
+        query_norm=norm(names.query_norm) if config.qk_norm else None,
+        key_norm=norm(names.key_norm) if config.qk_norm else None,
     )
 
 

@@ -13,7 +13,7 @@ from benchmarks.cuda import attention, drawer, step
 from benchmarks.cuda.limits import copy_bytes_per_s, matmul_flops_per_s
 from benchmarks.cuda.rows import measured
 from benchmarks.cuda.shapes import projection_weights
-from inference.models.llama import LlamaModel
+from inference.models.decoder import DecoderModel
 from tests.inference.models.cuda.tiny import CONFIG
 
 
@@ -75,12 +75,12 @@ def test_random_weights_make_a_model_and_the_floor_counts_them(
 ) -> None:
     config = replace(CONFIG, hidden_size=64, intermediate_size=96, head_dim=16)
     weights = step.RandomWeights(config, weight_format, device)
-    model = LlamaModel(config, weights, config.max_positions, "bf16")
+    model = DecoderModel(config, weights, config.max_positions, "bf16")
     kv = model.new_kv(4, step.BLOCK_TOKENS)
     batch = step.decode_batch(2, 2, device)
-    assert bool(model.decode(batch, kv).isfinite().all())
+    assert bool(model.forward(batch, kv).isfinite().all())
     prompt = step.prefill_batch(64, device)
-    assert model.prefill(prompt, kv).shape == (1, config.vocab_size)
+    assert model.forward(prompt, kv).shape == (1, config.vocab_size)
     held = [weights.linear(f"layer.{name}").out_features for name in ("q_proj", "o_proj")]
     assert held == [config.num_heads * config.head_dim, config.hidden_size]
     if weight_format == "bf16":

@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from inference.loading.gguf_header import TensorInfo, read_header
 from inference.loading.loader import OpenedModel, open_model
-from inference.models.batch import ALL_ROWS, DecodeBatch, PrefillBatch
-from inference.models.llama import LlamaModel
+from inference.models.batch import ALL_ROWS, Batch
+from inference.models.decoder import DecoderModel
 from inference.protocol.load import LoadSpec
 
 from .conftest import GGUF_NAMES
@@ -35,8 +35,8 @@ def opened(default_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Open
 
 
 @pytest.fixture(scope="module")
-def model(opened: OpenedModel) -> LlamaModel:
-    return LlamaModel(opened.config, opened.weights, 256, "fp32")
+def model(opened: OpenedModel) -> DecoderModel:
+    return DecoderModel(opened.config, opened.weights, 256, "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -86,26 +86,26 @@ def _ids() -> list[torch.Tensor]:
     return [torch.tensor([int(word) for word in prompt.split(",")]) for prompt in PROMPTS]
 
 
-def prefilled(model: LlamaModel, ids: torch.Tensor) -> torch.Tensor:
+def prefilled(model: DecoderModel, ids: torch.Tensor) -> torch.Tensor:
     kv = model.new_kv(-(-ids.numel() // BLOCK_TOKENS), BLOCK_TOKENS)
-    return model.prefill(PrefillBatch.of_sequence(ids, BLOCK_TOKENS, logit_rows=ALL_ROWS), kv)
+    return model.forward(Batch.of_sequence(ids, BLOCK_TOKENS, logit_rows=ALL_ROWS), kv)
 
 
-def decoded(model: LlamaModel, ids: torch.Tensor) -> torch.Tensor:
+def decoded(model: DecoderModel, ids: torch.Tensor) -> torch.Tensor:
     """The same prompt, one token per step."""
     blocks = torch.arange(-(-ids.numel() // BLOCK_TOKENS)).unsqueeze(0)
     kv = model.new_kv(blocks.numel(), BLOCK_TOKENS)
     rows = []
     for index in range(ids.numel()):
         position = torch.tensor([index])
-        rows.append(model.decode(DecodeBatch(ids[position], position, position, blocks), kv))
+        rows.append(model.forward(Batch(ids[position], position, position, blocks), kv))
     return torch.cat(rows)
 
 
 @pytest.mark.parametrize("phase", [prefilled, decoded])
 @torch.inference_mode()
 def test_the_logits_are_transformers_own(
-    model: LlamaModel, reference: list[torch.Tensor], phase: object
+    model: DecoderModel, reference: list[torch.Tensor], phase: object
 ) -> None:
     assert callable(phase)
     for ids, theirs in zip(_ids(), reference, strict=True):
@@ -114,7 +114,7 @@ def test_the_logits_are_transformers_own(
         assert similarity.mean() >= 0.999
 
 
-def test_what_was_opened(opened: OpenedModel, model: LlamaModel, default_gguf: Path) -> None:
+def test_what_was_opened(opened: OpenedModel, model: DecoderModel, default_gguf: Path) -> None:
     config = opened.config
     assert (config.num_layers, config.hidden_size, config.vocab_size) == (30, 576, 49152)
     assert (config.max_positions, config.eos_token_ids, config.tie_embeddings) == (8192, (2,), True)

@@ -12,7 +12,7 @@ from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file
 
 from inference.loading.loader import OpenedModel, open_model
-from inference.models.batch import ALL_ROWS, PrefillBatch
+from inference.models.batch import ALL_ROWS, Batch
 from inference.models.dense import DenseWeights
 from inference.models.native.build import find_compiler
 from inference.models.registry import AnyModel, build_fastest_model, build_model
@@ -88,8 +88,8 @@ def _values(tensor: gguf.ReaderTensor) -> torch.Tensor:
 @torch.inference_mode()
 def logits(model: AnyModel) -> torch.Tensor:
     ids = torch.arange(3, 43)
-    batch = PrefillBatch.of_sequence(ids, BLOCK_TOKENS, logit_rows=ALL_ROWS)
-    return model.prefill(batch, model.new_kv(2, BLOCK_TOKENS))
+    batch = Batch.of_sequence(ids, BLOCK_TOKENS, logit_rows=ALL_ROWS)
+    return model.forward(batch, model.new_kv(2, BLOCK_TOKENS))
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -61,7 +61,7 @@ def test_the_need_counts_the_largest_step_and_what_earlier_loads_taught() -> Non
     step = LargestStep(prompt_rows=10, decode_rows=3)
     plain = memory_need(CONFIG, tensors, 4, kv_format="fp32", largest_step=step)
     per_row = 3 * 64 + 8 * 16 + 2 * 64
-    assert plain.step_bytes == 10 * per_row * 4 + 2 * 3 * 8 * 4
+    assert plain.step_bytes == (10 + 3) * per_row * 4 + 2 * 3 * 8 * 4
     taught = memory_need(
         CONFIG, tensors, 4, kv_format="fp32", largest_step=step, correction_bytes=-500
     )

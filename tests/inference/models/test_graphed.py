@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from inference.models.batch import DecodeBatch
+from inference.models.batch import Batch
 from inference.models.cuda.capture import CudaCapture
-from inference.models.graphed import GraphedLlama, Replay, captured_in_words, row_buckets
+from inference.models.graphed import GraphedDecoder, Replay, captured_in_words, row_buckets
 from inference.models.paged_kv import PagedKV
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 
@@ -43,14 +43,14 @@ class FakeCapture:
         return replay
 
 
-def batch_of(num_rows: int, num_columns: int, seed: int, device: torch.device) -> DecodeBatch:
+def batch_of(num_rows: int, num_columns: int, seed: int, device: torch.device) -> Batch:
     """Rows of different lengths, each in blocks of its own as far as they reach."""
     generator = torch.Generator().manual_seed(seed)
     positions = torch.randint(0, num_columns * BLOCK_TOKENS, (num_rows,), generator=generator)
     ids = torch.randperm(NUM_BLOCKS, generator=generator)[: num_rows * num_columns]
     block_ids = ids.view(num_rows, num_columns)
     own = block_ids.gather(1, (positions // BLOCK_TOKENS)[:, None]).squeeze(1)
-    return DecodeBatch(
+    return Batch(
         token_ids=torch.randint(0, CONFIG.vocab_size, (num_rows,), generator=generator).to(device),
         positions=positions.to(device),
         slots=(own * BLOCK_TOKENS + positions % BLOCK_TOKENS).to(device),
@@ -71,14 +71,14 @@ def test_a_captured_step_computes_what_the_model_does(device_name: str) -> None:
     device = torch.device(device_name)
     model = tiny_model(device)
     capture = CudaCapture(device) if device.type == "cuda" else FakeCapture()
-    graphed = GraphedLlama(model, capture)
+    graphed = GraphedDecoder(model, capture)
     ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
     graphed.capture_decode(ours, max_rows=6, context_tokens=30)
     filled(ours)
     for seed, (num_rows, num_columns) in enumerate([(3, 4), (1, 2), (6, 1), (2, 4), (5, 3)]):
         batch = batch_of(num_rows, num_columns, seed, device)
-        logits = graphed.decode(batch, ours)
-        wanted = model.decode(batch, theirs)
+        logits = graphed.forward(batch, ours)
+        wanted = model.forward(batch, theirs)
         assert logits.shape == wanted.shape
         assert torch.allclose(logits, wanted, atol=1e-4)
     for written, expected in zip(ours.layers, theirs.layers, strict=True):
@@ -91,7 +91,7 @@ def test_a_captured_step_computes_what_the_model_does(device_name: str) -> None:
 def test_rows_that_fill_a_step_up_change_nothing_whatever_they_read() -> None:
     """They are at position 0 of any block, whose owner may have left what is not a number."""
     model = tiny_model(CPU)
-    graphed = GraphedLlama(model, FakeCapture())
+    graphed = GraphedDecoder(model, FakeCapture())
     ours, theirs = (filled(graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)) for _ in range(2))
     graphed.capture_decode(ours, max_rows=6, context_tokens=30)
     filled(ours)
@@ -102,17 +102,17 @@ def test_rows_that_fill_a_step_up_change_nothing_whatever_they_read() -> None:
     for layer in ours.layers:
         layer.entries.view(-1, BLOCK_TOKENS, *layer.entries.shape[1:])[others] = float("nan")
     graphed._steps._buffers.inputs.block_ids.fill_(others[0])  # type: ignore[union-attr]
-    assert torch.allclose(graphed.decode(batch, ours), model.decode(batch, theirs), atol=1e-4)
+    assert torch.allclose(graphed.forward(batch, ours), model.forward(batch, theirs), atol=1e-4)
 
 
 @torch.inference_mode()
 def test_the_smallest_step_that_holds_the_rows_runs() -> None:
     capture = FakeCapture()
-    graphed = GraphedLlama(tiny_model(CPU), capture)
+    graphed = GraphedDecoder(tiny_model(CPU), capture)
     kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
     graphed.capture_decode(kv, max_rows=6, context_tokens=16)
     for num_rows in (1, 2, 3, 4, 5, 6):
-        graphed.decode(batch_of(num_rows, 1, 0, CPU), kv)
+        graphed.forward(batch_of(num_rows, 1, 0, CPU), kv)
     largest_first = [6, 4, 2, 1]
     assert [largest_first[index] for index in capture.replayed] == [1, 2, 4, 4, 6, 6]
 
@@ -120,16 +120,16 @@ def test_the_smallest_step_that_holds_the_rows_runs() -> None:
 @torch.inference_mode()
 def test_what_no_captured_step_holds_runs_as_before() -> None:
     capture = FakeCapture()
-    graphed = GraphedLlama(tiny_model(CPU), capture)
+    graphed = GraphedDecoder(tiny_model(CPU), capture)
     kv, other = (graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS) for _ in range(2))
-    graphed.decode(batch_of(2, 1, 0, CPU), kv)
+    graphed.forward(batch_of(2, 1, 0, CPU), kv)
     graphed.capture_decode(kv, max_rows=2, context_tokens=16)
     for batch, storage in [
         (batch_of(3, 1, 0, CPU), kv),
         (batch_of(1, 3, 0, CPU), kv),
         (batch_of(1, 1, 0, CPU), other),
     ]:
-        logits = graphed.decode(batch, storage)
+        logits = graphed.forward(batch, storage)
         assert logits.shape == (len(batch.token_ids), CONFIG.vocab_size)
     assert capture.replayed == []
 
@@ -140,15 +140,15 @@ def test_a_capture_that_fails_is_told_and_leaves_the_model_working() -> None:
         forward()
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    graphed = GraphedLlama(tiny_model(CPU), refuse)
+    graphed = GraphedDecoder(tiny_model(CPU), refuse)
     kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
     graphed.capture_decode(kv, max_rows=2, context_tokens=16)
-    assert graphed.decode(batch_of(2, 1, 0, CPU), kv).shape == (2, CONFIG.vocab_size)
+    assert graphed.forward(batch_of(2, 1, 0, CPU), kv).shape == (2, CONFIG.vocab_size)
     assert captured_in_words(graphed, "torch") == "torch, no CUDA graphs (RuntimeError)"
 
 
 def test_in_words() -> None:
-    graphed = GraphedLlama(tiny_model(CPU), FakeCapture())
+    graphed = GraphedDecoder(tiny_model(CPU), FakeCapture())
     kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
     graphed.capture_decode(kv, max_rows=4, context_tokens=16)
     expected = "torch, decode steps of up to 4 rows in CUDA graphs"

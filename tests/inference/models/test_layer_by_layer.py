@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inference.models.batch import PrefillBatch
+from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.dense import DenseWeights
 from inference.models.layer_by_layer import HEAD_ROWS, largest_layer_bytes, prompt_logits
@@ -69,9 +69,9 @@ def random_weights(config: ModelConfig) -> DenseWeights:
     return DenseWeights(tensors, torch.float32, torch.device("cpu"))
 
 
-def prompt(block_tokens: int) -> PrefillBatch:
+def prompt(block_tokens: int) -> Batch:
     ids = torch.arange(NUM_TOKENS) * 11
-    return PrefillBatch.of_sequence(ids, block_tokens, logit_rows=slice(3, None))
+    return Batch.of_sequence(ids, block_tokens, logit_rows=slice(3, None))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -80,7 +80,7 @@ def test_it_computes_what_the_whole_model_does(name: str) -> None:
     whole = build_model(config, weights, NUM_TOKENS)
     kv = whole.new_kv(8, 8)
     with torch.inference_mode():
-        expected = whole.prefill(prompt(8), kv)
+        expected = whole.forward(prompt(8), kv)
     done: list[int] = []
     logits = prompt_logits(config, weights, prompt(1), done.append)
     assert torch.allclose(logits, expected, atol=1e-4)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.batch import Batch, PrefillSpan
 from inference.models.config import ModelConfig
 from inference.models.dense import DenseWeights
 from inference.models.kv_format import NATIVE_FORMATS, KVFormat, kv_bytes_per_block
@@ -72,11 +72,11 @@ def build(
     return NativeLlama(library, config, weights(config, key_outlier), 256, kv_format)
 
 
-def span_batch(spans: list[tuple[int, int, list[int]]]) -> PrefillBatch:
+def span_batch(spans: list[tuple[int, int, list[int]]]) -> Batch:
     """(start, end, blocks) of sequences whose token ids follow from their positions."""
     positions = torch.cat([torch.arange(start, end) for start, end, _ in spans])
     first_rows = torch.tensor([0] + [end - start for start, end, _ in spans]).cumsum(0).tolist()
-    return PrefillBatch(
+    return Batch(
         token_ids=(positions * 7 + 3) % 64,
         positions=positions,
         slots=positions,
@@ -90,7 +90,7 @@ def span_batch(spans: list[tuple[int, int, list[int]]]) -> PrefillBatch:
 
 def whole(model: NativeLlama) -> torch.Tensor:
     kv = model.new_kv(3, BLOCK_TOKENS)
-    return model.prefill(span_batch([(0, NUM_TOKENS, [0, 1, 2])]), kv)
+    return model.forward(span_batch([(0, NUM_TOKENS, [0, 1, 2])]), kv)
 
 
 def cosines(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
@@ -132,10 +132,10 @@ def test_chunks_and_batch_mates_change_no_bit(
     alone = whole(model)
     kv = model.new_kv(6, BLOCK_TOKENS)
     other = [(0, 20, [5])]
-    first = model.prefill(span_batch([*other, (0, 41, [2, 0])]), kv)
-    second = model.prefill(span_batch([(41, 74, [2, 0, 3])]), kv)
-    last = model.decode(
-        DecodeBatch(
+    first = model.forward(span_batch([*other, (0, 41, [2, 0])]), kv)
+    second = model.forward(span_batch([(41, 74, [2, 0, 3])]), kv)
+    last = model.forward(
+        Batch(
             token_ids=torch.tensor([1, (74 * 7 + 3) % 64]),
             positions=torch.tensor([20, 74]),
             slots=torch.zeros(2, dtype=torch.int64),
@@ -150,9 +150,9 @@ def test_chunks_and_batch_mates_change_no_bit(
 def test_what_a_block_held_before_weighs_nothing(library: ctypes.CDLL, kv_format: KVFormat) -> None:
     model = build(library, kv_format)
     fresh, used = model.new_kv(1, BLOCK_TOKENS), model.new_kv(1, BLOCK_TOKENS)
-    model.prefill(span_batch([(0, 32, [0])]), used)
+    model.forward(span_batch([(0, 32, [0])]), used)
     short = span_batch([(0, 5, [0])])
-    assert torch.equal(model.prefill(short, used), model.prefill(short, fresh))
+    assert torch.equal(model.forward(short, used), model.forward(short, fresh))
 
 
 @pytest.mark.parametrize("kv_format", NATIVE_FORMATS)
@@ -166,10 +166,10 @@ def test_what_is_no_number_in_a_block_before_is_left_out(
     used.keys.fill_(255)
     used.values.fill_(255)
     last = torch.tensor([num_tokens])
-    row = DecodeBatch((last * 7 + 3) % 64, last, last, torch.tensor([[0, 1]]))
+    row = Batch((last * 7 + 3) % 64, last, last, torch.tensor([[0, 1]]))
     for kv in (fresh, used):
-        prompt = model.prefill(span_batch([(0, num_tokens, [0, 1])]), kv)
-        logits = torch.cat((prompt, model.decode(row, kv)))
+        prompt = model.forward(span_batch([(0, num_tokens, [0, 1])]), kv)
+        logits = torch.cat((prompt, model.forward(row, kv)))
         if kv is fresh:
             wanted = logits
     assert bool(wanted.isfinite().all())
@@ -192,9 +192,9 @@ def test_what_is_no_number_is_seen_in_the_logits(
 def test_a_token_leaves_the_others_codes_alone(library: ctypes.CDLL) -> None:
     model = build(library, "int8")
     kv = model.new_kv(1, BLOCK_TOKENS)
-    model.prefill(span_batch([(0, 9, [0])]), kv)
+    model.forward(span_batch([(0, 9, [0])]), kv)
     before = kv.keys.clone()
-    model.prefill(span_batch([(9, 10, [0])]), kv)
+    model.forward(span_batch([(9, 10, [0])]), kv)
     changed = (kv.keys != before).view(*kv.keys.shape[:3], -1)
     codes, scales = changed.split([64 * BLOCK_TOKENS, 4 * BLOCK_TOKENS], dim=-1)
     by_token = codes.view(-1, 16, BLOCK_TOKENS, 4).any(-1).any(0).any(0)

@@ -9,7 +9,7 @@ import torch
 
 from inference.models import attention as attention_module
 from inference.models.attention import TorchAttention, gathered_bytes
-from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.batch import Batch, PrefillSpan
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat, kv_bytes_per_block
 from inference.models.paged_kv import LayerKV, PagedKV, dequantize, new_layer, quantize
@@ -80,7 +80,7 @@ def test_a_row_sees_the_same_as_prompt_and_as_decode(kv_format: KVFormat) -> Non
     def prompt(start: int, end: int) -> torch.Tensor:
         span = PrefillSpan(0, end - start, start, end, block_ids)
         ids = torch.arange(start, end)
-        batch = PrefillBatch(ids, ids, slots[start:end], (span,), ids)
+        batch = Batch(ids, ids, slots[start:end], spans=(span,), logit_rows=ids)
         attend = attention.for_prefill(batch, BLOCK_TOKENS)
         rows = slice(start, end)
         return attend(queries[rows], keys[rows], values[rows], layer)
@@ -88,7 +88,7 @@ def test_a_row_sees_the_same_as_prompt_and_as_decode(kv_format: KVFormat) -> Non
     whole = prompt(0, 13)
     assert torch.allclose(torch.cat([prompt(0, 7), prompt(7, 13)]), whole, atol=1e-5)
     last = torch.tensor([12])
-    decode = attention.for_decode(DecodeBatch(last, last, slots[12:], block_ids[None]), 8)
+    decode = attention.for_decode(Batch(last, last, slots[12:], block_ids[None]), 8)
     assert torch.allclose(decode(queries[12:], layer), whole[12:], atol=1e-5)
 
 
@@ -106,7 +106,7 @@ def test_rows_times_the_longest_context_are_never_copied_at_once(
     queries = torch.randn(num_rows, 4, 16, generator=generator)
     positions = torch.tensor([0, 39, 7, 8, 22, 3, 31, 16, 1])
     block_ids = torch.randperm(num_rows * num_columns, generator=generator).view(num_rows, -1)
-    batch = DecodeBatch(positions, positions, positions, block_ids)
+    batch = Batch(positions, positions, positions, block_ids)
     wanted = TorchAttention(window, torch.float32).for_decode(batch, BLOCK_TOKENS)(queries, layer)
 
     gathered: list[int] = []

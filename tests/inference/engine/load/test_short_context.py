@@ -10,7 +10,7 @@ import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
-from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.batch import Batch
 from inference.models.errors import PositionError
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
@@ -57,12 +57,12 @@ def test_a_step_beyond_the_angles_is_refused_before_it_writes(llama: Pair) -> No
     kv = model.new_kv(num_blocks, size)
     beyond = torch.zeros(size, dtype=torch.int64)
     with pytest.raises(PositionError):
-        model.prefill(PrefillBatch.of_sequence(beyond, size, start=CONTEXT_TOKENS), kv)
+        model.forward(Batch.of_sequence(beyond, size, start=CONTEXT_TOKENS), kv)
     last = torch.tensor([CONTEXT_TOKENS])
-    row = DecodeBatch(last * 0, last, last, torch.arange(num_blocks).unsqueeze(0))
+    row = Batch(last * 0, last, last, torch.arange(num_blocks).unsqueeze(0))
     with pytest.raises(PositionError):
-        model.decode(row, kv)
+        model.forward(row, kv)
     tensors = [kv.keys, kv.values] if hasattr(kv, "keys") else [x.entries for x in kv.layers]
     assert not any(bool(tensor.any()) for tensor in tensors)
-    whole = PrefillBatch.of_sequence(beyond.repeat(CONTEXT_TOKENS // size), size)
-    assert bool(model.prefill(whole, kv).isfinite().all()), "up to them it is computed"
+    whole = Batch.of_sequence(beyond.repeat(CONTEXT_TOKENS // size), size)
+    assert bool(model.forward(whole, kv).isfinite().all()), "up to them it is computed"

@@ -10,7 +10,7 @@ import torch
 from inference.engine.load.trial_steps import measure_prefill, run_largest_steps
 from inference.engine.scheduling.scheduler import SchedulerLimits
 from inference.models.attention import MOST_GATHERED_BYTES
-from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat
 from inference.models.registry import AnyModel
@@ -61,7 +61,18 @@ class TimedModel:
     def new_kv(self, num_blocks: int, block_tokens: int) -> FakeKV:
         return FakeKV(num_blocks, block_tokens)
 
-    def prefill(self, batch: PrefillBatch, kv: FakeKV) -> torch.Tensor:
+    def forward(self, batch: Batch, kv: FakeKV) -> torch.Tensor:
+        self.longest = max(self.longest, batch.end(kv.block_tokens))
+        if batch.num_decodes:
+            self.decode_rows.append(batch.num_decodes)
+            num_copied = batch.decode_blocks.numel() * kv.block_tokens
+            self.most_copied = max(self.most_copied, num_copied)
+        if batch.spans:
+            self._prefill(batch.prompts, kv)
+        rows = batch.token_ids if batch.logit_rows is None else batch.logit_rows
+        return torch.zeros(len(rows), CONFIG.vocab_size)
+
+    def _prefill(self, batch: Batch, kv: FakeKV) -> None:
         num_slots = kv.num_blocks * kv.block_tokens
         assert batch.slots.max() < num_slots
         assert len(set(batch.slots.tolist())) == len(batch.positions) <= num_slots
@@ -71,17 +82,9 @@ class TimedModel:
             blocks = span.block_ids[positions // kv.block_tokens]
             slots = blocks * kv.block_tokens + positions % kv.block_tokens
             assert torch.equal(batch.slots[span.first_row : span.last_row], slots)
-        self.longest = max(self.longest, batch.end)
         first_time = 1 if self.prompt_rows else 10
         self.prompt_rows.append(span.last_row)
         self.now_s += first_time * self._speed.span_s(span.start, span.end)
-        return torch.zeros(1, CONFIG.vocab_size)
-
-    def decode(self, batch: DecodeBatch, kv: FakeKV) -> torch.Tensor:
-        self.decode_rows.append(len(batch.token_ids))
-        self.longest = max(self.longest, batch.end(kv.block_tokens))
-        self.most_copied = max(self.most_copied, batch.block_ids.numel() * kv.block_tokens)
-        return torch.zeros(len(batch.token_ids), CONFIG.vocab_size)
 
 
 def measured(model: TimedModel, context_tokens: int) -> PrefillSpeed:
@@ -117,7 +120,7 @@ def test_the_largest_steps_are_the_engines_largest() -> None:
     model = TimedModel(PrefillSpeed(token_s=0.001))
     as_model: AnyModel = model
     kv_bytes = run_largest_steps(as_model, LIMITS, 32_768, 10**6)
-    assert (model.prompt_rows, model.decode_rows) == ([512], [256])
+    assert (model.prompt_rows, model.decode_rows) == ([512], [256, 256])
     assert kv_bytes == (512 + 32) * CONFIG.kv_elements_per_token * 4
 
 
@@ -125,7 +128,7 @@ def test_a_large_model_on_a_cpu_is_tried_with_fewer_rows() -> None:
     model = TimedModel(PrefillSpeed(token_s=0.001))
     as_model: AnyModel = model
     run_largest_steps(as_model, LIMITS, 32_768, 8 * 10**8)
-    assert (model.prompt_rows, model.decode_rows) == ([125], [125])
+    assert (model.prompt_rows, model.decode_rows) == ([125], [125, 125])
     run_largest_steps(as_model, LIMITS, 32_768, 10**12)
     assert (model.prompt_rows[-1], model.decode_rows[-1]) == (32, 32)
 
@@ -138,7 +141,7 @@ def test_a_short_context_makes_no_step_smaller(context_tokens: int, copies_conte
     as_model: AnyModel = model
     run_largest_steps(as_model, LIMITS, context_tokens, 10**6)
     assert model.prompt_rows[0] == 512
-    assert model.decode_rows == [256]
+    assert model.decode_rows == [256, 256]
     assert model.longest <= -(-context_tokens // 32) * 32
 
 

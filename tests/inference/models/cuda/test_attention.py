@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.models.attention import TorchAttention
-from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.batch import Batch, PrefillSpan
 from inference.models.cuda.attention import TritonAttention, Tuning, row_tiles
 from inference.models.kv_format import KVFormat
 from inference.models.paged_kv import DTYPE_OF, LayerKV, new_layer
@@ -63,21 +63,21 @@ class Case:
         shape = sum(lengths), self.num_heads, head_dim
         self.queries = (torch.randn(shape, generator=generator) * 2).to(device, dtype)
 
-    def decode_batch(self) -> DecodeBatch:
+    def decode_batch(self) -> Batch:
         most = max(len(blocks) for blocks in self.blocks)
         table = [blocks + [0] * (most - len(blocks)) for blocks in self.blocks]
         positions = torch.tensor([length - 1 for length in self.lengths], device=self.device)
         block_ids = torch.tensor(table, device=self.device)
-        return DecodeBatch(positions, positions, positions, block_ids)
+        return Batch(positions, positions, positions, block_ids)
 
-    def prefill_batch(self, starts: list[int]) -> PrefillBatch:
+    def prefill_batch(self, starts: list[int]) -> Batch:
         spans, row = [], 0
         for start, length, blocks in zip(starts, self.lengths, self.blocks, strict=True):
             ids = torch.tensor(blocks, device=self.device)
             spans.append(PrefillSpan(row, row + length - start, start, length, ids))
             row += length - start
         rows = torch.arange(row, device=self.device)
-        return PrefillBatch(rows, rows, rows, tuple(spans), rows)
+        return Batch(rows, rows, rows, spans=tuple(spans), logit_rows=rows)
 
     def poison_the_rest(self) -> None:
         """What no sequence has written is not a number."""
@@ -129,7 +129,7 @@ def check_prefill(case: Case, starts: list[int], window: int | None = None) -> N
         alone = replace(span, first_row=0, last_row=span.end - span.start)
         ids = torch.arange(alone.last_row, device=case.device)
         attend = reference.for_prefill(
-            PrefillBatch(ids, ids, ids, (alone,), ids), case.block_tokens
+            Batch(ids, ids, ids, spans=(alone,), logit_rows=ids), case.block_tokens
         )
         parts.append(attend(queries[span.first_row : span.last_row].float(), keys, values, layer))
     error = (found.float() - torch.cat(parts)).abs().max()

@@ -12,7 +12,7 @@ from inference.engine.load.build import build_engine
 from inference.engine.sampling.drawing import TritonDrawer
 from inference.engine.scheduling.scheduler import SchedulerLimits
 from inference.models.cuda import setup
-from inference.models.graphed import GraphedLlama
+from inference.models.graphed import GraphedDecoder
 from inference.models.kv_format import KVFormat
 from inference.models.registry import AnyModel
 from inference.protocol.engine import SequenceStep, SubmitSequence
@@ -65,7 +65,7 @@ def test_the_same_answers(device: torch.device, kv_format: KVFormat, run_ahead: 
     """Also where a captured step overwrites the logits of one whose tokens have not been read."""
     wanted = answers(tiny_model(device, kv_format, FEW_HEADS))
     graphed, _ = setup.accelerate(tiny_model(device, kv_format, FEW_HEADS))
-    assert isinstance(graphed, GraphedLlama)
+    assert isinstance(graphed, GraphedDecoder)
     if device.type != "cuda":
         graphed._capture = replay_by_calling
     assert answers(graphed, run_ahead=run_ahead) == wanted

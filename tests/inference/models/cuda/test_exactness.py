@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inference.models.batch import DecodeBatch, PrefillBatch, PrefillSpan
+from inference.models.batch import Batch, PrefillSpan
 from inference.models.cuda.capture import CudaCapture
-from inference.models.graphed import GraphedLlama, row_buckets
+from inference.models.graphed import GraphedDecoder, row_buckets
 from inference.models.paged_kv import PagedKV
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 
@@ -27,7 +27,7 @@ def call_again(forward: Callable[[], None]) -> Callable[[], None]:
     return forward
 
 
-def kv_of(model: GraphedLlama, seed: int) -> PagedKV:
+def kv_of(model: GraphedDecoder, seed: int) -> PagedKV:
     """Block 0 to 2 hold the same whatever the seed; they are the watched row's."""
     kv = model.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
     for index, layer in enumerate(kv.layers):
@@ -41,7 +41,7 @@ def kv_of(model: GraphedLlama, seed: int) -> PagedKV:
     return kv
 
 
-def rows_of(num_rows: int, seed: int, device: torch.device) -> DecodeBatch:
+def rows_of(num_rows: int, seed: int, device: torch.device) -> Batch:
     """The watched one first, at position 20 of its own blocks; the others anywhere in theirs."""
     generator = torch.Generator().manual_seed(1000 + seed)
 
@@ -53,7 +53,7 @@ def rows_of(num_rows: int, seed: int, device: torch.device) -> DecodeBatch:
     blocks = torch.arange(num_rows * NUM_COLUMNS).view(num_rows, NUM_COLUMNS)
     own = blocks.gather(1, (positions // BLOCK_TOKENS)[:, None]).squeeze(1)
     slots = own * BLOCK_TOKENS + positions % BLOCK_TOKENS
-    return DecodeBatch(*(t.to(device) for t in (token_ids, positions, slots, blocks)))
+    return Batch(*(t.to(device) for t in (token_ids, positions, slots, blocks)))
 
 
 @pytest.mark.gpu
@@ -63,7 +63,7 @@ def test_a_decode_row_is_the_same_in_every_step_of_one_size(
     device: torch.device, sizes: tuple[int, ...]
 ) -> None:
     capture = CudaCapture(device) if device.type == "cuda" else call_again
-    graphed = GraphedLlama(tiny_model(device, "fp32", WIDE), capture)
+    graphed = GraphedDecoder(tiny_model(device, "fp32", WIDE), capture)
     size = {next(b for b in row_buckets(MAX_ROWS) if b >= num_rows) for num_rows in sizes}
     assert len(size) == 1, "one captured step for all of them"
     found = []
@@ -72,7 +72,7 @@ def test_a_decode_row_is_the_same_in_every_step_of_one_size(
         graphed.capture_decode(kv, max_rows=MAX_ROWS, context_tokens=NUM_COLUMNS * BLOCK_TOKENS)
         for again, fresh in zip(kv.layers, kv_of(graphed, seed).layers, strict=True):
             again.entries.copy_(fresh.entries)  # capturing wrote to the first blocks
-        found.append(graphed.decode(rows_of(num_rows, seed, device), kv)[0].clone())
+        found.append(graphed.forward(rows_of(num_rows, seed, device), kv)[0].clone())
     for logits in found[1:]:
         assert torch.equal(logits, found[0])
 
@@ -82,7 +82,7 @@ def test_a_decode_row_is_the_same_in_every_step_of_one_size(
 def test_prompt_rows_are_the_same_beside_another_prompt_of_the_same_length(
     device: torch.device,
 ) -> None:
-    graphed = GraphedLlama(tiny_model(device, "fp32", WIDE), call_again)
+    graphed = GraphedDecoder(tiny_model(device, "fp32", WIDE), call_again)
     kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
     blocks = torch.arange(8, device=device).view(2, 4)
     found = []
@@ -92,14 +92,14 @@ def test_prompt_rows_are_the_same_beside_another_prompt_of_the_same_length(
         positions = torch.cat([torch.arange(13), torch.arange(19)]).to(device)
         own_blocks = blocks[torch.tensor([0] * 13 + [1] * 19, device=device)]
         slots = own_blocks.gather(1, (positions // BLOCK_TOKENS)[:, None]).squeeze(1)
-        batch = PrefillBatch(
+        batch = Batch(
             token_ids=torch.cat([torch.arange(13), mate]).to(device),
             positions=positions,
             slots=slots * BLOCK_TOKENS + positions % BLOCK_TOKENS,
             spans=(PrefillSpan(0, 13, 0, 13, blocks[0]), PrefillSpan(13, 32, 0, 19, blocks[1])),
             logit_rows=torch.tensor([12], device=device),
         )
-        found.append(graphed.prefill(batch, kv)[0].clone())
+        found.append(graphed.forward(batch, kv)[0].clone())
     assert all(torch.equal(logits, found[0]) for logits in found[1:])
 
 
@@ -107,10 +107,10 @@ def test_prompt_rows_are_the_same_beside_another_prompt_of_the_same_length(
 @COMPILED_ONLY
 @torch.inference_mode()
 def test_between_sizes_only_rounding_differs(device: torch.device) -> None:
-    graphed = GraphedLlama(tiny_model(device, "fp32", WIDE), CudaCapture(device))
+    graphed = GraphedDecoder(tiny_model(device, "fp32", WIDE), CudaCapture(device))
     found = []
     for num_rows in (1, 2, 4, 8, 12):
         kv = kv_of(graphed, 0)
-        found.append(graphed.decode(rows_of(num_rows, 0, device), kv)[0])
+        found.append(graphed.forward(rows_of(num_rows, 0, device), kv)[0])
     scale = float(found[0].abs().max())
     assert all(float((logits - found[0]).abs().max()) < 1e-3 * scale for logits in found[1:])

@@ -8,13 +8,14 @@ from typing import get_args
 import pytest
 import torch
 
-from inference.models.batch import DecodeBatch
+from inference.models.attention_mixer import AttentionMixer
+from inference.models.batch import Batch
 from inference.models.cuda.rotation import triton_rotation
 from inference.models.dense import DenseLinear
 from inference.models.kv_format import KVFormat
-from inference.models.llama import LlamaLayer, torch_rotation
 from inference.models.paged_kv import new_layer
 from inference.models.rope import rope_table
+from inference.models.rotation import torch_rotation
 from tests.inference.models.cuda.tiny import CONFIG
 
 NUM_SLOTS = 16
@@ -29,20 +30,16 @@ def check(
     generator = torch.Generator().manual_seed(head_dim)
     weights = [(torch.rand(head_dim, generator=generator) + 0.5).to(device, dtype) for _ in "qk"]
     nothing = DenseLinear(torch.zeros(1, 1))
-    zeros = torch.zeros(1)
-    layer = LlamaLayer(
-        input_norm=zeros,
+    layer = AttentionMixer(
+        kind="attention",
         qkv=nothing,
+        output=nothing,
         query_norm=weights[0] if norm else None,
         key_norm=weights[1] if norm else None,
-        output=nothing,
-        mlp_norm=zeros,
-        gate_up=nothing,
-        down=nothing,
     )
     positions = torch.tensor([0, 7, 90], device=device)
     slots = torch.tensor([4, 15, 9], device=device)
-    batch = DecodeBatch(positions, positions, slots, slots[:, None])
+    batch = Batch(positions, positions, slots, slots[:, None])
     rope = rope_table(config, config.max_positions, device)
     qkv = torch.randn(3, 5 * head_dim, generator=generator).to(device, dtype)
     found = []

@@ -9,27 +9,28 @@ import pytest
 import torch
 
 from inference.models.attention import DecodeAttention, TorchAttention
-from inference.models.batch import DecodeBatch, PrefillBatch
+from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.cuda import setup
 from inference.models.cuda.attention import TritonAttention, Tuning
 from inference.models.cuda.pointwise import TritonPointwise
 from inference.models.cuda.rotation import triton_rotation
-from inference.models.graphed import GraphedLlama
+from inference.models.decoder import DecoderModel
+from inference.models.graphed import GraphedDecoder
 from inference.models.kv_format import KVFormat
-from inference.models.llama import LlamaModel, Rotation, torch_rotation
 from inference.models.rope import RopeTable
+from inference.models.rotation import Rotation, torch_rotation
 from tests.inference.models.cuda.tiny import tiny_model
 
 
 def test_triton_where_it_runs(device: torch.device) -> None:
     model = tiny_model(device)
     graphed, execution = setup.accelerate(model)
-    assert isinstance(graphed, GraphedLlama)
+    assert isinstance(graphed, GraphedDecoder)
     assert execution == "torch operators, Triton attention, rotation, pointwise"
-    assert model.rotation is triton_rotation
-    assert isinstance(model.pointwise, TritonPointwise)
-    assert isinstance(model.attention, TritonAttention)
+    assert model.operators.rotation is triton_rotation
+    assert isinstance(model.operators.pointwise, TritonPointwise)
+    assert isinstance(model.operators.attention["attention"], TritonAttention)
 
 
 def test_a_card_with_little_shared_memory_gets_a_shorter_pipeline(
@@ -45,18 +46,18 @@ def test_a_card_with_little_shared_memory_gets_a_shorter_pipeline(
             super().__init__(window, num_processors, tuning)
             tried.append(tuning.stages)
 
-        def for_decode(self, batch: DecodeBatch, block_tokens: int) -> DecodeAttention:
+        def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention:
             if tried[-1] > 2:
                 raise OutOfResourcesError
             return super().for_decode(batch, block_tokens)
 
     monkeypatch.setattr("inference.models.cuda.attention.TritonAttention", Picky)
-    assert isinstance(setup.accelerate(tiny_model(device))[0], GraphedLlama)
+    assert isinstance(setup.accelerate(tiny_model(device))[0], GraphedDecoder)
     assert tried == [3, 2]
 
 
 class Wrong(TritonAttention):
-    def for_decode(self, batch: DecodeBatch, block_tokens: int) -> DecodeAttention:
+    def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention:
         attend = super().for_decode(batch, block_tokens)
         return lambda queries, layer_kv: attend(queries, layer_kv) + 0.1
 
@@ -72,9 +73,9 @@ def test_what_fails_there_leaves_torch(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, attention: object, reason: str
 ) -> None:
     monkeypatch.setattr("inference.models.cuda.attention.TritonAttention", attention)
-    model: LlamaModel = tiny_model(device)
+    model: DecoderModel = tiny_model(device)
     assert setup.accelerate(model) == (model, f"torch operators (Triton attention: {reason})")
-    assert isinstance(model.attention, TorchAttention)
+    assert isinstance(model.operators.attention["attention"], TorchAttention)
 
 
 def test_a_kernel_that_fails_leaves_torchs_operator_in_its_place(
@@ -83,11 +84,11 @@ def test_a_kernel_that_fails_leaves_torchs_operator_in_its_place(
     monkeypatch.setattr("inference.models.cuda.rotation.triton_rotation", _refuses)
     model = tiny_model(device)
     graphed, execution = setup.accelerate(model)
-    assert isinstance(graphed, GraphedLlama)
+    assert isinstance(graphed, GraphedDecoder)
     words = "torch operators, Triton attention, pointwise (Triton rotation: RuntimeError)"
     assert execution == words
-    assert model.rotation is torch_rotation
-    assert isinstance(model.pointwise, TritonPointwise)
+    assert model.operators.rotation is torch_rotation
+    assert isinstance(model.operators.pointwise, TritonPointwise)
 
 
 def test_pointwise_kernels_that_are_wrong_are_found(device: torch.device) -> None:
@@ -110,9 +111,7 @@ def test_pointwise_kernels_that_are_wrong_are_found(device: torch.device) -> Non
 
 @pytest.mark.parametrize("kv_format", get_args(KVFormat))
 def test_a_rotation_that_is_wrong_is_found(device: torch.device, kv_format: KVFormat) -> None:
-    def unrotated(
-        config: ModelConfig, rope: RopeTable, batch: DecodeBatch | PrefillBatch
-    ) -> Rotation:
+    def unrotated(config: ModelConfig, rope: RopeTable, batch: Batch) -> Rotation:
         nowhere = torch.zeros_like(batch.positions)
         return torch_rotation(config, rope, replace(batch, positions=nowhere))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from inference.models.config import ModelConfig
+from inference.models.decoder import DecoderModel
 from inference.models.dense import DenseWeights
 from inference.models.kv_format import KVFormat
-from inference.models.llama import LlamaModel
 
 CONFIG = ModelConfig(
     architecture="qwen3",
@@ -28,8 +28,8 @@ CONFIG = ModelConfig(
 
 def tiny_model(
     device: torch.device, kv_format: KVFormat = "fp32", config: ModelConfig = CONFIG
-) -> LlamaModel:
-    return LlamaModel(config, _weights(device, config), config.max_positions, kv_format)
+) -> DecoderModel:
+    return DecoderModel(config, _weights(device, config), config.max_positions, kv_format)
 
 
 def _weights(device: torch.device, config: ModelConfig) -> DenseWeights:

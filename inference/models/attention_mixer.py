@@ -1,0 +1,53 @@
+"""Attention as a layer's mixer: project, rotate, write keys and values, attend, project back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from inference.models.config import MixerKind, ModelConfig
+from inference.models.families.registry import family_of
+from inference.models.norms import rms_weight
+from inference.models.paged_kv import LayerKV
+from inference.models.step import Step
+from inference.models.weights import Linear, WeightSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMixer:
+    kind: MixerKind
+    qkv: Linear
+    output: Linear
+    query_norm: torch.Tensor | None = None
+    key_norm: torch.Tensor | None = None
+    query_scale: float = 1.0
+
+    def __call__(self, rows: torch.Tensor, step: Step, layer_cache: LayerKV) -> torch.Tensor:
+        """(num_rows, hidden_size) -> the same shape. Writes the rows' keys and values."""
+        qkv = step.product(self.qkv, rows)
+        attended = step.attention(self.kind)(self, qkv, layer_cache)
+        return step.product(self.output, attended)
+
+
+def load_attention(config: ModelConfig, weights: WeightSource, index: int) -> AttentionMixer:
+    names, prefix = family_of(config).layer_names, f"model.layers.{index}."
+
+    def head_norm(name: str) -> torch.Tensor | None:
+        return rms_weight(config, weights, prefix + name) if config.qk_norm else None
+
+    return AttentionMixer(
+        kind=config.mixer_kinds[index],
+        qkv=weights.linear(*(prefix + name for name in names.qkv)),
+        output=weights.linear(prefix + names.output),
+        query_norm=head_norm(names.query_norm),
+        key_norm=head_norm(names.key_norm),
+        query_scale=_query_scale(config),
+    )
+
+
+def _query_scale(config: ModelConfig) -> float:
+    if config.attention_scale is None:
+        return 1.0
+    return config.attention_scale * math.sqrt(config.head_dim)

@@ -1,0 +1,169 @@
+"""The decoder, written once: norm · mixer · norm · mlp, over a batch of decoding rows and prompts.
+
+    hidden ─▶ norm ─▶ mixer ─▶ (norm) ─▶ + ─▶ norm ─▶ mlp ─▶ (norm) ─▶ +
+
+What differs between families is declared in ``ModelConfig`` and in the family's ``LayerNames``. A
+mixer or an MLP of another kind is a file of its own and a line below. Knows nothing of sequences,
+scheduling or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from inference.models.attention_mixer import load_attention
+from inference.models.batch import Batch
+from inference.models.config import MixerKind, MlpKind, ModelConfig
+from inference.models.families.registry import family_of
+from inference.models.kv_format import KVFormat
+from inference.models.mlp import load_dense_mlp
+from inference.models.norms import NoNorm, Norm, load_norm
+from inference.models.paged_kv import PagedKV
+from inference.models.pointwise import Pointwise
+from inference.models.rope import check_positions
+from inference.models.step import Operators, Step
+from inference.models.weights import WeightSource
+
+
+class Mixer(Protocol):
+    """What lets a row see its sequence's earlier ones."""
+
+    def __call__(self, rows: torch.Tensor, step: Step, layer_cache: Any) -> torch.Tensor:
+        """(num_rows, hidden_size), normed -> what it adds, of the same shape. ``layer_cache`` is
+        this layer's part of the cache, of the kind that the mixer wants."""
+        ...
+
+
+class Mlp(Protocol):
+    def __call__(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
+        """(num_rows, hidden_size), normed -> what it adds, of the same shape."""
+        ...
+
+
+MIXERS: dict[MixerKind, Callable[[ModelConfig, WeightSource, int], Mixer]] = {
+    "attention": load_attention,
+    "sliding": load_attention,
+    "unrotated": load_attention,
+}
+MLPS: dict[MlpKind, Callable[[ModelConfig, WeightSource, int], Mlp]] = {"dense": load_dense_mlp}
+"""What loads each kind, for a layer by its index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Between layers: ``hidden`` (rows, features), and what is still to be added to it, which the
+    norm that follows does in the same go."""
+
+    hidden: torch.Tensor
+    added: torch.Tensor | None = None
+
+    def norm(self, norm: Norm, pointwise: Pointwise) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum, and its norm."""
+        return norm(self.hidden, self.added, pointwise)
+
+    def select(self, rows: torch.Tensor) -> Rows:
+        added = None if self.added is None else self.added.index_select(0, rows)
+        return Rows(self.hidden.index_select(0, rows), added)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderLayer:
+    input_norm: Norm
+    mixer: Mixer
+    mixed_norm: Norm | None
+    mlp_norm: Norm
+    mlp: Mlp
+    mlp_added_norm: Norm | None
+    is_parallel: bool
+    residual_multiplier: float
+
+    def __call__(self, rows: Rows, step: Step, layer_cache: Any) -> Rows:
+        hidden, normed = rows.norm(self.input_norm, step.pointwise)
+        mixed = self._added(self.mixer(normed, step, layer_cache), self.mixed_norm, step)
+        if self.is_parallel:
+            return Rows(hidden, mixed + self._added(self.mlp(normed, step), None, step))
+        hidden, normed = Rows(hidden, mixed).norm(self.mlp_norm, step.pointwise)
+        return Rows(hidden, self._added(self.mlp(normed, step), self.mlp_added_norm, step))
+
+    def _added(self, added: torch.Tensor, norm: Norm | None, step: Step) -> torch.Tensor:
+        if norm is not None:
+            _, added = norm(added, None, step.pointwise)
+        return added if self.residual_multiplier == 1.0 else added * self.residual_multiplier
+
+
+def load_layer(config: ModelConfig, weights: WeightSource, index: int) -> DecoderLayer:
+    names, prefix = family_of(config).layer_names, f"model.layers.{index}."
+
+    def norm(name: str | None) -> Norm | None:
+        return None if name is None else load_norm(config, weights, prefix + name)
+
+    return DecoderLayer(
+        input_norm=norm(names.input_norm) or NoNorm(),
+        mixer=MIXERS[config.mixer_kinds[index]](config, weights, index),
+        mixed_norm=norm(names.mixed_norm),
+        mlp_norm=norm(names.mlp_norm) or NoNorm(),
+        mlp=MLPS[config.mlp_kinds[index]](config, weights, index),
+        mlp_added_norm=norm(names.mlp_added_norm),
+        is_parallel=config.is_parallel,
+        residual_multiplier=config.residual_multiplier,
+    )
+
+
+class DecoderModel:
+    """The ``Model`` of ``registry`` on torch's operators."""
+
+    def __init__(
+        self, config: ModelConfig, weights: WeightSource, context_tokens: int, kv_format: KVFormat
+    ) -> None:
+        self.config = config
+        self.dtype = weights.activation_dtype
+        self.device = weights.device
+        self.kv_format = kv_format
+        self.operators = Operators(config, context_tokens, self.device, self.dtype)
+        self._embedding = weights.embedding("model.embed_tokens")
+        self.layers = [load_layer(config, weights, i) for i in range(config.num_layers)]
+        self._final_norm = load_norm(config, weights, "model.norm")
+        self._head = (
+            self._embedding.as_linear() if config.tie_embeddings else weights.linear("lm_head")
+        )
+
+    @property
+    def copies_context(self) -> bool:
+        return self.operators.copies_context
+
+    def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
+        return PagedKV(self.config, num_blocks, block_tokens, self.kv_format, self.device)
+
+    def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
+        """Write the rows' keys and values, return the logits of ``batch.logit_rows``:
+        (num_logit_rows, vocab_size) float32. Raises ``PositionError``."""
+        check_positions(batch.end(kv.block_tokens), self.operators.num_positions)
+        step = self.operators.step(batch, kv.block_tokens)
+        rows = embedded(self.config, self._embedding.lookup(batch.token_ids))
+        for layer, layer_cache in zip(self.layers, kv.layers, strict=True):
+            rows = layer(rows, step, layer_cache)
+        if batch.logit_rows is not None:
+            rows = rows.select(batch.logit_rows)
+        _, normed = rows.norm(self._final_norm, step.pointwise)
+        return finished(self.config, self._head.decode(normed).float())
+
+
+def embedded(config: ModelConfig, hidden: torch.Tensor) -> Rows:
+    """Rows of the embedding table, as the first layer takes them."""
+    multiplier = config.embedding_multiplier
+    if multiplier != 1.0:
+        # Rounded first, as the reference does: sqrt(hidden_size) is not a number of bfloat16.
+        hidden = hidden * float(torch.tensor(multiplier, dtype=hidden.dtype))
+    return Rows(hidden)
+
+
+def finished(config: ModelConfig, logits: torch.Tensor) -> torch.Tensor:
+    """What the output head gave, float32, as the sampler takes it."""
+    if config.logit_multiplier != 1.0:
+        logits = logits * config.logit_multiplier
+    cap = config.logit_soft_cap
+    return logits if cap is None else torch.tanh(logits / cap) * cap

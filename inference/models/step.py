@@ -1,0 +1,123 @@
+"""One forward pass: what all of its layers share.
+
+Operators (of a model, once) ─▶ Step (of a batch) ─▶ rotation and attention of each kind of layer
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from inference.models.attention import (
+    Attention,
+    DecodeAttention,
+    PrefillAttention,
+    TorchAttention,
+)
+from inference.models.batch import Batch
+from inference.models.config import MixerKind, ModelConfig
+from inference.models.paged_kv import LayerKV
+from inference.models.pointwise import Pointwise, TorchPointwise
+from inference.models.rope import RopeTable, rope_table
+from inference.models.rotation import AttentionWeights, Rotation, RotationFactory, torch_rotation
+from inference.models.weights import Linear
+
+
+class Operators:
+    """What a model's layers run on: torch's operators. Each may be replaced, before the first step,
+    by what is faster on the device."""
+
+    def __init__(
+        self, config: ModelConfig, context_tokens: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """``dtype`` is the activations'."""
+        kinds = [kind for kind in dict.fromkeys(config.mixer_kinds) if kind != "delta"]
+        self.config = config
+        self.ropes: dict[MixerKind, RopeTable] = {
+            kind: rope_table(config, context_tokens, device, kind) for kind in kinds
+        }
+        self.attention: dict[MixerKind, Attention] = {
+            kind: TorchAttention(config.window_of(kind), dtype, config.attention_soft_cap)
+            for kind in kinds
+        }
+        self.rotation: RotationFactory = torch_rotation
+        self.pointwise: Pointwise = TorchPointwise()
+        self.num_positions = min(
+            (rope.num_positions for rope in self.ropes.values()), default=context_tokens
+        )
+
+    @property
+    def copies_context(self) -> bool:
+        return any(attention.copies_context for attention in self.attention.values())
+
+    def step(self, batch: Batch, block_tokens: int) -> Step:
+        return Step(self, batch, block_tokens)
+
+
+class Step:
+    """Of one batch. Prepares what its layers share when the first of them asks."""
+
+    def __init__(self, operators: Operators, batch: Batch, block_tokens: int) -> None:
+        self.batch = batch
+        self.pointwise = operators.pointwise
+        self._operators = operators
+        self._block_tokens = block_tokens
+        self._attention: dict[MixerKind, StepAttention] = {}
+        self._num_decodes = batch.num_decodes
+        self._is_mixed = bool(self._num_decodes and batch.spans)
+
+    def product(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        """(num_rows, in_features) -> (num_rows, out_features). A row's phase chooses the kernel;
+        one that serves both phases runs once over all rows."""
+        num_decodes = self._num_decodes
+        if not num_decodes:
+            return linear.prefill(x)
+        if not self._is_mixed or linear.is_phaseless:
+            return linear.decode(x)
+        return torch.cat((linear.decode(x[:num_decodes]), linear.prefill(x[num_decodes:])))
+
+    def attention(self, kind: MixerKind) -> StepAttention:
+        found = self._attention.get(kind)
+        if found is None:
+            found = self._attention[kind] = self._prepare(kind)
+        return found
+
+    def _prepare(self, kind: MixerKind) -> StepAttention:
+        operators, batch, size = self._operators, self.batch, self._block_tokens
+        attention = operators.attention[kind]
+        return StepAttention(
+            num_decodes=self._num_decodes,
+            rotate=operators.rotation(operators.config, operators.ropes[kind], batch),
+            decode=attention.for_decode(batch.decodes, size) if batch.num_decodes else None,
+            prefill=attention.for_prefill(batch.prompts, size) if batch.spans else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepAttention:
+    """Attention of one kind over a step's rows."""
+
+    num_decodes: int
+    rotate: Rotation
+    decode: DecodeAttention | None
+    prefill: PrefillAttention | None
+
+    def __call__(
+        self, weights: AttentionWeights, qkv: torch.Tensor, layer_kv: LayerKV
+    ) -> torch.Tensor:
+        """Of a layer's projection (num_rows, features), whose keys and values are written ->
+        (num_rows, heads * head_dim)."""
+        heads = self.rotate(weights, qkv, layer_kv)
+        queries, keys, values = heads.queries, heads.keys, heads.values
+        if weights.query_scale != 1.0:
+            queries = queries * weights.query_scale
+        if self.prefill is None:
+            assert self.decode is not None, "a step has rows"
+            return self.decode(queries, layer_kv)
+        if self.decode is None:
+            return self.prefill(queries, keys, values, layer_kv)
+        first = self.num_decodes
+        decoded = self.decode(queries[:first], layer_kv)
+        keys, values = (None if own is None else own[first:] for own in (keys, values))
+        return torch.cat((decoded, self.prefill(queries[first:], keys, values, layer_kv)))
