@@ -5,6 +5,8 @@ from __future__ import annotations
 from decimal import Decimal, InvalidOperation
 
 MICRO_USD_PER_USD = 1_000_000
+MICRO_USD = "micro_usd"
+"""The unit of budgets in money; the other is ``tokens``."""
 MAX_USD = Decimal(9_000_000_000)
 """In micro-USD it still fits a signed 64-bit integer."""
 
@@ -31,3 +33,28 @@ def usd_text(micro_usd: int) -> str:
     shown = decimals[:2] + decimals[2:].rstrip("0")
     sign = "-" if micro_usd < 0 else ""
     return f"{sign}${usd:,}.{shown}"
+
+
+def usd_digits(micro_usd: int) -> str:
+    """``1234.50``, as a form's field holds it."""
+    return usd_text(micro_usd).replace("$", "").replace(",", "")
+
+
+def amount_text(unit: str, amount: int) -> str:
+    """Of a budget: ``$12.50``, or tokens with their thousands apart."""
+    return usd_text(amount) if unit == MICRO_USD else f"{amount:,}"
+
+
+def amount_words(unit: str, amount: int) -> str:
+    """``$12.50``, or ``1,000 tokens``."""
+    return usd_text(amount) if unit == MICRO_USD else f"{amount:,} tokens"
+
+
+def cap_of(unit: str, word: str) -> int:
+    """What somebody wrote as a budget's cap: dollars, or whole tokens. Raises ``ValueError`` with
+    a message for people."""
+    if unit == MICRO_USD:
+        return micro_usd_of(word)
+    if not (word.isascii() and word.isdigit() and len(word) < 20):
+        raise ValueError(f"{word!r} is not a whole number of tokens")
+    return int(word)

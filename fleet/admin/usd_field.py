@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
 from unfold.widgets import UnfoldAdminDecimalFieldWidget
+
+from metering.money import micro_usd_of, usd_digits
 
 DECIMAL_PLACES = 6
 MAX_DIGITS = 15
@@ -28,13 +29,13 @@ class UsdField(forms.DecimalField):
 
     def clean(self, value: Any) -> Any:
         usd = super().clean(value)
-        return None if usd is None else int(usd.scaleb(DECIMAL_PLACES))
+        return None if usd is None else micro_usd_of(str(usd))
 
     def prepare_value(self, value: Any) -> Any:
         """Micro-USD of the row, or what somebody has just written."""
         if not isinstance(value, int):
             return value
-        return f"{Decimal(value).scaleb(-DECIMAL_PLACES).normalize():f}"
+        return usd_digits(value)
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from metering.money import usd_text
+from metering.money import amount_words
 from metering.selectors import BudgetStatus
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _of_budgets(budgets: Iterable[BudgetStatus]) -> Iterator[Attention]:
 
 
 def _amount(budget: BudgetStatus, amount: int) -> str:
-    return usd_text(amount) if budget.unit == "micro_usd" else f"{amount:,} tokens"
+    return amount_words(budget.unit, amount)
 
 
 def _say(level: Level, kind: str, about: str, text: str) -> Attention:

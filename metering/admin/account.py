@@ -17,7 +17,7 @@ from metering import services
 from metering.actor import Actor
 from metering.admin.budget import BudgetInline, budgets_save
 from metering.admin.forms import AccountForm, AnyForm
-from metering.admin.key import status_label_of
+from metering.key_status import key_status
 from metering.models import Account, ApiKey, Budget, Membership
 from metering.principal import BUILT_IN_ACCOUNTS
 
@@ -57,7 +57,7 @@ class KeyInline(TabularInline):
 
     @display(description="Status")
     def status(self, key: ApiKey) -> str:
-        return status_label_of(key)
+        return key_status(key)
 
 
 @admin.register(Account)

@@ -13,8 +13,9 @@ from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import UnfoldAdmin, display
 from metering import services
 from metering.actor import Actor
-from metering.admin.forms import AnyForm, BudgetForm, amount_text, status_of
+from metering.admin.forms import AnyForm, BudgetForm, status_of
 from metering.models import Budget
+from metering.money import amount_text
 from metering.services import Cap
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from fleet.models import CatalogueModel
 from metering import services
 from metering.errors import MeteringValueError
 from metering.models import Account, ApiKey, Budget
-from metering.money import micro_usd_of, usd_text
+from metering.money import amount_text, cap_of
 from metering.principal import Scope
 from metering.selectors import BudgetStatus, budget_status
 
@@ -121,7 +121,7 @@ class BudgetForm(CheckedForm):
     def check_row(self) -> None:
         word = self.cleaned_data["amount"].replace(",", "").strip()
         try:
-            self.instance.cap = _cap_of(self.instance.unit, word)
+            self.instance.cap = cap_of(self.instance.unit, word)
         except ValueError as error:
             raise MeteringValueError("amount", str(error)) from None
         try:
@@ -131,19 +131,5 @@ class BudgetForm(CheckedForm):
             raise MeteringValueError(field, str(error)) from None
 
 
-def amount_text(unit: str, amount: int) -> str:
-    """``$12.50``, or tokens with their thousands apart."""
-    return usd_text(amount) if unit == Budget.Unit.MICRO_USD else f"{amount:,}"
-
-
 def status_of(budget: Budget) -> BudgetStatus:
     return budget_status(budget, now_unix_s=time.time())
-
-
-def _cap_of(unit: str, word: str) -> int:
-    """Raises ``ValueError``."""
-    if unit == Budget.Unit.MICRO_USD:
-        return micro_usd_of(word)
-    if not (word.isascii() and word.isdigit() and len(word) < 20):
-        raise ValueError(f"{word!r} is not a whole number of tokens")
-    return int(word)

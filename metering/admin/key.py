@@ -8,13 +8,13 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.utils import timezone
 
 from fleet.admin.loading import actor_of
 from fleet.admin.unfold_types import UnfoldAdmin, action, display
 from metering import services
 from metering.admin.budget import BudgetInline, budgets_save
 from metering.admin.forms import AnyForm, ApiKeyForm
+from metering.key_status import key_status
 from metering.models import ApiKey, Budget
 from metering.principal import RateLimits
 
@@ -107,7 +107,7 @@ class ApiKeyAdmin(UnfoldAdmin):
 
     @display(description="Status", label=STATUS_LABELS)
     def status_label(self, key: ApiKey) -> str:
-        return status_label_of(key)
+        return key_status(key)
 
     @display(description="Scopes")
     def scope_names(self, key: ApiKey) -> str:
@@ -124,11 +124,3 @@ class ApiKeyAdmin(UnfoldAdmin):
                 messages.success(request, f"Revoked {key}")
             else:
                 messages.info(request, f"{key} was revoked already")
-
-
-def status_label_of(key: ApiKey) -> str:
-    if key.revoked_at is not None:
-        return "revoked"
-    if key.expires_at is not None and key.expires_at <= timezone.now():
-        return "expired"
-    return "active"

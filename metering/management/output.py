@@ -17,8 +17,6 @@ from rich.table import Table
 
 from helexa_site.config import ConfigError
 from metering.errors import MeteringError, MeteringValueError
-from metering.models import Budget
-from metering.money import usd_text
 from metering.selectors import BudgetStatus
 
 WIDTH_OF_FILES = 160
@@ -63,10 +61,6 @@ def told() -> Iterator[None]:
             f"The database does not answer as it should: {reason}. Has it been set up? "
             "manage.py serve does so, or manage.py migrate"
         ) from error
-
-
-def amount_text(unit: str, amount: int) -> str:
-    return usd_text(amount) if unit == Budget.Unit.MICRO_USD else f"{amount:,} tokens"
 
 
 def window_text(budget: BudgetStatus) -> str:

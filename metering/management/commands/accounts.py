@@ -11,8 +11,9 @@ from django.core.management.base import BaseCommand
 
 from metering import selectors, services
 from metering.actor import COMMAND
-from metering.management.output import amount_text, json_text, table_text, told, window_text
+from metering.management.output import json_text, table_text, told, window_text
 from metering.models import Account, Budget
+from metering.money import amount_words
 
 
 class Command(BaseCommand):
@@ -92,7 +93,7 @@ class Command(BaseCommand):
                     budget.id,
                     window_text(budget),
                     *(
-                        amount_text(budget.unit, amount)
+                        amount_words(budget.unit, amount)
                         for amount in (budget.cap, budget.spent, budget.reserved, budget.left)
                     ),
                 ]

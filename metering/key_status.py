@@ -1,0 +1,16 @@
+"""Whether a key is good, in a word for people."""
+
+from __future__ import annotations
+
+from django.utils import timezone
+
+from metering.models import ApiKey
+
+
+def key_status(key: ApiKey) -> str:
+    """``active``, ``expired`` or ``revoked``."""
+    if key.revoked_at is not None:
+        return "revoked"
+    if key.expires_at is not None and key.expires_at <= timezone.now():
+        return "expired"
+    return "active"
