@@ -6,6 +6,7 @@ from metering.selectors.budgets import (
     budget_status,
     budgets_nearly_spent,
     budgets_of,
+    key_budgets,
     reservations_open,
 )
 from metering.selectors.traffic import MinuteSums, traffic
@@ -32,6 +33,7 @@ __all__ = [
     "budget_status",
     "budgets_nearly_spent",
     "budgets_of",
+    "key_budgets",
     "key_find",
     "period_of",
     "reservations_open",

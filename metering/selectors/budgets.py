@@ -72,3 +72,9 @@ def budgets_of(*, account: str, key: str, now_unix_s: float) -> list[BudgetStatu
     rows = Budget.objects.filter(Q(account=account) | (Q(key=key) if key else Q(pk=None)))
     status = [budget_status(row, now_unix_s=now_unix_s) for row in rows.order_by("id")]
     return sorted(status, key=lambda budget: budget.on, reverse=True)
+
+
+def key_budgets(*, keys: list[str], now_unix_s: float) -> list[BudgetStatus]:
+    """Those on these keys, by their prefixes."""
+    rows = Budget.objects.filter(key__in=keys).order_by("key", "id")
+    return [budget_status(row, now_unix_s=now_unix_s) for row in rows]

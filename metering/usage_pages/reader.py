@@ -1,0 +1,84 @@
+"""Who reads the usage pages, and what they may see and change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, cast
+
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import AbstractUser
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+
+from metering.actor import Actor, user_actor
+from metering.models import ApiKey, Membership
+
+MAKES_KEYS = (Membership.Role.OWNER.value, Membership.Role.MEMBER.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """``roles``: the role in each account of theirs, by name."""
+
+    username: str
+    is_operator: bool
+    roles: dict[str, str]
+
+    @property
+    def actor(self) -> Actor:
+        return user_actor(self.username)
+
+    @property
+    def accounts(self) -> frozenset[str]:
+        return frozenset(self.roles)
+
+    @property
+    def key_accounts(self) -> list[str]:
+        """In which they may make keys."""
+        return sorted(name for name, role in self.roles.items() if role in MAKES_KEYS)
+
+    def may_change(self, key: ApiKey) -> bool:
+        """An owner all keys of the account, a member those that they have made."""
+        role = self.roles.get(key.account_id)
+        if role == Membership.Role.OWNER:
+            return True
+        return role in MAKES_KEYS and key.created_by == str(self.actor)
+
+    def own_keys(self) -> list[ApiKey]:
+        """Those that they may change, newest first."""
+        rows = ApiKey.objects.filter(account__in=self.roles).order_by("-created_at")
+        return [key for key in rows if self.may_change(key)]
+
+
+def reader_of(request: HttpRequest) -> Reader:
+    user = cast(AbstractUser, request.user)
+    rows = Membership.objects.filter(user_id=user.pk, account__enabled=True)
+    return Reader(
+        username=user.get_username(),
+        is_operator=user.is_staff,
+        roles=dict(rows.values_list("account_id", "role")),
+    )
+
+
+def for_members(view: Callable[..., HttpResponse]) -> Any:
+    """A view that is given the reader as well; strangers are led to the log-in."""
+
+    @login_required
+    @wraps(view)
+    def page(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return view(request, reader_of(request), *args, **kwargs)
+
+    return page
+
+
+def for_operators(view: Callable[..., HttpResponse]) -> Any:
+    @for_members
+    @wraps(view)
+    def page(request: HttpRequest, reader: Reader, *args: Any, **kwargs: Any) -> HttpResponse:
+        if not reader.is_operator:
+            raise PermissionDenied
+        return view(request, reader, *args, **kwargs)
+
+    return page

@@ -1,0 +1,91 @@
+"""Usage and budgets as pages print them: amounts as text, and numbers for charts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from metering.money import MICRO_USD_PER_USD, amount_words, usd_text
+from metering.selectors import BudgetStatus, UsageGroup, UsagePeriod, UsageRow, UsageSums
+
+MAX_CHARTED = 12
+Chart = dict[str, list[str] | list[int] | list[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumsRow:
+    name: str
+    requests: str
+    failed: str
+    prompt_tokens: str
+    cached_tokens: str
+    completion_tokens: str
+    cost: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetRow:
+    owner: str
+    cap: str
+    spent: str
+    reserved: str
+    left: str
+    left_percent: int
+    window: str
+
+
+def sums_row(name: str, sums: UsageSums) -> SumsRow:
+    return SumsRow(
+        name=name,
+        requests=f"{sums.requests:,}",
+        failed=f"{sums.failed_requests:,}",
+        prompt_tokens=f"{sums.prompt_tokens:,}",
+        cached_tokens=f"{sums.cached_tokens:,}",
+        completion_tokens=f"{sums.completion_tokens:,}",
+        cost=usd_text(sums.cost_micro_usd),
+    )
+
+
+def chart_of(by: UsageGroup, rows: Sequence[UsageRow], period: UsagePeriod) -> Chart:
+    """Days without usage are among the days; of everything else the first few."""
+    shown = {row.name: row.sums for row in rows}
+    if by is UsageGroup.DAY:
+        num_days = (period.last - period.first).days + 1
+        names = [str(period.first + timedelta(days=day)) for day in range(num_days)]
+    else:
+        names = list(shown)[:MAX_CHARTED]
+    sums = [shown.get(name, UsageSums()) for name in names]
+    return {
+        "labels": [name or "without a key" for name in names],
+        "USD": [one.cost_micro_usd / MICRO_USD_PER_USD for one in sums],
+        "tokens": [one.prompt_tokens + one.completion_tokens for one in sums],
+    }
+
+
+def budget_rows(budgets: Iterable[BudgetStatus]) -> list[BudgetRow]:
+    return [
+        BudgetRow(
+            owner=f"{budget.on} {budget.owner}",
+            cap=_amount(budget, budget.cap),
+            spent=_amount(budget, budget.spent),
+            reserved=_amount(budget, budget.reserved),
+            left=_amount(budget, budget.left),
+            left_percent=100 * budget.left // budget.cap,
+            window=_window(budget),
+        )
+        for budget in budgets
+    ]
+
+
+def _amount(budget: BudgetStatus, amount: int) -> str:
+    return amount_words(budget.unit, amount)
+
+
+def _window(budget: BudgetStatus) -> str:
+    if budget.window == "balance":
+        return "does not come back by itself"
+    if budget.window_ends_unix_s is None:
+        return f"{budget.window_s:,} s from the next request"
+    ends = datetime.fromtimestamp(budget.window_ends_unix_s, UTC)
+    return f"begins anew {ends:%Y-%m-%d %H:%M} UTC"
