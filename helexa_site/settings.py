@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from django.templatetags.static import static
 from django.urls import reverse_lazy
 from django.utils.functional import SimpleLazyObject
 
@@ -82,6 +83,9 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
 
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "front"
+
 # The first only refuses: ``helexa_site.login_throttle``.
 AUTHENTICATION_BACKENDS = [
     "axes.backends.AxesStandaloneBackend",
@@ -150,8 +154,27 @@ UNFOLD = {
     "SITE_TITLE": "helexa",
     "SITE_HEADER": "helexa",
     "SITE_SYMBOL": "hub",
+    "SITE_FAVICONS": [
+        {
+            "rel": "icon",
+            "type": "image/svg+xml",
+            "href": lambda _request: static("helexa/favicon.svg"),
+        }
+    ],
+    "STYLES": [lambda _request: static("helexa/pages.css")],
+    "SCRIPTS": [lambda _request: static("helexa/pages.js")],
+    "DASHBOARD_CALLBACK": "fleet.dashboard.views.dashboard_context",
     "SIDEBAR": {
         "navigation": [
+            {
+                "items": [
+                    {
+                        "title": "Dashboard",
+                        "icon": "dashboard",
+                        "link": reverse_lazy("admin:index"),
+                    },
+                ],
+            },
             {
                 "title": "Models",
                 "items": [

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from django.contrib import admin
 from django.urls import include, path
-from django.views.generic import RedirectView
+
+from helexa_site.front import favicon, front
+from helexa_site.login import Login, Logout
 
 handler404 = "helexa_site.not_found.page_not_found"
 
 urlpatterns = [
+    path("admin/dashboard/", include("fleet.dashboard.urls")),
     path("admin/", admin.site.urls),
     path("api/", include("fleet.api.urls")),
     path("api/bench/", include("metering.bench.api.urls")),
     path("api/", include("metering.api.urls")),  # the last: it answers what is nowhere
-    path("", RedirectView.as_view(pattern_name="admin:index")),
+    path("login/", Login.as_view(), name="login"),
+    path("logout/", Logout.as_view(), name="logout"),
+    path("usage/", include("metering.usage_pages.urls")),
+    path("favicon.ico", favicon),
+    path("", front, name="front"),
 ]

@@ -61,6 +61,7 @@ class CatalogueModelAdmin(UnfoldAdmin):
     )
     list_filter = ("enabled", "pinned")
     list_before_template = "fleet/catalogue_pages.html"
+    change_form_outer_before_template = "fleet/outdated_wanted.html"
     search_fields = ("name", "source", "description")
     actions = ("load_selected", "load_selected_on_neuron", "reload_outdated", "unload_selected")
     fieldsets = fieldsets()

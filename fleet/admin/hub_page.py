@@ -14,7 +14,7 @@ from django.urls import reverse
 from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet import live, selectors, services
-from fleet.admin.loading import actor_of
+from fleet.admin.loading import actor_of, load_placed, tell
 from fleet.admin.unfold_types import UnfoldAdmin
 from fleet.errors import FleetError, SnapshotUnavailableError
 from fleet.hub.offers import Choice, HubRepository, choices_of, offers_of
@@ -97,6 +97,10 @@ def _add(request: HttpRequest, repository: HubRepository, revision: str | None) 
         name=request.POST.get("name", ""),
         **offer.settings(repository, revision),
     )
+    if "load" in request.POST:
+        messages.success(request, f"{model.name} is in the catalogue")
+        tell(request, load_placed(actor=actor_of(request), model=model))
+        return HttpResponseRedirect(reverse("admin:index"))
     messages.success(
         request, f"{model.name} is in the catalogue. It is loaded when somebody asks for it"
     )

@@ -29,7 +29,7 @@ def saved_remarks(model: CatalogueModel) -> Iterator[str]:
     for replica in outdated_replicas(model):
         yield (
             f"{model.name} on {replica.neuron.name} is outdated: it serves as it was loaded until "
-            "it is reloaded. Choose it in the list, then the action Reload what is outdated"
+            "it is reloaded"
         )
     settings = model.settings()
     for replica in model.replicas.all():

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.template.loader import render_to_string
+from django.utils.safestring import SafeString, mark_safe
 
 from fleet import selectors
 from fleet.admin.loading import actor_of, reload, tell, unload
+from fleet.admin.replica_report import recent_errors, report_rows
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
 from fleet.lifecycles import RecordedReplicaStatus
@@ -73,6 +73,7 @@ class ReplicaAdmin(ReportedAdmin):
         "context",
         "memory",
         "load_report",
+        "recent_errors",
     )
 
     @display(description="Status", ordering="status", label=REPLICA_LABELS)
@@ -113,7 +114,13 @@ class ReplicaAdmin(ReportedAdmin):
     def load_report(self, replica: Replica) -> SafeString | str:
         if replica.report is None:
             return "Not loaded yet"
-        return format_html("<pre>{}</pre>", json.dumps(replica.report, indent=2))
+        return mark_safe(render_to_string("fleet/load_report.html", {"rows": report_rows(replica)}))
+
+    @display(description="Recent errors")
+    def recent_errors(self, replica: Replica) -> SafeString:
+        return mark_safe(
+            render_to_string("fleet/recent_errors.html", {"errors": recent_errors(replica)})
+        )
 
     @action(description="Unload", permissions=["operate"])
     def unload_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:

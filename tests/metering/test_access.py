@@ -65,6 +65,15 @@ FLEET: dict[str, tuple[str, int]] = {
     "api/docs": ("/api/docs", 200),
 }
 """Each with a URL, and what an operator gets there; what takes POST alone, 405."""
+PAGES: dict[str, tuple[str, int, int]] = {
+    "usage/": ("/usage/", 200, 200),
+    "usage/keys": ("/usage/keys", 200, 200),
+    "usage/keys/<str:prefix>": ("/usage/keys/hx-nobodys000", 404, 404),
+    "usage/keys/<str:prefix>/revoke": ("/usage/keys/hx-nobodys000/revoke", 405, 405),
+    "usage/accounts": ("/usage/accounts", 403, 200),
+    "usage/audit": ("/usage/audit", 403, 200),
+}
+"""Each with a URL, and what a member and an operator get there; keys open no page."""
 ROWS: dict[str, tuple[str, dict[str, int]]] = {
     "api/me": (
         "/api/me",
@@ -81,13 +90,20 @@ ROWS: dict[str, tuple[str, dict[str, int]]] = {
     },
     "api/": ("/api/nothing", dict.fromkeys(ROLES, 404) | {"nobody": 401}),
     "": ("/", dict.fromkeys(ROLES, 302)),
+    "favicon.ico": ("/favicon.ico", dict.fromkeys(ROLES, 302)),
+    "login/": ("/login/", dict.fromkeys(ROLES, 200) | {"member": 302, "operator": 302}),
+    "logout/": ("/logout/", dict.fromkeys(ROLES, 405)),
+    **{
+        path: (url, dict.fromkeys(ROLES, LOG_IN) | {"member": member, "operator": operator})
+        for path, (url, member, operator) in PAGES.items()
+    },
 }
 
 
 def paths(patterns: list[URLPattern | URLResolver], prefix: str = "") -> Iterator[str]:
     for each in patterns:
         path = prefix + str(each.pattern)
-        if path.startswith("admin/"):
+        if path.startswith("admin/"):  # the admin's, and the dashboard's
             continue
         if isinstance(each, URLResolver):
             yield from paths(each.url_patterns, path)

@@ -1,0 +1,54 @@
+"""The board as a page, as the part of it that htmx asks for again, and its buttons."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django.contrib.auth.models import AbstractUser
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.cache import add_never_cache_headers
+from django.views.decorators.http import require_GET, require_POST
+
+from fleet.admin.loading import Outcome, tell
+from fleet.dashboard.actions import act
+from fleet.dashboard.board import board_of
+from fleet.overview import fleet_overview
+
+
+def dashboard_context(_request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
+    """Of the admin's index: unfold calls it."""
+    return context | {"title": "Dashboard", "board": board_of(fleet_overview())}
+
+
+@require_GET
+def board(request: HttpRequest) -> HttpResponse:
+    return _part(request, "fleet/board.html")
+
+
+@require_GET
+def outdated(request: HttpRequest) -> HttpResponse:
+    """What was loaded by earlier settings, and reloads under way."""
+    return _part(request, "fleet/outdated.html")
+
+
+@require_POST
+def do(request: HttpRequest) -> HttpResponse:
+    """A button of the board. Without scripts the answer is the page again."""
+    outcomes = act(cast(AbstractUser, request.user), request.POST.get("do", ""))
+    if request.headers.get("hx-request") != "true":
+        for outcome in outcomes:
+            tell(request, outcome)
+        return HttpResponseRedirect(reverse("admin:index"))
+    is_of_outdated = request.headers.get("hx-target") == "outdated"
+    return _part(request, f"fleet/{'outdated' if is_of_outdated else 'board'}.html", outcomes)
+
+
+def _part(
+    request: HttpRequest, template: str, outcomes: list[Outcome] | None = None
+) -> HttpResponse:
+    context = {"board": board_of(fleet_overview()), "outcomes": outcomes or []}
+    response = render(request, template, context)
+    add_never_cache_headers(response)
+    return response

@@ -1,0 +1,63 @@
+"""Numbers and statuses in words, as the board has them. Pure."""
+
+from __future__ import annotations
+
+from fleet.dashboard.rows import ProgressRow
+from fleet.overview.lines import JobLine
+
+TONES = {
+    "ready": "good",
+    "online": "good",
+    "loading": "info",
+    "recovering": "warning",
+    "draining": "warning",
+    "failed": "bad",
+    "away": "bad",
+    "refused": "quiet",
+    "unloaded": "quiet",
+    "urgent": "bad",
+    "warning": "warning",
+    "notice": "info",
+}
+DONE = {"load": "loaded", "unload": "unloaded", "reload": "reloaded"}
+
+
+def tone_of(status: str) -> str:
+    return TONES.get(status, "quiet")
+
+
+def duration_words(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def count_words(number: int) -> str:
+    """``950``, ``12.3k``, ``4.5M``."""
+    if number < 10_000:
+        return f"{number:,}"
+    if number < 1_000_000:
+        return f"{number / 1000:.1f}k"
+    return f"{number / 1_000_000:.1f}M"
+
+
+def job_progress(job: JobLine, *, with_neuron: bool = False) -> ProgressRow:
+    """``with_neuron``: where the row around it does not say which neuron it is on."""
+    where = f" on {job.neuron}" if with_neuron else ""
+    if job.status == "succeeded":
+        return ProgressRow(text=f"{DONE[job.kind]}{where}", tone="good")
+    if job.status == "failed":
+        return ProgressRow(text=f"{job.kind} failed{where}: {job.failure}", tone="bad")
+    if job.status == "cancelled":
+        return ProgressRow(text=f"{job.kind} cancelled{where}", tone="quiet")
+    stage = job.stage or ("waiting for the neuron" if job.status == "pending" else "under way")
+    left = "" if job.eta_s is None else f", about {duration_words(job.eta_s)} left"
+    fraction = job.progress_fraction
+    share = "" if fraction is None else f" {fraction:.0%}"
+    return ProgressRow(
+        text=f"{job.kind}{where}: {stage}{share}{left}",
+        percent=None if fraction is None else round(100 * fraction),
+        job_id="" if job.kind == "unload" else job.id,
+    )

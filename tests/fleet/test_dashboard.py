@@ -1,0 +1,221 @@
+"""The operator's dashboard: what it shows, what its buttons do, and where ``/`` leads."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from fleet import services
+from fleet.dashboard.board import board_of
+from fleet.models import CatalogueModel, LoadJob, Replica
+from fleet.overview import fleet_overview
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load import LoadProgress, LoadStage
+from inference.version import VERSION
+from metering.actor import COMMAND
+from metering.models import LedgerEntry
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+GIB = 1024**3
+BOARD, DO = "/admin/dashboard/board", "/admin/dashboard/do"
+
+
+@pytest.fixture
+def model() -> CatalogueModel:
+    return services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+
+
+@pytest.fixture
+def beat(publish):
+    def beat(**changes):
+        heartbeat = publish(version=VERSION, **changes)
+        services.heartbeat_record(heartbeat=heartbeat)
+        return heartbeat
+
+    return beat
+
+
+def operator(*permissions: str) -> Client:
+    user = User.objects.create_user("olga", is_staff=True)
+    for codename in permissions:
+        user.user_permissions.add(Permission.objects.get(codename=codename))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def page(client: Client, path: str = "/admin/") -> str:
+    response = client.get(path)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def push(client: Client, command: str, *, status: int = 200) -> str:
+    """One of the board's buttons, as htmx sends it."""
+    response = client.post(
+        DO, {"do": command}, headers={"hx-request": "true", "hx-target": "board"}
+    )
+    assert response.status_code == status
+    return response.content.decode()
+
+
+def test_an_empty_fleet_is_told_what_to_do_next(admin_client, publish) -> None:
+    text = page(admin_client)
+    assert "Let a host join" in text and "Add a model" in text and "Make an API key" in text
+    assert board_of(fleet_overview()).steps == ("neuron", "model", "key")
+
+
+def test_what_is_loaded_where(admin_client, model, beat, build) -> None:
+    card = build.device(kind="cuda", utilization_percent=71, temperature_c=63, power_w=250.0)
+    loaded = build.replica(
+        devices=["cuda:0"],
+        memory_bytes=6 * GIB,
+        report=build.report(),
+        stats=build.stats(in_flight=2, queue_depth=1, kv_blocks_used=16, decode_tokens_per_s=40.0),
+    )
+    beat(devices=[card], replicas=[loaded])
+    text = page(admin_client, BOARD)
+    assert "71 % busy, 63 °C, 250 W" in text
+    assert "tiny 6.0 GiB" in text and "other 2.0 GiB" in text
+    assert "25 %" in text and "40.0" in text
+    assert "1 waiting, 40 tok/s" in text
+    assert "What to do next" not in text
+
+
+def test_a_load_shows_its_progress_where_it_was_started(
+    admin_client, model, beat, build, sent
+) -> None:
+    beat()
+    text = push(admin_client, "load model tiny")
+    assert "Loading tiny on beast" in text
+    assert "load on beast: waiting for the neuron" in text
+    (job,) = LoadJob.objects.all()
+    progress = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=4, unit="tensors")
+    loading = build.replica(job_id=str(job.pk), status=ReplicaStatus.LOADING, progress=progress)
+    beat(replicas=[loading])
+    text = page(admin_client, BOARD)
+    assert "load on beast: weights 25%" in text
+    assert 'aria-valuenow="25"' in text
+    beat(replicas=[build.replica(job_id=str(job.pk))])
+    assert "loaded on beast" in page(admin_client, BOARD)
+
+
+def test_buttons_unload_reload_drain_and_cancel(admin_client, model, beat, build, sent) -> None:
+    beat(replicas=[build.replica(spec_digest="0123456789abcdef")])
+    (replica,) = Replica.objects.all()
+    assert "tiny on beast is outdated: reload it" in page(admin_client, BOARD)
+    push(admin_client, f"reload replica {replica.pk}")
+    assert LoadJob.objects.filter(kind="reload").count() == 1
+    push(admin_client, f"unload replica {replica.pk}")
+    assert LoadJob.objects.filter(kind="unload").count() == 1
+    assert "is being drained" in push(admin_client, "drain neuron beast")
+    assert "takes models and requests again" in push(admin_client, "resume neuron beast")
+    assert "There is no such action" in push(admin_client, "sell neuron beast")
+    for gone in ("unload replica 999999", "unload replica x", "load model x", "cancel job x"):
+        assert "not there any more" in push(admin_client, gone)
+
+
+def test_a_refusal_is_told(admin_client, model, beat, sent) -> None:
+    beat()
+    sent.broker_is_away = True
+    assert "hx-bad" in push(admin_client, "load model tiny")
+
+
+def test_without_scripts_a_button_leads_back_to_the_dashboard(admin_client, model, beat, sent):
+    beat()
+    response = admin_client.post(DO, {"do": "load model tiny"}, follow=True)
+    assert response.redirect_chain == [("/admin/", 302)]
+    assert "Loading tiny on beast" in response.content.decode()
+
+
+def test_buttons_are_for_those_who_may(model, beat, build, sent) -> None:
+    beat(replicas=[build.replica()])
+    client = operator()
+    text = page(client)
+    assert 'name="do"' not in text and "Spent today" not in text and "Newest changes" not in text
+    push(client, "load model tiny", status=403)
+    push(client, "drain neuron beast", status=403)
+    assert not LoadJob.objects.exists()
+
+
+@pytest.mark.parametrize("path", [BOARD, DO, "/admin/dashboard/outdated"])
+def test_strangers_and_members_are_led_to_the_log_in(path: str) -> None:
+    member = Client()
+    member.force_login(User.objects.create_user("mia"))
+    for client in (Client(), member):
+        response = client.post(path) if path == DO else client.get(path)
+        assert response.status_code == 302
+        assert response["Location"].startswith("/admin/login/")
+
+
+def test_a_form_of_elsewhere_does_nothing(model, beat, sent) -> None:
+    beat()
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(User.objects.create_superuser("root"))
+    assert client.post(DO, {"do": "load model tiny"}).status_code == 403
+    assert not LoadJob.objects.exists()
+
+
+def test_the_front_door_leads_on_by_who_asks() -> None:
+    member = Client()
+    member.force_login(User.objects.create_user("mia"))
+    assert Client().get("/")["Location"] == "/login/"
+    assert member.get("/")["Location"] == "/usage/"
+    assert operator().get("/")["Location"] == "/admin/"
+    assert Client().get("/favicon.ico")["Location"] == "/static/helexa/favicon.svg"
+
+
+def test_a_member_logs_in_and_out() -> None:
+    User.objects.create_user("mia", password="a long password")
+    client = Client()
+    response = client.post("/login/", {"username": "mia", "password": "a long password"})
+    assert response["Location"] == "/"
+    assert client.get("/usage/").status_code == 200
+    assert client.post("/logout/")["Location"] == "/login/"
+    assert client.get("/usage/")["Location"] == "/login/?next=/usage/"
+
+
+def test_what_is_outdated_is_reloaded_where_it_is_said(admin_client, model, beat, build, sent):
+    beat(replicas=[build.replica(spec_digest="0123456789abcdef")])
+    assert 'hx-get="/admin/dashboard/outdated"' in page(
+        admin_client, reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
+    )
+    assert "Reload tiny now" in page(admin_client, "/admin/dashboard/outdated")
+    response = admin_client.post(
+        DO,
+        {"do": "reload model tiny"},
+        headers={"hx-request": "true", "hx-target": "outdated"},
+    )
+    text = response.content.decode()
+    assert "Reloading tiny on beast" in text and 'id="outdated"' in text
+
+
+def test_a_replicas_page_tells_its_report_and_errors(admin_client, model, beat, build) -> None:
+    beat(replicas=[build.replica(report=build.report())])
+    (replica,) = Replica.objects.all()
+    where = reverse("admin:fleet_replica_change", args=[replica.pk])
+    text = page(admin_client, where)
+    assert "1.0 GiB for 1,024 tokens (64 blocks of 16)" in text
+    assert "temperature 0.6, top_k 20" in text
+    assert "None in the last 24 hours" in text
+    LedgerEntry.objects.create(
+        request_id="req-1",
+        at=timezone.now(),
+        account="research",
+        model="tiny",
+        neuron="beast",
+        endpoint="/v1/chat/completions",
+        outcome="engine_crashed",
+        prompt_tokens=1,
+        cached_tokens=0,
+        completion_tokens=0,
+        reasoning_tokens=0,
+        cost_micro_usd=0,
+        duration_ms=10,
+    )
+    text = page(admin_client, where)
+    assert "engine_crashed" in text and "req-1" in text
