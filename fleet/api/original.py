@@ -3,6 +3,8 @@ answer when they are through. The live ones read what the neuron last said."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
@@ -12,12 +14,13 @@ from rest_framework.response import Response
 from fleet import live, selectors, services
 from fleet.api import original_shapes as shapes
 from fleet.api.access import FleetView, body_of, problem_of, text_in
-from fleet.errors import FleetError, UnknownModelError
+from fleet.errors import FleetError, PlacementRefusedError, UnknownModelError
 from fleet.job_waiting import wait_for_job
 from fleet.lifecycles import LoadJobStatus
 from fleet.models import LoadJob
 from fleet.outdated import is_outdated
 from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaStatus
+from inference.protocol.load import LoadFailure
 from metering.api.problems import ProblemError
 
 LOAD_TIMEOUT_S = 1800.0
@@ -92,17 +95,31 @@ class LoadView(OriginalView):
             is_ready = (state.model, state.status) == (entry.name, ReplicaStatus.READY)
             if is_ready and not is_outdated(state.spec_digest, entry):
                 raise ProblemError(400, "already_loaded", f"{entry.name} is already loaded")
-        job = services.load_job_start(
-            actor=self.actor,
-            model_name=entry.name,
-            neuron_name=name,
-            devices=shapes.device_names(body),
-        )
+        job = self._start(entry.name, name, shapes.device_names(body))
         wait_for_job(job, timeout_s=LOAD_TIMEOUT_S)
         if job.status == LoadJobStatus.SUCCEEDED:
             return Response({"status": "loaded"})
-        status, error = shapes.load_failure(job, entry)
+        status, error = shapes.load_failure(job, entry, self._failure(job))
         return Response(error, status=status)
+
+    def _start(self, model: str, neuron: str, devices: list[str]) -> LoadJob:
+        """Where no devices are named, idle models leave for it."""
+        named: dict[str, Any] = {"model_name": model, "neuron_name": neuron}
+        if devices:
+            return services.load_job_start(actor=self.actor, devices=devices, **named)
+        try:
+            return services.model_load_start(actor=self.actor, **named)
+        except PlacementRefusedError as error:
+            raise ProblemError(400, error.code, str(error)) from error
+
+    def _failure(self, job: LoadJob) -> LoadFailure | None:
+        """All that the neuron says of it, which is more than its job keeps."""
+        for report in live.read_live_fleet(live.redis_client()).reports:
+            if report.name == job.neuron.name and report.heartbeat is not None:
+                for state in report.heartbeat.replicas:
+                    if state.job_id == str(job.pk):
+                        return state.failure
+        return None
 
 
 class UnloadView(OriginalView):

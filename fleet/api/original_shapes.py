@@ -13,6 +13,7 @@ from inference.protocol.heartbeat import (
     ReplicaState,
     ReplicaStatus,
 )
+from inference.protocol.load import LoadFailure
 from metering.api.problems import ProblemError
 
 MIB = 1024**2
@@ -123,8 +124,10 @@ def device_names(body: dict[str, Any]) -> list[str]:
     return [f"cuda:{index}" for index in given]
 
 
-def load_failure(job: LoadJob, entry: CatalogueEntry) -> tuple[int, dict[str, Any]]:
-    """The status and the body."""
+def load_failure(
+    job: LoadJob, entry: CatalogueEntry, failure: LoadFailure | None = None
+) -> tuple[int, dict[str, Any]]:
+    """The status and the body. ``failure``: the neuron's own words, where it still has them."""
     if job.failure_code in CUDA_CODES:
         return 503, {"error": job.failure_message, "code": "cuda_unavailable"}
     kind = PREFLIGHT_KINDS.get(job.failure_code)
@@ -133,6 +136,9 @@ def load_failure(job: LoadJob, entry: CatalogueEntry) -> tuple[int, dict[str, An
     error: dict[str, Any] = {"kind": kind, "model_id": entry.name, "cause": job.failure_message}
     if kind == "quant_not_found":
         error["requested"] = entry.file
+        error["available"] = [] if failure is None else failure.available
+        if failure is not None and failure.nearest is not None:
+            error["nearest"] = failure.nearest
     return 422, {"error": error}
 
 

@@ -14,6 +14,7 @@ from fleet.services.load_jobs import load_job_start
 from fleet.services.placed_loads import placed_load_start
 from fleet.services.reloads import reload_job_start
 from fleet.snapshot import FleetSnapshot
+from inference.protocol.heartbeat import ReplicaStatus
 from metering.actor import Actor
 
 
@@ -48,11 +49,12 @@ def model_load_start(*, actor: Actor, model_name: str, neuron_name: str | None =
 def _load_on(
     actor: Actor, entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot
 ) -> LoadJob:
-    """A neuron that has an earlier load of the model, or that does not speak now, chooses the
-    devices itself when it comes to that."""
+    """Idle models leave for it where that makes room. A neuron that holds the model already, or
+    that does not speak now, chooses the devices itself when it comes to that."""
     selectors.neuron_known(neuron_name)
     neuron = snapshot.neuron(neuron_name)
-    if neuron is None or neuron.replica_of(entry.name) is not None:
+    held = None if neuron is None else neuron.replica_of(entry.name)
+    if neuron is None or (held is not None and held.status is not ReplicaStatus.FAILED):
         return load_job_start(actor=actor, model_name=entry.name, neuron_name=neuron_name)
     decision = place_on(entry, neuron, snapshot, selectors.catalogue_by_name())
     if isinstance(decision, Reject):

@@ -16,6 +16,7 @@ LoadError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from inference.protocol.load import LoadFailure
@@ -54,6 +55,19 @@ class MissingFileError(LoadError):
 
 class QuantizationNotFoundError(LoadError):
     code = "quantization_not_found"
+
+    def __init__(
+        self, message: str, available: Sequence[str] = (), nearest: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.available = list(available)
+        self.nearest = nearest
+
+    @property
+    def failure(self) -> LoadFailure:
+        return LoadFailure(
+            code=self.code, message=str(self), available=self.available, nearest=self.nearest
+        )
 
 
 class UnknownArchitectureError(LoadError):

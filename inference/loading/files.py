@@ -120,17 +120,23 @@ def _named(wanted: str, dense: tuple[str, ...], variants: Sequence[GGUFVariant])
     if len(matches) == 1:
         return matches[0].names
     if matches:
-        names = ", ".join(match.names[0] for match in matches)
-        raise QuantizationNotFoundError(f"{wanted!r} is ambiguous; name one of {names}")
-    raise QuantizationNotFoundError(_not_found(wanted, dense, variants))
+        choices = [match.names[0] for match in matches]
+        names = ", ".join(choices)
+        raise QuantizationNotFoundError(f"{wanted!r} is ambiguous; name one of {names}", choices)
+    raise _not_found(wanted, dense, variants)
 
 
-def _not_found(wanted: str, dense: tuple[str, ...], variants: Sequence[GGUFVariant]) -> str:
+def _not_found(
+    wanted: str, dense: tuple[str, ...], variants: Sequence[GGUFVariant]
+) -> QuantizationNotFoundError:
     choices = [v.quant or v.names[0] for v in variants] + list(dense)
     by_upper = {choice.upper(): choice for choice in choices}
     names = {name.upper(): name for v in variants for name in v.names}
     pool = names if wanted.lower().endswith((".gguf", ".safetensors")) else by_upper
-    nearest = difflib.get_close_matches(wanted.upper(), list(pool), n=1, cutoff=0.0)
+    near = difflib.get_close_matches(wanted.upper(), list(pool), n=1, cutoff=0.0)
+    nearest = pool[near[0]] if near else None
     there = ", ".join(choices) or "no weight files at all"
-    hint = f"; the nearest is {pool[nearest[0]]}" if nearest else ""
-    return f"{wanted!r} is not in the source{hint}; it holds {there}"
+    hint = f"; the nearest is {nearest}" if nearest else ""
+    return QuantizationNotFoundError(
+        f"{wanted!r} is not in the source{hint}; it holds {there}", choices, nearest
+    )

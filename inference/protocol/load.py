@@ -203,6 +203,10 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     message: str
     needed_bytes: int | None = None
     """Of a load that did not fit: what must be free on its device, as far as it is known."""
+    available: list[str] = []
+    """Of a quant or file that is not there: what the source holds instead."""
+    nearest: str | None = None
+    """The one of them that may have been meant."""
 
     @property
     def is_permanent(self) -> bool:

@@ -16,7 +16,7 @@ from fleet import services
 from fleet.lifecycles import LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob, Neuron
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load import LoadProgress, LoadStage
+from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 from metering.actor import COMMAND
 from metering.models import ApiKey, AuditEntry
 from tests.fleet.api_support import Api, key_api
@@ -279,6 +279,8 @@ def test_what_a_neuron_says_in_the_originals_shapes(reader: Api, model, beat, bu
                     "model_id": "tiny",
                     "cause": "why",
                     "requested": None,
+                    "available": ["Q4_K_M", "Q8_0"],
+                    "nearest": "Q4_K_M",
                 }
             },
         ),
@@ -286,7 +288,7 @@ def test_what_a_neuron_says_in_the_originals_shapes(reader: Api, model, beat, bu
     ],
 )
 def test_the_originals_load_answers_when_it_is_through(
-    writer: Api, model, beat, sent, monkeypatch, end, status: int, answer: Any
+    writer: Api, model, beat, build, sent, monkeypatch, end, status: int, answer: Any
 ) -> None:
     def wait(job: LoadJob, *, timeout_s: float) -> bool:
         LoadJob.objects.filter(pk=job.pk).update(
@@ -296,6 +298,11 @@ def test_the_originals_load_answers_when_it_is_through(
             finished_at=job.created_at,
         )
         job.refresh_from_db()
+        failure = LoadFailure(
+            code=end[1] or "none", message="why", available=["Q4_K_M", "Q8_0"], nearest="Q4_K_M"
+        )
+        failed = build.replica(job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure)
+        beat(replicas=[failed] if end[1] else [])
         return True
 
     monkeypatch.setattr("fleet.api.original.wait_for_job", wait)

@@ -52,8 +52,13 @@ def test_parts_come_together_and_in_order() -> None:
     [("Q4_K_S", "Q4_K_M"), ("Q8", "Q8_0"), ("tiny-Q8_1.gguf", r"tiny-Q8_0\.gguf")],
 )
 def test_a_quant_that_is_not_there_names_the_nearest(wanted: str, nearest: str) -> None:
-    with pytest.raises(QuantizationNotFoundError, match=f"{wanted}.*the nearest is {nearest};"):
+    with pytest.raises(
+        QuantizationNotFoundError, match=f"{wanted}.*the nearest is {nearest};"
+    ) as no:
         choose_weights(QUANTS, wanted, GB)
+    failure = no.value.failure
+    assert failure.nearest == nearest.replace("\\", "")
+    assert {"Q4_K_M", "Q8_0"} <= set(failure.available)
 
 
 def test_two_models_of_one_quant_must_be_told_apart() -> None:

@@ -1,0 +1,64 @@
+"""A model that somebody loads on a neuron they name: what leaves for it, and what is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleet import services
+from fleet.errors import PlacementRefusedError
+from fleet.models import LoadJob
+from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
+from inference.protocol.load import LoadFailure
+from metering.actor import COMMAND
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+GIB = 1024**3
+
+
+@pytest.fixture
+def full(publish, build, sent):
+    """beast has one card, of which ``old`` holds nearly all."""
+    offer = services.catalogue_model_create
+    offer(actor=COMMAND, name="new", source="pypi:new", vram_mb=4096)
+
+    def full(*others: ReplicaState, pinned: bool = False, **changes: Any) -> None:
+        offer(actor=COMMAND, name="old", source="pypi:old", pinned=pinned)
+        old = build.replica(
+            model="old",
+            devices=["cuda:0"],
+            memory_bytes=6 * GIB,
+            stats=build.stats(**changes),
+            last_used_unix_s=1_700_000_000.0 - 60,
+        )
+        card = build.device(kind="cuda", total_memory_bytes=8 * GIB, free_memory_bytes=GIB)
+        services.heartbeat_record(heartbeat=publish(devices=[card], replicas=[old, *others]))
+
+    return full
+
+
+def load() -> LoadJob:
+    return services.model_load_start(actor=COMMAND, model_name="new", neuron_name="beast")
+
+
+def test_an_idle_model_leaves_for_it(full, sent) -> None:
+    full()
+    job = load()
+    assert (job.devices, job.evict) == (["cuda:0"], ["old"])
+    assert sent.tasks[0][1][0]["evict"] == ["old"]
+
+
+def test_a_load_that_failed_there_makes_room_the_next_time(full, build, sent) -> None:
+    failure = LoadFailure(code="does_not_fit", message="no room")
+    full(build.replica(model="new", status=ReplicaStatus.FAILED, failure=failure))
+    assert load().evict == ["old"]
+
+
+@pytest.mark.parametrize("changes", [{"in_flight": 1}, {"queue_depth": 2}, {"pinned": True}])
+def test_what_is_in_use_or_pinned_stays_and_numbers_are_told(full, sent, changes) -> None:
+    full(**changes)
+    with pytest.raises(PlacementRefusedError, match=r"needs 4,294,967,296 bytes.*1,073,741,824"):
+        load()
+    assert sent.tasks == []
