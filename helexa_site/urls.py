@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import include, path
 
+from fleet.api.version import VersionView
 from helexa_site.front import favicon, front
 from helexa_site.login import Login, Logout
 
@@ -21,4 +22,5 @@ urlpatterns = [
     path("usage/", include("metering.usage_pages.urls")),
     path("favicon.ico", favicon),
     path("", front, name="front"),
+    path("version", VersionView.as_view()),
 ]

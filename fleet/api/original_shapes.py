@@ -29,10 +29,13 @@ CUDA_CODES = frozenset({"cuda_unavailable"})
 
 
 def version(heartbeat: NeuronHeartbeat) -> dict[str, Any]:
+    build = heartbeat.build
     return {
         "package_version": heartbeat.version,
-        "git_sha": "unknown",
-        "git_dirty": False,
+        "git_sha": build.git_sha if build else "unknown",
+        "git_sha_long": build.git_sha_long if build else "",
+        "git_dirty": build.git_dirty if build else False,
+        "build_timestamp": build.build_timestamp if build else "",
         "features": [],
     }
 

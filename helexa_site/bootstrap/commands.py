@@ -24,6 +24,7 @@ from helexa_site.bootstrap.console import complain, say, say_line
 from helexa_site.bootstrap.environment import REPOSITORY_DIR, ensure_environment
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
+from inference.build import this_build, version_object
 from inference.version import VERSION
 
 REQUIREMENTS = "requirements.txt"
@@ -59,8 +60,7 @@ def run(arguments: list[str]) -> int:
     }
     name = arguments[0] if arguments else ""
     if name in VERSION_WORDS:
-        say_line(f"helexa {VERSION}")
-        return SUCCESS
+        return _version(arguments[1:])
     try:
         return own[name](arguments[1:]) if name in own else _django(arguments)
     except BootstrapError as error:
@@ -112,6 +112,14 @@ def _test(arguments: list[str]) -> int:
     from helexa_site.bootstrap.suite import run_suite
 
     return run_suite(arguments)
+
+
+def _version(arguments: list[str]) -> int:
+    if "--json" in arguments:
+        sys.stdout.write(json.dumps(version_object(this_build()), indent=2) + "\n")
+    else:
+        say_line(f"helexa {VERSION}")
+    return SUCCESS
 
 
 def _doctor(arguments: list[str]) -> int:

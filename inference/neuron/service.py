@@ -15,10 +15,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import redis
 
+from inference.build import this_build
 from inference.neuron.accounts import AccountBook, send_due
 from inference.neuron.device_sampler import Devices
 from inference.neuron.downloads import Downloads
@@ -42,7 +44,7 @@ from inference.neuron.restart_policy import RestartPolicy
 from inference.neuron.specs import SpecStore
 from inference.neuron.starter import Starter
 from inference.protocol.generation import Cancel, InboxFrame, Submit
-from inference.protocol.heartbeat import NeuronHeartbeat
+from inference.protocol.heartbeat import BuildInfo, NeuronHeartbeat
 from inference.protocol.held import HeldRequests, held_requests
 from inference.protocol.load import LoadSpec
 from inference.protocol.stalls import DEFAULT_STALL_LIMIT_S, KEPT_AFTER_LIMIT_S
@@ -80,6 +82,7 @@ class NeuronService:
         self.epoch = uuid.uuid4().hex
         self.lease = NameLease(client, neuron=name, epoch=self.epoch)
         self._started_unix_s = time.time()
+        self._build = BuildInfo(**asdict(this_build()))
         self._discovery = discovery
         self._replicas = Replicas()
         self._is_restored = False
@@ -164,6 +167,7 @@ class NeuronService:
             name=self.name,
             epoch=self.epoch,
             version=VERSION,
+            build=self._build,
             started_unix_s=self._started_unix_s,
             time_unix_s=time.time(),
             host=self._discovery.host(),

@@ -114,11 +114,21 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     """When it last had work; ``None``: not since it was loaded."""
 
 
+class BuildInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a neuron was built from: ``inference.build``."""
+
+    git_sha: str
+    git_sha_long: str
+    git_dirty: bool
+    build_timestamp: str
+
+
 class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     epoch: str
     """New each time the neuron process starts."""
     version: str
+    build: BuildInfo | None = None
     started_unix_s: float
     time_unix_s: float
     host: HostInfo

@@ -1,0 +1,23 @@
+"""What the gateway was built from."""
+
+from __future__ import annotations
+
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.api.access import FleetView
+from inference.build import this_build, version_object
+
+
+class VersionView(FleetView):
+    """For those who may read the fleet: what runs here tells an attacker what to try."""
+
+    pagination_class = None
+    serializer_class = serializers.Serializer
+
+    @extend_schema(responses={200: OpenApiTypes.OBJECT})
+    def get(self, request: Request) -> Response:
+        return Response(version_object(this_build()))
