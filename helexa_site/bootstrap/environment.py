@@ -23,6 +23,7 @@ from typing import NoReturn
 from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.errors import SetUpError
 from helexa_site.bootstrap.requirements import Requirement, unmet_requirements
+from helexa_site.bootstrap.torch_build import torch_here
 
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent.parent
 VENV_VARIABLE = "HELEXA_VENV"
@@ -118,19 +119,34 @@ def _runs(python: Path) -> bool:
 
 def _install(requirements: Path, unmet: list[Requirement]) -> None:
     _ensure_pip()
+    if (build := torch_here(unmet)) is not None:
+        say("environment", build.words)
+        if build.index is not None:
+            _install_torch(next(str(one) for one in unmet if one.name == "torch"), build.index)
     say("environment", f"installing {requirements.name}: {_names(unmet)}")
+    pip = _pip("--requirement", str(requirements))
+    if pip.returncode != 0:
+        raise SetUpError(_install_failure(requirements, pip.stderr))
+
+
+def _install_torch(wanted: str, index: str) -> None:
+    """Alone: what it needs comes with the rest. Where this fails the rest brings a torch along."""
+    pip = _pip("--no-deps", "--index-url", index, wanted)
+    if pip.returncode != 0:
+        say("environment", f"{index} does not have {wanted} for this Python and machine")
+
+
+def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
     # pip's progress is its standard output; its warnings are kept for the case that it fails.
-    pip = subprocess.run(
+    return subprocess.run(
         [
             *(sys.executable, "-m", "pip", "install", "--disable-pip-version-check"),
-            *("--no-input", "--retries", "2", "-r", str(requirements)),
+            *("--no-input", "--retries", "2", *arguments),
         ],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
-    if pip.returncode != 0:
-        raise SetUpError(_install_failure(requirements, pip.stderr))
 
 
 def _install_failure(requirements: Path, pip_errors: str) -> str:

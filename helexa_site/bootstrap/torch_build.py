@@ -1,0 +1,92 @@
+"""Which build of torch a host gets, said with its size before anything is fetched.
+
+    an NVIDIA driver                  PyPI's, with CUDA: gigabytes
+    none, and torch's CPU index       its build for CPUs, a twentieth of that
+      answers
+    none, and it does not answer      what the package index at hand has
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from helexa_site.bootstrap.requirements import Requirement
+
+INDEX_VARIABLE = "HELEXA_TORCH_CPU_INDEX"
+DEFAULT_INDEX = "https://download.pytorch.org/whl/cpu"
+"""Of torch's own project."""
+OFF_WORDS = frozenset({"off", "0", "no", "none"})
+ANSWER_TIMEOUT_S = 5.0
+DRIVER_SIGNS = (
+    "/proc/driver/nvidia/version",
+    "/dev/nvidiactl",
+    "/dev/dxg",  # WSL passes the host's driver through this
+)
+CPU_SIZE = "about 200 MB"
+CUDA_SIZE = "about 3.5 GB"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    index: str | None
+    """To take torch alone from, before the rest; ``None``: as pip is set up."""
+    words: str
+    """For the operator."""
+
+
+def choose_torch(
+    unmet: Sequence[Requirement],
+    *,
+    platform: str,
+    has_driver: bool,
+    index: str | None,
+    answers: Callable[[str], bool],
+) -> TorchBuild | None:
+    """``None``: torch is not to be installed, or there is nothing to choose. Pure but for
+    ``answers``."""
+    if platform != "linux" or not any(wanted.name == "torch" for wanted in unmet):
+        return None
+    if has_driver:
+        return TorchBuild(
+            None, f"there is an NVIDIA driver: torch with CUDA, {CUDA_SIZE} with its libraries"
+        )
+    if index is not None and answers(f"{index}/torch/"):
+        return TorchBuild(index, f"no NVIDIA driver: torch for CPUs, {CPU_SIZE}, from {index}")
+    why = "is turned off" if index is None else f"{index} does not answer"
+    return TorchBuild(
+        None,
+        f"no NVIDIA driver, but torch's index of CPU builds ({INDEX_VARIABLE}) {why}: what pip "
+        f"finds, and from PyPI that is {CUDA_SIZE} of CUDA. Ctrl-C stops it",
+    )
+
+
+def torch_here(unmet: Sequence[Requirement]) -> TorchBuild | None:
+    return choose_torch(
+        unmet,
+        platform=sys.platform,
+        has_driver=any(Path(sign).exists() for sign in DRIVER_SIGNS),
+        index=wanted_index(os.environ.get(INDEX_VARIABLE)),
+        answers=_answers,
+    )
+
+
+def wanted_index(word: str | None) -> str | None:
+    """``None``: none."""
+    word = DEFAULT_INDEX if word is None else word.strip().rstrip("/")
+    return None if not word or word.lower() in OFF_WORDS else word
+
+
+def _answers(url: str) -> bool:
+    try:
+        request = urllib.request.Request(url, method="HEAD")
+        with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as response:
+            return bool(response.status == 200)
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,85 @@
+"""A laptop fetches no gigabytes of CUDA, and everybody is told the size first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from helexa_site.bootstrap import environment
+from helexa_site.bootstrap.requirements import Requirement
+from helexa_site.bootstrap.torch_build import (
+    CPU_SIZE,
+    CUDA_SIZE,
+    DEFAULT_INDEX,
+    TorchBuild,
+    choose_torch,
+    wanted_index,
+)
+
+TORCH = Requirement("torch", "2.13.0")
+OTHER = Requirement("redis", "8.1.0")
+
+
+def chosen(**changes: Any) -> TorchBuild | None:
+    given: dict[str, Any] = {"platform": "linux", "has_driver": False, "index": DEFAULT_INDEX}
+    given |= {"answers": lambda url: url == f"{DEFAULT_INDEX}/torch/"}
+    return choose_torch([OTHER, TORCH], **given | changes)
+
+
+def test_without_a_driver_it_is_the_build_for_cpus() -> None:
+    build = chosen()
+    assert build is not None and build.index == DEFAULT_INDEX
+    assert CPU_SIZE in build.words
+
+
+def test_with_a_driver_it_is_the_one_with_cuda() -> None:
+    build = chosen(has_driver=True)
+    assert build is not None and build.index is None
+    assert CUDA_SIZE in build.words
+
+
+@pytest.mark.parametrize(
+    "changes", [{"answers": lambda url: False}, {"index": None, "answers": None}]
+)
+def test_where_the_index_is_not_there_the_size_is_said_all_the_same(changes: Any) -> None:
+    build = chosen(**changes)
+    assert build is not None and build.index is None
+    assert CUDA_SIZE in build.words
+
+
+def test_there_is_nothing_to_choose() -> None:
+    assert chosen(platform="darwin") is None
+    assert (
+        choose_torch([OTHER], platform="linux", has_driver=False, index=None, answers=bool) is None
+    )
+
+
+def test_the_setting() -> None:
+    assert wanted_index(None) == DEFAULT_INDEX
+    assert wanted_index("off") is None and wanted_index(" ") is None
+    assert wanted_index("https://wheels.example.org/cpu/") == "https://wheels.example.org/cpu"
+
+
+def test_torch_comes_first_and_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Its index has old copies of other packages as well."""
+    said: list[str] = []
+    ran: list[tuple[str, ...]] = []
+
+    class Done:
+        returncode = 0
+
+    def pip(*arguments: str) -> Done:
+        ran.append(arguments)
+        return Done()
+
+    monkeypatch.setattr(environment, "_ensure_pip", lambda: None)
+    monkeypatch.setattr(environment, "_pip", pip)
+    monkeypatch.setattr(environment, "say", lambda step, text: said.append(text))
+    monkeypatch.setattr(
+        environment, "torch_here", lambda unmet: TorchBuild("https://cpu", "200 MB")
+    )
+    environment._install(tmp_path / "requirements.txt", [OTHER, TORCH])
+    assert said[0] == "200 MB"
+    assert ran[0] == ("--no-deps", "--index-url", "https://cpu", "torch==2.13.0")
+    assert ran[1][0] == "--requirement"
