@@ -9,7 +9,7 @@ from __future__ import annotations
 from django.db.models import Count, QuerySet
 
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue.cache import CatalogueCache
+from fleet.catalogue_cache import CatalogueCache
 from fleet.errors import ModelDisabledError, UnknownModelError, UnknownNeuronError
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus
 from fleet.models import Alias, CatalogueModel, Download, LoadJob, Neuron

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from fleet import selectors, services
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue.cache import CACHE_S, OfferedModels
+from fleet.catalogue_cache import CACHE_S, OfferedModels
 from fleet.errors import FleetError, UnknownNeuronError
 from fleet.placement import Catalogue as FleetCatalogue
 from fleet.placement import Load

@@ -11,7 +11,7 @@ from django.db import OperationalError
 
 from fleet import selectors, services
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue.cache import CatalogueCache
+from fleet.catalogue_cache import CatalogueCache
 from fleet.errors import ModelDisabledError, UnknownNeuronError
 from fleet.placement import Load
 from inference.gateway.catalogue import DatabaseCatalogue

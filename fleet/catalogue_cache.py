@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fleet.catalogue.entry import CatalogueEntry
+from fleet.catalogue import CatalogueEntry
 
 CACHE_S = 1.0
 
