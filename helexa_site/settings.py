@@ -195,6 +195,14 @@ UNFOLD = {
                 ],
             },
             {
+                "title": "Bench",
+                "items": [
+                    {"title": "Results", "icon": "speed", "link": reverse_lazy("bench-overview")},
+                    _admin_link("Targets", "target", "bench_benchtarget"),
+                    _admin_link("Sweep", "tune", "bench_sweepplan"),
+                ],
+            },
+            {
                 "title": "People",
                 "items": [
                     _admin_link("Users", "person", "auth_user"),

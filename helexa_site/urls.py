@@ -20,6 +20,7 @@ urlpatterns = [
     path("login/", Login.as_view(), name="login"),
     path("logout/", Logout.as_view(), name="logout"),
     path("usage/", include("metering.usage_pages.urls")),
+    path("bench/", include("metering.bench.pages.urls")),
     path("favicon.ico", favicon),
     path("", front, name="front"),
     path("version", VersionView.as_view()),

@@ -1,0 +1,85 @@
+"""Whom the bench measures, and how. Its results have pages of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import admin
+from django.http import HttpRequest
+
+from fleet.admin.loading import actor_of
+from fleet.admin.unfold_types import UnfoldAdmin
+from metering.bench import store
+from metering.bench.errors import BenchValueError
+from metering.bench.models import BenchTarget, SweepPlan
+
+if TYPE_CHECKING:
+    TargetModelForm = forms.ModelForm[BenchTarget]
+    PlanModelForm = forms.ModelForm[SweepPlan]
+else:
+    TargetModelForm = PlanModelForm = forms.ModelForm
+
+
+class TargetForm(TargetModelForm):
+    def _post_clean(self) -> None:
+        """Checks the row as it would be saved."""
+        super()._post_clean()  # type: ignore[misc]
+        if not self.errors:
+            try:
+                store.target_check(self.instance)
+            except BenchValueError as error:
+                _add_error(self, error)
+
+
+class PlanForm(PlanModelForm):
+    def _post_clean(self) -> None:
+        super()._post_clean()  # type: ignore[misc]
+        if not self.errors:
+            try:
+                store.settings_of(self.instance)
+            except BenchValueError as error:
+                _add_error(self, error)
+
+
+@admin.register(BenchTarget)
+class BenchTargetAdmin(UnfoldAdmin):
+    form = TargetForm
+    list_display = ("name", "kind", "endpoint", "label", "enabled")
+    list_filter = ("kind", "enabled")
+    search_fields = ("name", "label", "endpoint")
+    fields = ("name", *store.TARGET_FIELDS)
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        store.target_save(actor=actor_of(request), target=obj)
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        store.target_delete(actor=actor_of(request), target=obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
+        for target in queryset:
+            store.target_delete(actor=actor_of(request), target=target)
+
+
+@admin.register(SweepPlan)
+class SweepPlanAdmin(UnfoldAdmin):
+    """One row, which is there once it was saved; until then the defaults hold."""
+
+    form = PlanForm
+    list_display = ("__str__", "samples_per_version", "max_tokens", "sweep_interval_s")
+    fields = store.PLAN_FIELDS
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return super().has_add_permission(request) and not SweepPlan.objects.exists()
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        store.plan_save(actor=actor_of(request), plan=obj)
+
+
+def _add_error(form: Any, error: BenchValueError) -> None:
+    """Beside its field, where the form has one of that name."""
+    field = {"scenario": "scenarios"}.get(error.field, error.field)
+    form.add_error(field if field in form.fields else None, str(error))

@@ -1,0 +1,1 @@
+"""The bench's pages: what a reader of results looks at. Routed under ``/bench/``."""

@@ -1,0 +1,190 @@
+"""Overview, trends, concurrency, comparison and runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
+
+from metering.bench import reading, summaries
+from metering.bench import trends as charts
+from metering.bench.comparison import ALPHA, MIN_CHANGE, Verdict
+from metering.bench.comparison import compare as compare_sides
+from metering.bench.models import BenchRun
+from metering.bench.overview import overview_of
+from metering.bench.pages.access import bench_page, shown
+from metering.bench.reading import Where, cells_list, samples_of, scenario_turn, side_of
+from metering.bench.run_rows import RUN_FILTERS, run_row, runs_csv, runs_filtered
+
+MAX_SHOWN = 200
+MAX_CSV = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A filter of a form."""
+
+    name: str
+    label: str
+    values: list[str]
+    chosen: str
+    any_label: str = ""
+    """For no choice; empty: there always is one."""
+
+
+@bench_page
+def overview(request: HttpRequest) -> HttpResponse:
+    groups = overview_of(cells_list(Where()))
+    context = {
+        "groups": groups,
+        "num_regressions": sum(group.num_regressions for group in groups),
+        "alpha": ALPHA,
+        "min_change": MIN_CHANGE,
+    }
+    return shown(request, "bench/overview.html", "bench-overview", context)
+
+
+@bench_page
+def trends(request: HttpRequest) -> HttpResponse:
+    models, scenarios = _values("model_id"), sorted(_values("scenario_id"), key=scenario_turn)
+    model, scenario = _chosen(request, "model", models), _chosen(request, "scenario", scenarios)
+    cells = cells_list(Where(model=model, scenario=scenario)) if model and scenario else []
+    targets = sorted({cell.target for cell in cells})
+    target = _chosen(request, "target", _most_builds_first(cells))
+    found = charts.trend_charts(cells, target)
+    context = {
+        "choices": [
+            Choice("model", "Model", models, model),
+            Choice("scenario", "Scenario", scenarios, scenario),
+            Choice("target", "Target", targets, target),
+        ],
+        "charts": found,
+        "rows": [summaries.series_row(cell) for cell in cells],
+    }
+    return shown(request, "bench/trends.html", "bench-trends", context)
+
+
+@bench_page
+def concurrency(request: HttpRequest) -> HttpResponse:
+    cells = cells_list(Where(scenario_prefix="concurrency:"))
+    context = {
+        "chart": charts.concurrency_chart(cells),
+        "rows": summaries.concurrency_rows(summaries.latest_builds(cells)),
+        "knee_latency": summaries.KNEE_LATENCY,
+    }
+    return shown(request, "bench/concurrency.html", "bench-concurrency", context)
+
+
+@bench_page
+def compare(request: HttpRequest) -> HttpResponse:
+    sides = [f"{target}@{build}" for target, build in reading.builds_list()]
+    before, after = (_chosen(request, name, sides) for name in ("before", "after"))
+    if sides and not request.GET.get("before"):
+        before, after = _latest_two(sides, after)
+    comparison = None
+    if before and after:
+        comparison = compare_sides(
+            samples_of(side_of(before), Where()), samples_of(side_of(after), Where())
+        )
+    context = {
+        "choices": [
+            Choice("before", "Before", sides, before),
+            Choice("after", "After", sides, after),
+        ],
+        "before": before,
+        "after": after,
+        "comparison": comparison,
+        "num_regressed": len(comparison.having(Verdict.REGRESSED)) if comparison else 0,
+        "num_improved": len(comparison.having(Verdict.IMPROVED)) if comparison else 0,
+        "alpha": ALPHA,
+        "min_change": MIN_CHANGE,
+    }
+    return shown(request, "bench/compare.html", "bench-compare", context)
+
+
+@bench_page
+def runs(request: HttpRequest) -> HttpResponse:
+    words = _filters(request)
+    found = runs_filtered(words)
+    gpus = sorted({gpu for row in reading.dimension_rows() for gpu in row["gpus"]})
+    context = {
+        "choices": [
+            Choice("target", "Target", _values("target_name"), words["target"], "all"),
+            Choice("gpu", "GPU", gpus, words["gpu"], "all"),
+            Choice("model", "Model", _values("model_id"), words["model"], "all"),
+            Choice(
+                "scenario",
+                "Scenario",
+                sorted(_values("scenario_id"), key=scenario_turn),
+                words["scenario"],
+                "all",
+            ),
+            Choice("sha", "Build", _values("build"), words["sha"], "all"),
+            Choice("ok", "Outcome", ["true", "false"], words["ok"], "all"),
+        ],
+        "runs": found[:MAX_SHOWN],
+        "num_runs": found.count(),
+        "max_shown": MAX_SHOWN,
+        "query": request.GET.urlencode(),
+    }
+    return shown(request, "bench/runs.html", "bench-runs", context)
+
+
+@bench_page
+def runs_as_csv(request: HttpRequest) -> HttpResponse:
+    text = runs_csv(runs_filtered(_filters(request))[:MAX_CSV])
+    return HttpResponse(
+        text,
+        content_type="text/csv; charset=utf-8",
+        headers={"Content-Disposition": 'attachment; filename="bench-runs.csv"'},
+    )
+
+
+@bench_page
+def run(request: HttpRequest, pk: int) -> HttpResponse:
+    found = get_object_or_404(BenchRun, pk=pk)
+    shown_apart = ("artifact", "error", "detail", "settings")
+    fields = {
+        name: value
+        for name, value in run_row(found).items()
+        if value not in (None, "", "[]") and name not in shown_apart
+    }
+    context = {
+        "run": found,
+        "fields": fields,
+        "detail": json.dumps(found.detail, indent=2) if found.detail else "",
+        "settings_text": json.dumps(found.settings, indent=2) if found.settings else "",
+    }
+    return shown(request, "bench/run.html", "bench-runs", context)
+
+
+def _filters(request: HttpRequest) -> dict[str, str]:
+    return {name: request.GET.get(name, "").replace("\x00", "") for name in RUN_FILTERS}
+
+
+def _values(column: str) -> list[str]:
+    found = BenchRun.objects.order_by(column).values_list(column, flat=True).distinct()
+    return list(found)
+
+
+def _chosen(request: HttpRequest, name: str, values: list[str]) -> str:
+    """What is asked for, where there is such a thing, else the first."""
+    word = request.GET.get(name, "")
+    return word if word in values else (values[0] if values else "")
+
+
+def _most_builds_first(cells: list[reading.CellValues]) -> list[str]:
+    builds: dict[str, int] = {}
+    for cell in cells:
+        builds[cell.target] = builds.get(cell.target, 0) + 1
+    return sorted(builds, key=lambda name: (-builds[name], name))
+
+
+def _latest_two(sides: list[str], after: str) -> tuple[str, str]:
+    """Where nothing is chosen: the newest build beside the one before of the same target."""
+    after = sides[-1]
+    target = after.rpartition("@")[0]
+    same = [side for side in sides if side.rpartition("@")[0] == target]
+    return (same[-2] if len(same) > 1 else sides[0]), after

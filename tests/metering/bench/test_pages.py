@@ -1,0 +1,201 @@
+"""The bench's pages: who may, and that they show what regressed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from metering.bench.models import BenchRun, BenchTarget, SweepPlan
+from metering.models import AuditEntry
+from tests.metering.bench import results
+
+PAGES = ("", "trends/", "concurrency/", "compare/", "runs/", "runs.csv")
+
+
+@pytest.fixture
+def operator(db: None) -> Client:
+    client = Client()
+    client.force_login(User.objects.create_superuser("olga"))
+    return client
+
+
+@pytest.fixture
+def measured(operator: Client) -> Client:
+    results.a_regression()
+    return operator
+
+
+def page(client: Client, path: str, status: int = 200) -> str:
+    response = client.get(f"/bench/{path}")
+    assert response.status_code == status, response.content
+    return response.content.decode()
+
+
+def rows(text: str) -> list[str]:
+    """The table's rows as words."""
+    bodies = re.findall(r"<tr([^>]*)>(.*?)</tr>", text, re.DOTALL)
+    return [
+        " ".join([*head.split(), *re.sub(r"<[^>]+>", " ", body).split()]) for head, body in bodies
+    ]
+
+
+def chart(text: str, name: str) -> Any:
+    found = re.search(
+        rf'<script id="{name}" type="application/json">(.*?)</script>', text, re.DOTALL
+    )
+    assert found is not None, f"no chart {name}"
+    return json.loads(found[1])
+
+
+def test_strangers_log_in_members_may_not_and_the_public_may_where_it_is_let(
+    measured: Client, settings: Any
+) -> None:
+    member = Client()
+    member.force_login(User.objects.create_user("mia"))
+    for path in PAGES:
+        response = Client().get(f"/bench/{path}")
+        assert response.status_code == 302
+        assert response["Location"].startswith("/login/?next=/bench/")
+        page(member, path, 403)
+        page(measured, path)
+        assert measured.post(f"/bench/{path}").status_code == 405
+    settings.CONFIG = replace(settings.CONFIG, has_public_bench=True)
+    for path in PAGES:
+        text = page(Client(), path)
+        assert "Log out" not in text
+    assert "Log in" in page(Client(), "")
+
+
+def test_without_results_each_page_says_what_to_do(operator: Client) -> None:
+    for path in ("", "trends/", "concurrency/", "compare/"):
+        assert "manage.py bench once" in page(operator, path)
+    assert "There is none." in page(operator, "runs/")
+
+
+def test_the_overview_marks_what_regressed_beside_previous_and_best(measured: Client) -> None:
+    text = page(measured, "")
+    assert "1 regression beyond noise." in text
+    (row,) = [row for row in rows(text) if row.startswith("data-regressed")]
+    assert row.startswith("data-regressed beast chat:128 decode 70 tok/s b3 5 regressed")
+    assert "0.700 (" in row
+    assert "of 100, b2" in row
+    others = [row for row in rows(text) if "TTFT" in row and row.startswith("beast chat")]
+    assert "same" in others[0]
+    assert any(
+        row.startswith("peer chat:128 decode 80") and "first build" in row for row in rows(text)
+    )
+    assert "beast" in text and "a card" in text
+
+
+def test_nothing_regressed_is_said_too(operator: Client) -> None:
+    results.cell(build_number=1, decode_tps=100.0)
+    results.cell(build_number=2, decode_tps=101.0)
+    text = page(operator, "")
+    assert "Nothing regressed beyond noise." in text
+    assert "data-regressed" not in text
+
+
+def test_trends_draw_builds_and_dash_what_others_gave(measured: Client) -> None:
+    text = page(measured, "trends/?model=tiny&scenario=chat:128&target=beast")
+    drawn = chart(text, "trend-decode_tps")
+    assert drawn["labels"] == ["b1", "b2", "b3"]
+    own, baseline = drawn["lines"]
+    assert (own["name"], own["is_baseline"]) == ("beast", False)
+    assert [round(point) for point in own["points"]] == [90, 100, 70]
+    assert own["marked"] == [False, False, True]
+    assert (baseline["name"], baseline["is_baseline"]) == ("peer", True)
+    assert [round(point) for point in baseline["points"]] == [80, 80, 80]
+    assert chart(text, "trend-ttft_s")["lines"][0]["marked"] == [False, False, False]
+    assert chart(page(measured, "trends/?target=nobody&model=x"), "trend-decode_tps")
+
+
+def test_the_knee_is_marked(measured: Client) -> None:
+    text = page(measured, "concurrency/")
+    (line,) = chart(text, "knee")["lines"]
+    assert [point["is_marked"] for point in line["points"]] == [False, True, False]
+    assert any(row.startswith("4 knee 240") for row in rows(text))
+
+
+def test_builds_are_compared_cell_by_cell(measured: Client) -> None:
+    text = page(measured, "compare/?before=beast@b2&after=beast@b3")
+    assert "1 regressed" in text
+    (row,) = [row for row in rows(text) if row.startswith("data-regressed")]
+    assert "tiny chat:128 decode tok/s 100 70 0.700 0.6" in row and "5/5 regressed" in row
+    assert "only beast@b3: tiny load" in text
+    assert "None regressed" in page(measured, "compare/?before=peer@b1&after=beast@b2")
+
+
+def test_runs_are_filtered_and_shown(measured: Client) -> None:
+    assert "56 runs" in page(measured, "runs/")
+    text = page(measured, "runs/?ok=false")
+    assert "1 run<" in text and "HTTP 500: not today" in text
+    assert "There is none." in page(measured, "runs/?model=x")
+    assert "neither true nor false" in page(measured, "runs/?ok=maybe", 400)
+    run = results.run(artifact="<b>Hello</b>", detail={"wrong": {"case": "no call"}})
+    shown = page(measured, f"runs/{run.pk}/")
+    assert "&lt;b&gt;Hello&lt;/b&gt;" in shown and "no call" in shown
+    page(measured, "runs/0/", 404)
+
+
+def test_runs_leave_as_csv(measured: Client) -> None:
+    results.run(error="=1+1", ok=False, build="b9")
+    found = list(csv.DictReader(io.StringIO(page(measured, "runs.csv?sha=b9"))))
+    assert [(row["error"], row["ok"], row["model_id"]) for row in found] == [
+        ("'=1+1", "False", "tiny")
+    ]
+    everything = list(csv.DictReader(io.StringIO(page(measured, "runs.csv"))))
+    assert len(everything) == BenchRun.objects.count()
+    assert page(measured, "runs.csv?model=x").startswith("id,ts,")
+
+
+def test_nothing_comes_from_another_host(measured: Client) -> None:
+    for path in PAGES[:-1]:
+        text = page(measured, path)
+        sources = re.findall(r'(?:src|href)="([^"]+)"', text)
+        assert any("bench/charts.js" in source for source in sources)
+        assert not [source for source in sources if "//" in source]
+
+
+def test_targets_and_the_sweep_are_set_in_the_admin(operator: Client) -> None:
+    target = {
+        "name": "peer",
+        "kind": "openai",
+        "endpoint": "http://peer:8080",
+        "enabled": "on",
+        "only_models": "[]",
+        "scenarios": '["chat:128"]',
+        "gpus": "[]",
+    }
+    add = "/admin/bench/benchtarget/add/"
+    for wrong in ({"endpoint": "peer"}, {"scenarios": '["talk"]'}, {"only_models": '"m"'}):
+        assert operator.post(add, target | wrong).status_code == 200
+    assert operator.post(add, target).status_code == 302
+    assert BenchTarget.objects.get().scenarios == ["chat:128"]
+    plan = {
+        "samples_per_version": "7",
+        "iteration_pause_s": "0",
+        "request_timeout_s": "60",
+        "sweep_interval_s": "60",
+        "max_tokens": "32",
+        "concurrency_prompt_tokens": "64",
+        "scenarios": '["chat:9"]',
+        "probes": "[]",
+    }
+    add = "/admin/bench/sweepplan/add/"
+    assert operator.post(add, plan | {"probes": '[{"no": 1}]'}).status_code == 200
+    assert operator.post(add, plan).status_code == 302
+    assert SweepPlan.objects.get().samples_per_version == 7
+    assert operator.get(add).status_code == 403
+    entries = AuditEntry.objects.filter(action__startswith="bench_")
+    assert {(entry.action, entry.actor) for entry in entries} == {
+        ("bench_target.save", "user:olga"),
+        ("bench_plan.save", "user:olga"),
+    }
