@@ -8,7 +8,7 @@ Knows no sampling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from inference.engine.block_tables import BlockTables
 from inference.engine.scheduling.scheduler import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.to_device import all_on_device
-from inference.models.batch import Batch, PrefillSpan
+from inference.models.batch import EMPTY_STATE, LONE_STATE, Batch, PrefillSpan
 from inference.models.registry import AnyModel, KVStorage
 
 Ints = npt.NDArray[np.int64]
@@ -58,10 +58,16 @@ class ModelRunner:
             arrays.append(self._block_tables.rows(sequences))
         if rows.spans:
             arrays += [_array(rows.logit_rows + rows.scored_rows), *map(_array, rows.span_blocks)]
+        has_states = bool(sequences) and sequences[0].state_slot is not None
+        if has_states:
+            arrays.append(_array([_read_slot(s) for s in sequences]))
+            arrays.append(_array([_written_slot(s) for s in sequences]))
         ids, *others = all_on_device(arrays, self._device)
         if unread_ids is not None:
             ids = torch.cat((unread_ids, ids)) if rows.spans else unread_ids
-        return rows.batch(ids, others, has_decodes=bool(sequences))
+        states = tuple(others[-2:]) if has_states else (None, None)
+        batch = rows.batch(ids, others[:-2] if has_states else others, has_decodes=bool(sequences))
+        return replace(batch, state_reads=states[0], state_writes=states[1])
 
 
 @dataclass(slots=True)
@@ -74,6 +80,7 @@ class _Rows:
     logit_rows: list[int]
     scored_rows: list[int] = field(default_factory=list)
     spans: list[tuple[int, int, int, int]] = field(default_factory=list)
+    span_states: list[tuple[int, int]] = field(default_factory=list)
     span_blocks: list[list[int]] = field(default_factory=list)
 
     def add(self, chunk: PrefillChunk, block_tokens: int) -> None:
@@ -86,6 +93,7 @@ class _Rows:
         )
         self.spans.append((first_row, len(self.positions), chunk.start, chunk.end))
         self.span_blocks.append(block_ids[: -(-chunk.end // block_tokens)])
+        self.span_states.append((_read_slot(chunk.sequence), _written_slot(chunk.sequence)))
         if chunk.is_last:
             self.logit_rows.append(len(self.positions) - 1)
         self.scored_rows.extend(first_row + position - chunk.start for position in chunk.scored)
@@ -101,9 +109,19 @@ class _Rows:
             return Batch(token_ids, positions, slots, block_ids)
         logit_rows, *span_blocks = others
         spans = tuple(
-            PrefillSpan(*rows, blocks) for rows, blocks in zip(self.spans, span_blocks, strict=True)
+            PrefillSpan(*rows, blocks, *states)
+            for rows, blocks, states in zip(self.spans, span_blocks, self.span_states, strict=True)
         )
         return Batch(token_ids, positions, slots, block_ids, spans, logit_rows)
+
+
+def _read_slot(sequence: Sequence) -> int:
+    """Of the state that a step of the sequence starts from; any where it has none."""
+    return sequence.state_slot or EMPTY_STATE
+
+
+def _written_slot(sequence: Sequence) -> int:
+    return sequence.next_state_slot or LONE_STATE
 
 
 def _array(values: list[int]) -> Ints:

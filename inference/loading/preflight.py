@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from inference.loading.errors import DoesNotFitError, MissingTensorError
+from inference.models.cache_layout import cache_layout
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat, kv_bytes_per_token
@@ -96,11 +97,18 @@ def memory_need(
     step = largest_step or LargestStep(prompt_rows=0, decode_rows=0)
     return MemoryNeed(
         weight_bytes=int(weight_bytes),
-        kv_bytes=kv_memory_bytes or kv_bytes_per_token(config, kv_format) * SHORTEST_CONTEXT_TOKENS,
+        kv_bytes=kv_memory_bytes or _shortest_context_bytes(config, kv_format),
         copy_bytes=num_quantized * COPY_BYTES,
         step_bytes=_step_bytes(config, step, dense_bytes_per_weight),
         correction_bytes=correction_bytes,
     )
+
+
+def _shortest_context_bytes(config: ModelConfig, kv_format: KVFormat) -> int:
+    """Of one sequence, whose state, where layers have one, is read in one slot and written in
+    another, beside the empty one."""
+    state_bytes = 3 * cache_layout(config).state_bytes_per_slot
+    return kv_bytes_per_token(config, kv_format) * SHORTEST_CONTEXT_TOKENS + state_bytes
 
 
 def _step_bytes(config: ModelConfig, step: LargestStep, bytes_per_number: int) -> int:

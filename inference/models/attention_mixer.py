@@ -23,12 +23,30 @@ class AttentionMixer:
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
     query_scale: float = 1.0
+    gated_heads: tuple[int, int] | None = None
+    """Number and width of the heads that come with a gate; ``None``: none do."""
 
     def __call__(self, rows: torch.Tensor, step: Step, layer_cache: LayerKV) -> torch.Tensor:
         """(num_rows, hidden_size) -> the same shape. Writes the rows' keys and values."""
         qkv = step.product(self.qkv, rows)
-        attended = step.attention(self.kind)(self, qkv, layer_cache)
+        if self.gated_heads is None:
+            attended = step.attention(self.kind)(self, qkv, layer_cache)
+        else:
+            qkv, gate = _without_gate(qkv, *self.gated_heads)
+            attended = step.attention(self.kind)(self, qkv, layer_cache) * gate.sigmoid()
         return step.product(self.output, attended)
+
+
+def _without_gate(
+    qkv: torch.Tensor, num_heads: int, head_dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(num_rows, features), as ``qkv`` would be without gates, and the gates.
+
+    head 0 [ queries | gate ] head 1 [ queries | gate ] … | keys | values
+    """
+    num_gated = 2 * num_heads * head_dim
+    queries, gate = qkv[:, :num_gated].view(-1, num_heads, 2, head_dim).unbind(2)
+    return torch.cat((queries.flatten(1), qkv[:, num_gated:]), dim=1), gate.flatten(1)
 
 
 def load_attention(config: ModelConfig, weights: WeightSource, index: int) -> AttentionMixer:
@@ -44,6 +62,7 @@ def load_attention(config: ModelConfig, weights: WeightSource, index: int) -> At
         query_norm=head_norm(names.query_norm),
         key_norm=head_norm(names.key_norm),
         query_scale=_query_scale(config),
+        gated_heads=(config.num_heads, config.head_dim) if config.has_output_gate else None,
     )
 
 

@@ -14,6 +14,12 @@ from functools import cached_property
 
 import torch
 
+EMPTY_STATE = 0
+"""Slot of the state of a sequence without tokens."""
+LONE_STATE = 1
+"""Slot of a lone sequence's state, where nobody has to be able to run a step again."""
+NUM_LONE_STATES = 2
+
 
 @dataclass(frozen=True)
 class PrefillSpan:
@@ -29,6 +35,10 @@ class PrefillSpan:
     end: int
     block_ids: torch.Tensor
     """(ceil(end / block_tokens),)"""
+    state_read: int = EMPTY_STATE
+    """Slot of the sequence's recurrent state at ``start``."""
+    state_write: int = LONE_STATE
+    """Slot for that at ``end``."""
 
 
 LAST_ROW = slice(-1, None)
@@ -52,6 +62,11 @@ class Batch:
     logit_rows: torch.Tensor | None = None
     """(num_logit_rows,) rows whose logits are wanted: all that decode, and then some of the
     prompts'. ``None``: all rows."""
+    state_reads: torch.Tensor | None = None
+    """(num_decodes,) slots of the recurrent states of the rows that decode, of a model that has
+    such states."""
+    state_writes: torch.Tensor | None = None
+    """(num_decodes,) slots for those after this step."""
 
     @property
     def num_decodes(self) -> int:
@@ -74,7 +89,14 @@ class Batch:
         if not self.spans:
             return self
         rows = slice(0, self.num_decodes)
-        return Batch(self.token_ids[rows], self.positions[rows], self.slots[rows], self.block_ids)
+        return replace(
+            self,
+            token_ids=self.token_ids[rows],
+            positions=self.positions[rows],
+            slots=self.slots[rows],
+            spans=(),
+            logit_rows=None,
+        )
 
     @cached_property
     def prompts(self) -> Batch:
@@ -104,7 +126,7 @@ class Batch:
         logit_rows: slice = LAST_ROW,
     ) -> Batch:
         """One sequence's tokens from position ``start`` on, in blocks 0, 1, 2, …, so that slots are
-        positions."""
+        positions. Its state, where layers have one, is written where it was read."""
         num_tokens, device = len(token_ids), token_ids.device
         end = start + num_tokens
         positions = torch.arange(start, end, device=device)
@@ -113,6 +135,10 @@ class Batch:
             token_ids=token_ids,
             positions=positions,
             slots=positions,
-            spans=(PrefillSpan(0, num_tokens, start, end, blocks),),
+            spans=(
+                PrefillSpan(
+                    0, num_tokens, start, end, blocks, LONE_STATE if start else EMPTY_STATE
+                ),
+            ),
             logit_rows=torch.arange(num_tokens, device=device)[logit_rows],
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from inference.models.delta_config import DeltaConfig
 from inference.models.experts_config import ExpertsConfig
 
 
@@ -69,6 +70,11 @@ class ModelConfig:
     """Of the layers that are ``sliding``: all of them where ``mixers`` says nothing."""
     mixers: tuple[MixerKind, ...] = ()
     """Of each layer; empty: all attention."""
+    delta: DeltaConfig | None = None
+    """Of the layers that are ``delta``."""
+    has_output_gate: bool = False
+    """Whether attention's queries come with a gate as wide, whose sigmoid weighs what was
+    attended to. Head by head: a head's queries, then its gate."""
     mlps: tuple[MlpKind, ...] = ()
     """Of each layer; empty: all dense."""
     experts: ExpertsConfig | None = None
@@ -109,7 +115,8 @@ class ModelConfig:
     @property
     def kv_elements_per_token(self) -> int:
         """Key plus value elements that one token adds over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        num_layers = sum(kind != "delta" for kind in self.mixer_kinds)
+        return 2 * num_layers * self.num_kv_heads * self.head_dim
 
     @property
     def mixer_kinds(self) -> tuple[MixerKind, ...]:

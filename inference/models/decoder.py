@@ -18,6 +18,7 @@ import torch
 from inference.models.attention_mixer import load_attention
 from inference.models.batch import Batch
 from inference.models.config import MixerKind, MlpKind, ModelConfig
+from inference.models.delta_mixer import load_delta
 from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat
 from inference.models.mlp import load_dense_mlp
@@ -48,6 +49,7 @@ MIXERS: dict[MixerKind, Callable[[ModelConfig, WeightSource, int], Mixer]] = {
     "attention": load_attention,
     "sliding": load_attention,
     "unrotated": load_attention,
+    "delta": load_delta,
 }
 MLPS: dict[MlpKind, Callable[[ModelConfig, WeightSource, int], Mlp]] = {"dense": load_dense_mlp}
 """What loads each kind, for a layer by its index."""
@@ -135,8 +137,10 @@ class DecoderModel:
     def copies_context(self) -> bool:
         return self.operators.copies_context
 
-    def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
-        return PagedKV(self.config, num_blocks, block_tokens, self.kv_format, self.device)
+    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> PagedKV:
+        return PagedKV(
+            self.config, num_blocks, block_tokens, self.kv_format, self.device, num_state_slots
+        )
 
     def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
         """Write the rows' keys and values, return the logits of ``batch.logit_rows``:

@@ -143,8 +143,8 @@ class GraphedDecoder:
     def copies_context(self) -> bool:
         return self._model.copies_context
 
-    def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
-        return self._model.new_kv(num_blocks, block_tokens)
+    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> PagedKV:
+        return self._model.new_kv(num_blocks, block_tokens, num_state_slots)
 
     def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
         """Captured logits are there until the next step. Beside prompts, too, the rows that decode

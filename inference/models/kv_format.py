@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from inference.models.cache_layout import cache_layout
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsupportedKVError
 
@@ -31,8 +32,8 @@ TORCH_FORMATS: dict[str, tuple[KVFormat, ...]] = {
 
 
 def kv_bytes_per_token(config: ModelConfig, kv_format: KVFormat) -> int:
-    """Of a key and a value in every layer."""
-    num_heads = 2 * config.num_layers * config.num_kv_heads
+    """Of a key and a value in every layer that has them."""
+    num_heads = 2 * len(cache_layout(config).attention_layers) * config.num_kv_heads
     num_groups = -(-config.head_dim // GROUP_FEATURES) if kv_format in SCALED_FORMATS else 0
     return num_heads * (config.head_dim * ELEMENT_BYTES[kv_format] + num_groups * SCALE_BYTES)
 

@@ -13,11 +13,12 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import linear
 
-from inference.models.batch import Batch
+from inference.models.batch import NUM_LONE_STATES, Batch
 from inference.models.config import ModelConfig
 from inference.models.decoder import embedded, finished, load_layer
 from inference.models.norms import load_norm
 from inference.models.paged_kv import FORMAT_OF, new_layer
+from inference.models.state_storage import new_layer_state
 from inference.models.step import Operators
 from inference.models.stored import DenseWeight
 from inference.models.weights import WeightSource
@@ -43,11 +44,13 @@ def prompt_logits(
     device, dtype = weights.device, weights.activation_dtype
     heads = config.num_kv_heads, config.head_dim
     kv = new_layer(span.end, *heads, FORMAT_OF[dtype], device)
+    states = config.delta and new_layer_state(NUM_LONE_STATES, config.delta, device)
     step = Operators(config, span.end, device, dtype).step(batch, block_tokens=1)
     table = _dense(weights, "model.embed_tokens")
     rows = embedded(config, table.index_select(0, batch.token_ids.cpu()).to(device, dtype))
-    for index in range(config.num_layers):
-        rows = load_layer(config, weights, index)(rows, step, kv)
+    for index, kind in enumerate(config.mixer_kinds):
+        cache = states if kind == "delta" else kv
+        rows = load_layer(config, weights, index)(rows, step, cache)
         on_layer(index + 1)
     if batch.logit_rows is not None:
         rows = rows.select(batch.logit_rows)

@@ -10,9 +10,6 @@ The last block is scratch: padding rows write there. Which sequence owns which b
 
 from __future__ import annotations
 
-import contextlib
-import math
-import mmap
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +17,8 @@ from torch.nn.functional import pad
 
 from inference.models.config import ModelConfig
 from inference.models.kv_format import GROUP_FEATURES, KVFormat
+from inference.models.state_storage import LayerState, new_layer_state
+from inference.models.untouched import untouched_zeros
 
 DTYPE_OF: dict[KVFormat, torch.dtype] = {
     "fp32": torch.float32,
@@ -69,14 +68,19 @@ class PagedKV:
         block_tokens: int,
         kv_format: KVFormat,
         device: torch.device,
+        num_state_slots: int = 0,
     ) -> None:
+        """A layer that keeps a state instead has ``num_state_slots`` of it."""
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.scratch_slot = num_blocks * block_tokens
         num_slots = (num_blocks + 1) * block_tokens
-        self.layers = [
-            new_layer(num_slots, config.num_kv_heads, config.head_dim, kv_format, device)
-            for _ in range(config.num_layers)
+        heads = config.num_kv_heads, config.head_dim
+        self.layers: list[LayerKV | LayerState] = [
+            new_layer_state(num_state_slots, config.delta, device)
+            if kind == "delta" and config.delta is not None
+            else new_layer(num_slots, *heads, kv_format, device)
+            for kind in config.mixer_kinds
         ]
 
 
@@ -110,22 +114,6 @@ def dequantize(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """float32, of ``codes``' shape."""
     values = _groups(codes.float()) * scales.unsqueeze(-1)
     return values.flatten(-2)[..., : codes.shape[-1]]
-
-
-def untouched_zeros(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, huge_pages: bool = False
-) -> torch.Tensor:
-    """Like ``torch.zeros``, which writes every page of CPU memory at once: seconds for gigabytes.
-    Here the kernel hands out zeroed pages as blocks come into use. A block lies in two places for
-    each layer, so the first token's huge pages are a hundred megabytes, where they are allowed."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            pages.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def _groups(values: torch.Tensor) -> torch.Tensor:

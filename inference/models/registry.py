@@ -57,8 +57,9 @@ class Model(Protocol[KV]):
         takes grows with their contexts."""
         ...
 
-    def new_kv(self, num_blocks: int, block_tokens: int) -> KV:
-        """Room for the keys and values of ``num_blocks`` blocks, zeroed."""
+    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> KV:
+        """Room for the keys and values of ``num_blocks`` blocks, and for as many states of
+        recurrent layers, zeroed."""
         ...
 
     def forward(self, batch: Batch, kv: KV) -> torch.Tensor:

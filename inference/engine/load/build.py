@@ -8,6 +8,7 @@ from collections.abc import Callable
 from inference.engine.engine import Engine, EngineLimits
 from inference.engine.executor import TensorExecutor
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
+from inference.engine.load.state_plan import wanted_slots
 from inference.engine.model_runner import ModelRunner
 from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer
@@ -16,6 +17,7 @@ from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.rates import PrefillAverage
 from inference.engine.scheduling.run_ahead import RunAhead
 from inference.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from inference.models.cache_layout import cache_layout
 from inference.models.graphed import GraphedDecoder
 from inference.models.registry import AnyModel
 
@@ -26,6 +28,7 @@ def build_engine(
     context_tokens: int,
     num_kv_blocks: int,
     kept_kv_blocks: int | None = None,
+    num_state_slots: int | None = None,
     drawer: Drawer | None = None,
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
     scheduler_limits: SchedulerLimits | None = None,
@@ -37,11 +40,16 @@ def build_engine(
 ) -> Engine:
     """``num_kv_blocks`` must hold ``context_tokens``: then the oldest sequence can always run to
     its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.kv_cache``.
+    ``num_state_slots``: of a model with recurrent layers; ``None`` for as many as are wanted.
     ``drawer`` and ``run_ahead``: ``None`` for what suits the model's device."""
     assert num_kv_blocks * block_tokens >= context_tokens
-    kv_cache = KVCache(num_kv_blocks, block_tokens, kept_kv_blocks)
     limits = scheduler_limits or SchedulerLimits()
-    kv = model.new_kv(num_kv_blocks, block_tokens)
+    if not cache_layout(model.config).has_states:
+        num_state_slots = 0
+    elif num_state_slots is None:
+        num_state_slots = wanted_slots(limits.max_running)
+    kv_cache = KVCache(num_kv_blocks, block_tokens, kept_kv_blocks, num_state_slots)
+    kv = model.new_kv(num_kv_blocks, block_tokens, num_state_slots)
     if isinstance(model, GraphedDecoder):
         model.capture_decode(kv, max_rows=limits.max_running, context_tokens=context_tokens)
     sampler = Sampler(model.config.vocab_size, drawer or choose_drawer(model)[0])

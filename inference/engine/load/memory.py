@@ -12,7 +12,9 @@ import torch
 
 from inference.engine.errors import DoesNotFitError
 from inference.engine.load.context_limit import ContextBounds, PrefillBound
+from inference.engine.load.state_plan import StatePlan, plan_states
 from inference.loading.devices import free_memory_bytes
+from inference.models.cache_layout import cache_layout
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat, kv_bytes_per_block
 
@@ -38,6 +40,12 @@ class KVPlan:
     context_tokens: int
     context_reason: str
     """In words, for the load report."""
+    states: StatePlan
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of blocks and of states."""
+        return self.kv_bytes + self.states.state_bytes
 
 
 def plan_kv(
@@ -55,7 +63,15 @@ def plan_kv(
     """As many blocks as the budget holds and ``max_sequences`` full contexts can use.
     ``kept_bytes``: how many of them past prompts may make the process grow to; ``None``: all.
     ``leaves_room``: nobody asked for all of the budget, so ``shared_budget`` is taken of it.
-    Raises ``DoesNotFitError``."""
+    Recurrent layers get their states first. Raises ``DoesNotFitError``."""
+    states = plan_states(
+        cache_layout(config),
+        budget_bytes=budget_bytes,
+        max_sequences=max_sequences,
+        leaves_room=leaves_room,
+    )
+    budget_bytes -= states.state_bytes
+    max_sequences = states.max_sequences
     block_bytes = kv_bytes_per_block(config, block_tokens, kv_format)
     bounds = ContextBounds(
         model_tokens=config.max_positions,
@@ -90,7 +106,8 @@ def plan_kv(
         kv_bytes=num_blocks * block_bytes,
         kept_blocks=kept_blocks,
         context_tokens=bounds.tokens,
-        context_reason=bounds.reason(),
+        context_reason="; ".join(filter(None, [bounds.reason(), states.in_words()])),
+        states=states,
     )
 
 

@@ -26,7 +26,7 @@ from inference.engine.load.quality_text import QUALITY_TEXT
 from inference.loading.devices import free_memory_bytes
 from inference.loading.loader import OpenedModel
 from inference.loading.unquantized import Unquantized
-from inference.models.batch import Batch
+from inference.models.batch import NUM_LONE_STATES, Batch
 from inference.models.config import ModelConfig
 from inference.models.layer_by_layer import largest_layer_bytes, prompt_logits
 from inference.models.registry import AnyModel
@@ -176,7 +176,7 @@ def _check_memory(config: ModelConfig, dense: Unquantized, num_tokens: int) -> N
 @torch.inference_mode()
 def _model_logits(model: AnyModel, token_ids: list[int]) -> torch.Tensor:
     num_blocks = -(-len(token_ids) // DEFAULT_BLOCK_TOKENS)
-    kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS)
+    kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS, NUM_LONE_STATES)
     return model.forward(_prompt(token_ids, DEFAULT_BLOCK_TOKENS, model.device), kv)
 
 

@@ -18,7 +18,8 @@ from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.scheduling.pacing import SMALLEST_CHUNK
 from inference.engine.scheduling.scheduler import SchedulerLimits
 from inference.models.attention import MOST_GATHERED_BYTES
-from inference.models.batch import Batch, PrefillSpan
+from inference.models.batch import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES, Batch, PrefillSpan
+from inference.models.cache_layout import cache_layout
 from inference.models.kv_format import kv_bytes_per_block, kv_bytes_per_token
 from inference.models.registry import AnyModel
 from inference.protocol.prefill_speed import PrefillSpeed
@@ -39,13 +40,13 @@ def run_largest_steps(
 ) -> int:
     """The most rows that a step holds of prompts and of sequences that decode, a chunk at a
     context's end, and the widest decode step, for somebody else's gauge to see. Returns the bytes
-    of the blocks that they ran over, which the gauge sees too."""
+    of the blocks and states that they ran over, which the gauge sees too."""
     device, most_rows = model.device, _most_rows(model.device, num_parameters)
     num_tokens = min(limits.prefill_tokens_per_step, most_rows)
     num_rows = min(limits.max_running, most_rows)
     prompts = _prompts(num_tokens, context_tokens, device)
     num_blocks = sum(len(span.block_ids) for span in prompts.spans)
-    kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS)
+    kv = model.new_kv(num_blocks, DEFAULT_BLOCK_TOKENS, NUM_LONE_STATES)
     model.forward(_beside_decodes(prompts, num_rows), kv)
     num_columns = _num_blocks(context_tokens)
     if model.copies_context:
@@ -55,7 +56,8 @@ def run_largest_steps(
     model.forward(_decode_batch(num_rows, num_columns, device), kv)
     _synchronize(device)
     block_bytes = kv_bytes_per_block(model.config, DEFAULT_BLOCK_TOKENS, model.kv_format)
-    return (num_blocks + 1) * block_bytes
+    state_bytes = NUM_LONE_STATES * cache_layout(model.config).state_bytes_per_slot
+    return (num_blocks + 1) * block_bytes + state_bytes
 
 
 @torch.inference_mode()
@@ -69,7 +71,7 @@ def measure_prefill(
     would run in ``TRIAL_STEP_S`` (32 tokens at least); the better of two."""
     window = model.config.sliding_window
     most_tokens = min(context_tokens, DEEPEST_TRIAL_TOKENS + limits.prefill_tokens_per_step)
-    kv = model.new_kv(_num_blocks(most_tokens), DEFAULT_BLOCK_TOKENS)
+    kv = model.new_kv(_num_blocks(most_tokens), DEFAULT_BLOCK_TOKENS, NUM_LONE_STATES)
 
     def chunk_s(start: int, end: int) -> float:
         began_s = clock()
@@ -102,7 +104,8 @@ def _most_rows(device: torch.device, num_parameters: int) -> int:
 def _columns_to_gather(model: AnyModel, num_rows: int) -> int:
     """Blocks of each row, so that a decode step copies as many keys and values at once as it ever
     does."""
-    token_bytes = kv_bytes_per_token(model.config, model.kv_format) // model.config.num_layers
+    num_layers = len(cache_layout(model.config).attention_layers)
+    token_bytes = kv_bytes_per_token(model.config, model.kv_format) // num_layers
     return _num_blocks(-(-MOST_GATHERED_BYTES // (token_bytes * num_rows)))
 
 
@@ -173,10 +176,19 @@ def _beside_decodes(prompts: Batch, num_rows: int) -> Batch:
         block_ids=decodes.block_ids,
         spans=tuple(spans),
         logit_rows=torch.cat((of_decodes, prompts.logit_rows + num_rows)),
+        state_reads=decodes.state_reads,
+        state_writes=decodes.state_writes,
     )
 
 
 def _decode_batch(num_rows: int, num_blocks: int, device: torch.device) -> Batch:
     zeros = torch.zeros(num_rows, dtype=torch.int64, device=device)
     block_ids = torch.zeros(num_rows, num_blocks, dtype=torch.int64, device=device)
-    return Batch(token_ids=zeros, positions=zeros, slots=zeros, block_ids=block_ids)
+    return Batch(
+        token_ids=zeros,
+        positions=zeros,
+        slots=zeros,
+        block_ids=block_ids,
+        state_reads=zeros + EMPTY_STATE,
+        state_writes=zeros + LONE_STATE,
+    )

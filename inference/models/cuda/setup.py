@@ -13,6 +13,7 @@ import torch
 from inference.models.attention import Attention, TorchAttention
 from inference.models.attention_mixer import AttentionMixer
 from inference.models.batch import Batch
+from inference.models.cache_layout import cache_layout
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.cuda.capture import CudaCapture
 from inference.models.decoder import DecoderModel
@@ -76,6 +77,8 @@ def accelerate(model: DecoderModel) -> tuple[DecoderModel | GraphedDecoder, str]
         else:
             working.append(name)
     words = f"torch operators, Triton {', '.join(working)}{''.join(failures)}"
+    if cache_layout(model.config).has_states:
+        return model, f"{words}; steps with recurrent states are not captured"
     return GraphedDecoder(model, CudaCapture(model.device)), words
 
 

@@ -78,7 +78,8 @@ def attention_tensors(
 ) -> Iterator[TensorRole]:
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     kv = config.num_kv_heads * config.head_dim
-    widths = (heads, kv, kv) if len(names.qkv) == 3 else (heads + 2 * kv,)
+    queries = 2 * heads if config.has_output_gate else heads
+    widths = (queries, kv, kv) if len(names.qkv) == 3 else (queries + 2 * kv,)
     for name, features in zip(names.qkv, widths, strict=True):
         yield from projection(name, "column", (features, hidden), has_bias=config.qkv_bias)
     yield from projection(names.output, "row", (hidden, heads), has_bias=config.output_bias)

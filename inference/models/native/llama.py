@@ -21,8 +21,8 @@ from inference.models.native.experts import load_experts
 from inference.models.native.layers import NativeLayer
 from inference.models.native.packing import pack
 from inference.models.native.structs import Projection
-from inference.models.paged_kv import untouched_zeros
 from inference.models.rope import check_positions, rope_table
+from inference.models.untouched import untouched_zeros
 from inference.models.weights import WeightSource
 
 
@@ -68,7 +68,7 @@ class NativeLlama:
             num_threads=torch.get_num_threads(),
         )
 
-    def new_kv(self, num_blocks: int, block_tokens: int) -> NativeKV:
+    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> NativeKV:
         """One block more than asked for: the last is scratch, where padding rows write."""
         assert block_tokens == self.decoder.block_tokens
         region_bytes = self.decoder.kv_region_bytes

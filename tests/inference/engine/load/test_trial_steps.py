@@ -58,7 +58,7 @@ class TimedModel:
         """Slots of all rows' contexts, of any step so far."""
         self._speed = speed
 
-    def new_kv(self, num_blocks: int, block_tokens: int) -> FakeKV:
+    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int) -> FakeKV:
         return FakeKV(num_blocks, block_tokens)
 
     def forward(self, batch: Batch, kv: FakeKV) -> torch.Tensor:
