@@ -7,6 +7,7 @@ memory as soon as it was read: a load never holds the file beside the model.
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,11 @@ from inference.loading.errors import BadFileError, MissingTensorError
 from inference.loading.gguf_header import GGUFHeader, TensorInfo
 from inference.loading.gguf_quants import Blocks
 from inference.models.config import ModelConfig
-from inference.models.families.gguf_keys import ROPE_FREQUENCIES
+from inference.models.families.gguf_keys import PREDICTING_LAYERS, ROPE_FREQUENCIES
 from inference.models.families.registry import family_of
 from inference.models.stored import StoredWeight
 
+LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
 MAPPED_AROUND = 2**20
 """More than a kernel maps, unasked, on either side of a page that is read."""
 
@@ -32,9 +34,27 @@ class GGUFTensorFiles:
         """Raises ``BadFileError`` for a tensor that cannot be read or would not be used."""
         self._config = config
         self._family = family_of(config)
-        infos = [info for info in header.tensors.values() if info.name != ROPE_FREQUENCIES]
+        architecture = header.metadata.get("general.architecture")
+        self._has_predicting_layers = f"{architecture}.{PREDICTING_LAYERS}" in header.metadata
+        infos = [
+            info
+            for info in header.tensors.values()
+            if info.name != ROPE_FREQUENCIES and not self._is_predicting(info.name)
+        ]
+        self.left_out = self._in_words(header)
+        """In words: what nothing computes with."""
         self._tensors = {self._name(info): info for info in infos}
         self._maps = {path: _mapped(path) for path in {info.path for info in infos}}
+
+    def _is_predicting(self, name: str) -> bool:
+        """Whether the tensor is of a layer behind the model's own, which predicts further tokens:
+        files that have such layers count them among the blocks."""
+        layer = LAYER_NUMBER.match(name) if self._has_predicting_layers else None
+        return layer is not None and int(layer[1]) >= self._config.num_layers
+
+    def _in_words(self, header: GGUFHeader) -> str:
+        num_left_out = sum(map(self._is_predicting, header.tensors))
+        return f"{num_left_out} tensors of multi-token prediction left out" if num_left_out else ""
 
     def _name(self, info: TensorInfo) -> str:
         name = self._family.gguf_names.hugging_face(info.name)

@@ -37,6 +37,7 @@ from inference.loading.gguf_header import read_headers
 from inference.loading.gguf_tensors import GGUFTensorFiles
 from inference.loading.gguf_tokenizer_files import tokenizer_directory
 from inference.loading.kv_choice import foreseen_kv_format
+from inference.loading.named_files import NamedFiles
 from inference.loading.opened_weights import OpenedWeights
 from inference.loading.pair_tokens import separator_of_pairs
 from inference.loading.preflight import (
@@ -54,6 +55,7 @@ from inference.loading.tensor_files import TensorFiles
 from inference.loading.unquantized import Unquantized, open_unquantized
 from inference.models.config import ModelConfig
 from inference.models.embedding_config import EmbeddingConfig
+from inference.models.families.registry import family_of
 from inference.models.linear import LinearFactory
 from inference.models.native.build import find_compiler
 from inference.models.weights import WeightSource
@@ -77,6 +79,8 @@ class OpenedModel:
     need: MemoryNeed
     factory: LinearFactory
     files: TensorFiles
+    left_out: str = ""
+    """In words: what of the files the model does not compute with."""
     unquantized: Unquantized | None = None
     """Of a model that is quantised while it loads."""
 
@@ -98,6 +102,7 @@ class _Described:
     config: ModelConfig
     files: TensorFiles
     tokenizer_dir: Path
+    left_out: str
 
 
 def open_model(
@@ -132,6 +137,7 @@ def open_model(
         need=need,
         factory=factory,
         files=described.files,
+        left_out=described.left_out,
         unquantized=None
         if dense is described.files
         else open_unquantized(dense, files.weights, device, choose_dtype(spec, device)),
@@ -201,7 +207,8 @@ def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _D
     if not files.is_gguf:
         config = read_directory_config(files.directory)
         tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
-        return _Described(config, SafetensorsFiles(files.weights), tokenizer_dir)
+        named = NamedFiles(SafetensorsFiles(files.weights), family_of(config))
+        return _Described(config, named, tokenizer_dir, named.left_out)
     header = read_headers(files.weights)
     config = read_gguf_config(header)
     if (files.directory / "tokenizer.json").is_file():
@@ -210,7 +217,8 @@ def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _D
         tokenizer_dir = tokenizer_directory(
             header, cache_dir, lambda repo: fetch_tokenizer(repo, cache_dir, on_progress)
         )
-    return _Described(config, GGUFTensorFiles(header, config), tokenizer_dir)
+    tensors = GGUFTensorFiles(header, config)
+    return _Described(config, tensors, tokenizer_dir, tensors.left_out)
 
 
 def _memory_need(spec: LoadSpec, described: _Described, device: torch.device) -> MemoryNeed:

@@ -66,12 +66,12 @@ class DeltaProjections:
     def _split_qkvz(self, qkvz: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         shape = self.shape
         if not shape.names.is_qkvz_grouped:
-            qkv, z = qkvz.split([shape.conv_channels, shape.value_features], dim=-1)
+            qkv, z = torch.split(qkvz, [shape.conv_channels, shape.value_features], dim=-1)
             return qkv, z
         values = shape.value_features // shape.num_key_heads
         grouped = qkvz.view(len(qkvz), shape.num_key_heads, -1)
         sizes = [shape.key_head_dim, shape.key_head_dim, values, values]
-        *parts, z = (part.flatten(1) for part in grouped.split(sizes, dim=-1))
+        *parts, z = (part.flatten(1) for part in torch.split(grouped, sizes, dim=-1))
         return torch.cat(parts, dim=-1), z
 
 
@@ -145,7 +145,7 @@ class DeltaMixer:
     ) -> DeltaInputs:
         shape = self.shape
         sizes = [shape.key_features, shape.key_features, shape.value_features]
-        queries, keys, values = mixed.split(sizes, dim=-1)
+        queries, keys, values = torch.split(mixed, sizes, dim=-1)
         key_heads = -1, shape.num_key_heads, shape.key_head_dim
         return DeltaInputs(
             queries=self._for_value_heads(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -109,8 +109,9 @@ def load_engine(
         context_tokens=plan.context_tokens,
         num_kv_blocks=plan.num_blocks,
         kept_kv_blocks=plan.kept_blocks,
+        num_state_slots=plan.states.num_slots,
         drawer=built.drawer,
-        scheduler_limits=built.limits,
+        scheduler_limits=replace(built.limits, max_running=plan.states.max_sequences),
         grammars=grammars,
         prefill_average=PrefillAverage(built.trial.bound.speed),
         check_when_idle=check_when_idle,
@@ -236,13 +237,13 @@ def _report(
         dtype=str(built.model.dtype).removeprefix("torch."),
         num_parameters=opened.num_parameters,
         weight_bytes=opened.weight_bytes,
-        kv_bytes=plan.kv_bytes,
+        kv_bytes=plan.cache_bytes,
         num_kv_blocks=plan.num_blocks,
         kv_block_tokens=DEFAULT_BLOCK_TOKENS,
         kv_dtype=built.model.kv_format,
         context_tokens=plan.context_tokens,
         vocab_size=config.vocab_size,
-        quantization=opened.weights.report(),
+        quantization="; ".join(filter(None, [opened.weights.report(), opened.left_out])),
         quality=built.quality,
         compiled=", ".join(filter(None, [execution, built.drawing])),
         load_seconds=load_seconds,
@@ -252,8 +253,8 @@ def _report(
         grammar_problem=grammar_problem,
         context_reason=plan.context_reason,
         prefill_speed=trial.prefill_speed,
-        estimated_bytes=estimated_bytes + plan.kv_bytes,
-        actual_bytes=trial.load_bytes + plan.kv_bytes,
+        estimated_bytes=estimated_bytes + plan.cache_bytes,
+        actual_bytes=trial.load_bytes + plan.cache_bytes,
         process_bytes=trial.process_bytes,
         memory_correction_bytes=opened.need.correction_bytes + trial.load_bytes - estimated_bytes,
     )

@@ -72,6 +72,10 @@ class GGUFNames:
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(.+)")
 
 
+def _own_name(name: str) -> str:
+    return name
+
+
 def _natural_order(name: str, config: ModelConfig) -> int | None:
     return None
 
@@ -92,6 +96,11 @@ class Family:
     tensors: Callable[[ModelConfig], Iterable[TensorRole]]
     """All that a model of this config computes with."""
     layer_names: LayerNames = field(default_factory=LayerNames)
+    hub_name: Callable[[str], str] = _own_name
+    """What the model calls a tensor of a safetensors file."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Beginnings of names in safetensors files that the model does not compute with, and in words
+    what they are for."""
     gguf_names: GGUFNames = field(default_factory=GGUFNames)
     interleaved_heads: Callable[[str, ModelConfig], int | None] = _natural_order
     """How many heads' rows stand in GGUF's interleaved rotary order in the tensor of this Hugging

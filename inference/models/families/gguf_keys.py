@@ -26,6 +26,8 @@ SAMPLING_KEYS = {
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
 
+PREDICTING_LAYERS = "nextn_predict_layers"
+"""Of the blocks, the last so many predict further tokens."""
 ROPE_FREQUENCIES = "rope_freqs.weight"
 """Not a weight but a rule: it becomes ``RopeScaling``."""
 

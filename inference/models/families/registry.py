@@ -6,12 +6,14 @@ from inference.loading.errors import UnknownArchitectureError
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from inference.models.families.qwen3_5 import QWEN3_5
 
 FAMILIES: tuple[Family, ...] = (
     LLAMA,
     MISTRAL,
     QWEN2,
     QWEN3,
+    QWEN3_5,
 )
 
 _BY_MODEL_TYPE = {kind: family for family in FAMILIES for kind in family.model_types}

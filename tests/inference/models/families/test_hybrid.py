@@ -1,0 +1,208 @@
+"""Hybrids of Gated DeltaNet and attention through the engine: token for token what transformers
+answers, in float32, whatever happens to a sequence between its tokens."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import gguf
+import pytest
+from transformers import PreTrainedModel
+
+from inference.engine.engine import Engine
+from inference.engine.executor import TensorExecutor
+from inference.engine.load.load_engine import load_engine
+from inference.models.registry import AnyModel
+from inference.protocol.engine import CancelSequence, SequenceStep
+from inference.protocol.load import LoadSpec
+from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
+from tests.inference.models.families import tiny_hybrid as tiny
+from tests.inference.models.families.hybrid_gguf import save_gguf
+
+REFERENCES: dict[str, Callable[[], PreTrainedModel]] = {"qwen3_5": tiny.qwen3_5}
+NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module", params=sorted(REFERENCES))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def directory(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save(REFERENCES[name](), tmp_path_factory.mktemp(name))
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> AnyModel:
+    return tiny.on_torch(directory, directory / "cache")
+
+
+@pytest.fixture(scope="module")
+def answers(name: str) -> Callable[[list[int]], list[int]]:
+    """transformers', of ``NUM_TOKENS``."""
+    known: dict[tuple[int, ...], list[int]] = {}
+
+    def answer(prompt: list[int]) -> list[int]:
+        if tuple(prompt) not in known:
+            known[tuple(prompt)] = tiny.greedy(REFERENCES[name](), prompt, NUM_TOKENS)
+        return known[tuple(prompt)]
+
+    return answer
+
+
+Answer = Callable[[list[int]], list[int]]
+
+
+def prompt_of(length: int) -> list[int]:
+    return random.Random(length).choices(range(tiny.VOCAB_SIZE), k=length)
+
+
+LENGTHS = (1, 8, 33, 90)
+
+
+def test_batch_mates(model: AnyModel, answers: Answer) -> None:
+    engine = tiny.engine_of(model)
+    for length in LENGTHS:
+        tiny.submit(engine, str(length), prompt_of(length), NUM_TOKENS)
+    found, _ = tiny.run(engine)
+    assert found == {str(length): answers(prompt_of(length)) for length in LENGTHS}
+
+
+def test_chunks_beside_those_who_decode(model: AnyModel, answers: Answer) -> None:
+    engine = tiny.engine_of(model, prefill_tokens_per_step=9)
+    for length in LENGTHS:
+        tiny.submit(engine, str(length), prompt_of(length), NUM_TOKENS)
+    found, _ = tiny.run(engine)
+    assert found == {str(length): answers(prompt_of(length)) for length in LENGTHS}
+
+
+def test_preemption(model: AnyModel, answers: Answer) -> None:
+    """Recomputed, from a snapshot where one is left."""
+    prompts = [prompt_of(33), prompt_of(90), prompt_of(33)[:20]]
+    engine = tiny.engine_of(model, num_kv_blocks=18)
+    for index, prompt in enumerate(prompts):
+        tiny.submit(engine, str(index), prompt, NUM_TOKENS)
+    found, _ = tiny.run(engine)
+    assert engine.stats().num_preemptions > 0
+    assert found == {str(index): answers(prompt) for index, prompt in enumerate(prompts)}
+
+
+def test_prefix_hits_start_from_a_snapshot(model: AnyModel, answers: Answer) -> None:
+    """The same prompt again, a next turn, and one that parts before the last snapshot."""
+    first = prompt_of(90)
+    follows = [*first, *answers(first), *prompt_of(8)]
+    prompts = {
+        "first": first,
+        "same": first,
+        "next": follows,
+        "forked": [*first[:60], *prompt_of(8)],
+    }
+    engine = tiny.engine_of(model, prefill_tokens_per_step=40)
+    cached: dict[str, int] = {}
+    for sequence_id, prompt in prompts.items():
+        tiny.submit(engine, sequence_id, prompt, NUM_TOKENS)
+        found, known = tiny.run(engine)
+        assert found == {sequence_id: answers(prompt)}
+        cached |= known
+    assert cached == {"first": 0, "same": 80, "next": 96, "forked": 32}
+
+
+def test_no_room_for_snapshots_changes_no_answer(model: AnyModel, answers: Answer) -> None:
+    engine = tiny.engine_of(model, max_running=1)
+    for attempt in range(2):
+        for length in LENGTHS:
+            tiny.submit(engine, f"{attempt}-{length}", prompt_of(length), NUM_TOKENS)
+    found, _ = tiny.run(engine)
+    for sequence_id, tokens in found.items():
+        assert tokens == answers(prompt_of(int(sequence_id.split("-")[1])))
+
+
+def test_a_cancelled_sequence_leaves_its_neighbours_alone(model: AnyModel, answers: Answer) -> None:
+    engine = tiny.engine_of(model, prefill_tokens_per_step=16)
+    for length in LENGTHS:
+        tiny.submit(engine, str(length), prompt_of(length), NUM_TOKENS)
+    parts: dict[str, list[int]] = {}
+    for _ in range(3):
+        for output in engine.step().outputs:
+            parts.setdefault(output.sequence_id, []).extend(output.token_ids)
+    engine.cancel(CancelSequence(sequence_id="33"))
+    engine.take_outputs()
+    engine.check_integrity()
+    found, _ = tiny.run(engine)
+    for length in (1, 8, 90):
+        tokens = parts.get(str(length), []) + found[str(length)]
+        assert tokens == answers(prompt_of(length))
+
+
+@pytest.mark.parametrize("stage", ["forward", "sampling"])
+@pytest.mark.parametrize("kind", [Kind.BAD_SHAPE, Kind.NOT_A_NUMBER])
+def test_a_step_that_failed_is_run_again_from_the_same_states(
+    model: AnyModel, answers: Answer, kind: Kind, stage: Literal["forward", "sampling"]
+) -> None:
+    """The faulty sequence's steps have written states by the time that they raise."""
+    engine = tiny.engine_of(model, prefill_tokens_per_step=40)
+    assert isinstance(engine._executor, TensorExecutor)
+    engine._executor = FaultyExecutor(engine._executor, stage=stage, after=3)
+    for length in LENGTHS:
+        tiny.submit(engine, str(length), prompt_of(length), NUM_TOKENS)
+    tiny.submit(engine, "faulty", [kind.value, *prompt_of(20)], NUM_TOKENS)
+    found: dict[str, list[int]] = {}
+    failed: list[str] = []
+    while engine.has_work:
+        for output in engine.step().outputs:
+            if isinstance(output, SequenceStep):
+                found.setdefault(output.sequence_id, []).extend(output.token_ids)
+            else:
+                failed.append(output.sequence_id)
+        engine.check_integrity()
+    assert failed == ["faulty"]
+    for length in LENGTHS:
+        assert found[str(length)] == answers(prompt_of(length))
+
+
+GGUF = {"qwen3_5": (gguf.MODEL_ARCH.QWEN35, True)}
+
+
+def test_gguf(name: str, directory: Path, answers: Answer) -> None:
+    """The same weights as llama.cpp's converter writes them."""
+    arch, are_value_heads_tiled = GGUF[name]
+    file = directory / "gguf" / "model.gguf"
+    file.parent.mkdir()
+    shutil.copy(directory / "tokenizer.json", file.parent)
+    save_gguf(REFERENCES[name](), file, arch, are_value_heads_tiled=are_value_heads_tiled)
+    engine = tiny.engine_of(tiny.on_torch(file, directory / "cache"))
+    for length in LENGTHS:
+        tiny.submit(engine, str(length), prompt_of(length), NUM_TOKENS)
+    found, _ = tiny.run(engine)
+    assert found == {str(length): answers(prompt_of(length)) for length in LENGTHS}
+
+
+def test_a_load(directory: Path, tmp_path: Path, native_cache_dir: Path) -> None:
+    """Quantised as it is loaded, so that the dense weights beside it are run layer by layer."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "native").symlink_to(native_cache_dir)
+    spec = LoadSpec(
+        job_id="1",
+        model="tiny",
+        source=f"path:{directory}",
+        devices=["cpu"],
+        quantization="q8",
+        max_concurrent_sequences=4,
+        kv_memory_bytes=4 * 1024**2,
+    )
+    loaded = load_engine(spec, tmp_path, lambda _: None, check_when_idle=True)
+    report, engine = loaded.report, loaded.engine
+    assert "tensors of vision left out" in report.quantization
+    assert "states of 4 sequences and 8 snapshots" in report.context_reason
+    assert "attention" not in report.compiled and "torch operators" in report.compiled
+    assert "not measured" not in report.quality
+    assert isinstance(engine, Engine)
+    for length in LENGTHS:
+        tiny.submit(engine, str(length), prompt_of(length), NUM_TOKENS)
+    found, _ = tiny.run(engine)
+    assert {len(tokens) for tokens in found.values()} == {NUM_TOKENS}

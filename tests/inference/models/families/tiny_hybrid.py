@@ -1,0 +1,145 @@
+"""Hybrids of a few numbers, as transformers builds them, saves them and runs them."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import PreTrainedModel
+from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+from inference.engine.engine import Engine
+from inference.engine.load.build import build_engine
+from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.loading.loader import OpenedModel, open_model
+from inference.models.registry import AnyModel, build_model
+from inference.protocol.engine import SequenceStep, SubmitSequence
+from inference.protocol.load import LoadSpec
+from inference.protocol.sampling import SamplingParams
+
+VOCAB_SIZE = 128
+CONTEXT_TOKENS = 256
+BLOCK_TOKENS = 8
+
+ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+TEXT = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT_TOKENS,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "initializer_range": 0.3,
+    "eos_token_id": None,
+    "rope_parameters": ROPE | {"mrope_section": [2, 1, 1], "mrope_interleaved": True},
+}
+VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "patch_size": 2,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 4,
+}
+
+
+def randomised(reference: PreTrainedModel) -> PreTrainedModel:
+    """With norms that do something."""
+    for name, parameter in reference.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, -0.5, 0.5)
+    return reference.eval()
+
+
+@functools.cache
+def qwen3_5() -> PreTrainedModel:
+    """With its tower for pictures. Not to be changed: it is shared."""
+    torch.manual_seed(7)
+    config = Qwen3_5Config(
+        text_config=TEXT, vision_config=VISION, attn_implementation="eager", pad_token_id=0
+    )
+    return randomised(Qwen3_5ForConditionalGeneration(config))
+
+
+def save(reference: PreTrainedModel, directory: Path) -> Path:
+    """As a checkpoint, with a tokenizer that has a token for each character."""
+    reference.save_pretrained(directory)
+    vocabulary = {chr(token): token for token in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=chr(0)))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def opened(source: Path, cache_dir: Path) -> OpenedModel:
+    """As an operator would, in float32."""
+    spec = LoadSpec(
+        job_id="1", model="tiny", source=f"path:{source}", devices=["cpu"], dtype="float32"
+    )
+    model = open_model(spec, cache_dir, lambda _: None)
+    assert isinstance(model, OpenedModel)
+    return model
+
+
+def on_torch(source: Path, cache_dir: Path) -> AnyModel:
+    files = opened(source, cache_dir)
+    model = build_model(files.config, files.weights, CONTEXT_TOKENS)
+    files.close()
+    return model
+
+
+@torch.no_grad()
+def greedy(reference: PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
+    """What transformers answers."""
+    ids = torch.tensor([prompt])
+    output = reference.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+def engine_of(
+    model: AnyModel,
+    *,
+    num_kv_blocks: int = 128,
+    prefill_tokens_per_step: int = 512,
+    max_running: int = 8,
+) -> Engine:
+    return build_engine(
+        model,
+        context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * BLOCK_TOKENS),
+        num_kv_blocks=num_kv_blocks,
+        block_tokens=BLOCK_TOKENS,
+        scheduler_limits=SchedulerLimits(
+            prefill_tokens_per_step=prefill_tokens_per_step, max_running=max_running
+        ),
+        check_when_idle=True,
+    )
+
+
+def submit(engine: Engine, sequence_id: str, prompt: list[int], num_tokens: int) -> None:
+    params = SamplingParams(max_tokens=num_tokens, temperature=0.0)
+    engine.submit(SubmitSequence(sequence_id=sequence_id, token_ids=prompt, params=params))
+
+
+def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """Step until nothing is left: every sequence's output, and how much of its prompt was known."""
+    answers: dict[str, list[int]] = {}
+    cached: dict[str, int] = {}
+    while engine.has_work:
+        for output in engine.step().outputs:
+            assert isinstance(output, SequenceStep), output
+            answers.setdefault(output.sequence_id, []).extend(output.token_ids)
+            if output.num_cached_tokens is not None:
+                cached[output.sequence_id] = output.num_cached_tokens
+    return answers, cached
