@@ -9,13 +9,13 @@ from django.utils.cache import add_never_cache_headers
 
 
 def front(request: HttpRequest) -> HttpResponse:
-    """An operator to the dashboard, a member to their usage, a stranger to the log-in."""
+    """An operator to the dashboard, a member to the playground, a stranger to the log-in."""
     if not request.user.is_authenticated:
         found = reverse("login")
     elif request.user.is_staff:
         found = reverse("admin:index")
     else:
-        found = reverse("usage")
+        found = reverse("playground")
     response = HttpResponseRedirect(found)
     add_never_cache_headers(response)
     return response

@@ -21,6 +21,7 @@ urlpatterns = [
     path("logout/", Logout.as_view(), name="logout"),
     path("usage/", include("metering.usage_pages.urls")),
     path("bench/", include("metering.bench.pages.urls")),
+    path("playground/", include("metering.playground.urls")),
     path("favicon.ico", favicon),
     path("", front, name="front"),
     path("version", VersionView.as_view()),

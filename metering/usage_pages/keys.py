@@ -12,6 +12,7 @@ from metering import services
 from metering.errors import MeteringValueError
 from metering.key_status import key_status
 from metering.models import Account, ApiKey
+from metering.playground.keys import is_playground_key
 from metering.usage_pages.key_forms import KeyForm
 from metering.usage_pages.reader import Reader, for_members
 
@@ -39,7 +40,7 @@ def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
     context = {
         "reader": reader,
         "form": form,
-        "keys": [(key, key_status(key)) for key in reader.own_keys()],
+        "keys": [(key, key_status(key)) for key in reader.own_keys() if not is_playground_key(key)],
     }
     return render_page(request, "metering/my_keys.html", title="API keys", context=context)
 

@@ -164,7 +164,7 @@ def test_the_front_door_leads_on_by_who_asks() -> None:
     member = Client()
     member.force_login(User.objects.create_user("mia"))
     assert Client().get("/")["Location"] == "/login/"
-    assert member.get("/")["Location"] == "/usage/"
+    assert member.get("/")["Location"] == "/playground/"
     assert operator().get("/")["Location"] == "/admin/"
     assert Client().get("/favicon.ico")["Location"] == "/static/helexa/favicon.svg"
 

@@ -72,6 +72,8 @@ PAGES: dict[str, tuple[str, int, int]] = {
     "usage/keys/<str:prefix>/revoke": ("/usage/keys/hx-nobodys000/revoke", 405, 405),
     "usage/accounts": ("/usage/accounts", 403, 200),
     "usage/audit": ("/usage/audit", 403, 200),
+    "playground/": ("/playground/", 200, 200),
+    "playground/key": ("/playground/key", 405, 405),
 }
 """Each with a URL, and what a member and an operator get there; keys open no page."""
 ROWS: dict[str, tuple[str, dict[str, int]]] = {

@@ -1,0 +1,79 @@
+// An answer as it comes in: text, thinking, calls, and what it took. Pure but for the clock.
+
+export function newAnswer() {
+  return {
+    role: "assistant",
+    text: "",
+    thinking: "",
+    calls: [],
+    finish: "",
+    error: "",
+    stats: null,
+    isRunning: true,
+  };
+}
+
+export class AnswerReader {
+  constructor(turn, nowMs) {
+    this.turn = turn;
+    this.nowMs = nowMs;
+    this.startedMs = nowMs();
+    this.firstMs = null;
+  }
+
+  add(chunk) {
+    if (chunk.usage) this.usage = chunk.usage;
+    const choice = chunk.choices?.[0];
+    if (!choice) return;
+    const { delta = {} } = choice;
+    if (delta.content || delta.reasoning_content || delta.tool_calls) this.firstMs ??= this.nowMs();
+    if (delta.content) this.turn.text += delta.content;
+    if (delta.reasoning_content) this.turn.thinking += delta.reasoning_content;
+    for (const part of delta.tool_calls ?? []) this.addCall(part);
+    if (choice.finish_reason) this.turn.finish = choice.finish_reason;
+  }
+
+  addCall(part) {
+    const call = (this.turn.calls[part.index] ??= { id: "", name: "", arguments: "", result: "" });
+    if (part.id) call.id = part.id;
+    if (part.function?.name) call.name = part.function.name;
+    call.arguments += part.function?.arguments ?? "";
+  }
+
+  // Tokens as the server counted them; times as this browser saw them.
+  end() {
+    const endedMs = this.nowMs();
+    const tokens = this.usage?.completion_tokens ?? null;
+    const decodeMs = this.firstMs === null ? 0 : endedMs - this.firstMs;
+    this.turn.isRunning = false;
+    this.turn.stats = {
+      promptTokens: this.usage?.prompt_tokens ?? null,
+      cachedTokens: this.usage?.prompt_tokens_details?.cached_tokens ?? 0,
+      tokens,
+      firstMs: this.firstMs === null ? null : Math.round(this.firstMs - this.startedMs),
+      tokensPerS: tokens > 1 && decodeMs > 0 ? ((tokens - 1) * 1000) / decodeMs : null,
+    };
+  }
+}
+
+export function inWords(stats) {
+  if (!stats) return "";
+  const cached = stats.cachedTokens ? ` (${stats.cachedTokens} cached)` : "";
+  return [
+    stats.promptTokens === null ? "" : `${stats.promptTokens} tokens in${cached}`,
+    stats.tokens === null ? "" : `${stats.tokens} out`,
+    stats.firstMs === null ? "" : `first after ${stats.firstMs} ms`,
+    stats.tokensPerS === null ? "" : `${stats.tokensPerS.toFixed(1)} tok/s`,
+  ]
+    .filter(Boolean)
+    .join(" · ");
+}
+
+// Text in its parts, those between ``` as code.
+export function partsOf(text) {
+  return text.split(/^```/m).map((part, index) => {
+    if (index % 2 === 0) return { isCode: false, text: part };
+    const end = part.indexOf("\n");
+    return { isCode: true, text: end < 0 ? part : part.slice(end + 1) };
+  });
+}

@@ -1,0 +1,236 @@
+// The page's state and what its buttons do.
+
+import { AnswerReader, inWords, newAnswer, partsOf } from "./answer.js";
+import { Api } from "./api.js";
+import { asCode, LANGUAGES } from "./as_code.js";
+import { Conversations, newId, titleOf } from "./conversations.js";
+import { FieldError, requestOf } from "./request.js";
+
+const ASK_AGAIN_MS = 1000;
+const MODELS_MS = 15_000;
+const MOST_IMAGE_BYTES = 10 * 1024 * 1024;
+const SAMPLING = {
+  temperature: "", top_p: "", top_k: "", min_p: "", repetition_penalty: "",
+  max_tokens: "", seed: "", stop: "",
+};
+
+function playground(settings, csrfToken, keyUrl) {
+  const api = new Api(settings.user, csrfToken, keyUrl);
+  const conversations = new Conversations(settings.user);
+  return {
+    accounts: settings.accounts,
+    account: settings.accounts[0] ?? "",
+    models: [],
+    model: "",
+    system: "",
+    sampling: { ...SAMPLING },
+    thinking: "",
+    tools: "",
+    schema: "",
+    draft: "",
+    images: [],
+    turns: [],
+    kept: conversations.list(),
+    id: newId(),
+    problem: "",
+    outage: "",
+    waiting: "",
+    language: "curl",
+    languages: LANGUAGES,
+    code: "",
+    stopper: null,
+
+    async init() {
+      this.model = localStorage.getItem("helexa-playground-model") ?? "";
+      await this.refreshModels();
+      setInterval(() => document.hidden || this.refreshModels(), MODELS_MS);
+    },
+
+    get isRunning() {
+      return this.stopper !== null;
+    },
+
+    get card() {
+      return this.models.find(({ id }) => id === this.model);
+    },
+
+    get seesImages() {
+      return this.card?.capabilities.includes("vision") ?? false;
+    },
+
+    get canThink() {
+      return this.card?.reasoning ?? false;
+    },
+
+    async refreshModels() {
+      if (!this.account) return;
+      try {
+        const all = await api.models(this.account);
+        this.models = all.filter(({ capabilities }) => !capabilities.includes("embeddings"));
+        this.outage = "";
+      } catch (error) {
+        this.outage = error.message;
+      }
+      if (!this.card) this.model = this.models[0]?.id ?? "";
+    },
+
+    labelOf(card) {
+      return card.status === "ready" ? card.id : `${card.id} (${card.status})`;
+    },
+
+    async send() {
+      if (this.isRunning || (!this.draft.trim() && !this.images.length)) return;
+      this.turns.push({ role: "user", text: this.draft, images: this.images });
+      this.draft = "";
+      this.images = [];
+      await this.answer();
+    },
+
+    // Asks for the answer to the turns as they stand.
+    async answer() {
+      if (!this.model) await this.refreshModels();
+      let request;
+      try {
+        if (!this.model) throw new FieldError("There is no model to ask: an operator adds one.");
+        request = requestOf(this, this.turns);
+      } catch (error) {
+        this.problem = error.message;
+        return;
+      }
+      this.problem = "";
+      localStorage.setItem("helexa-playground-model", this.model);
+      this.turns.push(newAnswer());
+      const turn = this.turns.at(-1); // As Alpine sees it: changes of the bare object are not.
+      const reader = new AnswerReader(turn, () => performance.now());
+      this.stopper = new AbortController();
+      const { signal } = this.stopper;
+      this.tellWaiting(turn, signal);
+      try {
+        const asked = { ...request, stream: true, stream_options: { include_usage: true } };
+        for await (const chunk of api.chat(asked, this.account, signal)) reader.add(chunk);
+      } catch (error) {
+        turn.error = signal.aborted ? "Stopped." : error.message;
+      }
+      reader.end();
+      this.stopper = null;
+      this.waiting = "";
+      this.keep();
+      this.refreshModels();
+    },
+
+    // Until the first token comes: what the model is doing, loading above all.
+    async tellWaiting(turn, signal) {
+      const name = this.model;
+      for (;;) {
+        await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN_MS));
+        if (signal.aborted || !turn.isRunning || turn.text || turn.thinking) break;
+        const card = await api.model(name, this.account).catch(() => null);
+        if (turn.isRunning && card && card.status !== "ready") this.waiting = progressOf(card);
+        else this.waiting = "";
+      }
+      this.waiting = "";
+    },
+
+    stop() {
+      this.stopper?.abort();
+    },
+
+    async regenerate(index) {
+      this.turns.splice(index);
+      await this.answer();
+    },
+
+    // Puts a turn of the user's back into the field; what followed it goes once it is sent.
+    edit(index) {
+      const turn = this.turns[index];
+      this.draft = turn.text;
+      this.images = turn.images ?? [];
+      this.turns.splice(index);
+      this.$refs.draft.focus();
+    },
+
+    keep() {
+      const { id, model, account, system, sampling, thinking, tools, schema, turns } = this;
+      const conversation = { id, title: titleOf(turns), model, account, system, sampling,
+        thinking, tools, schema, turns };
+      if (!conversations.save(JSON.parse(JSON.stringify(conversation)))) {
+        this.problem = "This browser has no room to keep the conversation.";
+      }
+      this.kept = conversations.list();
+    },
+
+    open(id) {
+      this.stop();
+      const found = conversations.find(id);
+      if (!found) return;
+      const { title, ...state } = found;
+      Object.assign(this, state);
+    },
+
+    start() {
+      this.stop();
+      Object.assign(this, { id: newId(), turns: [], draft: "", images: [], problem: "" });
+      this.$refs.draft.focus();
+    },
+
+    remove(id) {
+      conversations.remove(id);
+      this.kept = conversations.list();
+      if (id === this.id) this.start();
+    },
+
+    async addImages(files) {
+      for (const file of files) {
+        if (file.size > MOST_IMAGE_BYTES) {
+          this.problem = `${file.name} is larger than ${MOST_IMAGE_BYTES / 1024 ** 2} MiB.`;
+        } else this.images.push(await dataUrl(file));
+      }
+    },
+
+    // For exactly the request that the page would send now, or has sent last.
+    showCode() {
+      const drafted = this.draft.trim() ? [{ role: "user", text: this.draft, images: this.images }] : [];
+      const asked = this.turns.at(-1)?.role === "assistant" && !drafted.length
+        ? this.turns.slice(0, -1)
+        : [...this.turns, ...drafted];
+      try {
+        this.code = asCode(this.language, requestOf(this, asked), settings.base_url);
+        this.problem = "";
+      } catch (error) {
+        this.code = "";
+        this.problem = error.message;
+      }
+    },
+
+    async copyCode() {
+      await navigator.clipboard?.writeText(this.code);
+    },
+
+    statsOf: (turn) => inWords(turn.stats),
+    partsOf,
+  };
+}
+
+function progressOf({ status, progress }) {
+  if (!progress) return `The model is ${status}…`;
+  const share = progress.total ? ` ${Math.floor((100 * progress.done) / progress.total)} %` : "";
+  return `The model is ${status}: ${progress.stage}${share}`;
+}
+
+function dataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
+
+// Alpine has started before modules run, and brings to life what is added later.
+const place = document.getElementById("playground");
+if (place) {
+  const settings = JSON.parse(document.getElementById("playground-settings").textContent);
+  const { csrf, keyUrl } = place.dataset;
+  window.Alpine.data("playground", () => playground(settings, csrf, keyUrl));
+  place.append(document.getElementById("playground-page").content.cloneNode(true));
+}
