@@ -61,6 +61,13 @@ class Needs:
             self._fallback_bytes[kind] = self.entry.needed_memory_bytes(measured_on, kind)
         return self._fallback_bytes[kind]
 
+    def least_device_bytes(self, kind: DeviceKind) -> int | None:
+        """No neuron needs less on each device; ``None`` while nobody knows."""
+        usual = self.device_bytes("", kind)
+        if usual is None:
+            return None
+        return min([usual, *(size for (_, of), size in self._device_bytes.items() if of == kind)])
+
     def device_bytes(self, neuron: str, kind: DeviceKind) -> int | None:
         """On each of its devices. Asked for every neuron of a fleet by each decision."""
         known = self._device_bytes.get((neuron, kind))

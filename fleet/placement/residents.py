@@ -7,9 +7,11 @@ Compiled once for a snapshot and looked through by every decision on it. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 
 from fleet.measurements import DeviceKind
 from fleet.placement.decisions import Catalogue
@@ -44,12 +46,9 @@ class Resident:
     freed_bytes: int
     in_s: float
     is_idle: bool
+    goes_now: bool
+    """Idle and out of its turn: it may be evicted."""
     loss: float
-
-    @property
-    def goes_now(self) -> bool:
-        """Idle and out of its turn: it may be evicted."""
-        return self.is_idle and self.in_s == 0
 
 
 @dataclass(slots=True)
@@ -99,6 +98,22 @@ class NeuronGround:
         self.movable_bytes = max(self.movable_bytes, free + device.movable_bytes)
 
 
+class ByFree:
+    """Devices of one kind by how much is free on them, the fullest first."""
+
+    __slots__ = ("_free_bytes", "_sorted", "claimed")
+
+    def __init__(self, devices: Sequence[DeviceGround]) -> None:
+        self._sorted = sorted((d for d in devices if not d.claims), key=_fullest)
+        self._free_bytes = [device.info.free_memory_bytes for device in self._sorted]
+        self.claimed = [device for device in devices if device.claims]
+        """Those of which something is promised: what is free on them depends on who asks."""
+
+    def with_at_least(self, num_bytes: int) -> Iterator[DeviceGround]:
+        """Of those of which nothing is promised."""
+        return islice(self._sorted, bisect_left(self._free_bytes, num_bytes), None)
+
+
 class Ground:
     """Of one snapshot."""
 
@@ -133,6 +148,10 @@ class Ground:
             for kind, by_name in self.by_kind.items()
         }
         """Devices from which something may go now, by the least that is lost with it."""
+        self.by_free: dict[DeviceKind, ByFree] = {
+            kind: ByFree([device for here in by_name.values() for device in here.devices])
+            for kind, by_name in self.by_kind.items()
+        }
 
     def only(self, neuron: str) -> Ground:
         """Of that neuron; what models are worth follows from the whole fleet."""
@@ -144,6 +163,10 @@ class Ground:
         alone.by_loss = {
             kind: [device for device in devices if device.neuron.name == neuron]
             for kind, devices in self.by_loss.items()
+        }
+        alone.by_free = {
+            kind: ByFree([device for here in by_name.values() for device in here.devices])
+            for kind, by_name in alone.by_kind.items()
         }
         return alone
 
@@ -186,13 +209,15 @@ class Ground:
         entry = self._catalogue.get(replica.model)
         if entry is not None and self._is_kept(replica, entry.effective_min_replicas):
             return None
-        idle_s = idle_age_s(replica)
+        idle_s, in_s = idle_age_s(replica), stays_s(replica)
+        is_idle = replica.status is ReplicaStatus.READY and idle_s is not None
         return Resident(
             replica=replica,
             priority=UNKNOWN_MODEL_PRIORITY if entry is None else entry.effective_priority,
             freed_bytes=freed_bytes(replica),
-            in_s=stays_s(replica),
-            is_idle=replica.status is ReplicaStatus.READY and idle_s is not None,
+            in_s=in_s,
+            is_idle=is_idle,
+            goes_now=is_idle and in_s == 0,
             loss=1.0 / (1.0 + (idle_s or 0.0)),
         )
 
@@ -265,6 +290,10 @@ def stays_s(replica: ReplicaView) -> float:
 
 def _value(resident: Resident) -> tuple[int, bool, float, str]:
     return (resident.priority, not resident.is_idle, resident.loss, resident.replica.model)
+
+
+def _fullest(device: DeviceGround) -> tuple[int, str, str]:
+    return (device.info.free_memory_bytes, device.neuron.name, device.name)
 
 
 def _least_loss(device: DeviceGround) -> tuple[int, float]:

@@ -36,7 +36,7 @@ def find_room(
     needs = Needs(entry)
     for kind in needs.kinds:
         grounds = _grounds(entry, ground, kind, excluded)
-        if spot := free_spot(needs, kind, grounds):
+        if spot := free_spot(needs, kind, ground, grounds, excluded):
             return Room(spot=spot)
         if not may_evict:
             continue

@@ -9,12 +9,19 @@ Pure. A replica that spans devices needs its part on each, all on one neuron.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.measurements import DeviceKind
 from fleet.placement.needs import Needs
-from fleet.placement.residents import MIN_TURN_S, DeviceGround, NeuronGround, Resident
+from fleet.placement.residents import (
+    MIN_TURN_S,
+    ByFree,
+    DeviceGround,
+    Ground,
+    NeuronGround,
+    Resident,
+)
 
 COMFORT = 1.25
 """A device is comfortable with so much of what is needed at least: the rest holds longer contexts.
@@ -49,7 +56,45 @@ UNTOUCHED = -(2**31)
 Grounds = Sequence[NeuronGround]
 
 
-def free_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None:
+def free_spot(
+    needs: Needs, kind: DeviceKind, ground: Ground, grounds: Grounds, excluded: Collection[str]
+) -> Spot | None:
+    """``grounds``: the neurons of ``ground`` that may have it."""
+    least = needs.least_device_bytes(kind)
+    if least is None or needs.num_devices > 1:
+        return _roomy_spot(needs, kind, grounds)
+    return _snug_spot(needs, kind, ground.by_free[kind], least, excluded)
+
+
+def _snug_spot(
+    needs: Needs, kind: DeviceKind, by_free: ByFree, least: int, excluded: Collection[str]
+) -> Spot | None:
+    """On one device: the first comfortable one from the fullest on, else the roomiest."""
+    model, pinned_on = needs.entry.name, needs.entry.pinned_on
+    best: tuple[tuple[bool, int, str, str], int] | None = None
+    for devices, is_ordered in ((by_free.with_at_least(least), True), (by_free.claimed, False)):
+        for device in devices:
+            name = device.neuron.name
+            if name in excluded or (pinned_on and name not in pinned_on):
+                continue
+            each = needs.device_bytes(name, kind)
+            free = device.free_bytes(model)
+            if each is None or free < each:
+                continue
+            if device.info.total_memory_bytes < needs.least_total_bytes:
+                continue
+            key = (*_snugness(free, each), name, device.name)
+            if best is None or key < best[0]:
+                best = (key, each)
+            if is_ordered and not key[0]:
+                break  # the next ones have more
+    if best is None:
+        return None
+    (_, _, neuron, device_name), each = best
+    return Spot(neuron, (device_name,), each)
+
+
+def _roomy_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None:
     best: tuple[tuple[bool, int, str, str], Spot] | None = None
     model = needs.entry.name
     for here in grounds:
@@ -77,8 +122,10 @@ def evicting_spot(
     """A model of unknown size evicts nobody: nobody could say that it makes room. ``by_loss`` are
     the devices of ``grounds`` and others, those first where least may be lost."""
 
+    most_priority = needs.entry.effective_priority
+
     def may_go(resident: Resident) -> bool:
-        return resident.goes_now and resident.priority <= needs.entry.effective_priority
+        return resident.goes_now and resident.priority <= most_priority
 
     if needs.num_devices > 1:
         clearable = [here for here in grounds if _may_clear(needs, kind, here)]
@@ -92,8 +139,9 @@ def evicting_spot(
         spot = _cleared(needs, kind, device, may_go)
         if spot is not None:
             names = names or {here.name for here in grounds}
-            if spot.neuron in names and (best is None or _loss(spot) < best[0]):
-                best = (_loss(spot), spot)
+            loss = _loss(spot)
+            if spot.neuron in names and (best is None or loss < best[0]):
+                best = (loss, spot)
     return best[1] if best else None
 
 
@@ -121,8 +169,10 @@ def turn_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None:
     """Where room comes soonest if those that may go are let go once they have had their turn:
     what is promised to nobody, else what another model has first."""
 
+    most_priority = needs.entry.effective_priority
+
     def may_go(resident: Resident) -> bool:
-        return resident.priority <= needs.entry.effective_priority
+        return resident.priority <= most_priority
 
     def movable(device: DeviceGround) -> int:
         return device.movable_bytes
