@@ -55,8 +55,9 @@ def reconcile() -> None:
         reports = live.read_waiting(client)
         now_s = time.monotonic()
         watched = watch.look(snapshot, reports, now_s)
+        plan = services.fleet_plan(watched=watched, turns=watch.turns(snapshot, now_s))
         with leadership.fenced():
-            plan = services.fleet_reconcile(watched=watched, turns=watch.turns(snapshot, now_s))
+            services.plan_begin(plan=plan)
         watch.keep(plan.turns, now_s)
         live.publish_turns(client, plan.turns, watched.gone_gateways)
     except SnapshotUnavailableError as error:

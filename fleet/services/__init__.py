@@ -51,7 +51,7 @@ from fleet.services.neurons import (
     wishes_read,
 )
 from fleet.services.placed_loads import placed_load_start
-from fleet.services.reconciling import fleet_reconcile
+from fleet.services.reconciling import fleet_plan, plan_begin
 from fleet.services.reloads import model_reload_everywhere, reload_job_start
 
 __all__ = [
@@ -71,7 +71,7 @@ __all__ = [
     "download_start",
     "downloads_expire",
     "downloads_record",
-    "fleet_reconcile",
+    "fleet_plan",
     "heartbeat_record",
     "load_job_cancel",
     "load_job_start",
@@ -90,6 +90,7 @@ __all__ = [
     "neuron_resume",
     "neuron_revoke",
     "placed_load_start",
+    "plan_begin",
     "redis_users_apply",
     "reload_job_start",
     "report_record",

@@ -32,22 +32,25 @@ FAILURES_SINCE = timedelta(seconds=2 * BACKOFF_MAX_S)
 """Older failures put off nothing."""
 
 
-def fleet_reconcile(*, watched: Watched, turns: tuple[Turn, ...]) -> Plan:
-    """One tick: what was decided, and as much of it begun as could be. ``turns`` are those that
-    are under way."""
-    plan = reconcile(
+def fleet_plan(*, watched: Watched, turns: tuple[Turn, ...]) -> Plan:
+    """What one tick decides. Writes nothing and holds no lock: thinking about a large fleet takes
+    tens of milliseconds. ``turns`` are those that are under way."""
+    return reconcile(
         selectors.catalogue_by_name(),
         watched.snapshot,
         jobs=jobs_known(),
         observed=watched.observed,
         turns=turns,
     )
+
+
+def plan_begin(*, plan: Plan) -> None:
+    """As much of it as can be begun."""
     for action in plan.actions:
         try:
             _begin(action)
         except FleetError as error:  # a neuron seen before it was recorded: the next tick has it
             logger.info("%s on %s is put off: %s", action.model, action.neuron, error)
-    return plan
 
 
 def jobs_known() -> Jobs:

@@ -37,7 +37,9 @@ def neuron(build) -> Neuron:
 
 def tick(*heartbeats) -> Plan:
     watched = Watched(build_snapshot(heartbeats), Observed(), ())
-    return services.fleet_reconcile(watched=watched, turns=())
+    plan = services.fleet_plan(watched=watched, turns=())
+    services.plan_begin(plan=plan)
+    return plan
 
 
 def test_a_pinned_model_is_loaded_once(model, neuron, sent, build) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
+from django.db import connection
 
 from fleet import live, services, tasks
 from fleet.lifecycles import LoadJobStatus, NeuronStatus
 from fleet.models import LoadJob, Neuron
+from fleet.placement.plan import Plan
+from fleet.placement.reconcile import reconcile
+from fleet.services import reconciling
 from helexa_site.celery import app
 from inference.protocol import keys
 from inference.protocol.heartbeat import ReplicaStatus
@@ -35,6 +41,22 @@ def test_a_pinned_model_from_first_heartbeat_to_loaded(publish, build, sent) -> 
     tasks.reconcile()
     job.refresh_from_db()
     assert job.status == LoadJobStatus.SUCCEEDED
+    assert LoadJob.objects.count() == 1
+
+
+def test_nothing_is_locked_while_the_control_thinks(publish, build, sent, monkeypatch) -> None:
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True)
+    publish()
+    tasks.record_heartbeats()
+    in_transaction: list[bool] = []
+
+    def think(*args: Any, **named: Any) -> Plan:
+        in_transaction.append(connection.in_atomic_block)
+        return reconcile(*args, **named)
+
+    monkeypatch.setattr(reconciling, "reconcile", think)
+    tasks.reconcile()
+    assert in_transaction == [False]
     assert LoadJob.objects.count() == 1
 
 

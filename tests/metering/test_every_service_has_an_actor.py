@@ -47,11 +47,15 @@ WITHOUT_AN_ACTOR = {
     "fleet.services.job_messages.spec_of": "reads, writes nothing",
     "fleet.services.reloads.reload_plan": "decides, writes nothing",
     "fleet.services.load_jobs.load_jobs_expire": "follows from neurons' silence",
+    "fleet.services.download_moves.downloads_record": "a neuron's report",
+    "fleet.services.download_moves.downloads_expire": "follows from neurons' silence",
+    "fleet.services.download_moves.download_not_sent": "follows from Redis being away",
     "fleet.services.load_measurements.load_measurement_record": "a neuron's report",
     "fleet.services.load_measurements.load_need_record": "a neuron's report",
     "fleet.services.load_measurements.prefill_averages_record": "a neuron's report",
     # Control acts by itself: each load that it starts is audited under its name.
-    "fleet.services.reconciling.fleet_reconcile": "its jobs name control",
+    "fleet.services.reconciling.fleet_plan": "decides, writes nothing",
+    "fleet.services.reconciling.plan_begin": "its jobs name control",
     "fleet.services.reconciling.jobs_known": "reads",
     # Requests, which the ledger tells of.
     "inference.conversations.services.response_save": "a client's request",
