@@ -13,7 +13,9 @@ from benchmarks.cuda import attention, drawer, step
 from benchmarks.cuda.limits import copy_bytes_per_s, matmul_flops_per_s
 from benchmarks.cuda.rows import measured
 from benchmarks.cuda.shapes import projection_weights
+from inference.models.attention_mixer import AttentionMixer
 from inference.models.decoder import DecoderModel
+from inference.models.mlp import DenseMlp
 from tests.inference.models.cuda.tiny import CONFIG
 
 
@@ -84,11 +86,16 @@ def test_random_weights_make_a_model_and_the_floor_counts_them(
     held = [weights.linear(f"layer.{name}").out_features for name in ("q_proj", "o_proj")]
     assert held == [config.num_heads * config.head_dim, config.hidden_size]
     if weight_format == "bf16":
-        layers = model.layers
-        projections = (
+        projections = [
             linear
-            for layer in layers
-            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
-        )
+            for layer in model.layers
+            if isinstance(layer.mixer, AttentionMixer) and isinstance(layer.mlp, DenseMlp)
+            for linear in (
+                layer.mixer.qkv,
+                layer.mixer.output,
+                layer.mlp.gate_up,
+                layer.mlp.down,
+            )
+        ]
         num_weights = sum(p.in_features * p.out_features for p in projections)
         assert projection_weights(config) == num_weights
