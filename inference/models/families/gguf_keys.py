@@ -121,10 +121,14 @@ def check_no_experts(keys: GGUFKeys) -> None:
         raise BadFileError("mixture-of-experts weights under this architecture are not supported")
 
 
+def rotary_dim(keys: GGUFKeys) -> int:
+    """How many features of each head are rotated."""
+    return keys.integer("rope.dimension_count", head_dim(keys))
+
+
 def check_whole_rotary(keys: GGUFKeys) -> None:
     """Raises ``BadFileError`` where only a part of each head is rotated."""
-    whole = head_dim(keys)
-    if keys.integer("rope.dimension_count", whole) != whole:
+    if rotary_dim(keys) != head_dim(keys):
         raise BadFileError("rotary embedding over a part of each head is not supported")
 
 

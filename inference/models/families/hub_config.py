@@ -9,10 +9,15 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from inference.loading.errors import BadFileError
-from inference.models.config import ModelConfig, RopeScaling
+from inference.models.config import MixerKind, ModelConfig, RopeScaling
 
 GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Keys of generation_config.json that clients can also set, spelt as in ``SamplingOptions``."""
+
+LAYER_TYPES: dict[str, MixerKind] = {
+    "full_attention": "attention",
+    "sliding_attention": "sliding",
+}
 
 Json = Mapping[str, Any]
 
@@ -66,8 +71,47 @@ def check_activation(config: Json, *known: str, key: str = "hidden_act") -> None
 
 def check_whole_rotary(config: Json) -> None:
     """Raises ``BadFileError`` where only a part of each head is rotated."""
-    if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
+    if _rotary_factor(config, 1.0) != 1.0:
         raise BadFileError("partial_rotary_factor other than 1.0 is not supported")
+
+
+def rotary_dim(config: Json, default: float = 1.0) -> int:
+    """How many features of each head are rotated; ``default``: which part, where it is not said."""
+    heads = positive_integer(config, "num_attention_heads")
+    width = int(config.get("head_dim") or positive_integer(config, "hidden_size") // heads)
+    return int(width * _rotary_factor(config, default))
+
+
+def _rotary_factor(config: Json, default: float) -> float:
+    """transformers 5 writes it into ``rope_parameters``; before it, it stood beside them."""
+    inner = (config.get("rope_parameters") or {}).get("partial_rotary_factor")
+    return float(inner or config.get("partial_rotary_factor") or default)
+
+
+def repeated(
+    num_layers: int,
+    period: int,
+    *,
+    others: MixerKind = "sliding",
+    last: MixerKind = "attention",
+) -> tuple[MixerKind, ...]:
+    """Of each layer, where every ``period``-th is unlike the others."""
+    return tuple(others if (index + 1) % period else last for index in range(num_layers))
+
+
+def kinds_of_layers(config: Json, default: tuple[MixerKind, ...]) -> tuple[MixerKind, ...]:
+    """As ``layer_types`` lists them. Raises ``BadFileError``."""
+    listed = config.get("layer_types")
+    if not listed:
+        return default
+    if unknown := sorted(set(listed) - LAYER_TYPES.keys()):
+        raise BadFileError(f"layers of the type {unknown[0]!r} are not supported")
+    return tuple(LAYER_TYPES[name] for name in listed)
+
+
+def optional_number(config: Json, key: str) -> float | None:
+    value = config.get(key)
+    return None if value is None else float(value)
 
 
 def check_dense(config: Json) -> None:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from inference.loading.errors import UnknownArchitectureError
 from inference.models.config import ModelConfig
+from inference.models.families.cohere import COHERE, COHERE2
 from inference.models.families.family import Family
+from inference.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from inference.models.families.glm import GLM, GLM4
+from inference.models.families.granite import GRANITE
 from inference.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from inference.models.families.olmo2 import OLMO2
+from inference.models.families.phi import PHI3
 from inference.models.families.qwen3_5 import QWEN3_5
+from inference.models.families.smollm3 import SMOLLM3
+from inference.models.families.starcoder2 import STARCODER2
 
 FAMILIES: tuple[Family, ...] = (
     LLAMA,
@@ -14,6 +22,18 @@ FAMILIES: tuple[Family, ...] = (
     QWEN2,
     QWEN3,
     QWEN3_5,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    PHI3,
+    GLM,
+    GLM4,
+    GRANITE,
+    SMOLLM3,
+    OLMO2,
+    COHERE,
+    COHERE2,
+    STARCODER2,
 )
 
 _BY_MODEL_TYPE = {kind: family for family in FAMILIES for kind in family.model_types}

@@ -1,0 +1,121 @@
+"""Command R and R7B: mixer and MLP side by side after one layer norm, logits scaled, neighbours
+rotated together. R7B has windows on most layers, and rotates only those."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from inference.loading.errors import BadFileError
+from inference.models.config import MixerKind, ModelConfig
+from inference.models.families.decoder_tensors import DECODER, DECODER_NAMES, decoder_tensors
+from inference.models.families.family import Family
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
+from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
+from inference.models.families.hub_config import (
+    Json,
+    check_activation,
+    check_whole_rotary,
+    kinds_of_layers,
+    read_decoder,
+    repeated,
+)
+from inference.models.families.layer_names import LayerNames
+
+ONE_NORM = LayerNames(mlp_norm=None)
+PERIOD = 4
+"""The last of so many layers of R7B sees the whole context."""
+LAYERS: dict[str, Any] = {"norm": "layer", "is_parallel": True, "is_rope_interleaved": True}
+
+
+def read_cohere(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    if config.get("use_qk_norm"):
+        raise BadFileError("layer norms of each head, use_qk_norm, are not supported")
+    return _read(config, generation)
+
+
+def read_cohere2(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    period = int(config.get("sliding_window_pattern") or PERIOD)
+    mixers = kinds_of_layers(config, _windows(int(config["num_hidden_layers"]), period))
+    return _read(
+        config,
+        generation,
+        mixers=tuple("sliding" if kind == "sliding" else "unrotated" for kind in mixers),
+        sliding_window=config.get("sliding_window") or 4096,
+    )
+
+
+def _windows(num_layers: int, period: int) -> tuple[MixerKind, ...]:
+    return repeated(num_layers, period, others="sliding", last="unrotated")
+
+
+def _read(config: Json, generation: Json, **declared: Any) -> ModelConfig:
+    check_activation(config, "silu", "swish")
+    check_whole_rotary(config)
+    has_bias = bool(config.get("attention_bias", False))
+    return read_decoder(
+        config,
+        generation,
+        **LAYERS,
+        **declared,
+        rms_norm_eps=float(config.get("layer_norm_eps") or 1e-5),
+        tie_embeddings=bool(config.get("tie_word_embeddings", True)),
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        logit_multiplier=float(config.get("logit_scale", 0.0625)),
+    )
+
+
+def read_cohere_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    return _read_gguf(keys, "cohere")
+
+
+def read_cohere2_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    return _read_gguf(
+        keys,
+        "cohere2",
+        mixers=_windows(keys.integer("block_count"), PERIOD),
+        sliding_window=keys.integer("attention.sliding_window", 4096),
+    )
+
+
+def _read_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfig:
+    if keys.has_tensor("blk.0.attn_q_norm.weight"):
+        raise BadFileError("layer norms of each head are not supported")
+    check_whole_rotary_gguf(keys)
+    return read_decoder_gguf(
+        keys,
+        model_type,
+        **LAYERS,
+        **declared,
+        rms_norm_eps=keys.number("attention.layer_norm_epsilon", 1e-5),
+        logit_multiplier=keys.number("logit_scale", 0.0625),
+    )
+
+
+COHERE = Family(
+    name="Command R",
+    model_types=("cohere",),
+    gguf_architectures=("command-r",),
+    read_config=read_cohere,
+    read_gguf=read_cohere_gguf,
+    tensors=partial(decoder_tensors, names=ONE_NORM),
+    layer_names=ONE_NORM,
+    gguf_names=DECODER_NAMES,
+    builder=DECODER,
+)
+COHERE2 = Family(
+    name="Command R7B",
+    model_types=("cohere2",),
+    gguf_architectures=("cohere2",),
+    read_config=read_cohere2,
+    read_gguf=read_cohere2_gguf,
+    tensors=partial(decoder_tensors, names=ONE_NORM),
+    layer_names=ONE_NORM,
+    gguf_names=DECODER_NAMES,
+    builder=DECODER,
+)

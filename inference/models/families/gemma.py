@@ -1,0 +1,183 @@
+"""Gemma 1, 2 and 3, text: norms that multiply by one plus their weight and a scaled embedding; from
+2 on norms around every part, soft caps, and windows on most layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from inference.loading.errors import BadFileError
+from inference.models.config import Activation, MixerKind, ModelConfig
+from inference.models.families.decoder_tensors import (
+    ATTENTION_NAMES,
+    DECODER,
+    DECODER_NAMES,
+    MLP_NAMES,
+    MODEL_NAMES,
+    decoder_tensors,
+)
+from inference.models.families.family import Family, GGUFNames
+from inference.models.families.gguf_keys import GGUFKeys, head_dim, read_decoder_gguf
+from inference.models.families.hub_config import (
+    Json,
+    check_activation,
+    check_whole_rotary,
+    kinds_of_layers,
+    optional_number,
+    read_decoder,
+    repeated,
+)
+from inference.models.families.layer_names import LayerNames
+
+NORMED_AROUND = LayerNames(
+    mixed_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_added_norm="post_feedforward_layernorm",
+)
+NAMES_AROUND = GGUFNames(
+    model=MODEL_NAMES,
+    layer=ATTENTION_NAMES
+    | MLP_NAMES
+    | {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+)
+SLIDING_PERIOD = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}
+"""The last of so many layers sees the whole context, where the config does not list them."""
+LOCAL_THETA = 10_000.0
+"""Of Gemma 3's sliding layers, where its config does not say."""
+LARGEST_LAYERS = {"gemma2": 46, "gemma3": 62}
+"""Of the 27B, whose scores are scaled by the model's width over its heads. GGUF does not say."""
+
+
+def read_gemma(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_whole_rotary(config)
+    return read_decoder(config, generation, **_common(config))
+
+
+def read_gemma2(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_whole_rotary(config)
+    return read_decoder(config, generation, **_common(config), **_layers(config))
+
+
+def read_gemma3(config: Json, generation: Json) -> ModelConfig:
+    """Its rotary embedding is declared for each kind of layer, or as one with the sliding layers'
+    base beside it. Raises ``BadFileError``."""
+    rope = config.get("rope_parameters") or {}
+    local_theta = config.get("rope_local_base_freq")
+    if "full_attention" in rope:
+        local = rope.get("sliding_attention") or {}
+        if local.get("rope_type", "default") != "default":
+            raise BadFileError("rope scaling of sliding layers is not supported")
+        local_theta = local.get("rope_theta")
+        config = {**config, "rope_parameters": rope["full_attention"], "rope_scaling": None}
+    check_whole_rotary(config)
+    config = {"rope_theta": 1_000_000.0, **config}
+    return read_decoder(
+        config,
+        generation,
+        **_common(config),
+        **_layers(config),
+        qk_norm=True,
+        sliding_rope_theta=float(local_theta or LOCAL_THETA),
+    )
+
+
+def _common(config: Json) -> dict[str, Any]:
+    if config.get("use_bidirectional_attention"):
+        raise BadFileError("attention to later tokens is not supported")
+    named = config.get("hidden_activation") or config.get("hidden_act") or "gelu_pytorch_tanh"
+    # Gemma 1's files say gelu and mean its approximation.
+    known = ("gelu_pytorch_tanh", *(["gelu"] if config["model_type"] == "gemma" else []))
+    check_activation({"hidden_act": named}, *known)
+    has_bias = bool(config.get("attention_bias", False))
+    activation: Activation = "gelu_tanh"
+    return {
+        "norm": "rms_plus_one",
+        "activation": activation,
+        "tie_embeddings": bool(config.get("tie_word_embeddings", True)),
+        "embedding_multiplier": math.sqrt(config["hidden_size"]),
+        "qkv_bias": has_bias,
+        "output_bias": has_bias,
+    }
+
+
+def _layers(config: Json) -> dict[str, Any]:
+    period = config.get("sliding_window_pattern") or SLIDING_PERIOD[config["model_type"]]
+    return {
+        "mixers": kinds_of_layers(config, repeated(config["num_hidden_layers"], int(period))),
+        "sliding_window": config.get("sliding_window") or 4096,
+        "attention_scale": (config.get("query_pre_attn_scalar") or 256) ** -0.5,
+        "attention_soft_cap": optional_number(config, "attn_logit_softcapping"),
+        "logit_soft_cap": optional_number(config, "final_logit_softcapping"),
+    }
+
+
+def read_gemma_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    return read_decoder_gguf(keys, "gemma", **_common_gguf(keys))
+
+
+def read_layered_gguf(model_type: str, own: Mapping[str, Any], keys: GGUFKeys) -> ModelConfig:
+    """Gemma 2 and 3. Raises ``BadFileError``."""
+    num_layers, width = keys.integer("block_count"), head_dim(keys)
+    if num_layers == LARGEST_LAYERS[keys.architecture]:
+        width = keys.integer("embedding_length") // keys.integer("attention.head_count")
+    mixers: tuple[MixerKind, ...] = repeated(num_layers, SLIDING_PERIOD[keys.architecture])
+    return read_decoder_gguf(
+        keys,
+        model_type,
+        **_common_gguf(keys),
+        **own,
+        mixers=mixers,
+        sliding_window=keys.integer("attention.sliding_window", 4096),
+        attention_scale=width**-0.5,
+        attention_soft_cap=keys.number("attn_logit_softcapping", 0.0) or None,
+        logit_soft_cap=keys.number("final_logit_softcapping", 0.0) or None,
+    )
+
+
+def _common_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """llama.cpp's converter has added one to the norms' weights."""
+    width = keys.integer("embedding_length")
+    return {"activation": "gelu_tanh", "embedding_multiplier": math.sqrt(width)}
+
+
+GEMMA = Family(
+    name="Gemma",
+    model_types=("gemma",),
+    gguf_architectures=("gemma",),
+    read_config=read_gemma,
+    read_gguf=read_gemma_gguf,
+    tensors=decoder_tensors,
+    gguf_names=DECODER_NAMES,
+    builder=DECODER,
+)
+GEMMA2 = Family(
+    name="Gemma 2",
+    model_types=("gemma2",),
+    gguf_architectures=("gemma2",),
+    read_config=read_gemma2,
+    read_gguf=partial(read_layered_gguf, "gemma2", {}),
+    tensors=partial(decoder_tensors, names=NORMED_AROUND),
+    layer_names=NORMED_AROUND,
+    gguf_names=NAMES_AROUND,
+    builder=DECODER,
+)
+GEMMA3 = Family(
+    name="Gemma 3 (text)",
+    model_types=("gemma3_text",),
+    gguf_architectures=("gemma3",),
+    read_config=read_gemma3,
+    read_gguf=partial(read_layered_gguf, "gemma3_text", {"sliding_rope_theta": LOCAL_THETA}),
+    tensors=partial(decoder_tensors, names=NORMED_AROUND),
+    layer_names=NORMED_AROUND,
+    gguf_names=NAMES_AROUND,
+    builder=DECODER,
+)

@@ -1,0 +1,63 @@
+"""Phi-3 and Phi-4 (dense, without LongRoPE): llama's layers with fused projections."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from inference.models.config import ModelConfig
+from inference.models.families.decoder_tensors import (
+    ATTENTION_NAMES,
+    DECODER,
+    MLP_NAMES,
+    MODEL_NAMES,
+    decoder_tensors,
+)
+from inference.models.families.family import Family, GGUFNames
+from inference.models.families.gguf_keys import (
+    GGUFKeys,
+    check_no_experts,
+    read_decoder_gguf,
+)
+from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
+from inference.models.families.hub_config import Json, check_activation, read_decoder, rotary_dim
+from inference.models.families.layer_names import LayerNames
+
+FUSED = LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
+
+
+def read_config(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_activation(config, "silu", "swish")
+    window = config.get("sliding_window")
+    return read_decoder(
+        config, generation, rotary_dim=rotary_dim(config), sliding_window=window or None
+    )
+
+
+def read_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_no_experts(keys)
+    return read_decoder_gguf(
+        keys,
+        "phi3",
+        rotary_dim=rotary_dim_gguf(keys),
+        sliding_window=keys.find("attention.sliding_window"),
+    )
+
+
+PHI3 = Family(
+    name="Phi-3",
+    model_types=("phi3",),
+    gguf_architectures=("phi3",),
+    read_config=read_config,
+    read_gguf=read_gguf,
+    tensors=partial(decoder_tensors, names=FUSED),
+    layer_names=FUSED,
+    gguf_names=GGUFNames(
+        model=MODEL_NAMES,
+        layer=ATTENTION_NAMES
+        | MLP_NAMES
+        | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    ),
+    builder=DECODER,
+)

@@ -1,0 +1,171 @@
+"""The parity matrix: for each model type a tiny random model, and how llama.cpp would write it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+VOCAB_SIZE = 96
+CONTEXT_TOKENS = 128
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT_TOKENS,
+    "initializer_range": 0.25,
+    "tie_word_embeddings": False,
+    "attn_implementation": "eager",
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GGUFRow:
+    """``keys``: metadata of its own, by name under the architecture."""
+
+    architecture: str
+    keys: dict[str, Any] = field(default_factory=dict)
+    interleaves: bool = False
+    """Whether the converter writes rotary rows in pairs."""
+    norm_offset: float = 0.0
+    """What the converter adds to the weights of norms."""
+    eps_key: str = "attention.layer_norm_rms_epsilon"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    model_type: str
+    config: dict[str, Any] = field(default_factory=dict)
+    """What differs from ``SIZES``, and what a whole model of the family declares."""
+    gguf: GGUFRow | None = None
+
+
+THETA = {"rope_theta": 10_000.0, "rope_type": "default"}
+HALF = THETA | {"partial_rotary_factor": 0.5}
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
+    "sliding_attention": THETA,
+}
+FOUR_LAYERS = {"num_hidden_layers": 4}
+GEMMA2 = {
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 20,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+}
+
+ROWS = (
+    Row(model_type="llama", gguf=GGUFRow(architecture="llama", interleaves=True)),
+    Row(model_type="mistral", config={"sliding_window": 20}),
+    Row(model_type="qwen2", gguf=GGUFRow(architecture="qwen2")),
+    Row(model_type="qwen3", gguf=GGUFRow(architecture="qwen3")),
+    Row(
+        model_type="gemma",
+        config={"tie_word_embeddings": True},
+        gguf=GGUFRow(architecture="gemma", norm_offset=1.0),
+    ),
+    Row(
+        model_type="gemma2",
+        config=GEMMA2 | FOUR_LAYERS | {"query_pre_attn_scalar": 16, "tie_word_embeddings": True},
+        gguf=GGUFRow(
+            architecture="gemma2",
+            norm_offset=1.0,
+            keys={
+                "attention.sliding_window": 20,
+                "attn_logit_softcapping": 2.0,
+                "final_logit_softcapping": 3.0,
+            },
+        ),
+    ),
+    Row(
+        model_type="gemma3_text",
+        config={
+            "num_hidden_layers": 6,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 20,
+            "rope_parameters": GEMMA3_ROPE,
+            "tie_word_embeddings": True,
+        },
+        gguf=GGUFRow(
+            architecture="gemma3",
+            norm_offset=1.0,
+            keys={
+                "attention.sliding_window": 20,
+                "rope.freq_base": 1_000_000.0,
+                "rope.scaling.type": "linear",
+                "rope.scaling.factor": 4.0,
+            },
+        ),
+    ),
+    Row(
+        model_type="phi3",
+        config={"rope_parameters": HALF, "sliding_window": 20},
+        gguf=GGUFRow(
+            architecture="phi3", keys={"rope.dimension_count": 8, "attention.sliding_window": 20}
+        ),
+    ),
+    Row(model_type="glm", config={"rope_parameters": HALF, "attention_bias": True}),
+    Row(
+        model_type="glm4",
+        config={"rope_parameters": HALF, "attention_bias": True},
+        gguf=GGUFRow(architecture="glm4", keys={"rope.dimension_count": 8}),
+    ),
+    Row(
+        model_type="granite",
+        config={
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.125,
+            "logits_scaling": 2.0,
+        },
+        gguf=GGUFRow(
+            architecture="granite",
+            interleaves=True,
+            keys={
+                "embedding_scale": 3.0,
+                "residual_scale": 0.4,
+                "attention.scale": 0.125,
+                "logit_scale": 2.0,
+            },
+        ),
+    ),
+    Row(
+        model_type="smollm3",
+        config=FOUR_LAYERS | {"rope_parameters": THETA},
+        gguf=GGUFRow(architecture="smollm3", interleaves=True),
+    ),
+    Row(model_type="olmo2", gguf=GGUFRow(architecture="olmo2")),
+    Row(
+        model_type="cohere",
+        config={"logit_scale": 0.5, "tie_word_embeddings": True},
+        gguf=GGUFRow(
+            architecture="command-r",
+            keys={"logit_scale": 0.5},
+            eps_key="attention.layer_norm_epsilon",
+        ),
+    ),
+    Row(
+        model_type="cohere2",
+        config=FOUR_LAYERS | {"sliding_window": 20, "tie_word_embeddings": True},
+        gguf=GGUFRow(
+            architecture="cohere2",
+            keys={"logit_scale": 0.0625, "attention.sliding_window": 20},
+            eps_key="attention.layer_norm_epsilon",
+        ),
+    ),
+    Row(
+        model_type="starcoder2",
+        config={"tie_word_embeddings": True, "sliding_window": 20},
+        gguf=GGUFRow(
+            architecture="starcoder2",
+            keys={"attention.sliding_window": 20},
+            eps_key="attention.layer_norm_epsilon",
+        ),
+    ),
+)

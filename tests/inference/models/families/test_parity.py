@@ -1,0 +1,44 @@
+"""Every family answers as transformers does, from safetensors and from GGUF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inference.models.families.registry import FAMILIES
+from tests.inference.models.families import parity
+from tests.inference.models.families.rows import ROWS, Row
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model_type)
+def test_safetensors(row: Row, tmp_path: Path) -> None:
+    reference = parity.build_reference(row)
+    folder = parity.save_safetensors(reference, tmp_path / "model")
+    parity.check_source(reference, folder, tmp_path)
+
+
+GGUF_ROWS = [row for row in ROWS if row.gguf is not None]
+
+
+@pytest.mark.parametrize("row", GGUF_ROWS, ids=lambda row: row.model_type)
+def test_gguf(row: Row, tmp_path: Path) -> None:
+    reference = parity.build_reference(row)
+    path = parity.save_gguf(row, reference, tmp_path / "model.gguf")
+    parity.check_source(reference, path, tmp_path)
+
+
+TESTED_IN = {"qwen3_5": "test_hybrid.py"}
+"""Families whose layers want tests of their own kind, which hold them against transformers too."""
+
+
+def test_every_family_has_its_rows() -> None:
+    safetensors = {row.model_type for row in ROWS} | TESTED_IN.keys()
+    gguf = {row.gguf.architecture for row in ROWS if row.gguf is not None}
+    for family in FAMILIES:
+        assert set(family.model_types) <= safetensors, family.name
+        if not set(family.model_types) <= TESTED_IN.keys():
+            # llama.cpp writes a Mistral as the llama that it is.
+            assert set(family.gguf_architectures) - {"mistral"} <= gguf, family.name
+    for file in TESTED_IN.values():
+        assert (Path(__file__).parent / file).is_file()

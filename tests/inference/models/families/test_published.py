@@ -1,0 +1,31 @@
+"""Facts of published models' config.json, against the shapes that transformers makes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from inference.loading.config import parse_config
+from inference.models.families.registry import family_of
+
+PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_the_declared_tensors_are_the_models(path: Path) -> None:
+    """Of its first layers: the others are like them."""
+    facts = json.loads(path.read_bytes()) | {"num_hidden_layers": 6}
+    config = parse_config(facts, {})
+    declared = {tensor.name: tensor.shape for tensor in family_of(config).tensors(config)}
+    model_type = facts.pop("model_type")
+    with torch.device("meta"):
+        reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **facts))
+    shapes = {name: tuple(weight.shape) for name, weight in reference.state_dict().items()}
+    if config.tie_embeddings:
+        del shapes["lm_head.weight"]
+    assert declared == shapes
+    assert config.tie_embeddings == reference.config.tie_word_embeddings
