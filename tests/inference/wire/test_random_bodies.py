@@ -18,7 +18,7 @@ from inference.wire.errors import ApiError
 from tests.inference.wire.golden import DIALECTS, cases, inside
 from tests.inference.wire.random_bodies import random_bodies
 
-NUM_BODIES = 100_000
+NUM_BODIES = (10_000, pytest.param(100_000, marks=pytest.mark.slow))
 
 
 def seeds_of(dialect: str) -> list[dict[str, Any]]:
@@ -27,12 +27,12 @@ def seeds_of(dialect: str) -> list[dict[str, Any]]:
     return [json.loads((path / "request.json").read_bytes()) for path in answered]
 
 
+@pytest.mark.parametrize("num_bodies", NUM_BODIES)
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_request_or_a_refusal(dialect: str) -> None:
+def test_a_request_or_a_refusal(dialect: str, num_bodies: int) -> None:
     parse, errors = DIALECTS[dialect]
     context = RequestContext()
     codes: dict[str, int] = {}
-    num_bodies = NUM_BODIES // 10 if dialect.startswith("ollama") else NUM_BODIES
     for body in random_bodies(seeds_of(dialect), num_bodies, seed=3):
         try:
             request = parse(body, context)

@@ -18,6 +18,8 @@ from inference.engine.scheduling.sequence import Sequence
 from inference.models.cuda.drawing import draw_tokens, find_likeliest
 from inference.protocol.sampling import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 Doubles = npt.NDArray[np.float64]
 ROUNDING = 1e-5
 """Of a weight, and of a cumulative probability."""

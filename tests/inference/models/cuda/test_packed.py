@@ -13,6 +13,8 @@ from inference.models.cuda.timing import captured_ms
 from inference.models.linear import LinearFactory, QuantizedLinear
 from inference.models.stored import GroupedWeight, PackedWeight, SuperBlockWeight, with_tensors
 
+pytestmark = pytest.mark.slow
+
 OUT_FEATURES, IN_FEATURES = 37, 512
 
 
