@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from helexa_site.bootstrap.environment import default_data_dir
 from helexa_site.metrics_listen import (
     METRICS_OFF,
     MetricsListenError,
@@ -121,7 +122,7 @@ class Config:
 
 
 def read_config() -> Config:
-    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or REPOSITORY_DIR / "var").resolve()
+    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or default_data_dir()).resolve()
     return Config(
         data_dir=data_dir,
         database_url=os.environ.get("DATABASE_URL") or f"sqlite:///{data_dir / 'helexa.sqlite3'}",

@@ -74,7 +74,8 @@ def check(source: Path) -> None:
 def _restore_there(source: Path, variables: dict[str, str]) -> None:
     environment = {name: os.environ[name] for name in os.environ if name != "HELEXA_SECRET_KEY"}
     done = subprocess.run(
-        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "restore", str(source)],
+        [sys.executable, "-m", "helexa_site", "restore", str(source)],
+        cwd=REPOSITORY_DIR,
         env=environment | variables,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -99,6 +99,15 @@ def parse_neuron(arguments: list[str]) -> NeuronOptions:
     return NeuronOptions(name=found.name, joining=found.join)
 
 
+def parse_environment(arguments: list[str], kinds: tuple[str, ...]) -> str:
+    parser = argparse.ArgumentParser(
+        prog="manage.py environment",
+        description="Make the environment (HELEXA_VENV) for this kind of process, or mend it.",
+    )
+    parser.add_argument("kind", choices=kinds)
+    return str(parser.parse_args(arguments).kind)
+
+
 def parse_doctor(arguments: list[str]) -> DoctorOptions:
     parser = argparse.ArgumentParser(
         prog="manage.py doctor",

@@ -82,7 +82,7 @@ def control_spec() -> ChildSpec:
 def gateway_spec(host: str, port: int) -> ChildSpec:
     return _python_spec(
         "gateway",
-        (str(REPOSITORY_DIR / "manage.py"), "gateway", "--host", host, "--port", str(port)),
+        ("-m", "helexa_site", "gateway", "--host", host, "--port", str(port)),
         role=Role.GATEWAY,
         tier=FRONT_TIER,
         stop_grace_s=FRONT_GRACE_S,

@@ -17,17 +17,19 @@ from helexa_site.bootstrap.arguments import (
     default_neuron_name,
     gateway_host,
     parse_doctor,
+    parse_environment,
     parse_neuron,
     parse_serve,
 )
 from helexa_site.bootstrap.console import complain, say, say_line
-from helexa_site.bootstrap.environment import REPOSITORY_DIR, ensure_environment
+from helexa_site.bootstrap.environment import default_data_dir, ensure_environment
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
 from inference.build import this_build, version_object
 from inference.version import VERSION
 
 REQUIREMENTS = "requirements.txt"
+REQUIREMENTS_FOR = {"neuron": REQUIREMENTS, "gateway": "requirements-gateway.txt"}
 TEST_REQUIREMENTS = "requirements-dev.txt"
 SUCCESS = 0
 FAILURE = 1
@@ -57,6 +59,7 @@ def run(arguments: list[str]) -> int:
         "neuron": _neuron,
         "test": _test,
         "doctor": _doctor,
+        "environment": _environment,
     }
     name = arguments[0] if arguments else ""
     if name in VERSION_WORDS:
@@ -70,6 +73,11 @@ def run(arguments: list[str]) -> int:
         return INTERRUPTED
 
 
+def main() -> int:
+    """Of the wheel's ``helexa``."""
+    return run(sys.argv[1:])
+
+
 def _serve(arguments: list[str]) -> int:
     options = parse_serve(arguments)
     ensure_environment(REQUIREMENTS)
@@ -80,7 +88,7 @@ def _serve(arguments: list[str]) -> int:
 
 def _neuron(arguments: list[str]) -> int:
     options = parse_neuron(arguments)
-    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or REPOSITORY_DIR / "var").absolute()
+    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or default_data_dir()).absolute()
     joining = options.joining
     if joining is None and not os.environ.get("REDIS_URL"):
         joining = kept_joining(data_dir, options.name)
@@ -114,6 +122,14 @@ def _test(arguments: list[str]) -> int:
     return run_suite(arguments)
 
 
+def _environment(arguments: list[str]) -> int:
+    """For units of packages: a gateway's environment holds no torch."""
+    what = parse_environment(arguments, tuple(REQUIREMENTS_FOR))
+    ensure_environment(REQUIREMENTS_FOR[what])
+    say("environment", f"{sys.prefix} has all that a {what} needs")
+    return SUCCESS
+
+
 def _version(arguments: list[str]) -> int:
     if "--json" in arguments:
         sys.stdout.write(json.dumps(version_object(this_build()), indent=2) + "\n")
@@ -126,7 +142,7 @@ def _doctor(arguments: list[str]) -> int:
     options = parse_doctor(arguments)
     if importlib.util.find_spec("django") is None:
         ensure_environment(REQUIREMENTS)
-    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or REPOSITORY_DIR / "var").absolute()
+    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or default_data_dir()).absolute()
     if not os.environ.get("REDIS_URL") and (joining := kept_joining(data_dir, None)):
         os.environ["REDIS_URL"] = redis_url_of(joining, data_dir)
     os.environ.setdefault("HELEXA_LISTEN_HOST", options.host)

@@ -44,6 +44,8 @@ def ensure_environment(requirements_name: str) -> None:
     Raises ``SetUpError`` with one line that says what to do.
     """
     requirements = REPOSITORY_DIR / requirements_name
+    if not requirements.is_file():
+        return  # a wheel: whoever installed it has installed what it needs
     unmet = unmet_requirements(requirements)
     if not unmet:
         os.environ.pop(ATTEMPT_VARIABLE, None)
@@ -61,6 +63,13 @@ def ensure_environment(requirements_name: str) -> None:
         elif unmet := unmet_requirements(requirements):
             _install(requirements, unmet)
     _reexec(venv_dir())
+
+
+def default_data_dir() -> Path:
+    """Without HELEXA_DATA_DIR: in the checkout; a wheel's is the user's."""
+    if (REPOSITORY_DIR / "manage.py").is_file():
+        return REPOSITORY_DIR / "var"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "helexa"
 
 
 def venv_dir() -> Path:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from helexa_site.bootstrap.arguments import DoctorOptions
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
-from helexa_site.bootstrap.requirements import unmet_requirements
+from helexa_site.bootstrap.requirements import installed_version, unmet_requirements
 from helexa_site.config import Config, ConfigError, read_config
 from helexa_site.doctor.findings import Finding, failed, ok, warning
 
 Check = tuple[str, Callable[[], Iterator[Finding]]]
 REQUIREMENTS = "requirements.txt"
+GATEWAY_REQUIREMENTS = "requirements-gateway.txt"
 
 
 def examine(options: DoctorOptions) -> Iterator[Finding]:
@@ -63,12 +64,14 @@ def _checks(config: Config, options: DoctorOptions) -> tuple[Check, ...]:
 
 
 def _packages() -> Iterator[Finding]:
-    unmet = unmet_requirements(REPOSITORY_DIR / REQUIREMENTS)
+    # A gateway of its own has no torch.
+    name = REQUIREMENTS if installed_version("torch") else GATEWAY_REQUIREMENTS
+    unmet = unmet_requirements(REPOSITORY_DIR / name)
     if unmet:
         yield warning(
             "packages",
-            f"not as {REQUIREMENTS} pins them: {', '.join(map(str, unmet))}",
+            f"not as {name} pins them: {', '.join(map(str, unmet))}",
             "manage.py serve or manage.py neuron installs them",
         )
     else:
-        yield ok("packages", f"as {REQUIREMENTS} pins them")
+        yield ok("packages", f"as {name} pins them")

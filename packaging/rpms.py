@@ -1,0 +1,121 @@
+"""RPM packages, by rpmbuild."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from release import Release
+from staging import Package
+
+SPEC = """\
+Name: {name}
+Version: {version}
+Release: 1
+Summary: {summary}
+License: GPL-3.0-or-later
+BuildArch: noarch
+AutoReqProv: no
+{relations}
+
+%description
+helexa turns the machines you own into one private AI endpoint. The first start of a unit makes its
+Python environment in /var/lib, with its progress in the journal.
+
+%install
+cp -a {root}/. %{{buildroot}}/
+
+{scripts}
+%files
+%defattr(-,root,root,-)
+{files}
+"""
+POST = """\
+%pre
+getent passwd {user} >/dev/null || useradd --system --user-group --home-dir /var/lib/{user} \\
+    --no-create-home --shell /sbin/nologin {user}
+
+%post
+install -d -m 0700 -o {user} -g {user} /var/lib/{user}
+[ ! -d /run/systemd/system ] || systemctl daemon-reload || :
+
+%preun
+if [ $1 -eq 0 ] && [ -d /run/systemd/system ]; then systemctl disable --now {units} || :; fi
+
+%postun
+if [ $1 -ge 1 ] && [ -d /run/systemd/system ]; then systemctl try-restart {units} || :; fi
+
+"""
+NAMES = {
+    "python3 (>= 3.11)": "python3 >= 3.11",
+    "python3-venv": None,
+    "adduser": "shadow-utils",
+}
+"""Debian's names as Fedora has them; ``None``: it comes with another."""
+
+
+def missing_tool() -> str | None:
+    return None if shutil.which("rpmbuild") else "rpmbuild"
+
+
+def build(
+    source: Path, packages: Sequence[Package], release: Release, out: Path, scratch: Path
+) -> Iterator[Path]:
+    for package in packages:
+        top = scratch / "rpm" / package.name
+        top.mkdir(parents=True)
+        spec = top / f"{package.name}.spec"
+        spec.write_text(spec_text(package, release))
+        subprocess.run(
+            [
+                *("rpmbuild", "-bb", "--quiet", "--define", f"_topdir {top}"),
+                *("--define", "_build_id_links none", "--define", "__brp_mangle_shebangs %{nil}"),
+                *("--define", "_buildhost localhost", "--define", "__os_install_post %{nil}"),
+                *("--define", "use_source_date_epoch_as_buildtime 1"),
+                *("--define", "clamp_mtime_to_source_date_epoch 1", str(spec)),
+            ],
+            check=True,
+            env=os.environ | {"SOURCE_DATE_EPOCH": str(release.unix_s)},
+        )
+        for built in sorted((top / "RPMS").rglob("*.rpm")):
+            target = out / built.name
+            shutil.copy(built, target)
+            yield target
+
+
+def spec_text(package: Package, release: Release) -> str:
+    version = release.package_version
+    relations = []
+    for name in package.depends:
+        known = NAMES.get(name, f"{name} = {version}-1" if name == "helexa-common" else name)
+        if known is not None:
+            relations.append(f"Requires: {known}")
+    if package.user:
+        relations += [f"Provides: user({package.user})", f"Provides: group({package.user})"]
+    scripts = ""
+    if package.user:
+        scripts = POST.format(user=package.user, units=" ".join(package.units))
+    files = [
+        _line(path, package)
+        for path in sorted(package.root.rglob("*"))
+        if path.is_file() or path.is_symlink()
+    ]
+    return SPEC.format(
+        name=package.name,
+        version=version,
+        summary=package.summary,
+        relations="\n".join(relations),
+        root=package.root,
+        scripts=scripts,
+        files="\n".join(files),
+    )
+
+
+def _line(path: Path, package: Package) -> str:
+    installed = f'"/{path.relative_to(package.root).as_posix()}"'
+    if installed.startswith('"/etc/'):
+        return f"%config(noreplace) %attr(0640, root, {package.user}) {installed}"
+    return installed

@@ -1,0 +1,97 @@
+"""Packages as they are built: equal each time, whole, and without torch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ("fleet", "helexa_site", "inference", "metering", "templates")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.limit_s(1200),
+    pytest.mark.skipif(not (ROOT / ".git").exists(), reason="packages are made of a git checkout"),
+]
+
+
+def built(out: Path) -> dict[str, bytes]:
+    subprocess.run(
+        (sys.executable, str(ROOT / "packaging" / "build"), "--out", str(out)),
+        check=True,
+        capture_output=True,
+    )
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dist")
+
+
+@pytest.fixture(scope="module")
+def first(out: Path) -> dict[str, bytes]:
+    return built(out)
+
+
+def test_built_twice_they_are_equal(first: dict[str, bytes], tmp_path: Path) -> None:
+    second = built(tmp_path)
+    assert first.keys() == second.keys()
+    # rpm keeps a host's name and a time in its header that no setting reaches everywhere.
+    assert [
+        name for name in first if not name.endswith(".rpm") and first[name] != second[name]
+    ] == []
+
+
+def test_there_is_each_kind(first: dict[str, bytes]) -> None:
+    kinds = [name.rpartition(".")[2] for name in first]
+    assert kinds.count("whl") == 2
+    assert kinds.count("deb") == 4
+    assert kinds.count("rpm") == (4 if shutil.which("rpmbuild") else 0)
+
+
+def test_the_wheel_has_every_file_of_the_code(first: dict[str, bytes], out: Path) -> None:
+    (wheel,) = out.glob("helexa-*.whl")
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    tracked = subprocess.run(
+        ("git", "-C", str(ROOT), "ls-tree", "-r", "--name-only", "HEAD", "--", *CODE),
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert set(tracked) - packed == set()
+    assert "inference/build.json" in packed
+    (metadata,) = (name for name in packed if name.endswith("/METADATA"))
+    told = zipfile.ZipFile(wheel).read(metadata).decode()
+    requirements = [line for line in told.splitlines() if line.startswith("Requires-Dist: ")]
+    assert [line for line in requirements if "torch==" in line] == [
+        'Requires-Dist: torch==2.13.0; extra == "neuron"'
+    ]
+    assert any("Django==" in line for line in requirements)
+
+
+def test_a_deb_has_its_user_settings_and_unit(first: dict[str, bytes], out: Path) -> None:
+    (deb,) = out.glob("cortex_*.deb")
+    listed = subprocess.run(
+        ("dpkg-deb", "--contents", str(deb)), check=True, capture_output=True, text=True
+    ).stdout
+    lines = {line.split()[-1]: line.split()[:2] for line in listed.splitlines()}
+    assert lines["./etc/cortex/cortex.env"] == ["-rw-r-----", "root/root"]
+    for path in (
+        "./usr/lib/systemd/system/cortex.service",
+        "./usr/lib/systemd/system/cortex-control.service",
+        "./usr/lib/sysusers.d/cortex.conf",
+        "./usr/lib/tmpfiles.d/cortex.conf",
+        "./usr/lib/firewalld/services/cortex.xml",
+    ):
+        assert lines[path][0] == "-rw-r--r--"
+    (common,) = out.glob("helexa-common_*.deb")
+    told = subprocess.run(
+        ("dpkg-deb", "--contents", str(common)), check=True, capture_output=True, text=True
+    ).stdout
+    assert "./usr/lib/helexa/manage.py" in told and "/usr/share/man/man1/helexa.1" in told
+    assert "site-packages" not in told and "libtorch" not in told
