@@ -31,6 +31,7 @@ from inference.loading.embedding_files import (
     count_parameters,
 )
 from inference.loading.errors import BadSourceError
+from inference.loading.expert_files import by_expert
 from inference.loading.files import ModelFiles
 from inference.loading.gguf_config import read_gguf_config
 from inference.loading.gguf_header import read_headers
@@ -208,7 +209,7 @@ def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _D
         config = read_directory_config(files.directory)
         tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
         named = NamedFiles(SafetensorsFiles(files.weights), family_of(config))
-        return _Described(config, named, tokenizer_dir, named.left_out)
+        return _Described(config, by_expert(named), tokenizer_dir, named.left_out)
     header = read_headers(files.weights)
     config = read_gguf_config(header)
     if (files.directory / "tokenizer.json").is_file():
@@ -218,7 +219,7 @@ def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _D
             header, cache_dir, lambda repo: fetch_tokenizer(repo, cache_dir, on_progress)
         )
     tensors = GGUFTensorFiles(header, config)
-    return _Described(config, tensors, tokenizer_dir, tensors.left_out)
+    return _Described(config, by_expert(tensors), tokenizer_dir, tensors.left_out)
 
 
 def _memory_need(spec: LoadSpec, described: _Described, device: torch.device) -> MemoryNeed:
@@ -227,7 +228,10 @@ def _memory_need(spec: LoadSpec, described: _Described, device: torch.device) ->
     is_native = _is_native(spec, device)
     return memory_need(
         described.config,
-        [(files.format_of(name), math.prod(files.shape_of(name))) for name in files.names],
+        [
+            (_kept_format(files, name, device), math.prod(files.shape_of(name)))
+            for name in files.names
+        ],
         dtype.itemsize,
         largest_step=LargestStep(
             prompt_rows=PREFILL_TOKENS_PER_STEP[device.type],
@@ -238,6 +242,12 @@ def _memory_need(spec: LoadSpec, described: _Described, device: torch.device) ->
         kv_format=foreseen_kv_format(spec, device, is_native),
         kv_memory_bytes=spec.kv_memory_bytes,
     )
+
+
+def _kept_format(files: TensorFiles, name: str, device: torch.device) -> str:
+    """A card multiplies all experts of a layer as one dense tensor."""
+    is_unpacked = device.type != "cpu" and ".mlp.experts." in name
+    return "dense" if is_unpacked else files.format_of(name)
 
 
 def _is_native(spec: LoadSpec, device: torch.device) -> bool:

@@ -115,11 +115,22 @@ def _step_bytes(config: ModelConfig, step: LargestStep, bytes_per_number: int) -
     """What one layer holds at once of each row, and twice the logits of rows that get a token:
     adjusting them takes a copy."""
     heads = config.num_heads + 2 * config.num_kv_heads
-    per_row = 3 * config.hidden_size + heads * config.head_dim + 2 * config.intermediate_size
+    per_row = 3 * config.hidden_size + heads * config.head_dim + _mlp_numbers(config)
     rows = step.prompt_rows + step.decode_rows
     logit_rows = max(1, step.decode_rows) if rows else 0
     logits = COPIES_OF_LOGITS * logit_rows * config.vocab_size * LOGIT_BYTES
     return rows * per_row * bytes_per_number + logits
+
+
+def _mlp_numbers(config: ModelConfig) -> int:
+    """Of a row: what gates and the rest come out as, of all the experts that it goes to; and of
+    those also the row itself, sorted by expert, and what they say."""
+    dense = 2 * config.intermediate_size if "dense" in config.mlp_kinds else 0
+    if config.experts is None:
+        return dense
+    of_expert = 2 * config.experts.intermediate_size + 2 * config.hidden_size
+    shared = 2 * (config.experts.shared_intermediate_size or 0)
+    return max(dense, config.experts.experts_per_token * of_expert + shared)
 
 
 def _bytes_per_weight(format: str, dense_bytes: int) -> float:

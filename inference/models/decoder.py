@@ -19,6 +19,7 @@ from inference.models.attention_mixer import load_attention
 from inference.models.batch import Batch
 from inference.models.config import MixerKind, MlpKind, ModelConfig
 from inference.models.delta_mixer import load_delta
+from inference.models.experts import load_sparse_mlp
 from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat
 from inference.models.mlp import load_dense_mlp
@@ -51,7 +52,10 @@ MIXERS: dict[MixerKind, Callable[[ModelConfig, WeightSource, int], Mixer]] = {
     "unrotated": load_attention,
     "delta": load_delta,
 }
-MLPS: dict[MlpKind, Callable[[ModelConfig, WeightSource, int], Mlp]] = {"dense": load_dense_mlp}
+MLPS: dict[MlpKind, Callable[[ModelConfig, WeightSource, int], Mlp]] = {
+    "dense": load_dense_mlp,
+    "sparse": load_sparse_mlp,
+}
 """What loads each kind, for a layer by its index."""
 
 

@@ -17,8 +17,10 @@ from typing import Protocol
 import torch
 from torch.nn.functional import linear
 
+from inference.models.config import ModelConfig
 from inference.models.experts_config import ExpertsConfig
 from inference.models.pointwise import Pointwise, TorchPointwise
+from inference.models.step import Step
 from inference.models.weights import Linear, WeightSource
 
 
@@ -67,6 +69,11 @@ class SortedRows:
 class Experts(Protocol):
     """All experts of a layer."""
 
+    @property
+    def is_phaseless(self) -> bool:
+        """Whether rows of both phases can share one call."""
+        ...
+
     def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
         """(num_rows, hidden) of single-token rows -> (num_rows, hidden) of the same dtype: what
         each row's experts say, weighted and added up."""
@@ -81,6 +88,7 @@ class GatedExpert:
     """``gate_up`` has the gates' outputs first."""
 
     def __init__(self, gate_up: Linear, down: Linear, pointwise: Pointwise) -> None:
+        self.is_phaseless = gate_up.is_phaseless and down.is_phaseless
         self._gate_up = gate_up
         self._down = down
         self._pointwise = pointwise
@@ -106,6 +114,8 @@ class LoopedExperts:
     A single-token row meets its experts by itself, because how many of its neighbours have the same
     expert follows from what they say, and must not change how its products are summed.
     """
+
+    is_phaseless = False
 
     def __init__(self, experts: Sequence[GatedExpert]) -> None:
         self._experts = list(experts)
@@ -138,6 +148,8 @@ class LoopedExperts:
 class GroupedExperts:
     """All at once by torch's grouped product, dense: for CUDA. Nothing waits for the device, and
     shapes follow from the number of rows alone, so a step can be captured."""
+
+    is_phaseless = True
 
     def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, pointwise: Pointwise) -> None:
         """``gate_up`` (num_experts, 2 * intermediate_size, hidden); ``down`` (num_experts, hidden,
@@ -172,6 +184,10 @@ class SharedExpert:
     expert: GatedExpert
     gate: torch.Tensor | None
 
+    @property
+    def is_phaseless(self) -> bool:
+        return self.expert.is_phaseless
+
     def weights(self, x: torch.Tensor) -> torch.Tensor | None:
         return None if self.gate is None else linear(x, self.gate).float().sigmoid()
 
@@ -189,6 +205,11 @@ class SparseMlp:
         self._router = router
         self._experts = experts
         self._shared = shared
+        self.is_phaseless = experts.is_phaseless and (shared is None or shared.is_phaseless)
+
+    def __call__(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
+        """(num_rows, hidden_size), normed -> what it adds, of the same shape."""
+        return step.product(self, rows)
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
         """(num_rows, hidden) of normalised single-token rows -> what the layer adds to them."""
@@ -208,12 +229,15 @@ class SparseMlp:
         return route(self.config, linear(x, self._router))
 
 
-def load_sparse_mlp(
-    config: ExpertsConfig, weights: WeightSource, prefix: str, pointwise: Pointwise | None = None
-) -> SparseMlp:
+def load_sparse_mlp(config: ModelConfig, weights: WeightSource, index: int) -> SparseMlp:
+    assert config.experts is not None, "its layers are sparse"
+    return load_mixture(config.experts, weights, f"model.layers.{index}.mlp")
+
+
+def load_mixture(config: ExpertsConfig, weights: WeightSource, prefix: str) -> SparseMlp:
     """The mixture at ``prefix``, as ``model.layers.0.mlp``. Each expert has names of its own:
     ``loading/expert_files.py`` cuts stacks up."""
-    pointwise = pointwise or TorchPointwise()
+    pointwise = TorchPointwise()
     shared = None
     if config.shared_intermediate_size is not None:
         gate = None

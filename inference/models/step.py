@@ -21,7 +21,7 @@ from inference.models.paged_kv import LayerKV
 from inference.models.pointwise import Pointwise, TorchPointwise
 from inference.models.rope import RopeTable, rope_table
 from inference.models.rotation import AttentionWeights, Rotation, RotationFactory, torch_rotation
-from inference.models.weights import Linear
+from inference.models.weights import Phased
 
 
 class Operators:
@@ -67,7 +67,7 @@ class Step:
         self._num_decodes = batch.num_decodes
         self._is_mixed = bool(self._num_decodes and batch.spans)
 
-    def product(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    def product(self, linear: Phased, x: torch.Tensor) -> torch.Tensor:
         """(num_rows, in_features) -> (num_rows, out_features). A row's phase chooses the kernel;
         one that serves both phases runs once over all rows."""
         num_decodes = self._num_decodes

@@ -10,17 +10,13 @@ import torch
 from inference.models.stored import StoredWeight
 
 
-class Linear(Protocol):
-    """A projection that may keep its weight quantised. Not a torch Parameter: inference only.
+class Phased(Protocol):
+    """A function of rows, whose phase decides which kernel runs.
 
-    ``decode`` and ``prefill`` compute the same function and may use different kernels. The row's
-    phase decides which one runs. A row's product never depends on what the other rows hold. How
-    many rows there are may change the order in which it is summed, as cuBLAS does: see "Exactness"
-    in docs/architecture.md.
+    ``decode`` and ``prefill`` compute the same. A row's result never depends on what the other rows
+    hold. How many rows there are may change the order in which it is summed, as cuBLAS does: see
+    "Exactness" in docs/architecture.md.
     """
-
-    in_features: int
-    out_features: int
 
     @property
     def is_phaseless(self) -> bool:
@@ -35,6 +31,13 @@ class Linear(Protocol):
     def prefill(self, x: torch.Tensor) -> torch.Tensor:
         """(num_rows, in_features) -> (num_rows, out_features). For prompt rows: compute bound."""
         ...
+
+
+class Linear(Phased, Protocol):
+    """A projection that may keep its weight quantised. Not a torch Parameter: inference only."""
+
+    in_features: int
+    out_features: int
 
 
 class Embedding(Protocol):

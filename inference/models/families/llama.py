@@ -23,6 +23,7 @@ from inference.models.families.hub_config import (
     check_whole_rotary,
     read_decoder,
 )
+from inference.models.families.mixture import gguf_mixture
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
@@ -63,8 +64,10 @@ def read_gguf(model_type: str) -> Callable[[GGUFKeys], ModelConfig]:
 
 def _read_gguf(model_type: str, keys: GGUFKeys) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_no_experts(keys)
     check_whole_rotary_gguf(keys)
+    if model_type == "llama" and keys.find("expert_count"):
+        return read_decoder_gguf(keys, "mixtral", **gguf_mixture(keys, normalizes=True))
+    check_no_experts(keys)
     return read_decoder_gguf(keys, model_type, sliding_window=keys.find("attention.sliding_window"))
 
 

@@ -10,9 +10,12 @@ from inference.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from inference.models.families.glm import GLM, GLM4
 from inference.models.families.granite import GRANITE
 from inference.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from inference.models.families.mixtral import MIXTRAL
 from inference.models.families.olmo2 import OLMO2
+from inference.models.families.olmoe import OLMOE
 from inference.models.families.phi import PHI3
 from inference.models.families.qwen3_5 import QWEN3_5
+from inference.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from inference.models.families.smollm3 import SMOLLM3
 from inference.models.families.starcoder2 import STARCODER2
 
@@ -34,6 +37,10 @@ FAMILIES: tuple[Family, ...] = (
     COHERE,
     COHERE2,
     STARCODER2,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    MIXTRAL,
+    OLMOE,
 )
 
 _BY_MODEL_TYPE = {kind: family for family in FAMILIES for kind in family.model_types}

@@ -66,6 +66,7 @@ struct Model {
   int32_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
   int32_t window;   // 0: none
   int32_t kv_format;  // a KVFormat
+  int32_t is_qk_norm_wide;  // whether query_norm and key_norm are of all heads together
   float rms_norm_eps;
   const Layer* layers;
   const float* final_norm;

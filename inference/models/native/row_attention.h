@@ -36,12 +36,18 @@ class RowAttention {
   void rotate_and_cache(int row) const {
     const int position = int(batch_.positions[row]);
     float* query = qkv_ + int64_t(row) * m_.qkv_width();
-    for (int h = 0; h < m_.num_heads; h++)
-      rotate(layer_.query_norm, position, query + h * m_.head_dim);
+    const float *query_norm = layer_.query_norm, *key_norm = layer_.key_norm;
+    if (m_.is_qk_norm_wide) {
+      float* keys = query + m_.query_width();
+      normalize_row(query, query_norm, m_.query_width(), m_.rms_norm_eps, query);
+      normalize_row(keys, key_norm, m_.kv_width(), m_.rms_norm_eps, keys);
+      query_norm = key_norm = nullptr;
+    }
+    for (int h = 0; h < m_.num_heads; h++) rotate(query_norm, position, query + h * m_.head_dim);
     for (int h = 0; h < m_.num_kv_heads; h++) {
       float* key = query + m_.query_width() + h * m_.head_dim;
       const float* value = key + m_.kv_width();
-      rotate(layer_.key_norm, position, key);
+      rotate(key_norm, position, key);
       const int64_t at = region(row, position, h);
       KV::write(keys_ + at, values_ + at, position % kBlockTokens, key, value, m_.head_dim);
     }

@@ -72,6 +72,7 @@ class CModel(ctypes.Structure):
         ("head_dim", ctypes.c_int32),
         ("window", ctypes.c_int32),
         ("kv_format", ctypes.c_int32),
+        ("is_qk_norm_wide", ctypes.c_int32),
         ("rms_norm_eps", ctypes.c_float),
         ("layers", ctypes.POINTER(CLayer)),
         ("final_norm", ctypes.c_void_p),

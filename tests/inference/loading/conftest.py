@@ -45,6 +45,14 @@ GGUF_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
 
 
@@ -99,7 +107,7 @@ def save_gguf(
     writer.add_block_count(NUM_LAYERS)
     writer.add_feed_forward_length(sizes["intermediate_size"])
     writer.add_head_count(NUM_HEADS)
-    writer.add_head_count_kv(NUM_KV_HEADS)
+    writer.add_head_count_kv(sizes["num_key_value_heads"])
     writer.add_key_length(sizes["head_dim"])
     writer.add_layer_norm_rms_eps(sizes["rms_norm_eps"])
     writer.add_rope_freq_base(10000.0)

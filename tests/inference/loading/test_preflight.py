@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from inference.loading.errors import (
 from inference.loading.loader import open_model
 from inference.loading.preflight import LargestStep, check_fits, memory_need
 from inference.models.config import ModelConfig
+from inference.models.experts_config import ExpertsConfig
 from inference.protocol.load import EarlierLoads, LoadSpec
 
 from .conftest import save_gguf
@@ -67,6 +69,18 @@ def test_the_need_counts_the_largest_step_and_what_earlier_loads_taught() -> Non
     )
     assert taught.required_bytes == plain.required_bytes - 500
     assert taught.load_bytes == taught.required_bytes - taught.kv_bytes
+
+
+def test_a_step_of_a_mixture_counts_every_expert_of_a_row() -> None:
+    experts = ExpertsConfig(num_experts=8, experts_per_token=3, intermediate_size=32)
+    mixture = replace(CONFIG, experts=experts, mlps=("sparse",) * 2)
+    step = LargestStep(prompt_rows=10, decode_rows=1)
+
+    def step_bytes(config: ModelConfig) -> int:
+        return memory_need(config, [], 4, kv_format="fp32", largest_step=step).step_bytes
+
+    more_numbers = 3 * (2 * 32 + 2 * 64) - 2 * 64
+    assert step_bytes(mixture) - step_bytes(CONFIG) == (10 + 1) * 4 * more_numbers
 
 
 def test_what_was_learnt_on_another_kind_of_device_is_left_aside() -> None:

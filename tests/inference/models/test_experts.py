@@ -24,7 +24,7 @@ from inference.models.experts import (
     SortedRows,
     SparseMlp,
     expert_prefixes,
-    load_sparse_mlp,
+    load_mixture,
     route,
 )
 from inference.models.experts_config import ExpertsConfig
@@ -85,7 +85,7 @@ def random_block(name: str) -> torch.nn.Module:
 
 def loaded(name: str, block: torch.nn.Module, folder: Path, *, stacked: bool) -> SparseMlp:
     weights = opened(block, folder, stacked=stacked)
-    return load_sparse_mlp(BLOCKS[name][1], weights, PREFIX)
+    return load_mixture(BLOCKS[name][1], weights, PREFIX)
 
 
 def opened(block: torch.nn.Module, folder: Path, *, stacked: bool) -> OpenedWeights:

@@ -12,7 +12,7 @@ from torch.nn.functional import rms_norm
 
 from inference.models.config import ModelConfig
 from inference.models.dense import DenseWeights
-from inference.models.experts import load_sparse_mlp
+from inference.models.experts import load_mixture
 from inference.models.experts_config import ExpertsConfig
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.experts import load_experts
@@ -108,7 +108,7 @@ def test_the_sum_of_experts_is_torchs(library: ctypes.CDLL, name: str) -> None:
     tokens, sequences = list(range(VOCAB_SIZE)), [0] * 25 + [1] * 25
     actual = run(native, tokens, sequences)
     native.close()
-    mlp = load_sparse_mlp(config, weights, PREFIX)
+    mlp = load_mixture(config, weights, PREFIX)
     summed = table + mlp.prefill(rms_norm(table, (HIDDEN,), eps=1e-5))
     expected = rms_norm(summed, (HIDDEN,), eps=1e-5)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)

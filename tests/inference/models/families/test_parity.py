@@ -28,7 +28,8 @@ def test_gguf(row: Row, tmp_path: Path) -> None:
     parity.check_source(reference, path, tmp_path)
 
 
-TESTED_IN = {"qwen3_5": "test_hybrid.py"}
+MIXTURES = dict.fromkeys(("qwen3_moe", "qwen2_moe", "mixtral", "olmoe"), "test_mixtures.py")
+TESTED_IN = {"qwen3_5": "test_hybrid.py"} | MIXTURES
 """Families whose layers want tests of their own kind, which hold them against transformers too."""
 
 

@@ -24,8 +24,23 @@ def test_the_declared_tensors_are_the_models(path: Path) -> None:
     model_type = facts.pop("model_type")
     with torch.device("meta"):
         reference = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **facts))
-    shapes = {name: tuple(weight.shape) for name, weight in reference.state_dict().items()}
+    state = unfused(reference.state_dict())
+    shapes = {name: tuple(weight.shape) for name, weight in state.items()}
     if config.tie_embeddings:
         del shapes["lm_head.weight"]
     assert declared == shapes
     assert config.tie_embeddings == reference.config.tie_word_embeddings
+
+
+def unfused(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts' gates and the rest apart, as files have them."""
+    found = {}
+    for key, value in state.items():
+        if key.endswith("experts.gate_up_proj"):
+            for name, half in zip(("gate_proj", "up_proj"), value.chunk(2, dim=1), strict=True):
+                found[key.replace("gate_up_proj", f"{name}.weight")] = half
+        elif key.endswith("experts.down_proj"):
+            found[f"{key}.weight"] = value
+        else:
+            found[key] = value
+    return found

@@ -1,0 +1,146 @@
+"""What families with a mixture of experts share: their tensors, by Hugging Face's names and GGUF's,
+and what both kinds of files say of the experts.
+
+Hugging Face's files hold each expert by itself, GGUF holds a layer's in one tensor; both come out
+of ``loading/expert_files.py`` one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from inference.loading.errors import BadFileError
+from inference.models.config import MlpKind, ModelConfig
+from inference.models.experts_config import ExpertsConfig
+from inference.models.families.decoder_tensors import (
+    DECODER_NAMES,
+    attention_tensors,
+    in_layer,
+    mlp_tensors,
+    norm_tensors,
+    outer_tensors,
+    projection,
+)
+from inference.models.families.family import GGUFNames, TensorRole
+from inference.models.families.gguf_keys import GGUFKeys
+from inference.models.families.hub_config import Json, positive_integer
+
+EXPERT_NAMES = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+MIXTURE_NAMES = GGUFNames(model=DECODER_NAMES.model, layer={**DECODER_NAMES.layer, **EXPERT_NAMES})
+
+
+def mixture_tensors(config: ModelConfig) -> Iterator[TensorRole]:
+    yield from outer_tensors(config)
+    for index, kind in enumerate(config.mlp_kinds):
+        of_mlp = sparse_tensors(config) if kind == "sparse" else mlp_tensors(config)
+        for tensor in (*norm_tensors(config), *attention_tensors(config), *of_mlp):
+            yield in_layer(index, tensor)
+
+
+def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
+    """Of one layer's mixture."""
+    experts, hidden = config.experts, config.hidden_size
+    assert experts is not None, "its layers are sparse"
+    count, inner = experts.num_experts, experts.intermediate_size
+    yield TensorRole("mlp.gate.weight", "router", (count, hidden))
+    for name, shape in (
+        ("gate_proj", (inner, hidden)),
+        ("up_proj", (inner, hidden)),
+        ("down_proj", (hidden, inner)),
+    ):
+        parts = tuple(f"mlp.experts.{index}.{name}.weight" for index in range(count))
+        yield TensorRole(f"mlp.experts.{name}.weight", "experts", (count, *shape), parts)
+    if experts.shared_intermediate_size is None:
+        return
+    if experts.gates_shared:
+        yield TensorRole("mlp.shared_expert_gate.weight", "router", (1, hidden))
+    shape = experts.shared_intermediate_size, hidden
+    yield from projection("mlp.shared_expert.gate_proj", "column", shape)
+    yield from projection("mlp.shared_expert.up_proj", "column", shape)
+    yield from projection("mlp.shared_expert.down_proj", "row", shape[::-1])
+
+
+def experts_of(config: Json, **declared: Any) -> ExpertsConfig:
+    """``declared``: fields that the family knows better than config.json's common keys."""
+    key = "num_experts" if config.get("num_experts") else "num_local_experts"
+    common: dict[str, Any] = {
+        "num_experts": positive_integer(config, key),
+        "experts_per_token": positive_integer(config, "num_experts_per_tok"),
+        "normalizes": bool(config.get("norm_topk_prob", False)),
+    }
+    if "intermediate_size" not in declared:
+        common["intermediate_size"] = positive_integer(config, "moe_intermediate_size")
+    return _checked(ExpertsConfig(**(common | declared)))
+
+
+def mlps_of(config: Json) -> tuple[MlpKind, ...]:
+    """Every ``decoder_sparse_step``-th layer is sparse, but for ``mlp_only_layers``."""
+    step = int(config.get("decoder_sparse_step") or 1)
+    dense = set(config.get("mlp_only_layers") or ())
+    return tuple(
+        "sparse" if index not in dense and (index + 1) % step == 0 else "dense"
+        for index in range(positive_integer(config, "num_hidden_layers"))
+    )
+
+
+def gguf_mixture(keys: GGUFKeys, *, normalizes: bool) -> dict[str, Any]:
+    """Fields of ``ModelConfig``. Sizes and kinds of layers are those of the tensors, because files
+    that are older than a key do not have it. Raises ``BadFileError``."""
+    stacks = {
+        index: shape
+        for index in range(keys.integer("block_count"))
+        if (shape := keys.shapes.get(f"blk.{index}.ffn_down_exps.weight")) is not None
+    }
+    if not stacks:
+        raise BadFileError("the mixture-of-experts file holds no stacked experts; convert it anew")
+    _check_gguf_routing(keys)
+    num_experts, _, inner = next(iter(stacks.values()))
+    first = next(iter(stacks))
+    shared = keys.shapes.get(f"blk.{first}.ffn_down_shexp.weight")
+    experts = ExpertsConfig(
+        num_experts=num_experts,
+        experts_per_token=keys.integer("expert_used_count"),
+        intermediate_size=inner,
+        normalizes=bool(keys.metadata.get(f"{keys.architecture}.expert_weights_norm", normalizes)),
+        shared_intermediate_size=None if shared is None else shared[1],
+        gates_shared=keys.has_tensor(f"blk.{first}.ffn_gate_inp_shexp.weight"),
+    )
+    mlps: tuple[MlpKind, ...] = tuple(
+        "sparse" if index in stacks else "dense" for index in range(keys.integer("block_count"))
+    )
+    return {
+        "experts": _checked(experts),
+        "mlps": mlps,
+        "intermediate_size": keys.integer("feed_forward_length", inner),
+    }
+
+
+SOFTMAX_GATING = 1
+"""Of llama.cpp's ``expert_gating_func``."""
+
+
+def _check_gguf_routing(keys: GGUFKeys) -> None:
+    scale = keys.number("expert_weights_scale", 1.0)
+    if scale not in (0.0, 1.0):
+        raise BadFileError("a scale of the experts' weights is not supported")
+    if keys.integer("expert_gating_func", SOFTMAX_GATING) != SOFTMAX_GATING:
+        raise BadFileError("experts that are not chosen by softmax are not supported")
+
+
+def _checked(experts: ExpertsConfig) -> ExpertsConfig:
+    if experts.experts_per_token > experts.num_experts:
+        raise BadFileError(
+            f"{experts.experts_per_token} experts per token are more than {experts.num_experts}"
+        )
+    return experts
