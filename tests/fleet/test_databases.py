@@ -146,6 +146,14 @@ def test_a_gateway_keeps_its_connections(postgres_url: str, tmp_path: Path) -> N
     assert result["left_of_pages"] == []
 
 
+def test_load_jobs_from_before_they_had_kinds_are_kept(database_url: str, tmp_path: Path) -> None:
+    script = str(Path(__file__).with_name("filled_migration.py"))
+    statuses = ("failed", "running", "succeeded")
+    assert json.loads(run(database_url, tmp_path, script)) == [
+        [name, name, "load", status] for name in ("huge", "tiny") for status in statuses
+    ]
+
+
 @pytest.mark.django_db
 def test_migrations_are_in_step_with_the_models() -> None:
     call_command("makemigrations", check=True, dry_run=True, verbosity=0)
