@@ -1,0 +1,182 @@
+"""Debian's Chromium, driven by its own chromedriver. Nothing is downloaded for it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+
+WAIT_S = 90.0
+PAGE_TIMEOUT_S = 150
+MAX_TABS = 400
+SCREENSHOTS_DIR = Path(__file__).resolve().parent.parent.parent / "var" / "screenshots"
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",  # containers of CI run as root
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--disable-breakpad",
+    "--disable-background-networking",
+    "--no-first-run",
+    "--no-proxy-server",
+)
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    name: str
+    width: int
+    height: int
+    is_dark: bool = False
+
+
+DESKTOP = View("desktop", 1280, 900)
+PHONE = View("phone", 390, 844)
+DARK_DESKTOP = View("desktop-dark", 1280, 900, is_dark=True)
+DARK_PHONE = View("phone-dark", 390, 844, is_dark=True)
+
+
+def is_installed() -> bool:
+    return bool(shutil.which("chromium") and shutil.which("chromedriver"))
+
+
+@contextmanager
+def running_chromium(profile_dir: Path) -> Iterator[webdriver.Chrome]:
+    options = Options()
+    options.binary_location = shutil.which("chromium") or ""
+    for flag in (*FLAGS, f"--user-data-dir={profile_dir}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = Service(executable_path=shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    driver.set_page_load_timeout(PAGE_TIMEOUT_S)
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+class Browser:
+    """One visitor. ``check`` says what is wrong with the page that is open."""
+
+    def __init__(self, driver: webdriver.Chrome, url: str) -> None:
+        self._driver = driver
+        self._url = url
+        self._host = urlsplit(url).netloc
+
+    def start_anew(self, view: View) -> None:
+        """Nobody is logged in, nothing is logged."""
+        self._driver.get("about:blank")
+        self._driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
+        self._driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {
+                "width": view.width,
+                "height": view.height,
+                "deviceScaleFactor": 1,
+                "mobile": False,
+            },
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if view.is_dark else "light"}
+        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        self._driver.get_log("browser")
+        self._driver.get_log("performance")
+
+    def open(self, path: str) -> None:
+        self._driver.get(self._url + path)
+
+    @property
+    def path(self) -> str:
+        return urlsplit(self._driver.current_url).path
+
+    @property
+    def text(self) -> str:
+        return str(self.run("return document.body.innerText"))
+
+    def run(self, script: str, *values: Any) -> Any:
+        return self._driver.execute_script(script, *values)
+
+    def find(self, css: str) -> WebElement:
+        return self.wait(lambda: self._driver.find_elements(By.CSS_SELECTOR, css), css)[0]
+
+    def wait(self, is_there: Callable[[], Found], what: str) -> Found:
+        """The first true value; a part of the page that htmx has just replaced counts as not
+        yet."""
+        waiting = WebDriverWait(
+            self._driver, WAIT_S, ignored_exceptions=[StaleElementReferenceException]
+        )
+        return waiting.until(lambda _: is_there(), message=f"{what}, at {self.path}")
+
+    def wait_for_text(self, words: str) -> None:
+        self.wait(lambda: words in self.text, repr(words))
+
+    def wait_for_path(self, path: str) -> None:
+        self.wait(lambda: self.path == path, path)
+
+    def press(self, *keys: str) -> None:
+        """What has the focus gets them."""
+        self._driver.switch_to.active_element.send_keys(*keys)
+
+    def tab_to(self, element_id: str) -> None:
+        """By the keyboard alone."""
+        focused = "return document.activeElement && document.activeElement.id"
+        for _ in range(MAX_TABS):
+            if self.run(focused) == element_id:
+                return
+            self.press(Keys.TAB)
+        raise AssertionError(f"the keyboard does not lead to {element_id}")
+
+    def log_in(self, username: str, password: str) -> None:
+        self.open("/login/")
+        self.find("#id_username").send_keys(username)
+        self.find("#id_password").send_keys(password, Keys.ENTER)
+        self.wait(lambda: self.path != "/login/", "logged in")
+
+    def check(self) -> list[str]:
+        """Wider than the screen, errors in the console, requests to other hosts."""
+        problems = [self._overflow(), *self._console(), *self._foreign_requests()]
+        return [f"{self.path}: {problem}" for problem in problems if problem]
+
+    def photograph(self, name: str) -> None:
+        """The whole page, for people who look at a run."""
+        SCREENSHOTS_DIR.mkdir(parents=True, exist_ok=True)
+        whole = {"captureBeyondViewport": True}
+        picture = self._driver.execute_cdp_cmd("Page.captureScreenshot", whole)
+        (SCREENSHOTS_DIR / f"{name}.png").write_bytes(base64.b64decode(picture["data"]))
+
+    def _overflow(self) -> str:
+        width, seen = self.run(
+            "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        )
+        return f"{width} pixels wide on a screen of {seen}" if width > seen else ""
+
+    def _console(self) -> list[str]:
+        entries = self._driver.get_log("browser")
+        return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
+
+    def _foreign_requests(self) -> list[str]:
+        found = []
+        for entry in self._driver.get_log("performance"):
+            event = json.loads(entry["message"])["message"]
+            if event["method"] != "Network.requestWillBeSent":
+                continue
+            address = urlsplit(event["params"]["request"]["url"])
+            if address.scheme in ("http", "https", "ws", "wss") and address.netloc != self._host:
+                found.append(f"asks {address.netloc}")
+        return found

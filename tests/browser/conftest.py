@@ -1,0 +1,44 @@
+"""One server and one Chromium for all tests in a browser; each test is a visitor of its own.
+
+They skip where Debian's Chromium is not installed; ``.ci/run`` installs it. Pictures of the pages
+are in ``var/screenshots/`` afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from selenium import webdriver
+
+from tests.browser.chromium import DESKTOP, Browser, is_installed, running_chromium
+from tests.browser.server import PagesServer
+from tests.private_redis import running_redis
+
+
+@pytest.fixture(scope="session")
+def pages_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PagesServer]:
+    if not is_installed():
+        pytest.skip("Chromium is not installed: apt-get install chromium chromium-driver")
+    directory = tmp_path_factory.mktemp("pages")
+    with running_redis(directory) as redis_url:
+        server = PagesServer(directory, redis_url)
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def chromium(
+    pages_server: PagesServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[webdriver.Chrome]:
+    with running_chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        yield driver
+
+
+@pytest.fixture
+def browser(pages_server: PagesServer, chromium: webdriver.Chrome) -> Browser:
+    visitor = Browser(chromium, pages_server.url)
+    visitor.start_anew(DESKTOP)
+    return visitor

@@ -1,0 +1,93 @@
+"""One gateway for tests in a browser: Daphne over a seeded database, with a Redis of its own."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from tests.live.serving import REPOSITORY_DIR, WAIT_TIMEOUT_S, free_port, wait_until
+
+SEED_TIMEOUT_S = 300.0
+NUM_PORTS_TRIED = 5
+BUSY_TIMEOUT_S = 30.0
+
+
+class PagesServer:
+    """``directory`` holds its database and its log."""
+
+    def __init__(self, directory: Path, redis_url: str) -> None:
+        self._database = directory / "pages.sqlite3"
+        self._log = directory / "gateway.log"
+        self._environment = os.environ | {
+            "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
+            "DATABASE_URL": f"sqlite:///{self._database}",
+            "REDIS_URL": redis_url,
+            "HELEXA_DATA_DIR": str(directory),
+            "HELEXA_SECRET_KEY": "of tests in a browser alone, and no secret",
+            "HELEXA_METRICS_LISTEN": "off",
+            "PYTHONPATH": str(REPOSITORY_DIR),
+        }
+        self._seed()
+        self._start()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(WAIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def write(self, statement: str, *values: object) -> None:
+        """What the control would write into the database."""
+        connection = sqlite3.connect(self._database, timeout=BUSY_TIMEOUT_S)
+        try:
+            with connection:
+                connection.execute(statement, values)
+        finally:
+            connection.close()
+
+    def _seed(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.browser.seed"],
+            cwd=REPOSITORY_DIR,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=SEED_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def _start(self) -> None:
+        """Another process may take a port that was free a moment ago: then on another one."""
+        for _ in range(NUM_PORTS_TRIED):
+            port = free_port()
+            self.url = f"http://127.0.0.1:{port}"
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [
+                        *(sys.executable, str(REPOSITORY_DIR / "manage.py"), "gateway"),
+                        *("--host", "127.0.0.1", "--port", str(port)),
+                    ],
+                    cwd=REPOSITORY_DIR,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            wait_until(lambda: self._has_ended() or self._answers(), f"{self.url} answers")
+            if not self._has_ended():
+                return
+        raise AssertionError(self._log.read_text())
+
+    def _has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def _answers(self) -> bool:
+        return httpx.get(f"{self.url}/login/", timeout=30.0).status_code == 200
