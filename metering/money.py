@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal, InvalidOperation
 
 MICRO_USD_PER_USD = 1_000_000
+MICRO_USD_PER_CENT = 10_000
 MICRO_USD = "micro_usd"
 """The unit of budgets in money; the other is ``tokens``."""
 MAX_USD = Decimal(9_000_000_000)
@@ -33,6 +34,15 @@ def usd_text(micro_usd: int) -> str:
     shown = decimals[:2] + decimals[2:].rstrip("0")
     sign = "-" if micro_usd < 0 else ""
     return f"{sign}${usd:,}.{shown}"
+
+
+def cost_text(micro_usd: int) -> str:
+    """What was spent, as people write it: ``$1,234.57``, to the cent. Less than a cent is told
+    exactly."""
+    if micro_usd < MICRO_USD_PER_CENT:
+        return usd_text(micro_usd)
+    cents = (micro_usd + MICRO_USD_PER_CENT // 2) // MICRO_USD_PER_CENT
+    return f"${cents // 100:,}.{cents % 100:02d}"
 
 
 def usd_digits(micro_usd: int) -> str:

@@ -30,7 +30,7 @@ from fleet.overview import (
     ReplicaLine,
 )
 from fleet.overview.lines import AuditLine, RefusalLine
-from metering.money import usd_text
+from metering.money import cost_text
 
 NUM_COLORS = 6
 REPLICA_ID = 1234567890
@@ -109,7 +109,7 @@ def _tiles(overview: FleetOverview) -> tuple[Tile, ...]:
         Tile(title="Refused", value=count_words(refused), detail="in this hour and the last"),
         Tile(
             title="Spent today",
-            value=usd_text(overview.spent_today_micro_usd),
+            value=cost_text(overview.spent_today_micro_usd),
             detail="since midnight UTC",
             is_of_money=True,
         ),
@@ -123,7 +123,7 @@ def _model_row(model: ModelLine, jobs: tuple[JobLine, ...]) -> ModelRow:
         name=model.name,
         status=model.status,
         tone=tone_of(model.status),
-        replicas=f"{model.replicas} of {least}{model.max_replicas}",
+        replicas=f"{model.replicas} ready, {least}{model.max_replicas} wanted",
         is_loaded=model.status != "unloaded",
         is_outdated=model.has_outdated,
         progress=tuple(progress[:3]),

@@ -15,7 +15,7 @@ from fleet.models import CatalogueModel
 from fleet.refusals import read_refusals
 from helexa_site.pages import render_page
 from metering import selectors
-from metering.money import usd_text
+from metering.money import cost_text, usd_text
 from metering.prices import Prices
 from metering.selectors import UsageFilter, UsageGroup, UsageRow
 from metering.usage_pages.reader import Reader, for_operators
@@ -81,7 +81,7 @@ def _price(prices: Prices | None) -> str:
 
 def _per_million(row: UsageRow) -> str:
     tokens = row.sums.prompt_tokens + row.sums.completion_tokens
-    return usd_text(row.sums.cost_micro_usd * 1_000_000 // tokens) if tokens else ""
+    return cost_text(row.sums.cost_micro_usd * 1_000_000 // tokens) if tokens else ""
 
 
 def _refusals() -> list[Refusal] | None:

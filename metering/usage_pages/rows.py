@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from metering.money import MICRO_USD_PER_USD, amount_words, usd_text
+from metering.money import MICRO_USD_PER_USD, amount_words, cost_text
 from metering.selectors import BudgetStatus, UsageGroup, UsagePeriod, UsageRow, UsageSums
 
 MAX_CHARTED = 12
@@ -43,7 +43,7 @@ def sums_row(name: str, sums: UsageSums) -> SumsRow:
         prompt_tokens=f"{sums.prompt_tokens:,}",
         cached_tokens=f"{sums.cached_tokens:,}",
         completion_tokens=f"{sums.completion_tokens:,}",
-        cost=usd_text(sums.cost_micro_usd),
+        cost=cost_text(sums.cost_micro_usd),
     )
 
 

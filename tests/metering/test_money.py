@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metering.money import micro_usd_of, usd_text
+from metering.money import cost_text, micro_usd_of, usd_text
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,19 @@ def test_shown(micro_usd: int, text: str) -> None:
 @given(st.integers(0, 10**15))
 def test_what_is_shown_is_read_again(micro_usd: int) -> None:
     assert micro_usd_of(usd_text(micro_usd).replace(",", "")) == micro_usd
+
+
+@pytest.mark.parametrize(
+    ("micro_usd", "text"),
+    [
+        (0, "$0.00"),
+        (1_230, "$0.00123"),
+        (9_999, "$0.009999"),
+        (10_000, "$0.01"),
+        (333_446, "$0.33"),
+        (335_000, "$0.34"),
+        (999_999_999, "$1,000.00"),
+    ],
+)
+def test_what_was_spent_is_told_to_the_cent(micro_usd: int, text: str) -> None:
+    assert cost_text(micro_usd) == text

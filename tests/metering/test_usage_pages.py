@@ -63,10 +63,10 @@ class TestWhoSeesWhat:
 
     def test_members_see_their_accounts_alone(self, alice: Client, account: Account) -> None:
         services.account_create(actor=COMMAND, name="elsewhere")
-        used("research", "tiny", cost_micro_usd=12_300)
+        used("research", "tiny", cost_micro_usd=1_230)
         used("elsewhere", "secret", cost_micro_usd=990_000)
         text = text_of(alice, "/usage/?by=model")
-        assert "tiny" in text and "$0.0123" in text
+        assert "tiny" in text and "$0.00123" in text
         assert "secret" not in text and "$0.99" not in text
         assert "secret" not in text_of(alice, "/usage/?by=model&account=elsewhere")
         for path in ("/usage/accounts", "/usage/audit"):
