@@ -58,7 +58,7 @@ class ReplicaAdmin(ReportedAdmin):
         "status_label",
         "spec_label",
         "status_since",
-        "devices",
+        "device_names",
         "last_used_at",
         "job_id",
         "in_flight",
@@ -74,6 +74,7 @@ class ReplicaAdmin(ReportedAdmin):
         "memory",
         "load_report",
         "recent_errors",
+        "engine_log",
     )
 
     @display(description="Status", ordering="status", label=REPLICA_LABELS)
@@ -87,6 +88,10 @@ class ReplicaAdmin(ReportedAdmin):
         if entry is None:
             return NOT_OFFERED
         return OUTDATED if is_outdated(replica.spec_digest, entry) else UP_TO_DATE
+
+    @display(description="Devices")
+    def device_names(self, replica: Replica) -> str:
+        return ", ".join(replica.devices)
 
     @display(description="KV blocks")
     def kv_use(self, replica: Replica) -> str:
@@ -115,6 +120,10 @@ class ReplicaAdmin(ReportedAdmin):
         if replica.report is None:
             return "Not loaded yet"
         return mark_safe(render_to_string("fleet/load_report.html", {"rows": report_rows(replica)}))
+
+    @display(description="Engine's log")
+    def engine_log(self, replica: Replica) -> SafeString:
+        return mark_safe(render_to_string("fleet/engine_log_wanted.html", {"replica": replica}))
 
     @display(description="Recent errors")
     def recent_errors(self, replica: Replica) -> SafeString:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from django.contrib.auth.models import AbstractUser
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import render
+from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
 from django.utils.cache import add_never_cache_headers
 from django.views.decorators.http import require_GET, require_POST
@@ -14,6 +14,9 @@ from django.views.decorators.http import require_GET, require_POST
 from fleet.admin.loading import Outcome, tell
 from fleet.dashboard.actions import act
 from fleet.dashboard.board import board_of
+from fleet.engine_logs import engine_log
+from fleet.errors import FleetError
+from fleet.models import Replica
 from fleet.overview import fleet_overview
 
 
@@ -31,6 +34,21 @@ def board(request: HttpRequest) -> HttpResponse:
 def outdated(request: HttpRequest) -> HttpResponse:
     """What was loaded by earlier settings, and reloads under way."""
     return _part(request, "fleet/outdated.html")
+
+
+@require_GET
+def log(request: HttpRequest, pk: int) -> HttpResponse:
+    """The last lines of a replica's engine, asked of its neuron."""
+    replica = get_object_or_404(Replica.objects.select_related("neuron"), pk=pk)
+    lines, problem = "", ""
+    try:
+        lines = "\n".join(engine_log(replica.neuron.name, replica.model_name).lines)
+    except FleetError as error:
+        problem = str(error)
+    context = {"replica": replica, "lines": lines, "problem": problem}
+    response = render(request, "fleet/engine_log.html", context)
+    add_never_cache_headers(response)
+    return response
 
 
 @require_POST

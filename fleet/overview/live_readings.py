@@ -1,31 +1,21 @@
-"""What only Redis knows at this moment: devices' readings, disks, downloads, refusals."""
+"""What only Redis knows at this moment: devices' readings, disks, refusals."""
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
 import redis
 
 from fleet import live
+from fleet.cache_reports import read_cache_reports
 from fleet.errors import SnapshotUnavailableError
-from fleet.overview.lines import DeviceLine, DownloadLine, RefusalLine
+from fleet.overview.lines import DeviceLine, RefusalLine
 from fleet.refusals import read_refusals
-from fleet.snapshot import FleetSnapshot, remaining_s
-from inference.protocol import keys
-from inference.protocol.downloads import (
-    CacheJobState,
-    CacheJobStatus,
-    CacheReport,
-    decode_cache_report,
-)
+from fleet.snapshot import FleetSnapshot
+from inference.protocol.downloads import CacheReport
 from inference.protocol.refusals import Refused
-
-logger = logging.getLogger(__name__)
 
 REFUSAL_HOURS = 2
 
@@ -42,7 +32,6 @@ class LiveReadings:
     """By neuron and device."""
     disks: Mapping[str, Disk] = field(default_factory=dict)
     """By neuron."""
-    downloads: tuple[DownloadLine, ...] = ()
     refusals: tuple[RefusalLine, ...] = ()
 
 
@@ -54,14 +43,13 @@ def read_live() -> LiveReadings | None:
     client = live.redis_client()
     try:
         snapshot = live.read_snapshot_sync(client)
-        reports = _cache_reports(client, [neuron.name for neuron in snapshot.neurons])
+        reports = read_cache_reports(client, [neuron.name for neuron in snapshot.neurons])
         refused = read_refusals(client, hours=REFUSAL_HOURS)
     except (SnapshotUnavailableError, redis.RedisError, OSError):
         return None
     return LiveReadings(
         devices=_device_lines(snapshot),
-        disks={report.neuron: _disk(report) for report in reports},
-        downloads=tuple(_download_lines(reports)),
+        disks={name: _disk(report) for name, report in reports.items()},
         refusals=_refusal_lines(refused),
     )
 
@@ -89,43 +77,5 @@ def _refusal_lines(refused: Mapping[Refused, int]) -> tuple[RefusalLine, ...]:
     return tuple(RefusalLine(code=code, requests=num) for code, num in by_code.most_common())
 
 
-def _cache_reports(client: redis.Redis, neurons: list[str]) -> list[CacheReport]:
-    """Of those that say what they have downloaded."""
-    if not neurons:
-        return []
-    payloads: Any = client.mget([keys.downloads_key(name) for name in neurons])
-    found = []
-    for name, payload in zip(neurons, payloads, strict=True):
-        try:
-            report = None if payload is None else decode_cache_report(payload)
-        except msgspec.DecodeError as error:
-            logger.info("what %s has downloaded does not decode: %s", name, error)
-            continue
-        if report is not None and report.neuron == name:
-            found.append(report)
-    return found
-
-
 def _disk(report: CacheReport) -> Disk:
     return Disk(total_bytes=report.disk_total_bytes, free_bytes=report.disk_free_bytes)
-
-
-def _download_lines(reports: Iterable[CacheReport]) -> Iterable[DownloadLine]:
-    for report in reports:
-        for job in report.jobs:
-            if job.kind == "pull" and job.status in (CacheJobStatus.QUEUED, CacheJobStatus.RUNNING):
-                yield _download_line(report, job)
-
-
-def _download_line(report: CacheReport, job: CacheJobState) -> DownloadLine:
-    """Times are by the neuron's own clock."""
-    progress = job.progress
-    has_total = progress is not None and progress.total > 0
-    elapsed_s = report.time_unix_s - job.since_unix_s
-    return DownloadLine(
-        neuron=report.neuron,
-        source=job.source,
-        status=job.status.value,
-        progress_fraction=progress.done / progress.total if progress and has_total else None,
-        eta_s=remaining_s(elapsed_s, progress.done, progress.total) if progress else None,
-    )

@@ -13,12 +13,13 @@ from django.utils import timezone
 
 from fleet import selectors
 from fleet.catalogue import CatalogueEntry
-from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES
+from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, DownloadKind
 from fleet.models import Device, LoadJob, Neuron, Replica
 from fleet.overview.attention import attention
 from fleet.overview.lines import (
     AuditLine,
     DeviceLine,
+    DownloadLine,
     FleetOverview,
     HeldMemory,
     JobLine,
@@ -58,7 +59,7 @@ def fleet_overview() -> FleetOverview:
         neurons=neurons,
         models=models,
         jobs=_jobs(),
-        downloads=readings.downloads,
+        downloads=_downloads(),
         minutes=metering_selectors.traffic(now=now),
         refusals=readings.refusals,
         requests_today=used.requests,
@@ -206,6 +207,20 @@ def _job_line(job: LoadJob) -> JobLine:
         eta_s=job.eta_s,
         note=job.note,
         failure=job.failure_message,
+    )
+
+
+def _downloads() -> tuple[DownloadLine, ...]:
+    pulls = selectors.downloads_active().filter(kind=DownloadKind.PULL)
+    return tuple(
+        DownloadLine(
+            neuron=pull.neuron.name,
+            source=f"{pull.source} {pull.file}".strip(),
+            status=pull.status,
+            progress_fraction=pull.progress_fraction,
+            eta_s=pull.eta_s,
+        )
+        for pull in pulls.order_by("created_at")
     )
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from fleet import services
+from fleet import neuron_client, services
 from fleet.dashboard.board import board_of
 from fleet.models import CatalogueModel, LoadJob, Replica
 from fleet.overview import fleet_overview
+from inference.neuron.engine_logs import EngineLogs
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadProgress, LoadStage
 from inference.version import VERSION
@@ -219,3 +222,27 @@ def test_a_replicas_page_tells_its_report_and_errors(admin_client, model, beat, 
     )
     text = page(admin_client, where)
     assert "engine_crashed" in text and "req-1" in text
+
+
+def test_an_engines_log_is_asked_of_its_neuron(
+    admin_client, beat, build, redis_db, monkeypatch
+) -> None:
+    beat(replicas=[build.replica()])
+    (replica,) = Replica.objects.all()
+    logs = EngineLogs(redis_db, neuron="beast")
+    logs.writer("tiny")(b"CUDA <out> of memory\n")
+
+    class Answering:
+        """Stands where Celery is."""
+
+        def send_task(self, _name: str, args: list[Any], **_options: Any) -> None:
+            logs.tell(*args)
+
+    monkeypatch.setattr(neuron_client, "app", Answering())
+    where = f"/admin/dashboard/log/{replica.pk}"
+    assert where in page(admin_client, reverse("admin:fleet_replica_change", args=[replica.pk]))
+    assert "CUDA &lt;out&gt; of memory" in page(admin_client, where)
+    logs = EngineLogs(redis_db, neuron="beast")
+    assert "No engine for tiny has run" in page(admin_client, where)
+    assert admin_client.get("/admin/dashboard/log/999999").status_code == 404
+    assert Client().get(where).status_code == 302
