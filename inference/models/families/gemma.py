@@ -48,6 +48,26 @@ NAMES_AROUND = GGUFNames(
 )
 SLIDING_PERIOD = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}
 """The last of so many layers sees the whole context, where the config does not list them."""
+NESTED_DEFAULTS: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+}
+OUTER = ("eos_token_id", "bos_token_id", "tie_word_embeddings", "quantization_config")
+"""What holds for the text model where the outer config says it."""
+NESTED = ("language_model.model.", "model.language_model.")
+"""Where checkpoints with a tower have the text model, older and newer ones."""
+LEFT_OUT = {
+    f"{prefix}{name}.": "pictures"
+    for prefix in ("", "model.")
+    for name in ("vision_tower", "multi_modal_projector")
+}
 LOCAL_THETA = 10_000.0
 """Of Gemma 3's sliding layers, where its config does not say."""
 LARGEST_LAYERS = {"gemma2": 46, "gemma3": 62}
@@ -68,7 +88,11 @@ def read_gemma2(config: Json, generation: Json) -> ModelConfig:
 
 def read_gemma3(config: Json, generation: Json) -> ModelConfig:
     """Its rotary embedding is declared for each kind of layer, or as one with the sliding layers'
-    base beside it. Raises ``BadFileError``."""
+    base beside it. Checkpoints with a tower for pictures nest the text model, and say of it only
+    what is unlike their library's defaults. Raises ``BadFileError``."""
+    if "text_config" in config:
+        ends = {key: config[key] for key in OUTER if key in config}
+        config = NESTED_DEFAULTS | ends | dict(config["text_config"])
     rope = config.get("rope_parameters") or {}
     local_theta = config.get("rope_local_base_freq")
     if "full_attention" in rope:
@@ -87,6 +111,13 @@ def read_gemma3(config: Json, generation: Json) -> ModelConfig:
         qk_norm=True,
         sliding_rope_theta=float(local_theta or LOCAL_THETA),
     )
+
+
+def hub_name(name: str) -> str:
+    for nested in NESTED:
+        if name.startswith(nested):
+            return "model." + name.removeprefix(nested)
+    return name.removeprefix("language_model.")
 
 
 def _common(config: Json) -> dict[str, Any]:
@@ -172,7 +203,9 @@ GEMMA2 = Family(
 )
 GEMMA3 = Family(
     name="Gemma 3 (text)",
-    model_types=("gemma3_text",),
+    model_types=("gemma3_text", "gemma3"),
+    hub_name=hub_name,
+    left_out=LEFT_OUT,
     gguf_architectures=("gemma3",),
     read_config=read_gemma3,
     read_gguf=partial(read_layered_gguf, "gemma3_text", {"sliding_rope_theta": LOCAL_THETA}),

@@ -90,7 +90,8 @@ def _add_keys(writer: gguf.GGUFWriter, row: Row, config: Any) -> None:
         next(getattr(config, name) for name in eps if hasattr(config, name)),
         gguf.GGUFValueType.FLOAT32,
     )
-    for key, value in ({"rope.freq_base": 10_000.0} | row.gguf.keys).items():
+    base = {"rope.freq_base": float(config.rope_parameters.get("rope_theta", 0.0))}
+    for key, value in (base | row.gguf.keys).items():
         name = f"{row.gguf.architecture}.{key}"
         writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
     writer.add_tokenizer_model("gpt2")

@@ -1,0 +1,48 @@
+"""docs/models.md, from what families declare: ``python -m inference.models.families.table``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from inference.models.families.family import Family
+from inference.models.families.registry import FAMILIES
+
+HEADER = """\
+# Models
+
+Written by `python -m inference.models.families.table > docs/models.md` from the declarations in
+`inference/models/families/`; a test compares the two. What is not listed is refused before its
+weights are downloaded.
+
+Every family runs on torch's operators, from safetensors as they are or quantised while loading
+(`q4`, `q8`; `fp8` where a card has it). On a CPU with a C++ compiler the native decoder runs those
+whose layers it computes, on a CUDA card Triton's kernels do: the load report says which, and why
+not. Tools and thinking follow from a model's chat template, not from its family.
+
+| family | `model_type` | GGUF | prefixes are reused | pictures |
+|---|---|---|---|---|
+"""
+
+
+def markdown(families: Iterable[Family] = FAMILIES) -> str:
+    """The page, with a last newline."""
+    return HEADER + "".join(f"{_row(family)}\n" for family in families)
+
+
+def _row(family: Family) -> str:
+    cells = (
+        family.name,
+        _code(family.model_types),
+        _code(family.gguf_architectures) or "not read",
+        "yes" if "prefix_reuse" in family.features else "no",
+        "yes" if "vision" in family.features else "no",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
