@@ -32,7 +32,7 @@ def test_gguf(row: Row, tmp_path: Path) -> None:
 NESTED = {"gemma3"}
 """The same text models in checkpoints with a tower: ``test_published.py`` reads them."""
 MIXTURES = dict.fromkeys(("qwen3_moe", "qwen2_moe", "mixtral", "olmoe"), "test_mixtures.py")
-TESTED_IN = {"qwen3_5": "test_hybrid.py"} | MIXTURES
+TESTED_IN = dict.fromkeys(("qwen3_5", "qwen3_5_text"), "test_hybrid.py") | MIXTURES
 """Families whose layers want tests of their own kind, which hold them against transformers too."""
 
 
