@@ -15,6 +15,7 @@ from benchmarks.dequantised import dequantised_folder
 from benchmarks.encoding import as_lines, encoding_costs
 from benchmarks.engine.bookkeeping import bookkeeping_ms_per_step
 from benchmarks.masks import as_line, mask_costs
+from benchmarks.random_gguf import SHAPES, random_file
 from benchmarks.report import as_json, print_table
 from benchmarks.run import Results, run
 from benchmarks.selection import (
@@ -126,12 +127,17 @@ def _print(results: Results, costs: dict[str, Any], *, as_json_text: bool) -> No
 
 
 def _gguf(arguments: argparse.Namespace) -> str:
+    if arguments.random is not None:
+        return str(random_file(arguments.random, DATA_DIR))
     return str(arguments.gguf or fetch_default_model())
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("--gguf", type=Path, help="the model file (default: the default model)")
+    parser.add_argument(
+        "--random", choices=SHAPES, help="instead a file of random weights, made once, at a shape"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="kept rounds after the warm-up one")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", action="store_true", help="all readings, to standard output")

@@ -1,0 +1,176 @@
+"""A GGUF file of random weights at a shape that no published small model has: what is measured is
+the architecture, and any weights take as long. ``python -m benchmarks.random_gguf SHAPE FILE``.
+
+Most projections are Q4_K; ``down`` and ``v``, the table and the head are Q6_K, as in a Q4_K_M file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+Bytes = npt.NDArray[np.uint8]
+
+BLOCK_FEATURES = 256
+SCALES = {GGMLQuantizationType.Q4_K: (0, 4), GGMLQuantizationType.Q6_K: (208, 210)}
+"""Where a block has its float16 scales; all else may be any bytes."""
+FINER = ("attn_v", "ffn_down", "token_embd", "output.weight")
+VALUE_SIZE = 0.03
+"""Root mean square of the weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureShape:
+    """Of a qwen3moe. Features that products read are multiples of 256."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_experts: int
+    experts_per_token: int
+    expert_size: int
+    context_tokens: int = 8192
+
+
+SHAPES = {
+    "qwen3moe": MixtureShape(
+        vocab_size=32768,
+        hidden_size=1024,
+        num_layers=8,
+        num_heads=16,
+        num_kv_heads=4,
+        head_dim=64,
+        num_experts=64,
+        experts_per_token=8,
+        expert_size=768,
+    )
+}
+"""A Qwen3-30B-A3B at half its width, half its experts and a sixth of its layers: 1.3 billion
+weights, of which a token meets a sixth."""
+
+
+def main() -> None:
+    shape, file = sys.argv[1:]
+    write(SHAPES[shape], Path(file))
+
+
+def random_file(name: str, data_dir: Path) -> Path:
+    """Made once."""
+    file = data_dir / "random" / f"{name}.gguf"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Under its own name only when it is whole, which is what the next run looks for.
+        unfinished = file.with_suffix(".unfinished")
+        write(SHAPES[name], unfinished)
+        unfinished.rename(file)
+    return file
+
+
+def write(shape: MixtureShape, file: Path) -> None:
+    writer = gguf.GGUFWriter(file, "qwen3moe")
+    writer.add_context_length(shape.context_tokens)
+    writer.add_embedding_length(shape.hidden_size)
+    writer.add_block_count(shape.num_layers)
+    writer.add_feed_forward_length(shape.expert_size)
+    writer.add_head_count(shape.num_heads)
+    writer.add_head_count_kv(shape.num_kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e6)
+    writer.add_expert_count(shape.num_experts)
+    writer.add_expert_used_count(shape.experts_per_token)
+    writer.add_expert_feed_forward_length(shape.expert_size)
+    _add_vocabulary(writer, shape.vocab_size)
+    generator = np.random.default_rng(1)
+    for name, dimensions in _tensors(shape):
+        if len(dimensions) == 1:
+            writer.add_tensor(name, np.ones(dimensions, np.float32))
+        elif "ffn_gate_inp" in name:
+            router = generator.normal(0, VALUE_SIZE, dimensions).astype(np.float32)
+            writer.add_tensor(name, router)
+        else:
+            is_finer = any(part in name for part in FINER)
+            type = GGMLQuantizationType.Q6_K if is_finer else GGMLQuantizationType.Q4_K
+            writer.add_tensor(name, random_blocks(generator, type, dimensions), raw_dtype=type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _tensors(shape: MixtureShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and dimensions, the features that a product reads last."""
+    hidden, heads = shape.hidden_size, shape.num_heads * shape.head_dim
+    kv = shape.num_kv_heads * shape.head_dim
+    experts, inner = shape.num_experts, shape.expert_size
+    yield "token_embd.weight", (shape.vocab_size, hidden)
+    yield "output_norm.weight", (hidden,)
+    yield "output.weight", (shape.vocab_size, hidden)
+    for index in range(shape.num_layers):
+        layer: dict[str, tuple[int, ...]] = {
+            "attn_norm": (hidden,),
+            "attn_q": (heads, hidden),
+            "attn_k": (kv, hidden),
+            "attn_v": (kv, hidden),
+            "attn_output": (hidden, heads),
+            "attn_q_norm": (shape.head_dim,),
+            "attn_k_norm": (shape.head_dim,),
+            "ffn_norm": (hidden,),
+            "ffn_gate_inp": (experts, hidden),
+            "ffn_gate_exps": (experts, inner, hidden),
+            "ffn_up_exps": (experts, inner, hidden),
+            "ffn_down_exps": (experts, hidden, inner),
+        }
+        yield from ((f"blk.{index}.{name}.weight", size) for name, size in layer.items())
+
+
+def random_blocks(
+    generator: np.random.Generator, type: GGMLQuantizationType, dimensions: tuple[int, ...]
+) -> Bytes:
+    """Any codes, and one scale for all blocks that keeps the values about as large as a model's."""
+    _, block_bytes = GGML_QUANT_SIZES[type]
+    *rows, features = dimensions
+    blocks = generator.integers(
+        0, 256, (*rows, features // BLOCK_FEATURES, block_bytes), dtype=np.uint8
+    )
+    first, last = SCALES[type]
+    num_scales = (last - first) // 2
+    blocks[..., first:last] = _bytes(1.0, num_scales)
+    sample = blocks.reshape(-1, block_bytes)[:64]
+    size = float(np.sqrt(np.square(gguf.dequantize(sample, type)).mean()))
+    blocks[..., first:last] = _bytes(VALUE_SIZE / size, num_scales)
+    return blocks.reshape(*rows, -1)
+
+
+def _bytes(scale: float, count: int) -> Bytes:
+    return np.full(count, scale, np.float16).view(np.uint8)
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    """Ids are all that is asked for: the first are special, then single characters, then others."""
+    special = ["<unk>", "<s>", "</s>"]
+    letters = [chr(0x21 + i) for i in range(94)] + ["\u0120", "\u010a"]
+    tokens = [*special, *letters, "ab"]
+    tokens += [f"token{i}" for i in range(len(tokens), size)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * len(special) + [1] * (size - len(special)))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Files of random weights are whole models: they open, and keep their formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.random_gguf import MixtureShape, write
+from inference.loading.loader import OpenedModel, open_model
+from inference.models.stored import DenseWeight
+from inference.protocol.load import LoadSpec
+
+SHAPE = MixtureShape(
+    vocab_size=256,
+    hidden_size=256,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    num_experts=3,
+    experts_per_token=2,
+    expert_size=256,
+)
+
+
+def test_a_mixture_of_random_weights_is_a_model(tmp_path: Path) -> None:
+    write(SHAPE, tmp_path / "x.gguf")
+    spec = LoadSpec(job_id="1", model="x", source=f"path:{tmp_path / 'x.gguf'}", devices=["cpu"])
+    model = open_model(spec, tmp_path / "cache", lambda progress: None)
+    assert isinstance(model, OpenedModel)
+    experts = model.config.experts
+    assert experts is not None and experts.normalizes
+    assert (experts.num_experts, experts.experts_per_token, experts.intermediate_size) == (
+        3,
+        2,
+        256,
+    )
+    prefix = "model.layers.0.mlp.experts.2"
+    for name, bits in (("gate_proj", 4), ("down_proj", 6)):
+        stored = model.weights.stored(f"{prefix}.{name}")
+        assert not isinstance(stored, DenseWeight) and stored.bits == bits
+        assert 0.02 < float(stored.dequantize().square().mean().sqrt()) < 0.04
+    model.close()
