@@ -1,6 +1,7 @@
 """The data directory: everything that serve writes, and one serve at a time on it.
 
 serve.lock    held (flock) by serve and its guardian; says who in plain text
+serve.json    where it answers, and its own key; mode 0600
 secret_key    signs sessions; mode 0600
 redis/        the private Redis's configuration and socket
 logs/         one file per child

@@ -28,6 +28,7 @@ from helexa_site.bootstrap.redis_server import (
     find_redis_server,
     wait_for_redis,
 )
+from helexa_site.bootstrap.running_serve import RunningServe, forget_running, write_running
 from helexa_site.bootstrap.sharing import Share, ensure_tls
 from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config
@@ -64,6 +65,7 @@ def start(
         prepare_fleet(with_neuron=options.with_neuron, share=options.share)
         supervisor.start(control_spec())
         _start_gateway(options, config, supervisor)
+        _tell_commands(url, data, supervisor)
         readiness.wait_for_gateway(url, supervisor.ensure_running, needs_neuron=options.with_neuron)
         if options.with_model and options.with_neuron:
             wait_for_default_model(url, redis_url, supervisor.ensure_running)
@@ -117,6 +119,13 @@ def _start_private_redis(data: DataDirectory, supervisor: Supervisor, share: Sha
     )
     say("redis", f"private, started ({Path(server.command[0]).name})")
     return server.url
+
+
+def _tell_commands(url: str, data: DataDirectory, supervisor: Supervisor) -> None:
+    key = os.environ["HELEXA_SERVE_KEY"]
+    running = RunningServe(url=url, key=key, process_id=os.getpid())
+    write_running(data.path, running)
+    supervisor.on_stopped(lambda: forget_running(data.path))
 
 
 def _start_gateway(options: ServeOptions, config: Config, supervisor: Supervisor) -> None:

@@ -7,9 +7,11 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand
 
 from fleet.management.chat_client import Answer, ChatClient
+from helexa_site.bootstrap.running_serve import find_running
 
 DEFAULT_URL = "http://127.0.0.1:31313"
 
@@ -19,16 +21,13 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("model", nargs="?", metavar="MODEL", help="default: one that is loaded")
-        parser.add_argument("--url", help=f"of the server (or HELEXA_URL; else {DEFAULT_URL})")
-        parser.add_argument("--key", help="an API key (or HELEXA_API_KEY); on loopback none")
+        parser.add_argument("--url", help="of the server (or HELEXA_URL; else the serve here)")
+        parser.add_argument("--key", help="an API key (or HELEXA_API_KEY); of the serve here none")
         parser.add_argument("--system", metavar="TEXT", help="a system prompt")
         parser.add_argument("--max-tokens", type=int, metavar="N")
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        client = ChatClient(
-            options["url"] or os.environ.get("HELEXA_URL") or DEFAULT_URL,
-            options["key"] or os.environ.get("HELEXA_API_KEY"),
-        )
+        client = ChatClient(*_where(options))
         model = options["model"] or client.model_to_ask()
         messages: list[dict[str, str]] = []
         if options["system"]:
@@ -57,6 +56,18 @@ class Command(BaseCommand):
     def _write(self, text: str) -> None:
         self.stdout.write(text, ending="")
         self.stdout.flush()
+
+
+def _where(options: dict[str, Any]) -> tuple[str, str | None]:
+    """The server and a key for it. Where none is named: the serve of this data directory."""
+    url = options["url"] or os.environ.get("HELEXA_URL")
+    key = options["key"] or os.environ.get("HELEXA_API_KEY")
+    if url:
+        return url, key
+    running = find_running(settings.CONFIG.data_dir)
+    if running is None:
+        return DEFAULT_URL, key
+    return running.url, key or running.key
 
 
 def _question() -> str:
