@@ -1,0 +1,33 @@
+"""The bill of materials: everything that the requirements need, with versions and licences."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from helexa_site.bootstrap.requirements import installed_version, read_requirements
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_it_names_what_is_needed_and_what_that_needs(tmp_path: Path) -> None:
+    out = tmp_path / "helexa.cdx.json"
+    command = (sys.executable, str(ROOT / "packaging" / "sbom"), "--out", str(out))
+    subprocess.run(command, check=True, timeout=120)
+    told = json.loads(out.read_text())
+    assert (told["bomFormat"], told["specVersion"]) == ("CycloneDX", "1.6")
+    versions = {
+        one["purl"].removeprefix("pkg:pypi/").partition("@")[0]: one["version"]
+        for one in told["components"]
+    }
+    assert len(versions) == len(told["components"])
+    for wanted in read_requirements(ROOT / "requirements.txt"):
+        name = wanted.name.lower().replace("_", "-")
+        assert versions[name] == installed_version(wanted.name)
+    # Of Celery's and of torch's.
+    assert {"kombu", "sympy"} <= versions.keys()
+    assert "pytest" not in versions
+    licensed = [one for one in told["components"] if one.get("licenses")]
+    assert len(licensed) > 0.9 * len(versions)
