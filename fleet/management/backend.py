@@ -117,6 +117,8 @@ def _json(content: bytes) -> Any:
 def _reason(status: int, content: bytes) -> str:
     try:
         problem = json.loads(content)
+        if "error" in problem:  # the original's paths, which tell a text alone
+            return str(problem["error"])
         param = f"{problem['param']}: " if problem.get("param") else ""
         return f"{param}{problem['detail']}"
     except (ValueError, KeyError, TypeError):

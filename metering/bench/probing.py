@@ -82,21 +82,21 @@ def neuron_host(discovery: Mapping[str, Any]) -> HostInfo:
         hostname=_text(discovery, "hostname")[:200],
         driver_version=_text(discovery, "driver_version")[:100],
         cuda_version=_text(discovery, "cuda_version")[:100],
-        gpus=tuple(str(device.get("name", "")) for device in discovery.get("devices") or ()),
+        gpus=tuple(str(device.get("name", "")) for device in _objects(discovery.get("devices"))),
     )
 
 
 def neuron_models(models: Any) -> tuple[ModelInfo, ...]:
     """Those that are loaded."""
-    entries = models if isinstance(models, list) else []
+    entries = _objects(models)
     return tuple(_model(entry) for entry in entries if entry.get("status", "loaded") == "loaded")
 
 
 def listed_models(told: Any) -> tuple[ModelInfo, ...]:
     """Of ``/v1/models``, of whichever dialect; those that say that they are not loaded are left
     out."""
-    entries = told.get("data") if isinstance(told, dict) else None
-    return tuple(_model(entry) for entry in entries or () if entry.get("loaded", True) is not False)
+    entries = _objects(told.get("data") if isinstance(told, dict) else None)
+    return tuple(_model(entry) for entry in entries if entry.get("loaded", True) is not False)
 
 
 def told_build(version: Any) -> str:
@@ -115,7 +115,7 @@ def is_busy(health: Mapping[str, Any]) -> bool:
     """Whether the neuron has work of anybody."""
     return any(
         (load.get("in_flight") or 0) + (load.get("queue_depth") or 0) > 0
-        for load in health.get("models") or ()
+        for load in _objects(health.get("models"))
     )
 
 
@@ -123,7 +123,7 @@ def telemetry_of(health: Mapping[str, Any], model: ModelInfo) -> Telemetry:
     """Of the cards that the model is on: all memory, the busiest, the hottest."""
     cards = [
         card
-        for card in health.get("devices") or ()
+        for card in _objects(health.get("devices"))
         if not model.devices or card.get("index") in model.devices
     ]
 
@@ -179,6 +179,11 @@ def _model(entry: Mapping[str, Any]) -> ModelInfo:
         else (),
         settings={name: value for name, value in entry.items() if name not in KNOWN},
     )
+
+
+def _objects(told: Any) -> list[Mapping[str, Any]]:
+    """Those of a list; what else an unknown server says is nothing."""
+    return [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
 
 
 def _capabilities(told: Any) -> frozenset[str]:

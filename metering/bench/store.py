@@ -10,6 +10,7 @@ from django.db import transaction
 from django.db.models import Count
 from django.utils import timezone
 
+from inference.build import this_build
 from inference.version import VERSION
 from metering.actor import Actor
 from metering.bench.errors import BenchValueError
@@ -81,6 +82,7 @@ def run_of(kept: Kept) -> BenchRun:
         build_timestamp=build.built_at,
         features=list(build.features),
         bench_version=VERSION,
+        bench_sha=this_build().git_sha_long,
         model_id=kept.model.id,
         harness=kept.model.harness,
         capabilities=sorted(kept.model.capabilities),

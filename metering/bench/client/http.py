@@ -48,7 +48,10 @@ class Http:
                 for line in response:
                     at_s = time.perf_counter() - started_s
                     if line.startswith(b"data:") and b"[DONE]" not in line[:16]:
-                        yield json.loads(line[5:]), at_s
+                        event = json.loads(line[5:])
+                        if not isinstance(event, dict):
+                            raise ValueError("an event is no JSON object")
+                        yield event, at_s
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise SampleFailedError(f"the stream broke off: {error}") from error
 

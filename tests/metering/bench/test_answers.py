@@ -143,3 +143,12 @@ def test_places_are_told_in_two_shapes() -> None:
     assert probing.other_places(told, "beast") == ["benjy"]
     assert probing.other_places({"locations": ["beast", "benjy"]}, "beast") == ["benjy"]
     assert probing.other_places(None, "beast") == []
+
+
+@pytest.mark.parametrize("told", [None, 3, "x", [], {}, [3, None], {"data": [1]}, {"models": [1]}])
+def test_what_an_unknown_server_says_is_nothing_rather_than_an_error(told: Any) -> None:
+    assert probing.neuron_models(told) == probing.listed_models(told) == ()
+    assert probing.told_build(told) == ""
+    if isinstance(told, dict):
+        assert not probing.is_busy(told)
+        assert probing.neuron_host({"devices": told}).gpus == ()

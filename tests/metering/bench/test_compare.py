@@ -6,6 +6,7 @@ import json
 
 import pytest
 from django.core.management.base import CommandError
+from django.test import Client
 
 from tests.metering.bench.conftest import Bench
 from tests.metering.bench.scripted_endpoint import DECODE_TPS, Script
@@ -74,3 +75,14 @@ def test_reports_are_tables_and_json(two_builds: Bench) -> None:
     assert len(scaling["points"]) == 2 and scaling["decode_flatness"] == pytest.approx(1, abs=0.02)
     for view in ("--scaling", "--swap", "--capability", "--concurrency"):
         assert two_builds("report", view).startswith("| engine | model | build |")
+
+
+def test_the_api_and_the_pages_show_it(two_builds: Bench, admin_client: Client) -> None:
+    told = admin_client.get("/api/bench/compare?before=peer").json()
+    verdicts = {(cell["scenario_id"], cell["metric"]): cell["verdict"] for cell in told["cells"]}
+    for cell in (("chat:128", "decode_tps"), ("context:300", "decode_tps")):
+        assert verdicts[cell] == "regressed"
+    for path in ("", "compare/?before=peer@b1&after=peer@b2"):
+        assert "data-regressed" in admin_client.get(f"/bench/{path}").content.decode()
+    trends = admin_client.get("/bench/trends/?scenario=chat:128").content.decode()
+    assert '"marked": [false, true]' in trends

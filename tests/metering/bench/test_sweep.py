@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import pytest
+
 from metering.bench.answers import Answer
 from metering.bench.client.asking import Ask, Asker
+from metering.bench.client.targets import LocalDoor
 from metering.bench.errors import SampleFailedError, TargetUnreachableError
 from metering.bench.plan import CellKey
 from metering.bench.probing import BuildInfo, HostInfo, ModelInfo, Probed, Telemetry
@@ -163,3 +166,11 @@ def test_each_sample_is_stamped() -> None:
     kit.run({"t": FakeTarget()})
     kept = kit.kept[0]
     assert (kept.model.id, kept.probed.build.build, kept.telemetry.vram_used_mb) == ("m", "b", 3)
+
+
+def test_a_neuron_of_this_fleet_is_asked_in_this_process_and_says_why_not(db: None) -> None:
+    door = LocalDoor("nobody")
+    with pytest.raises(TargetUnreachableError, match=r"nobody.* has reported yet"):
+        door.get("version")
+    with pytest.raises(SampleFailedError, match=r"nobody.* has reported yet"):
+        door.post("models/unload", {"model_id": "m"})
