@@ -127,10 +127,12 @@ def check_source(reference: PreTrainedModel, source: Path, cache_dir: Path) -> N
     check_prefix_hits(reference, built)
 
 
-def check_batch_mates(reference: PreTrainedModel, model: AnyModel) -> None:
+def check_batch_mates(
+    reference: PreTrainedModel, model: AnyModel, *, block_tokens: int = BLOCK_TOKENS
+) -> None:
     """Prompts of all lengths, in chunks, beside each other and beside sequences that decode."""
     prompts = [prompt_of(length, seed=length) for length in (1, 7, 40, 61)]
-    engine = engine_of(model, prefill_tokens_per_step=19)
+    engine = engine_of(model, prefill_tokens_per_step=19, block_tokens=block_tokens)
     for prompt, answer in zip(prompts, answers_of(engine, prompts, 9), strict=True):
         check_greedy(reference, prompt, answer.token_ids)
 
@@ -166,13 +168,17 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 
 def engine_of(
-    model: AnyModel, *, num_kv_blocks: int = 64, prefill_tokens_per_step: int = 64
+    model: AnyModel,
+    *,
+    num_kv_blocks: int = 64,
+    prefill_tokens_per_step: int = 64,
+    block_tokens: int = BLOCK_TOKENS,
 ) -> Engine:
     return build_engine(
         model,
-        context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * BLOCK_TOKENS),
+        context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * block_tokens),
         num_kv_blocks=num_kv_blocks,
-        block_tokens=BLOCK_TOKENS,
+        block_tokens=block_tokens,
         scheduler_limits=SchedulerLimits(prefill_tokens_per_step=prefill_tokens_per_step),
         check_when_idle=True,
     )

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from inference.models.families.family import Family
 from inference.models.families.registry import FAMILIES
+from inference.models.native.build import NativeUnavailableError, load_library
+from inference.models.native.decoder import unsupported_reason
+from inference.models.native.llama import NativeLlama
 from tests.inference.models.families import parity
-from tests.inference.models.families.rows import ROWS, Row
+from tests.inference.models.families.rows import CONTEXT_TOKENS, ROWS, THETA, Row
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Products this small take longer to share out than to compute, above all on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model_type)
@@ -27,6 +41,20 @@ def test_gguf(row: Row, tmp_path: Path) -> None:
     reference = parity.build_reference(row)
     path = parity.save_gguf(row, reference, tmp_path / "model.gguf")
     parity.check_source(reference, path, tmp_path)
+
+
+def test_fused_projections_on_the_native_decoder(tmp_path: Path, native_cache_dir: Path) -> None:
+    row = Row(model_type="phi3", config={"rope_parameters": THETA, "sliding_window": 20})
+    reference = parity.build_reference(row)
+    model = parity.opened(parity.save_safetensors(reference, tmp_path / "model"), tmp_path)
+    try:
+        library = load_library(native_cache_dir)
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+    assert unsupported_reason(model.config, library) is None
+    native = NativeLlama(library, model.config, model.weights, CONTEXT_TOKENS, "fp32")
+    model.close()
+    parity.check_batch_mates(reference, native, block_tokens=native.decoder.block_tokens)
 
 
 NESTED = {"gemma3"}
