@@ -51,7 +51,7 @@ HYBRID = ModelConfig(
         num_key_heads=4, num_value_heads=8, key_head_dim=32, value_head_dim=32, conv_kernel=4
     ),
 )
-ATTENTION_ALONE = replace(HYBRID, num_layers=NUM_GROUPS, mixers=NUM_GROUPS * ("attention",))
+ATTENTION_ALONE = replace(HYBRID, num_layers=NUM_GROUPS, mixers=NUM_GROUPS * GROUP[-1:])
 
 
 def main() -> None:

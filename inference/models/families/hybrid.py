@@ -23,6 +23,13 @@ from inference.models.families.decoder_tensors import (
 from inference.models.families.family import GGUFNames, Json, TensorRole
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, GGUFKeys
 from inference.models.families.hub_config import positive_integer, rope_parameters
+from inference.models.families.mixture import (
+    EXPERT_NAMES,
+    experts_of,
+    gguf_mixture,
+    mlps_of,
+    sparse_tensors,
+)
 
 DEFAULT_INTERVAL = 4
 """Every fourth layer is attention, where nothing else is said."""
@@ -30,20 +37,24 @@ DEFAULT_ROTARY_FACTOR = 0.25
 
 KINDS: Mapping[str, MixerKind] = {"linear_attention": "delta", "full_attention": "attention"}
 
-GGUF_LAYER_NAMES = ATTENTION_NAMES | {
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_in": "linear_attn.in_proj_qkvz",
-    "ssm_ba": "linear_attn.in_proj_ba",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_conv1d": "linear_attn.conv1d",
-    "ssm_a": f"linear_attn.{NEGATIVE_RATE}",
-    "ssm_dt.bias": "linear_attn.dt_bias",
-    "ssm_norm": "linear_attn.norm",
-    "ssm_out": "linear_attn.out_proj",
-}
+GGUF_LAYER_NAMES = (
+    ATTENTION_NAMES
+    | EXPERT_NAMES
+    | {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_in": "linear_attn.in_proj_qkvz",
+        "ssm_ba": "linear_attn.in_proj_ba",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_a": f"linear_attn.{NEGATIVE_RATE}",
+        "ssm_dt.bias": "linear_attn.dt_bias",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+    }
+)
 
 
 def hybrid_fields(config: Json, names: DeltaNames) -> dict[str, Any]:
@@ -66,6 +77,21 @@ def hybrid_fields(config: Json, names: DeltaNames) -> dict[str, Any]:
         "qk_norm": True,
         "qkv_bias": has_bias,
         "output_bias": has_bias,
+    }
+
+
+def sparse_fields(config: Json, *, normalizes: bool) -> dict[str, Any]:
+    """Of hybrids with a mixture of experts beside one that all rows go through. ``normalizes``:
+    what is meant where config.json does not say. Raises ``BadFileError``."""
+    return {
+        "experts": experts_of(
+            config,
+            normalizes=bool(config.get("norm_topk_prob", normalizes)),
+            shared_intermediate_size=positive_integer(config, "shared_expert_intermediate_size"),
+        ),
+        "mlps": mlps_of(config),
+        "intermediate_size": int(config.get("intermediate_size") or 0)
+        or positive_integer(config, "moe_intermediate_size"),
     }
 
 
@@ -122,11 +148,19 @@ def gguf_fields(
     }
 
 
+def gguf_sparse_fields(keys: GGUFKeys, num_layers: int) -> dict[str, Any]:
+    """The same from a GGUF's keys and tensors. Raises ``BadFileError``."""
+    fields = gguf_mixture(keys, normalizes=True)
+    return fields | {"mlps": fields["mlps"][:num_layers]}
+
+
 def hybrid_tensors(config: ModelConfig) -> Iterator[TensorRole]:
     yield from outer_tensors(config)
     for index, mixer in enumerate(config.mixer_kinds):
         of_mixer = delta_tensors(config) if mixer == "delta" else attention_tensors(config)
-        for tensor in (*norm_tensors(config), *of_mixer, *mlp_tensors(config)):
+        is_sparse = config.mlp_kinds[index] == "sparse"
+        of_mlp = sparse_tensors(config) if is_sparse else mlp_tensors(config)
+        for tensor in (*norm_tensors(config), *of_mixer, *of_mlp):
             yield in_layer(index, tensor)
 
 

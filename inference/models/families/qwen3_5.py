@@ -1,4 +1,5 @@
-"""Qwen3.5's text model: a hybrid of Gated DeltaNet and gated attention, with a dense MLP.
+"""Qwen3.5's text models: hybrids of Gated DeltaNet and gated attention, with a dense MLP or a
+mixture of experts.
 
 Checkpoints nest it beside a tower for pictures: config.json has it under ``text_config``, and its
 tensors are called ``model.language_model.*``. A text's three rotary positions are all the same, so
@@ -6,6 +7,9 @@ that interleaving them changes nothing.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 from inference.models.config import ModelConfig
 from inference.models.delta_config import DeltaNames
@@ -16,8 +20,10 @@ from inference.models.families.hub_config import Json, check_activation, read_de
 from inference.models.families.hybrid import (
     gguf_fields,
     gguf_names,
+    gguf_sparse_fields,
     hybrid_fields,
     hybrid_tensors,
+    sparse_fields,
 )
 
 LEFT_OUT = {"model.visual.": "vision", "mtp.": "multi-token prediction"}
@@ -31,11 +37,20 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
     return read_decoder(text, generation, **hybrid_fields(text, DeltaNames()))
 
 
-def text_config(config: Json) -> Json:
+def read_moe_config(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    text = text_config(config)
+    check_activation(text, "silu")
+    fields = hybrid_fields(text, DeltaNames()) | sparse_fields(text, normalizes=True)
+    text["intermediate_size"] = fields["intermediate_size"]
+    return read_decoder(text, generation, **fields)
+
+
+def text_config(config: Json) -> dict[str, Any]:
     """Of a checkpoint with or without a tower. What only the outer one says holds for the text."""
     nested = config.get("text_config")
     if nested is None:
-        return config
+        return dict(config)
     outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
     return outer | dict(nested) | {"model_type": config["model_type"]}
 
@@ -51,6 +66,13 @@ def read_gguf(keys: GGUFKeys) -> ModelConfig:
     return read_decoder_gguf(keys, "qwen3_5", **fields)
 
 
+def read_moe_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    fields = gguf_fields(keys, DeltaNames(), are_value_heads_tiled=True)
+    sparse = gguf_sparse_fields(keys, fields["num_layers"])
+    return read_decoder_gguf(keys, "qwen3_5_moe", **fields, **sparse)
+
+
 QWEN3_5 = Family(
     name="qwen3_5",
     model_types=("qwen3_5", "qwen3_5_text"),
@@ -62,4 +84,12 @@ QWEN3_5 = Family(
     left_out=LEFT_OUT,
     gguf_names=gguf_names(MLP_NAMES),
     builder=DECODER,
+)
+QWEN3_5_MOE = replace(
+    QWEN3_5,
+    name="qwen3_5_moe",
+    model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
+    gguf_architectures=("qwen35moe",),
+    read_config=read_moe_config,
+    read_gguf=read_moe_gguf,
 )

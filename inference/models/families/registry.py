@@ -14,7 +14,8 @@ from inference.models.families.mixtral import MIXTRAL
 from inference.models.families.olmo2 import OLMO2
 from inference.models.families.olmoe import OLMOE
 from inference.models.families.phi import PHI3
-from inference.models.families.qwen3_5 import QWEN3_5
+from inference.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
+from inference.models.families.qwen3_next import QWEN3_NEXT
 from inference.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from inference.models.families.smollm3 import SMOLLM3
 from inference.models.families.starcoder2 import STARCODER2
@@ -37,6 +38,8 @@ FAMILIES: tuple[Family, ...] = (
     COHERE,
     COHERE2,
     STARCODER2,
+    QWEN3_5_MOE,
+    QWEN3_NEXT,
     QWEN2_MOE,
     QWEN3_MOE,
     MIXTRAL,

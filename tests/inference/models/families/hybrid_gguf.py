@@ -39,7 +39,8 @@ def _add_keys(writer: gguf.GGUFWriter, text: Any) -> None:
     writer.add_context_length(text.max_position_embeddings)
     writer.add_embedding_length(text.hidden_size)
     writer.add_block_count(text.num_hidden_layers)
-    writer.add_feed_forward_length(text.intermediate_size)
+    if getattr(text, "intermediate_size", None):
+        writer.add_feed_forward_length(text.intermediate_size)
     writer.add_head_count(text.num_attention_heads)
     writer.add_head_count_kv(text.num_key_value_heads)
     writer.add_key_length(text.head_dim)
@@ -53,6 +54,11 @@ def _add_keys(writer: gguf.GGUFWriter, text: Any) -> None:
     writer.add_ssm_time_step_rank(text.linear_num_value_heads)
     writer.add_ssm_inner_size(text.linear_num_value_heads * text.linear_value_head_dim)
     writer.add_full_attention_interval(4)
+    if getattr(text, "num_experts", None):
+        writer.add_expert_count(text.num_experts)
+        writer.add_expert_used_count(text.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(text.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(text.shared_expert_intermediate_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([str(token) for token in range(text.vocab_size)])
 
@@ -63,6 +69,13 @@ def _as_written(
     if ".visual." in name:
         return
     name = name.replace(NESTED, "model.")
+    if name.endswith(".experts.gate_up_proj"):
+        for part, values in zip(("gate_proj", "up_proj"), tensor.chunk(2, dim=1), strict=True):
+            yield f"{name.replace('gate_up_proj', part)}.weight", values
+        return
+    if name.endswith(".experts.down_proj"):
+        yield f"{name}.weight", tensor
+        return
     layer, _, own = name.rpartition(".linear_attn.")
     if not layer:
         yield name, tensor + 1 if name.endswith("norm.weight") else tensor

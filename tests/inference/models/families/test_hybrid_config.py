@@ -46,6 +46,59 @@ QWEN3_5_27B: dict[str, Any] = {
     },
 }
 
+QWEN3_5_35B_A3B: dict[str, Any] = {
+    "model_type": "qwen3_5_moe",
+    "tie_word_embeddings": False,
+    "text_config": {
+        key: value
+        for key, value in QWEN3_5_27B["text_config"].items()
+        if key != "intermediate_size"
+    }
+    | {
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "linear_num_value_heads": 32,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
+}
+QWEN3_NEXT_80B_A3B: dict[str, Any] = {
+    "model_type": "qwen3_next",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-06,
+    "hidden_act": "silu",
+    "partial_rotary_factor": 0.25,
+    "rope_theta": 10000000,
+    "rope_scaling": None,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "tie_word_embeddings": False,
+}
+PUBLISHED = (QWEN3_5_27B, QWEN3_5_35B_A3B, QWEN3_NEXT_80B_A3B)
+
 
 def read(config: dict[str, Any]) -> ModelConfig:
     return check_architecture(config["model_type"]).read_config(config, {})
@@ -80,7 +133,7 @@ def test_layers_of_another_kind_are_refused(kinds: list[str]) -> None:
         read(with_text(layer_types=kinds))
 
 
-@pytest.mark.parametrize("published", [QWEN3_5_27B], ids=lambda config: config["model_type"])
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda config: config["model_type"])
 def test_a_published_checkpoint_holds_what_is_expected(published: dict[str, Any]) -> None:
     """Names and shapes, beside those of transformers' text model."""
     config = read(published)
@@ -92,7 +145,22 @@ def test_a_published_checkpoint_holds_what_is_expected(published: dict[str, Any]
         )
     expected = {name: tuple(tensor.shape) for name, tensor in reference.state_dict().items()}
     family = check_architecture(published["model_type"])
-    assert {tensor.name: tensor.shape for tensor in family.tensors(config)} == expected
+    found = {tensor.name: tensor.shape for tensor in family.tensors(config)}
+    for name in [name for name in found if name.endswith("mlp.experts.gate_proj.weight")]:
+        stack = name.removesuffix("gate_proj.weight")
+        count, inner, hidden = found.pop(name)
+        assert found.pop(f"{stack}up_proj.weight") == (count, inner, hidden)
+        found[f"{stack}gate_up_proj"] = count, 2 * inner, hidden
+        found[f"{stack}down_proj"] = found.pop(f"{stack}down_proj.weight")
+    assert found == expected
+
+
+def test_sparse_hybrids() -> None:
+    for published in (QWEN3_5_35B_A3B, QWEN3_NEXT_80B_A3B):
+        config = read(published)
+        assert set(config.mlp_kinds) == {"sparse"} and config.rotary_dim == 64
+        assert config.experts is not None and config.experts.normalizes
+        assert config.experts.shared_intermediate_size == 512
 
 
 def test_names_of_a_nested_checkpoint() -> None:

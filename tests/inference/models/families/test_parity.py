@@ -60,7 +60,9 @@ def test_fused_projections_on_the_native_decoder(tmp_path: Path, native_cache_di
 NESTED = {"gemma3"}
 """The same text models in checkpoints with a tower: ``test_published.py`` reads them."""
 MIXTURES = dict.fromkeys(("qwen3_moe", "qwen2_moe", "mixtral", "olmoe"), "test_mixtures.py")
-TESTED_IN = dict.fromkeys(("qwen3_5", "qwen3_5_text"), "test_hybrid.py") | MIXTURES
+QWEN3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+HYBRIDS = dict.fromkeys((*QWEN3_5, "qwen3_next"), "test_hybrid.py")
+TESTED_IN = HYBRIDS | MIXTURES
 """Families whose layers want tests of their own kind, which hold them against transformers too."""
 
 

@@ -10,6 +10,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import PreTrainedModel
 from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers.models.qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
+from transformers.models.qwen3_next import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
@@ -42,6 +44,12 @@ TEXT = {
     "eos_token_id": None,
     "rope_parameters": ROPE | {"mrope_section": [2, 1, 1], "mrope_interleaved": True},
 }
+SPARSE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 24,
+}
 VISION = {
     "depth": 1,
     "hidden_size": 16,
@@ -69,6 +77,26 @@ def qwen3_5() -> PreTrainedModel:
         text_config=TEXT, vision_config=VISION, attn_implementation="eager", pad_token_id=0
     )
     return randomised(Qwen3_5ForConditionalGeneration(config))
+
+
+@functools.cache
+def qwen3_5_moe() -> PreTrainedModel:
+    """Not to be changed: it is shared."""
+    torch.manual_seed(8)
+    text = {key: value for key, value in TEXT.items() if key != "intermediate_size"} | SPARSE
+    config = Qwen3_5MoeConfig(
+        text_config=text, vision_config=VISION, attn_implementation="eager", pad_token_id=0
+    )
+    return randomised(Qwen3_5MoeForConditionalGeneration(config))
+
+
+@functools.cache
+def qwen3_next() -> PreTrainedModel:
+    """Not to be changed: it is shared."""
+    torch.manual_seed(9)
+    own = {"rope_parameters": ROPE, "attn_implementation": "eager"}
+    config = Qwen3NextConfig(**(TEXT | SPARSE | own), pad_token_id=0)
+    return randomised(Qwen3NextForCausalLM(config))
 
 
 def save(reference: PreTrainedModel, directory: Path) -> Path:
