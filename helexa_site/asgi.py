@@ -37,5 +37,8 @@ if not logging.getLogger().handlers:
 gateway = Gateway(CONFIG, DatabaseCatalogue(), directory=KeyDirectory(), make_ledger=LedgerWriter)
 metrics_endpoint = MetricsEndpoint(gateway)
 application = build_application(
-    gateway, django_app=django_application, metrics_endpoint=metrics_endpoint
+    gateway,
+    django_app=django_application,
+    metrics_endpoint=metrics_endpoint,
+    resumes_batches=True,
 )

@@ -62,6 +62,13 @@ def _integer(name: str, default: int, *, minimum: int) -> int:
     return value
 
 
+def _percent(name: str, default: int) -> int:
+    value = _integer(name, default, minimum=0)
+    if value > 100:
+        raise ConfigError(f"{name}={value} is over 100")
+    return value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     data_dir: Path
@@ -109,6 +116,14 @@ class Config:
     """How many one account may keep."""
     max_stored_response_bytes: int = 1024 * 1024 * 1024
     """What those of one account may take together."""
+    max_stored_files: int = 1000
+    """How many files one account may keep, results of batches too."""
+    max_stored_file_bytes: int = 4 * 1024 * 1024 * 1024
+    """What those of one account may take together before it may add no more."""
+    max_open_batches: int = 100
+    """Of one account."""
+    batch_discount_percent: int = 0
+    """What a request of a batch costs less."""
     max_open_body_bytes: int = 256 * 1024 * 1024
     """What the bodies of open requests may take together."""
     response_retention_days: int = 30
@@ -153,6 +168,12 @@ def read_config() -> Config:
         max_stored_response_bytes=_integer(
             "HELEXA_MAX_STORED_RESPONSE_BYTES", 1024 * 1024 * 1024, minimum=0
         ),
+        max_stored_files=_integer("HELEXA_MAX_STORED_FILES", 1000, minimum=0),
+        max_stored_file_bytes=_integer(
+            "HELEXA_MAX_STORED_FILE_BYTES", 4 * 1024 * 1024 * 1024, minimum=0
+        ),
+        max_open_batches=_integer("HELEXA_MAX_OPEN_BATCHES", 100, minimum=0),
+        batch_discount_percent=_percent("HELEXA_BATCH_DISCOUNT_PERCENT", 0),
         max_open_body_bytes=_integer("HELEXA_MAX_OPEN_BODY_BYTES", 256 * 1024 * 1024, minimum=1024),
         response_retention_days=_integer("HELEXA_RESPONSE_RETENTION_DAYS", 30, minimum=0),
         ledger_retention_days=_integer("HELEXA_LEDGER_RETENTION_DAYS", 400, minimum=0),

@@ -8,7 +8,18 @@ from typing import Any
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.urls import URLPattern, re_path
 
+from inference.batches.file_store import FileStore
 from inference.gateway.background import BackgroundRuns
+from inference.gateway.batch_store import BatchStore
+from inference.gateway.batch_worker import BatchWorker
+from inference.gateway.batches import (
+    BatchConsumer,
+    BatchesConsumer,
+    CancelBatchConsumer,
+    FileConsumer,
+    FileContentConsumer,
+    FilesConsumer,
+)
 from inference.gateway.compaction import CompactionConsumer
 from inference.gateway.consumers import UnknownUrlConsumer
 from inference.gateway.embeddings import EmbeddingsConsumer
@@ -16,6 +27,12 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.generation import GenerationConsumer
 from inference.gateway.health import HealthConsumer
 from inference.gateway.lifespan import LifespanConsumer
+from inference.gateway.message_batches import (
+    CancelMessageBatchConsumer,
+    MessageBatchConsumer,
+    MessageBatchesConsumer,
+    MessageBatchResultsConsumer,
+)
 from inference.gateway.metrics_endpoint import MetricsEndpoint
 from inference.gateway.models import ModelConsumer, ModelListConsumer
 from inference.gateway.ollama import (
@@ -74,15 +91,30 @@ def errors_of(path: bytes) -> ErrorDialect:
 
 
 def build_application(
-    gateway: Gateway, *, django_app: Any, metrics_endpoint: MetricsEndpoint | None = None
+    gateway: Gateway,
+    *,
+    django_app: Any,
+    metrics_endpoint: MetricsEndpoint | None = None,
+    resumes_batches: bool = False,
 ) -> ProtocolTypeRouter:
     """An ASGI application that serves ``gateway`` under any ASGI server. ``metrics_endpoint`` is
-    started and stopped with a server that speaks ASGI's lifespan."""
+    started and stopped with a server that speaks ASGI's lifespan. ``resumes_batches``: of earlier
+    lives; else they are looked for once there is a new one."""
     store = ResponseStore(
         max_responses=gateway.config.max_stored_responses,
         max_bytes=gateway.config.max_stored_response_bytes,
     )
-    api = with_cors(URLRouter(api_routes(gateway, store)), gateway.config)
+    batch_store = BatchStore(
+        FileStore(gateway.config.data_dir),
+        max_files=gateway.config.max_stored_files,
+        max_bytes=gateway.config.max_stored_file_bytes,
+        max_open_batches=gateway.config.max_open_batches,
+    )
+    worker = BatchWorker(gateway, batch_store)
+    if resumes_batches:
+        gateway.when_started(worker.wake)
+    routes = [*batch_routes(gateway, batch_store, worker), *api_routes(gateway, store)]
+    api = with_cors(URLRouter(routes), gateway.config)
     bench = with_cors(django_app, gateway.config)
 
     async def http(scope: Any, receive: Any, send: Any) -> None:
@@ -144,6 +176,26 @@ def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
         re_path(r"^tokenizer_info/?$", TokenizerInfoConsumer.as_asgi(gateway=gateway)),
         *_ollama(gateway),
         re_path(r"^health/?$", HealthConsumer.as_asgi(gateway=gateway)),
+    ]
+
+
+def batch_routes(gateway: Gateway, store: BatchStore, worker: BatchWorker) -> list[URLPattern]:
+    """Before those of ``api_routes``, which know no further paths under these."""
+    made = {"gateway": gateway, "store": store, "worker": worker}
+    file, batch = r"^v1/files/(?P<name>[^/]+)", r"^v1/batches/(?P<name>[^/]+)"
+    messages = r"^v1/messages/batches"
+    one = messages + r"/(?P<name>[^/]+)"
+    return [
+        re_path(r"^v1/files/?$", FilesConsumer.as_asgi(**made)),
+        re_path(file + r"/content/?$", FileContentConsumer.as_asgi(**made)),
+        re_path(file + r"/?$", FileConsumer.as_asgi(**made)),
+        re_path(r"^v1/batches/?$", BatchesConsumer.as_asgi(**made)),
+        re_path(batch + r"/cancel/?$", CancelBatchConsumer.as_asgi(**made)),
+        re_path(batch + r"/?$", BatchConsumer.as_asgi(**made)),
+        re_path(messages + r"/?$", MessageBatchesConsumer.as_asgi(**made)),
+        re_path(one + r"/cancel/?$", CancelMessageBatchConsumer.as_asgi(**made)),
+        re_path(one + r"/results/?$", MessageBatchResultsConsumer.as_asgi(**made)),
+        re_path(one + r"/?$", MessageBatchConsumer.as_asgi(**made)),
     ]
 
 

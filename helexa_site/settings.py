@@ -42,6 +42,7 @@ INSTALLED_APPS = [
     "metering",
     "metering.bench",
     "inference.conversations",
+    "inference.batches",
 ]
 
 MIDDLEWARE = [

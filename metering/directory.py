@@ -129,6 +129,12 @@ class KeyDirectory:
         self.uses.note(prefix, now_s)
         return principal
 
+    async def find_by_prefix(self, prefix: str) -> Principal:
+        """Of a key that was shown before. Raises ``KeyRefusedError``,
+        ``DirectoryUnavailableError``."""
+        record = self._keys.get(prefix) or await self._look_up_key(prefix)
+        return record.principal_now(self._clock())
+
     async def principal_for_user(self, user: Person, *, account: str | None = None) -> Principal:
         """Of somebody who has a session; ``account`` is which of theirs. Raises
         ``NoAccountError``, ``DisabledAccountError``, ``DirectoryUnavailableError``."""

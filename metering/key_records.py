@@ -81,6 +81,10 @@ class KeyRecord:
         valid."""
         if not is_key_of(presented_key, self.digest, secret):
             raise InvalidKeyError("The API key is not valid.")
+        return self.principal_now(now_unix_s)
+
+    def principal_now(self, now_unix_s: float) -> Principal:
+        """Of a key that was shown before. Raises ``KeyRefusedError``."""
         if self.is_revoked:
             raise RevokedKeyError(f"The API key {self.principal.key} was revoked.")
         if not self.account_enabled:

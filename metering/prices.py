@@ -15,6 +15,20 @@ class Prices:
     cached_input_micro_usd: int = 0
     output_micro_usd: int = 0
 
+    def less(self, percent: int) -> Prices:
+        """Each rounded up, so that nothing that has a price becomes free but by all of it."""
+        if percent == 0:
+            return self
+
+        def part(price: int) -> int:
+            return -(-price * (100 - percent) // 100)
+
+        return Prices(
+            input_micro_usd=part(self.input_micro_usd),
+            cached_input_micro_usd=part(self.cached_input_micro_usd),
+            output_micro_usd=part(self.output_micro_usd),
+        )
+
     def cost_micro_usd(
         self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int
     ) -> int:

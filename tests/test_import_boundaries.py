@@ -60,6 +60,10 @@ BOUNDARIES = (
         "inference/conversations",
         ("torch", "transformers", "inference.neuron", "inference.engine", "inference.gateway"),
     ),
+    Boundary(
+        "inference/batches",
+        ("torch", "transformers", "inference.neuron", "inference.engine", "inference.gateway"),
+    ),
     Boundary("fleet", ("torch", "transformers", "inference.neuron", "inference.engine")),
     Boundary("helexa_site", ("torch", "transformers", "inference.neuron", "inference.engine")),
     Boundary("metering", ("torch", "transformers", "inference.neuron", "inference.engine")),

@@ -60,6 +60,7 @@ class Call:
         "_started_s",
         "_tell",
         "client",
+        "discount_percent",
         "endpoint",
         "is_billed",
         "is_reserved",
@@ -73,6 +74,7 @@ class Call:
         "status",
         "tally",
         "was_cold",
+        "yields",
     )
 
     def __init__(
@@ -93,6 +95,10 @@ class Call:
         self.prices = FREE
         self.is_reserved = False
         self.is_billed = True
+        self.yields = False
+        """It comes after everybody else's in every queue."""
+        self.discount_percent = 0
+        """What it costs less."""
         self.was_cold = False
         self.tally: Tally | None = None
         self.outcome = CANCELLED

@@ -112,6 +112,7 @@ class Gateway:
         self.draining = False
         self._handlers: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
+        self._beginnings: list[Callable[[], None]] = []
 
     def ensure_started(self) -> None:
         """Call on the event loop that will serve."""
@@ -158,6 +159,8 @@ class Gateway:
         ]
         for task in self._loops:
             task.add_done_callback(_log_crash)
+        for begin in self._beginnings:
+            begin()
 
     def open_call(
         self, *, request_id: str, endpoint: str, user_agent: str, principal: Principal | None = None
@@ -191,6 +194,17 @@ class Gateway:
 
     def _free_limits(self, outcome: RequestOutcome) -> None:
         self.limits.settle(outcome)
+
+    def when_started(self, begin: Callable[[], None]) -> None:
+        """``begin`` is called on the event loop that serves, once it does."""
+        self._beginnings.append(begin)
+
+    def run_beside(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Until the gateway stops."""
+        task = asyncio.create_task(work, name=f"gateway {name}")
+        task.add_done_callback(_log_crash)
+        self._loops.append(task)
+        return task
 
     def spawn(self, handler: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs one request's handler; ``drain`` waits for it."""

@@ -28,7 +28,7 @@ from inference.wire.errors import (
 )
 from metering.errors import DirectoryUnavailableError, KeyRefusedError
 from metering.keys import prefix_of
-from metering.principal import Principal, Scope
+from metering.principal import ANONYMOUS_ACCOUNT, Principal, Scope
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -47,6 +47,10 @@ class Directory(Protocol):
 
     async def stop(self) -> None: ...
     async def find(self, presented_key: str) -> Principal: ...
+    async def find_by_prefix(self, prefix: str) -> Principal:
+        """Of a key that has been shown before."""
+        ...
+
     def anonymous(self) -> Principal: ...
     def shared(self) -> Principal: ...
 
@@ -77,6 +81,25 @@ class Identifier:
             raise ServiceUnavailableError("database_unavailable", str(error)) from error
         if not principal.has(scope):
             raise InsufficientScopeError(scope)
+        return principal
+
+    async def still(self, account: str, key: str) -> Principal:
+        """Who asked before, as they are now; ``key`` is its public prefix. Raises ``ApiError``."""
+        try:
+            if key:
+                principal = await self._directory.find_by_prefix(key)
+            elif account == ANONYMOUS_ACCOUNT:
+                if not self._allows_anonymous:
+                    raise InvalidApiKeyError("Callers without a key are not served any more.")
+                principal = self._directory.anonymous()
+            else:
+                principal = self._directory.shared()
+        except KeyRefusedError as error:
+            raise InvalidApiKeyError(str(error)) from error
+        except DirectoryUnavailableError as error:
+            raise ServiceUnavailableError("database_unavailable", str(error)) from error
+        if not principal.has(Scope.INFERENCE):
+            raise InsufficientScopeError(Scope.INFERENCE)
         return principal
 
     async def _principal(self, named: Mapping[bytes, bytes]) -> Principal:

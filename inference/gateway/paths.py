@@ -13,10 +13,13 @@ import re
 
 VERSION = "/v1"
 KNOWN_PATHS = (
+    "/v1/batches",
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
+    "/v1/files",
     "/v1/messages",
+    "/v1/messages/batches",
     "/v1/messages/count_tokens",
     "/v1/models",
     "/v1/rerank",
@@ -73,6 +76,7 @@ _API_PATH = re.compile(
 )
 _WITHOUT_VERSION = re.compile(
     r"/(chat/completions|completions|embeddings|messages|messages/count_tokens|models(/.+)?"
+    r"|messages/batches(/.+)?|batches(/.+)?|files(/.+)?"
     r"|responses(/.+)?)/?",
     re.DOTALL,
 )

@@ -167,6 +167,7 @@ class PlacedRequest:
             key=principal.key,
             weight=principal.weight,
             is_anonymous=principal.is_anonymous,
+            yields=self._call.yields,
             endpoint=self._call.endpoint,
             max_prompt_tokens=None if granted is None else bounds.prompt_tokens,
             cap_output_tokens=cap,

@@ -34,7 +34,7 @@ async def run_request(
     entry = await gateway.catalogue.find(request.model)
     call.model = entry.name
     call.is_billed = is_billed(request)
-    call.prices = entry.prices or FREE
+    call.prices = (entry.prices or FREE).less(call.discount_percent)
     await permit(gateway, call, entry, request)
     placed = PlacedRequest(gateway, call, request, entry, deadline_s=deadline_s, abort=abort)
     await placed.begin()

@@ -170,7 +170,7 @@ class _Lane:
                 order=order,
                 cost=waiting.num_bytes,
                 weight=submit.weight,
-                is_anonymous=submit.is_anonymous,
+                is_anonymous=submit.is_anonymous or submit.yields,
             )
             self._changed.notify()
 

@@ -138,7 +138,7 @@ class Starter:
             dimensions=dimensions,
             account=submit.account,
             weight=submit.weight,
-            is_anonymous=submit.is_anonymous,
+            is_anonymous=submit.is_anonymous or submit.yields,
         )
         accepted = Accepted(request_id=submit.request_id, prompt_tokens=num_tokens)
         self._hand_over(submit, accepted, answer, [command], engine)
@@ -195,7 +195,7 @@ def _commands(submit: Submit, n: int, prepared: Prepared) -> Iterator[SubmitSequ
                 same_prompt_as=sequence_id(request_id, first) if i > 0 else None,
                 account=submit.account,
                 weight=submit.weight,
-                is_anonymous=submit.is_anonymous,
+                is_anonymous=submit.is_anonymous or submit.yields,
                 # Nobody's account is called that: it is what the anonymous share.
                 cache_salt="" if submit.is_anonymous else submit.account,
             )

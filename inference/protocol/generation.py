@@ -209,6 +209,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """The account's part in fair sharing: one of weight 2 gets twice as much as one of weight 1
     while both wait."""
     is_anonymous: bool = True
+    yields: bool = False
+    """It waits behind everybody's else, as anonymous callers' do."""
     """Served only while no known account waits."""
     endpoint: str = ""
     """The path that the client called, for the ledger."""

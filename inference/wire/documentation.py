@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from inference.wire import (
+    anthropic_batches,
     anthropic_messages,
+    batch_lines,
     ollama_chat,
     ollama_embed,
     ollama_generate,
     ollama_models,
     ollama_pull,
+    openai_batches,
     openai_chat,
     openai_completions,
     openai_embeddings,
@@ -55,6 +58,10 @@ DIALECTS: dict[str, Mapping[str, Field]] = {
     "POST /tokenize": vllm_tokenize.FIELDS,
     "POST /detokenize": vllm_tokenize.BACK_FIELDS,
     "POST /v1/embeddings": openai_embeddings.FIELDS,
+    "POST /v1/batches": openai_batches.BATCH_FIELDS,
+    "POST /v1/batches: a line of the input file": batch_lines.LINE_FIELDS,
+    "POST /v1/messages/batches": anthropic_batches.FIELDS,
+    "POST /v1/messages/batches: requests": anthropic_batches.REQUEST_FIELDS,
     "POST /v1/rerank and /v2/rerank": rerank.FIELDS,
     "POST /v1/score": vllm_score.FIELDS,
     "POST /v1/responses": openai_responses.FIELDS,

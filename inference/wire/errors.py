@@ -179,6 +179,26 @@ class ResponseNotFoundError(ApiError):
         super().__init__(f"Response with id '{response_id}' not found.")
 
 
+class FileNotStoredError(ApiError):
+    """Never stored, deleted, somebody else's, or on another host's disk."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "file_not_found"
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(f"File '{file_id}' is not here.", param="file_id")
+
+
+class BatchNotFoundError(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    code = "batch_not_found"
+
+    def __init__(self, batch_id: str) -> None:
+        super().__init__(f"Batch '{batch_id}' is not here.", param="batch_id")
+
+
 class UnknownUrlError(ApiError):
     status = 404
     type = "invalid_request_error"

@@ -19,7 +19,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.placement import Load
 from helexa_site.config import Config
 from helexa_site.routing import build_application
-from inference.gateway import database, response_store
+from inference.gateway import batch_store, database, response_store
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.wire.errors import ApiError, ModelNotFoundError
@@ -181,7 +181,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> DatabaseThreads:
     memory and refuses two at once instead of waiting."""
     monkeypatch.setattr(database, "NUM_THREADS", 1)
     threads = DatabaseThreads("test")
-    monkeypatch.setattr(response_store, "DatabaseThreads", lambda _name: threads)
+    for store in (response_store, batch_store):
+        monkeypatch.setattr(store, "DatabaseThreads", lambda _name: threads)
     return threads
 
 

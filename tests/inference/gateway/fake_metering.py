@@ -47,6 +47,12 @@ class FakeDirectory:
             raise InvalidKeyError("The API key is not valid.")
         return self.keys[presented_key]
 
+    async def find_by_prefix(self, prefix: str) -> Principal:
+        for principal in self.keys.values():
+            if principal.key == prefix:
+                return principal
+        raise InvalidKeyError("The API key is not valid.")
+
     def restrict(self, key: str, **changes: object) -> None:
         self.keys[key] = replace(self.keys[key], **changes)  # type: ignore[arg-type]
 

@@ -99,6 +99,8 @@ class FakeNeuron:
         self._sending = asyncio.Lock()
         self._num_beats = 0
         self.closing = False
+        self.queue_depth = 2
+        """Of its engine, as it says."""
 
     async def beat(self) -> None:
         heartbeat = encode_heartbeat(self._heartbeat())
@@ -185,7 +187,7 @@ class FakeNeuron:
         now_s = time.time()
         stats = EngineStats(
             in_flight=1,
-            queue_depth=2,
+            queue_depth=self.queue_depth,
             kv_blocks_used=3,
             kv_blocks_total=400,
             decode_tokens_per_s=50.0,

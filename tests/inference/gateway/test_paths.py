@@ -48,7 +48,7 @@ def test_a_query_is_not_part_of_the_path() -> None:
         ("/v1/chat/completion", "/v1/chat/completions"),
         ("/v1/chat", None),
         ("/api/chats", "/api/chat"),
-        ("/v1/files", None),
+        ("/v1/things", None),
         ("/v1/Models", "/v1/models"),
         ("/" + "x" * 5000, None),
     ],

@@ -232,13 +232,17 @@ def test_the_engine_hears_who_asks_and_shares_nothing_of_theirs(
     neuron.intake.start()
     neuron.put("known", account="acme", weight=3)
     neuron.put("nobody", account="anonymous", is_anonymous=True)
-    wait_until(lambda: len(neuron.engine.sent) == 2)
+    neuron.put("later", account="acme", yields=True)
+    wait_until(lambda: len(neuron.engine.sent) == 3)
     sent = {command.sequence_id: command for command in neuron.engine.sent}
     known, nobody = sent["known/0"], sent["nobody/0"]
     assert isinstance(known, SubmitSequence) and isinstance(nobody, SubmitSequence)
     assert (known.account, known.weight, known.is_anonymous) == ("acme", 3, False)
     assert (nobody.account, nobody.is_anonymous) == ("anonymous", True)
     assert (known.cache_salt, nobody.cache_salt) == ("acme", "")
+    later = sent["later/0"]
+    assert isinstance(later, SubmitSequence)
+    assert (later.account, later.is_anonymous, later.cache_salt) == ("acme", True, "acme")
 
 
 def test_what_the_budget_does_not_buy_never_reaches_the_engine(

@@ -1,0 +1,73 @@
+"""How a batch stands, and what crosses between the database and the gateway. Pure.
+
+    validating ─▶ in_progress ─▶ completed | expired | failed
+        │              └──▶ cancelling ─▶ cancelled
+        └──▶ cancelled | failed
+
+A gateway that works on a batch renews its lease; one that died leaves a lease that runs out, and
+another takes up what is left. What has been answered is in the output files.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+WAITING = "validating"
+RUNNING = "in_progress"
+CANCELLING = "cancelling"
+OPEN = (WAITING, RUNNING, CANCELLING)
+ENDED = ("completed", "failed", "expired", "cancelled")
+STATUSES = (*OPEN, *ENDED)
+DIALECTS = ("openai", "anthropic")
+
+_ID = re.compile(r"(file-|batch_|msgbatch_)[0-9a-f]{32}")
+
+
+def is_id(text: str) -> bool:
+    """Of a file or a batch: what is looked up, and becomes part of a path."""
+    return _ID.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    id: str
+    account: str
+    name: str
+    purpose: str
+    size_bytes: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord:
+    """``key`` is the public prefix of the key that asked for it. Amounts are of requests."""
+
+    id: str
+    account: str
+    key: str
+    dialect: str
+    endpoint: str
+    status: str
+    input_file: str
+    output_file: str
+    error_file: str
+    """Both have their names from the beginning and are there once there is something in them."""
+    num_total: int
+    num_completed: int
+    num_failed: int
+    num_expired: int
+    num_cancelled: int
+    metadata_json: str
+    failure: str
+    """Why it failed before any of its requests ran."""
+    created_at: datetime
+    expires_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    cancelled_at: datetime | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.status in OPEN

@@ -1,0 +1,82 @@
+"""Reads of files and batches, each only of one account's. No writes."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from django.db.models import Model, QuerySet, Sum
+from django.utils import timezone
+
+from inference.batches.models import Batch, StoredFile
+from inference.batches.records import OPEN, BatchRecord, FileRecord, is_id
+
+Row = TypeVar("Row", bound=Model)
+
+
+def file_find(file_id: str, *, account: str) -> FileRecord | None:
+    if not is_id(file_id):
+        return None
+    row = StoredFile.objects.filter(pk=file_id, account=account).first()
+    return None if row is None else file_record(row)
+
+
+def file_list(
+    *, account: str, limit: int, after: str | None = None, purpose: str | None = None
+) -> list[FileRecord]:
+    """The newest first; one more than ``limit`` where there are more."""
+    rows = StoredFile.objects.filter(account=account)
+    if purpose is not None:
+        rows = rows.filter(purpose=purpose)
+    return [file_record(row) for row in _behind(rows, after)[: limit + 1]]
+
+
+def account_usage(account: str) -> tuple[int, int]:
+    """How many files it keeps, and their bytes."""
+    rows = StoredFile.objects.filter(account=account)
+    return rows.count(), rows.aggregate(total=Sum("size_bytes"))["total"] or 0
+
+
+def num_open_batches(account: str) -> int:
+    return Batch.objects.filter(account=account, status__in=OPEN).count()
+
+
+def batch_find(batch_id: str, *, account: str, dialect: str) -> BatchRecord | None:
+    if not is_id(batch_id):
+        return None
+    row = Batch.objects.filter(pk=batch_id, account=account, dialect=dialect).first()
+    return None if row is None else batch_record(row)
+
+
+def batch_list(
+    *, account: str, dialect: str, limit: int, after: str | None = None
+) -> list[BatchRecord]:
+    """The newest first; one more than ``limit`` where there are more."""
+    rows = Batch.objects.filter(account=account, dialect=dialect)
+    return [batch_record(row) for row in _behind(rows, after)[: limit + 1]]
+
+
+def batches_unclaimed(limit: int) -> list[BatchRecord]:
+    """Open ones that no gateway works on, the oldest first."""
+    rows = Batch.objects.filter(status__in=OPEN).exclude(lease_until__gte=timezone.now())
+    return [batch_record(row) for row in rows.order_by("created_at", "id")[:limit]]
+
+
+def _behind(rows: QuerySet[Row], after: str | None) -> QuerySet[Row]:
+    """Nothing comes behind an id that is not there."""
+    if after is None:
+        return rows
+    last = rows.filter(pk=after).values_list("created_at", flat=True).first()
+    if last is None:
+        return rows.none()
+    earlier = rows.filter(created_at__lt=last)
+    return earlier | rows.filter(created_at=last, pk__lt=after)
+
+
+def file_record(row: StoredFile) -> FileRecord:
+    names = FileRecord.__slots__
+    return FileRecord(**{name: getattr(row, name) for name in names})
+
+
+def batch_record(row: Batch) -> BatchRecord:
+    names = BatchRecord.__slots__
+    return BatchRecord(**{name: getattr(row, name) for name in names})

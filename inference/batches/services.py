@@ -1,0 +1,111 @@
+"""Writes of files and batches. A batch ends once: what ends it is a conditional update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from inference.batches.models import Batch, StoredFile
+from inference.batches.records import (
+    CANCELLING,
+    ENDED,
+    OPEN,
+    RUNNING,
+    WAITING,
+    BatchRecord,
+    FileRecord,
+)
+from inference.batches.selectors import batch_record, file_record
+
+MAX_NAME_CHARS = 255
+LEASE_S = 30.0
+"""Many times the period in which gateways renew it."""
+
+
+def file_save(
+    *, file_id: str, account: str, name: str, purpose: str, size_bytes: int
+) -> FileRecord:
+    """Again: it has grown."""
+    row, _ = StoredFile.objects.update_or_create(
+        id=file_id,
+        defaults={
+            "account": account,
+            "name": name[:MAX_NAME_CHARS],
+            "purpose": purpose,
+            "size_bytes": size_bytes,
+            "created_at": timezone.now(),
+        },
+    )
+    return file_record(row)
+
+
+def file_delete(*, file_id: str, account: str) -> bool:
+    """``False``: it is not there, for this account."""
+    deleted, _ = StoredFile.objects.filter(pk=file_id, account=account).delete()
+    return deleted > 0
+
+
+def batch_create(*, lasts: timedelta, fields: Mapping[str, Any]) -> BatchRecord:
+    now = timezone.now()
+    row = Batch.objects.create(status=WAITING, created_at=now, expires_at=now + lasts, **fields)
+    return batch_record(row)
+
+
+def batch_cancel(*, batch_id: str, account: str) -> None:
+    """One that nobody works on is cancelled by whoever takes it up."""
+    Batch.objects.filter(pk=batch_id, account=account, status__in=(WAITING, RUNNING)).update(
+        status=CANCELLING, cancelled_at=timezone.now()
+    )
+
+
+def batch_delete(*, batch_id: str, account: str) -> bool:
+    """``False``: it is not there, or has not ended."""
+    rows = Batch.objects.filter(pk=batch_id, account=account, status__in=ENDED)
+    deleted, _ = rows.delete()
+    return deleted > 0
+
+
+def batch_claim(*, batch_id: str, holder: str) -> BatchRecord | None:
+    """``None``: somebody else has it, or it has ended."""
+    now = timezone.now()
+    open_ = Batch.objects.filter(pk=batch_id, status__in=OPEN)
+    claimed = open_.exclude(lease_until__gte=now).update(
+        lease_until=_lease_end(now), lease_holder=holder
+    )
+    if claimed != 1:
+        return None
+    Batch.objects.filter(pk=batch_id, lease_holder=holder, status=WAITING).update(
+        status=RUNNING, started_at=now
+    )
+    return batch_record(Batch.objects.get(pk=batch_id))
+
+
+def batch_progress(*, batch_id: str, holder: str, counts: Mapping[str, int]) -> str | None:
+    """Renews the lease and records the counts. Its status; ``None``: the lease is lost."""
+    mine = Batch.objects.filter(pk=batch_id, lease_holder=holder, status__in=OPEN)
+    if mine.update(lease_until=_lease_end(timezone.now()), **counts) != 1:
+        return None
+    return Batch.objects.values_list("status", flat=True).get(pk=batch_id)
+
+
+def batch_end(
+    *, batch_id: str, holder: str, status: str, counts: Mapping[str, int], failure: str = ""
+) -> bool:
+    """``False``: the lease is lost."""
+    mine = Batch.objects.filter(pk=batch_id, lease_holder=holder, status__in=OPEN)
+    changed = mine.update(
+        status=status, failure=failure, ended_at=timezone.now(), lease_until=None, **counts
+    )
+    return changed == 1
+
+
+def batch_release(*, batch_id: str, holder: str) -> None:
+    """Another gateway may go on with it at once."""
+    Batch.objects.filter(pk=batch_id, lease_holder=holder).update(lease_until=None, lease_holder="")
+
+
+def _lease_end(now: datetime) -> datetime:
+    return now + timedelta(seconds=LEASE_S)

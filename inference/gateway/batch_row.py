@@ -1,0 +1,133 @@
+"""One request of a batch, through the same funnel as every other: keys, budgets, limits, ledger.
+
+It yields to everybody: it is not begun while others wait for its model, and in every queue it comes
+after them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from inference.gateway.gateway import Gateway
+from inference.gateway.generation import unix_time_s
+from inference.gateway.running import run_request
+from inference.protocol.events import ANSWERS
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.wire import anthropic_messages, openai_chat, openai_completions, openai_embeddings
+from inference.wire.batch_lines import BatchLine
+from inference.wire.dialect import RequestContext
+from inference.wire.errors import ApiError, InvalidRequestError, ModelNotFoundError
+from metering.principal import Principal
+
+PARSERS: dict[str, Callable[[bytes, RequestContext], Any]] = {
+    "/v1/chat/completions": openai_chat.parse,
+    "/v1/completions": openai_completions.parse,
+    "/v1/embeddings": openai_embeddings.parse,
+    "/v1/messages": anthropic_messages.parse,
+}
+LOOK_FOR_ROOM_S = 0.5
+MOST_PAUSE_S = 60.0
+
+
+class ExpiredError(Exception):
+    """The batch's time is over."""
+
+
+class BatchRow:
+    def __init__(self, gateway: Gateway, line: BatchLine, *, endpoint: str) -> None:
+        self.request_id = uuid.uuid4().hex
+        self._gateway = gateway
+        self._line = line
+        self._endpoint = endpoint
+
+    async def answer(
+        self, find_principal: Callable[[], Awaitable[Principal]], *, until_unix_s: float
+    ) -> bytes:
+        """The body of its answer. What may succeed later is tried again. Raises ``ApiError``,
+        ``ExpiredError``."""
+        parsed = PARSERS[self._endpoint](self._line.body, RequestContext())
+        if getattr(parsed, "stream", False):
+            raise InvalidRequestError("A request of a batch is not streamed.", param="stream")
+        while True:
+            try:
+                await self._wait_for_room(_inside(parsed).model, until_unix_s)
+                return await self._run(parsed, await find_principal())
+            except ApiError as error:
+                if error.retry_after_s is None:
+                    raise
+                await _pause(error.retry_after_s, until_unix_s)
+                self.request_id = uuid.uuid4().hex
+
+    async def _run(self, parsed: Any, principal: Principal) -> bytes:
+        call = self._gateway.open_call(
+            request_id=self.request_id,
+            endpoint=self._endpoint,
+            user_agent="",
+            principal=principal,
+        )
+        call.yields = True
+        call.discount_percent = self._gateway.config.batch_discount_percent
+        written = b""
+        try:
+            async with run_request(
+                self._gateway, call, _inside(parsed), abort=_nobody_to_abort
+            ) as stream:
+                encoder = parsed.body_encoder(request_id=self.request_id, clock=unix_time_s)
+                has_ended = False
+                while not has_ended:
+                    events = await stream.next_events()
+                    written += b"".join([encoder.encode(event) for event in events])
+                    has_ended = isinstance(events[-1], ANSWERS)
+            call.outcome = "finished"
+        except ApiError as error:
+            call.outcome = error.code
+            raise
+        finally:
+            call.close()
+        return written
+
+    async def _wait_for_room(self, model: str, until_unix_s: float) -> None:
+        while not await self._has_room(model):
+            await _pause(LOOK_FOR_ROOM_S, until_unix_s)
+
+    async def _has_room(self, model: str) -> bool:
+        """One place is left to others, where a replica has more than one. A model that is not
+        loaded has room: it is loaded as for any request."""
+        try:
+            entry = await self._gateway.catalogue.find(model)
+        except ModelNotFoundError:
+            return True  # which is said where it is run
+        snapshot = await self._gateway.liveness.placing_snapshot()
+        ready = [
+            replica
+            for replica in snapshot.replicas_of(entry.name)
+            if replica.status is ReplicaStatus.READY
+        ]
+        return not ready or any(
+            replica.queue_depth == 0
+            and (
+                replica.in_flight == 0
+                or replica.max_in_flight is None
+                or replica.in_flight + 1 < replica.max_in_flight
+            )
+            for replica in ready
+        )
+
+
+async def _pause(wanted_s: float, until_unix_s: float) -> None:
+    left_s = until_unix_s - time.time()
+    if left_s <= 0:
+        raise ExpiredError
+    await asyncio.sleep(min(wanted_s, left_s, MOST_PAUSE_S))
+
+
+def _inside(parsed: Any) -> Any:
+    return parsed.embedding if hasattr(parsed, "embedding") else parsed.generation
+
+
+def _nobody_to_abort() -> None:
+    """The stream fails by itself when its events are not taken."""

@@ -1,0 +1,182 @@
+"""One batch, while this gateway has its lease.
+
+    lines ─▶ rows, a few at once ─▶ result files, line by line ─▶ ended
+    every second: the lease renewed, counts told, a cancellation heard
+
+Whoever takes it up reads from the result files which requests have been answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, deque
+from functools import partial
+from types import ModuleType
+
+from inference.batches import services
+from inference.batches.records import CANCELLING, BatchRecord
+from inference.gateway.batch_row import BatchRow, ExpiredError
+from inference.gateway.batch_store import BatchStore
+from inference.gateway.gateway import Gateway
+from inference.wire import anthropic_batches, openai_batches
+from inference.wire.batch_lines import COUNTS, BatchLine, Unrun, read_lines
+from inference.wire.errors import ApiError, InternalError, ServiceUnavailableError
+from metering.principal import Principal
+
+logger = logging.getLogger(__name__)
+
+ROWS_AT_ONCE = 4
+TELL_PROGRESS_S = 1.0
+DIALECTS: dict[str, ModuleType] = {"openai": openai_batches, "anthropic": anthropic_batches}
+
+
+class BatchRun:
+    def __init__(self, gateway: Gateway, store: BatchStore, batch: BatchRecord) -> None:
+        self._gateway = gateway
+        self._store = store
+        self._batch = batch
+        self._dialect = DIALECTS[batch.dialect]
+        self._waiting: deque[BatchLine] = deque()
+        self._begun: dict[str, BatchLine] = {}
+        """Those that are running, by custom id."""
+        self._counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
+        self._why_unrun: Unrun | None = "cancelled" if batch.status == CANCELLING else None
+        self._is_lost = False
+        """Somebody else has the lease."""
+        self._writing = asyncio.Lock()
+
+    async def work(self) -> None:
+        try:
+            await self._work()
+        except asyncio.CancelledError:
+            with contextlib.suppress(ServiceUnavailableError):
+                await asyncio.shield(self._give_back())
+            raise
+        except ServiceUnavailableError as error:
+            logger.warning("batch %s waits for another try: %s", self._batch.id, error.message)
+        except Exception:
+            logger.exception("batch %s failed", self._batch.id)
+            await self._end("failed", InternalError().message)
+
+    async def _work(self) -> None:
+        batch = self._batch
+        content = await self._store.read(batch.input_file)
+        try:
+            lines = await asyncio.to_thread(read_lines, content, batch.endpoint)
+        except ApiError as error:
+            await self._end("failed", error.message)
+            return
+        await self._resume(lines)
+        await self._run_rows()
+        if self._is_lost:
+            return
+        if self._why_unrun is not None:
+            await self._tell_unrun(self._why_unrun)
+        await self._end(self._why_unrun or "completed")
+
+    async def _resume(self, lines: list[BatchLine]) -> None:
+        """What has been answered is counted and left alone."""
+        files, answered = self._store.files, set()
+        for file_id in (self._batch.output_file, self._batch.error_file):
+            for result in await asyncio.to_thread(files.results, file_id):
+                answered.add(result["custom_id"])
+                self._counts[self._dialect.count_of(result)] += 1
+        self._counts["num_total"] = len(lines)
+        self._waiting.extend(line for line in lines if line.custom_id not in answered)
+
+    async def _run_rows(self) -> None:
+        rows = [asyncio.create_task(self._take_rows()) for _ in range(ROWS_AT_ONCE)]
+        watch = asyncio.create_task(self._watch(rows))
+        try:
+            ended = await asyncio.gather(*rows, return_exceptions=True)
+        finally:
+            for task in (watch, *rows):
+                task.cancel()
+            await asyncio.gather(watch, *rows, return_exceptions=True)
+        for one in ended:
+            if isinstance(one, Exception):
+                raise one
+
+    async def _take_rows(self) -> None:
+        while self._waiting and self._why_unrun is None:
+            line = self._waiting.popleft()
+            self._begun[line.custom_id] = line
+            try:
+                await self._answer(line)
+            except ExpiredError:
+                self._why_unrun = "expired"
+                return
+            del self._begun[line.custom_id]
+
+    async def _answer(self, line: BatchLine) -> None:
+        row = BatchRow(self._gateway, line, endpoint=self._batch.endpoint)
+        until_unix_s = self._batch.expires_at.timestamp()
+        try:
+            body = await row.answer(self._principal, until_unix_s=until_unix_s)
+        except ApiError as error:
+            written = self._dialect.errored(line.custom_id, row.request_id, error)
+            await self._write(self._batch.error_file, "num_failed", written)
+        else:
+            written = self._dialect.succeeded(line.custom_id, row.request_id, body)
+            await self._write(self._batch.output_file, "num_completed", written)
+
+    async def _principal(self) -> Principal:
+        """As it is now: a key may have been revoked since."""
+        return await self._gateway.identifier.still(self._batch.account, self._batch.key)
+
+    async def _write(self, file_id: str, count: str, lines: bytes) -> None:
+        """Shielded: what has been paid for is kept."""
+        async with self._writing:
+            await asyncio.shield(asyncio.to_thread(self._store.files.append, file_id, lines))
+            self._counts[count] += 1
+
+    async def _tell_unrun(self, why: Unrun) -> None:
+        left = [*self._begun.values(), *self._waiting]
+        lines = [self._dialect.unrun(line.custom_id, self._batch.id, why) for line in left]
+        await asyncio.to_thread(self._store.files.append, self._batch.error_file, b"".join(lines))
+        self._counts[f"num_{why}"] += len(left)
+
+    async def _watch(self, rows: list[asyncio.Task[None]]) -> None:
+        """Ends the rows where the batch is cancelled, or somebody else's by now."""
+        while True:
+            with contextlib.suppress(ServiceUnavailableError):
+                status = await self._store.database.query(
+                    partial(
+                        services.batch_progress,
+                        batch_id=self._batch.id,
+                        holder=self._gateway.gateway_id,
+                        counts=dict(self._counts),
+                    )
+                )
+                self._is_lost = status is None
+                if status == CANCELLING:
+                    self._why_unrun = "cancelled"
+                if self._is_lost or self._why_unrun == "cancelled":
+                    for row in rows:
+                        row.cancel()
+                    return
+            await asyncio.sleep(TELL_PROGRESS_S)
+
+    async def _end(self, status: str, failure: str = "") -> None:
+        await self._store.keep_results(self._batch)
+        await self._store.database.query(
+            partial(
+                services.batch_end,
+                batch_id=self._batch.id,
+                holder=self._gateway.gateway_id,
+                status=status,
+                counts=dict(self._counts),
+                failure=failure,
+            )
+        )
+
+    async def _give_back(self) -> None:
+        await self._store.database.query(
+            partial(
+                services.batch_release,
+                batch_id=self._batch.id,
+                holder=self._gateway.gateway_id,
+            )
+        )

@@ -1,0 +1,165 @@
+"""The gateway's way to files and batches: rows in the database, contents on this host's disk.
+
+Everything is found by its own account only; to others it is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from inference.batches import selectors, services
+from inference.batches.file_store import FileStore
+from inference.batches.records import BatchRecord, FileRecord
+from inference.gateway.database import DatabaseThreads
+from inference.wire.errors import (
+    BatchNotFoundError,
+    FileNotStoredError,
+    InsufficientQuotaError,
+    ServiceUnavailableError,
+)
+
+BATCH_LASTS = timedelta(hours=24)
+RESULT_PURPOSES = {"openai": "batch_output", "anthropic": "message_batch_results"}
+ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
+
+
+class BatchStore:
+    """Each method raises 503 database_unavailable when the database is away."""
+
+    def __init__(
+        self, files: FileStore, *, max_files: int, max_bytes: int, max_open_batches: int
+    ) -> None:
+        """The most that one account may keep, and have open."""
+        self.files = files
+        self.database = DatabaseThreads("batches")
+        self._max_files = max_files
+        self._max_bytes = max_bytes
+        self._max_open_batches = max_open_batches
+
+    async def add_file(self, account: str, name: str, purpose: str, content: bytes) -> FileRecord:
+        """Raises ``InsufficientQuotaError``."""
+        await self._ensure_room(account, len(content))
+        file_id = f"file-{uuid.uuid4().hex}"
+        await self._on_disk(lambda: self.files.write(file_id, content))
+        return await self.database.query(
+            lambda: services.file_save(
+                file_id=file_id,
+                account=account,
+                name=name,
+                purpose=purpose,
+                size_bytes=len(content),
+            )
+        )
+
+    async def find_file(self, file_id: str, account: str) -> FileRecord:
+        """Raises ``FileNotStoredError``."""
+        found = await self.database.query(lambda: selectors.file_find(file_id, account=account))
+        if found is None:
+            raise FileNotStoredError(file_id)
+        return found
+
+    async def content(self, file_id: str, account: str) -> bytes:
+        """Raises ``FileNotStoredError``, also where it lies on another host."""
+        await self.find_file(file_id, account)
+        return await self.read(file_id)
+
+    async def read(self, file_id: str) -> bytes:
+        """Empty where nothing was written. Raises ``FileNotStoredError``."""
+        if not self.files.has(file_id):
+            raise FileNotStoredError(file_id)
+        return await asyncio.to_thread(self.files.read, file_id)
+
+    async def delete_file(self, file_id: str, account: str) -> None:
+        """Raises ``FileNotStoredError``."""
+        if not await self.database.query(
+            lambda: services.file_delete(file_id=file_id, account=account)
+        ):
+            raise FileNotStoredError(file_id)
+        await self._on_disk(lambda: self.files.delete(file_id))
+
+    async def add_batch(
+        self, *, account: str, key: str, dialect: str, endpoint: str, **fields: Any
+    ) -> BatchRecord:
+        """Raises ``InsufficientQuotaError``."""
+        num_open = await self.database.query(lambda: selectors.num_open_batches(account))
+        if num_open >= self._max_open_batches:
+            raise InsufficientQuotaError(
+                f"Account '{account}' has {num_open:,} open batches and may have "
+                f"{self._max_open_batches:,}."
+            )
+        made: Mapping[str, Any] = {
+            "id": f"{ID_PREFIXES[dialect]}{uuid.uuid4().hex}",
+            "account": account,
+            "key": key,
+            "dialect": dialect,
+            "endpoint": endpoint,
+            "output_file": f"file-{uuid.uuid4().hex}",
+            "error_file": f"file-{uuid.uuid4().hex}",
+            **fields,
+        }
+        return await self.database.query(
+            lambda: services.batch_create(lasts=BATCH_LASTS, fields=made)
+        )
+
+    async def find_batch(self, batch_id: str, account: str, dialect: str) -> BatchRecord:
+        """Raises ``BatchNotFoundError``."""
+        found = await self.database.query(
+            lambda: selectors.batch_find(batch_id, account=account, dialect=dialect)
+        )
+        if found is None:
+            raise BatchNotFoundError(batch_id)
+        return found
+
+    async def cancel_batch(self, batch_id: str, account: str) -> None:
+        await self.database.query(lambda: services.batch_cancel(batch_id=batch_id, account=account))
+
+    async def delete_batch(self, batch: BatchRecord) -> bool:
+        """With all that belongs to it. ``False``: it has not ended."""
+        if not await self.database.query(
+            lambda: services.batch_delete(batch_id=batch.id, account=batch.account)
+        ):
+            return False
+        for file_id in (batch.input_file, batch.output_file, batch.error_file):
+            await self.database.query(
+                partial(services.file_delete, file_id=file_id, account=batch.account)
+            )
+            await self._on_disk(partial(self.files.delete, file_id))
+        return True
+
+    async def keep_results(self, batch: BatchRecord) -> None:
+        """Those of a batch that ends become files of its account."""
+        for file_id, what in ((batch.output_file, "output"), (batch.error_file, "error")):
+            if size_bytes := self.files.size_bytes(file_id):
+                await self.database.query(
+                    partial(
+                        services.file_save,
+                        file_id=file_id,
+                        account=batch.account,
+                        name=f"{batch.id}_{what}.jsonl",
+                        purpose=RESULT_PURPOSES[batch.dialect],
+                        size_bytes=size_bytes,
+                    )
+                )
+
+    async def _ensure_room(self, account: str, num_bytes: int) -> None:
+        number, size_bytes = await self.database.query(lambda: selectors.account_usage(account))
+        if number >= self._max_files or size_bytes + num_bytes > self._max_bytes:
+            raise InsufficientQuotaError(
+                f"Account '{account}' keeps {number:,} files of {size_bytes:,} bytes; it may keep "
+                f"{self._max_files:,} and {self._max_bytes:,} bytes. Delete some.",
+                param="file",
+            )
+
+    @staticmethod
+    async def _on_disk(work: Any) -> None:
+        try:
+            await asyncio.to_thread(work)
+        except OSError as error:
+            raise ServiceUnavailableError(
+                "storage_unavailable", f"The file cannot be stored: {error.strerror}."
+            ) from error
