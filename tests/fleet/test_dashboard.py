@@ -16,7 +16,7 @@ from fleet.models import CatalogueModel, LoadJob, Replica
 from fleet.overview import fleet_overview
 from inference.neuron.engine_logs import EngineLogs
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load import LoadProgress, LoadStage
+from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 from inference.version import VERSION
 from metering.actor import COMMAND
 from metering.models import LedgerEntry
@@ -246,3 +246,17 @@ def test_an_engines_log_is_asked_of_its_neuron(
     assert "No engine for tiny has run" in page(admin_client, where)
     assert admin_client.get("/admin/dashboard/log/999999").status_code == 404
     assert Client().get(where).status_code == 302
+
+
+def test_what_neurons_say_is_text_on_the_board(admin_client, beat, build) -> None:
+    """A neuron may be hostile, and its word is shown to an operator."""
+    script = "<script>alert(1)</script>"
+    failed = build.replica(
+        model=f'a"{script}',
+        status=ReplicaStatus.FAILED,
+        failure=LoadFailure(code="bad_file", message=script),
+    )
+    beat(replicas=[failed])
+    text = page(admin_client, BOARD)
+    assert script not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text

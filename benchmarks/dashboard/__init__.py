@@ -1,0 +1,1 @@
+"""How long the dashboard of a large fleet takes to answer."""
