@@ -1,0 +1,101 @@
+"""A sweep of the real default model through a whole server, and of a scripted endpoint whose next
+build is 30 % slower by its own word: the command, the API and the pages show the regression."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.live.conftest import with_caches
+from tests.live.serving import MODEL, REPOSITORY_DIR, Serve, wait_until
+from tests.metering.bench.scripted_endpoint import Script, running_endpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
+COMMAND_TIMEOUT_S = 600.0
+
+
+@pytest.fixture
+def serve(
+    tmp_path: Path, model_cache_dir: Path, native_cache_dir: Path, default_gguf: Path
+) -> Iterator[Serve]:
+    data_dir = with_caches(tmp_path / "var", model_cache_dir, native_cache_dir)
+    serve = Serve(data_dir, HELEXA_BENCH_PUBLIC="1")
+    try:
+        serve.wait_ready()
+        wait_until(serve.is_healthy, "the server is healthy")
+        yield serve
+    finally:
+        serve.end()
+
+
+def bench(serve: Serve, *words: str) -> subprocess.CompletedProcess[str]:
+    """Beside the server, as an operator runs it there."""
+    return subprocess.run(
+        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "bench", *words],
+        env=serve.find("gateway").environ(),
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+    )
+
+
+def unpin(serve: Serve) -> None:
+    """``load`` takes it away for a moment, which a pinned model refuses."""
+    code = f"""
+from fleet import services
+from fleet.models import CatalogueModel
+from metering.actor import COMMAND
+model = CatalogueModel.objects.get(name={MODEL!r})
+model.pinned = False
+services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["pinned"])
+"""
+    subprocess.run(
+        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "shell", "-v", "0", "-c", code],
+        env=serve.find("gateway").environ(),
+        check=True,
+        timeout=COMMAND_TIMEOUT_S,
+    )
+
+
+def test_a_sweep_of_the_fleet_and_of_an_endpoint_that_gets_slower(serve: Serve) -> None:
+    script = Script()
+    with running_endpoint(script) as url:
+        fleet = ("once", "--url", serve.url, "--samples", "2", "--pause", "0", "--max-tokens", "8")
+        scenarios = ("--scenario", "chat:64", "--scenario", "chat:64:warm", "--scenario", "load")
+        swept = bench(serve, *fleet, *scenarios)
+        assert "unpin it first" in swept.stdout, swept.stderr + swept.stdout
+        assert "4 measured, 2 failed" in swept.stdout
+        unpin(serve)
+        swept = bench(serve, *fleet, *scenarios)
+        assert swept.returncode == 0, swept.stderr + swept.stdout
+        assert "2 measured, 0 failed, 2 had their samples" in swept.stdout
+        peer = ("once", "--endpoint", url, "--name", "peer", "--pause", "0")
+        for script.build, script.speed in (("b1", 1.0), ("b2", 0.7)):
+            swept = bench(serve, *peer, "--scenario", "chat:128", "--scenario", "context:256")
+            assert swept.returncode == 0, swept.stderr + swept.stdout
+
+    rows = httpx.get(f"{serve.url}/api/bench/summary?model={MODEL}", timeout=60).json()
+    by_scenario = {row["scenario_id"]: row for row in rows}
+    assert by_scenario.keys() == {"chat:64", "chat:64:warm", "load"}
+    assert all(row["n"] == 2 for row in rows)
+    assert 0 < by_scenario["chat:64"]["ttft_s_median"] <= by_scenario["chat:64"]["total_s_median"]
+    runs = httpx.get(f"{serve.url}/api/bench/runs?model={MODEL}&ok=1", timeout=60).json()
+    cached = {run["scenario_id"]: run["cached_tokens"] for run in runs}
+    assert cached["chat:64:warm"] > cached["chat:64"]
+    assert {run["swap_load_ms"] > 0 for run in runs if run["scenario_id"] == "load"} == {True}
+
+    compared = bench(serve, "compare", "peer", "--metric", "decode_tps", "--format", "json")
+    assert compared.returncode == 1, compared.stderr
+    assert json.loads(compared.stdout)["regressed"] == 2
+    told = httpx.get(f"{serve.url}/api/bench/compare?before=peer", timeout=60).json()
+    assert told["regressed"] == 2
+    for path in ("", "compare/?before=peer@b1&after=peer@b2"):
+        page = httpx.get(f"{serve.url}/bench/{path}", timeout=60)
+        assert page.status_code == 200
+        assert "data-regressed" in page.text
