@@ -45,6 +45,7 @@ from inference.gateway.ollama import (
     OllamaVersionConsumer,
 )
 from inference.gateway.ollama_pull import OllamaPullConsumer
+from inference.gateway.openapi import OpenApiConsumer
 from inference.gateway.origins import with_cors
 from inference.gateway.paths import OLLAMA_PATHS, api_path, api_path_of
 from inference.gateway.response_socket import ResponseSocket
@@ -174,6 +175,7 @@ def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
         re_path(r"^tokenize/?$", TokenizeConsumer.as_asgi(gateway=gateway)),
         re_path(r"^detokenize/?$", DetokenizeConsumer.as_asgi(gateway=gateway)),
         re_path(r"^tokenizer_info/?$", TokenizerInfoConsumer.as_asgi(gateway=gateway)),
+        re_path(r"^openapi\.json$", OpenApiConsumer.as_asgi(gateway=gateway)),
         *_ollama(gateway),
         re_path(r"^health/?$", HealthConsumer.as_asgi(gateway=gateway)),
     ]

@@ -71,7 +71,7 @@ LEAST_LIKENESS = 0.7
 
 _API_PATH = re.compile(
     r"/(v1(/.*)?|v2/rerank/?|(v1/)?(score|rerank)/?|health/?"
-    r"|(de)?tokenize/?|tokenizer_info/?)",
+    r"|(de)?tokenize/?|tokenizer_info/?|openapi\.json)",
     re.DOTALL,
 )
 _WITHOUT_VERSION = re.compile(

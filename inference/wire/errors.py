@@ -294,7 +294,6 @@ FAILURES: dict[str, FailureKind] = {
     "invalid_grammar": _BAD_REQUEST,
     "model_not_found": FailureKind(404, "invalid_request_error"),
     "template_render_failed": FailureKind(422, "invalid_request_error"),
-    "summary_unfinished": FailureKind(422, "invalid_request_error"),
     # more than the account may have
     "insufficient_quota": FailureKind(429, "insufficient_quota"),
     "rate_limit_exceeded": FailureKind(429, "requests", 1.0),

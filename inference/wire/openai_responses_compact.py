@@ -4,7 +4,8 @@ that go on from it out.
     parse(body) ─▶ ResponsesRequest ─▶ continued ─▶ summary_request ─▶ body(items, summary)
 
 What the user and the developer said stays as it is. What the model said, called and was told in
-return becomes one ``compaction`` item, which carries the model's own summary of it. Pure.
+return becomes one ``compaction`` item, which carries the model's own summary of it, or what
+``openai_responses_summary`` puts in its place. Pure.
 
 Source: https://developers.openai.com/api/reference/resources/responses/methods/compact.
 """
@@ -16,17 +17,18 @@ from collections.abc import Sequence
 import msgspec
 import orjson
 
-from inference.protocol.events import Failure, FinishReason, Usage
+from inference.protocol.events import Usage
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
 from inference.protocol.sampling import SamplingOptions
 from inference.wire.dialect import NO_CONTEXT, RequestContext
-from inference.wire.errors import ApiError, MissingParameterError, RequestFailedError
+from inference.wire.errors import MissingParameterError
 from inference.wire.fields import read_fields, read_json_object, table
 from inference.wire.openai_responses import FIELDS as RESPONSE_FIELDS
 from inference.wire.openai_responses import ResponsesRequest, request_of
 from inference.wire.openai_responses_events import response_id, usage_object
 from inference.wire.openai_responses_input import InputItem, with_ids
 from inference.wire.openai_responses_reasoning import carried
+from inference.wire.openai_responses_summary import Summary
 from inference.wire.openai_responses_turns import Said
 
 SUMMARISE = (
@@ -83,26 +85,9 @@ def summary_request(request: ResponsesRequest) -> GenerationRequest:
     )
 
 
-def unfinished(reason: FinishReason, usage: Usage) -> ApiError:
-    """Why there is no summary, where the model was cut short."""
-    written = usage.completion_tokens
-    code = "summary_unfinished"
-    message = (
-        f"The model had not finished its summary after {written} tokens, so nothing was compacted. "
-        "It may when it is asked again; a larger model will."
-    )
-    if reason == "context":
-        code = "context_length_exceeded"
-        message = (
-            f"The conversation has {usage.prompt_tokens} tokens, which leaves room for {written} "
-            "of a summary, and it was not finished by then; send less of it."
-        )
-    return RequestFailedError(Failure(code=code, message=message, param="messages"))
-
-
 def body(
     conversation: Sequence[InputItem],
-    summary: str,
+    summary: Summary,
     usage: Usage,
     *,
     request_id: str,
@@ -113,7 +98,7 @@ def body(
     compaction = {
         "id": f"cmp_{request_id}",
         "type": "compaction",
-        "encrypted_content": carried(summary),
+        "encrypted_content": carried(summary.text),
     }
     return orjson.dumps(
         {
@@ -122,6 +107,7 @@ def body(
             "created_at": created_unix_s,
             "output": [*(item.object for item in with_ids(kept, request_id)), compaction],
             "usage": usage_object(usage),
+            "summary": {"status": summary.status, "message": summary.message},
         }
     )
 

@@ -319,7 +319,7 @@ async def test_the_sdk_compacts(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> 
     assert "The capital is Paris." in (chat(neuron.frames[-1]).messages[1].content or "")
 
 
-async def test_a_summary_that_is_not_whole_is_none(client: AsgiClient, neuron: FakeNeuron) -> None:
+async def test_a_summary_that_is_not_whole_says_so(client: AsgiClient, neuron: FakeNeuron) -> None:
     def says(text: str, reason: Any) -> Any:
         async def script(submit: Submit) -> AsyncIterator[list[Event]]:
             rid = submit.request_id
@@ -332,11 +332,13 @@ async def test_a_summary_that_is_not_whole_is_none(client: AsgiClient, neuron: F
 
         return script
 
-    for script, status, code in (
-        (says("The cap", "context"), 400, "context_length_exceeded"),
-        (says("The cap", "length"), 422, "summary_unfinished"),
-        (says(" ", "stop"), 500, "internal_error"),
+    for script, status in (
+        (says("The cap", "context"), "cut_off"),
+        (says("The cap", "length"), "cut_off"),
+        (says(" ", "stop"), "missing"),
+        (says("Paris.", "stop"), "complete"),
     ):
         neuron.script = script
         answer = await client.post(f"{RESPONSES}/compact", ask())
-        assert (answer.status, answer.error["code"]) == (status, code)
+        assert (answer.status, answer.json["summary"]["status"]) == (200, status)
+        assert answer.json["output"][-1]["type"] == "compaction"

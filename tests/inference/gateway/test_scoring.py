@@ -71,6 +71,11 @@ async def test_settings_of_the_tokenizer(client: AsgiClient, neuron: FakeNeuron)
     assert submit.request.shows_settings
 
 
+async def test_the_document_of_the_api(client: AsgiClient, neuron: FakeNeuron) -> None:
+    answer = await client.open("GET", "/openapi.json").finish()
+    assert "/v1/rerank" in answer.json["paths"]
+
+
 async def test_refusals(client: AsgiClient, neuron: FakeNeuron) -> None:
     refused = await client.post("/v1/rerank", {**ASKED, "documents": []})
     assert (refused.status, refused.error["param"]) == (400, "documents")

@@ -22,7 +22,6 @@ from inference.wire.openai_errors import error_object
         ("insufficient_quota", 429, False),
         ("rate_limit_exceeded", 429, True),
         ("template_render_failed", 422, False),
-        ("summary_unfinished", 422, False),
         ("queue_full", 503, True),
         ("queue_timeout", 503, True),
         ("engine_crashed", 503, True),

@@ -13,7 +13,8 @@ from inference.protocol.events import FinishReason, Usage
 from inference.protocol.generation import ChatInput
 from inference.wire import openai_responses, openai_responses_compact
 from inference.wire.errors import ApiError
-from inference.wire.openai_responses_compact import MAX_SUMMARY_TOKENS, SUMMARISE, unfinished
+from inference.wire.openai_responses_compact import MAX_SUMMARY_TOKENS, SUMMARISE
+from inference.wire.openai_responses_summary import MAX_LAST_CHARS, Summary, settled
 
 CONVERSATION = [
     {"role": "developer", "content": "Be brief."},
@@ -34,7 +35,7 @@ def compacted(given: Any, summary: str) -> dict[str, Any]:
     request = parse(input=given)
     usage = Usage(prompt_tokens=9, completion_tokens=4)
     body = openai_responses_compact.body(
-        request.items, summary, usage, request_id="r", created_unix_s=1
+        request.items, Summary(text=summary), usage, request_id="r", created_unix_s=1
     )
     read: dict[str, Any] = json.loads(body)
     return read
@@ -60,16 +61,42 @@ def test_the_summary_is_bounded_and_sampled_low() -> None:
     assert asking.ends_at_context, "less is left for it: it may still be enough"
 
 
-@pytest.mark.parametrize(
-    ("reason", "code", "said"),
-    [
-        ("length", "summary_unfinished", "after 2048 tokens"),
-        ("context", "context_length_exceeded", "room for 2048"),
-    ],
-)
-def test_why_there_is_no_summary(reason: FinishReason, code: str, said: str) -> None:
-    error = unfinished(reason, Usage(prompt_tokens=9, completion_tokens=2048))
-    assert (error.code, said in error.message) == (code, True)
+USAGE = Usage(prompt_tokens=9, completion_tokens=1024)
+
+
+def test_a_whole_summary_is_the_models_own() -> None:
+    items = parse(input=CONVERSATION).items
+    assert settled(" Sunny. \n", "stop", USAGE, items) == Summary(text="Sunny.")
+
+
+@pytest.mark.parametrize("reason", ["length", "context"])
+def test_a_summary_that_is_cut_off_ends_with_a_sentence_and_the_last_words(
+    reason: FinishReason,
+) -> None:
+    items = parse(input=CONVERSATION).items
+    summary = settled("It is sunny. It is al", reason, USAGE, items)
+    assert summary.status == "cut_off"
+    assert summary.message is not None and "after 1024 tokens" in summary.message
+    first, note, *last = summary.text.split("\n\n")
+    assert (first, note) == ("It is sunny.", f"[{summary.message}]")
+    assert "You called" in last[0] and "It returned" in last[0]
+
+
+def test_a_summary_that_is_missing_is_the_last_words() -> None:
+    items = parse(input=CONVERSATION).items
+    summary = settled(" \n", "stop", USAGE, items)
+    assert (summary.status, "no summary" in summary.text) == ("missing", True)
+    assert "You called" in summary.text
+
+
+def test_last_words_are_bounded_and_the_newest_and_keep_an_earlier_summary() -> None:
+    earlier = compacted(CONVERSATION, "E" * 5000)["output"][-1]
+    turns = [{"role": "assistant", "content": f"{n} " + "x" * 1500} for n in range(9)]
+    items = parse(input=[earlier, *turns]).items
+    text = settled("", "stop", USAGE, items).text
+    assert "E" * 5000 in text
+    assert "8 xxx" in text and "0 xxx" not in text
+    assert len(text) < 5000 + MAX_LAST_CHARS + 200
 
 
 def test_what_the_user_said_stays_and_the_rest_is_one_item() -> None:

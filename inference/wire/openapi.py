@@ -1,0 +1,145 @@
+"""An OpenAPI document of what clients call, made from the parsers' own declarations.
+
+    Field ─▶ its check is shown one value of each JSON type ─▶ the types that it takes
+
+What is refused by name is told with its reason and takes nothing. ``python -m
+inference.wire.openapi`` writes docs/openapi.json, and a test fails while it says anything else;
+/openapi.json serves the same. Pure but for ``main``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from inference.version import VERSION
+from inference.wire.documentation import DIALECTS, PAGE
+from inference.wire.errors import ApiError, InvalidTypeError
+from inference.wire.fields import Field, Support
+
+FILE = PAGE.with_name("openapi.json")
+SAMPLES: dict[str, Any] = {
+    "boolean": True,
+    "integer": 1,
+    "number": 0.5,
+    "string": "x",
+    "array": ["x"],
+    "object": {"x": "x"},
+}
+READS = {
+    "/v1/models": "What is offered.",
+    "/v1/models/{id}": "One model.",
+    "/v1/responses/{id}": "A stored response.",
+    "/v1/files": "The account's files.",
+    "/v1/files/{id}": "One file.",
+    "/v1/files/{id}/content": "What is in it.",
+    "/v1/batches": "The account's batches.",
+    "/v1/batches/{id}": "One batch.",
+    "/v1/messages/batches": "The account's message batches.",
+    "/v1/messages/batches/{id}": "One message batch.",
+    "/v1/messages/batches/{id}/results": "Its results, a line for each request.",
+    "/api/tags": "What is offered, in Ollama's shape.",
+    "/api/ps": "What is loaded, in Ollama's shape.",
+    "/api/version": "Of Ollama's API.",
+    "/tokenizer_info": "A tokenizer's settings; `model` says whose.",
+    "/health": "Whether this gateway can answer.",
+}
+"""What takes no body."""
+ERROR = {"description": "Refused or failed: docs/api.md lists the codes."}
+
+
+def document() -> dict[str, Any]:
+    paths: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, Any] = {}
+    for title, fields in DIALECTS.items():
+        schemas[_name(title)] = _schema(fields)
+        head, nested, _ = title.partition(": ")
+        method, _, where = head.partition(" ")
+        if method == "POST" and not nested:
+            for path in _paths(where):
+                paths.setdefault(path, {})["post"] = _operation(title)
+    for path, summary in READS.items():
+        read: dict[str, Any] = {"summary": summary, "responses": _responses()}
+        if "{id}" in path:
+            identity = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+            read["parameters"] = [identity]
+        paths.setdefault(path, {})["get"] = read
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "helexa", "version": VERSION},
+        "security": [{"bearer": []}, {"key": []}],
+        "paths": dict(sorted(paths.items())),
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def document_bytes() -> bytes:
+    return orjson.dumps(document(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def types_of(field: Field) -> list[str]:
+    """The JSON types that its check takes; each as it is or refused for another reason than its
+    type."""
+    taken = [name for name, value in SAMPLES.items() if _takes(field, value)]
+    return [name for name in taken if not (name == "integer" and "number" in taken)]
+
+
+def _takes(field: Field, value: Any) -> bool:
+    try:
+        field.check(value, field.name)
+    except InvalidTypeError as error:
+        return error.param != field.name
+    except ApiError:
+        return True
+    return True
+
+
+def _schema(fields: Mapping[str, Field]) -> dict[str, Any]:
+    properties = {name: _property(field) for name, field in sorted(fields.items())}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _property(field: Field) -> dict[str, Any]:
+    told: dict[str, Any] = {"description": field.note, "x-support": field.support.value}
+    if field.support is Support.REFUSED:
+        return told | {"type": "null", "deprecated": True}
+    return told | {"type": [*types_of(field), "null"]}
+
+
+def _operation(title: str) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{_name(title)}"}
+    return {
+        "summary": title,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": _responses(),
+    }
+
+
+def _responses() -> dict[str, Any]:
+    return {"200": {"description": "The answer."}, "default": ERROR}
+
+
+def _paths(where: str) -> list[str]:
+    return [path.strip() for path in where.split(" and ")]
+
+
+def _name(title: str) -> str:
+    """Letters, digits, ``.``, ``-`` and ``_`` alone."""
+    words = "".join(character if character.isalnum() else " " for character in title).split()
+    return "_".join(words)
+
+
+def main() -> None:
+    FILE.write_bytes(document_bytes())
+
+
+if __name__ == "__main__":
+    main()
