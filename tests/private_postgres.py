@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import psycopg
 
 
 @contextmanager
@@ -25,3 +28,11 @@ def running_postgres() -> Iterator[str]:
             yield f"postgresql://postgres@{socket_dir.replace('/', '%2F')}/postgres"
         finally:
             server.cleanup()
+
+
+def new_database(server_url: str) -> str:
+    """The URL of an empty database on the server, which nobody else of the run writes to."""
+    name = f"helexa_{secrets.token_hex(8)}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return f"{server_url.rpartition('/')[0]}/{name}"

@@ -19,7 +19,7 @@ from metering.principal import BUILT_IN_ACCOUNTS
 from metering.services import CreatedKey, account_create, key_create
 from tests.metering.databases import clear, metering_database
 from tests.metering.directory_support import SECRET_KEY, Clock, FakeStore
-from tests.private_postgres import running_postgres
+from tests.private_postgres import new_database, running_postgres
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +39,7 @@ def ledger_database(
     """Django's name of a database with metering's tables."""
     url = f"sqlite:///{tmp_path_factory.mktemp('ledger') / 'ledger.sqlite3'}"
     if request.param == "postgres":
-        url = request.getfixturevalue("postgres_url")
+        url = new_database(request.getfixturevalue("postgres_url"))
     with django_db_blocker.unblock(), metering_database(url) as using:
         yield using
 
