@@ -11,7 +11,7 @@ import psutil
 MARK_VARIABLE = "HELEXA_TEST_RUN"
 HARMLESS = ("torch/_inductor/compile_worker", "multiprocessing.resource_tracker")
 """Helpers of libraries inside the test process; they end with it."""
-SETTLE_TIMEOUT_S = 10.0
+SETTLE_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.1
 
 

@@ -20,7 +20,7 @@ from helexa_site.bootstrap.guardian import Guardian, guard
 from helexa_site.bootstrap.log_file import LogFile
 from helexa_site.bootstrap.supervisor import StoppingError, Supervisor
 
-WAIT_TIMEOUT_S = 30.0
+WAIT_TIMEOUT_S = 120.0
 TIDY = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit()); print('up'); "
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); "
 SLEEP = "time.sleep(60)"

@@ -40,13 +40,13 @@ class Exchange:
         self._messages.put_nowait({"type": "http.disconnect"})
 
     async def until(self, fragment: bytes) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while fragment not in self.body:
                 self._grew.clear()
                 await self._grew.wait()
 
     async def finish(self) -> Exchange:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await self.running
         return self
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any, Self
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 
 

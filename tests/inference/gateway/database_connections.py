@@ -18,7 +18,7 @@ from django.core.management import call_command
 
 NUM_QUERIES = 50
 NUM_PAGES = 10
-END_LIMIT_S = 30
+END_LIMIT_S = 120
 OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 
 

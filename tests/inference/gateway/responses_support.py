@@ -107,7 +107,7 @@ def chat(frame: Any) -> ChatInput:
 
 
 async def until_status(kept: DatabaseThreads, response_id: str, status: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await kept.query(lambda: stored_status(response_id)) != status:
             await asyncio.sleep(0.02)
 

@@ -39,7 +39,7 @@ def capped(directory: FakeDirectory) -> FakeDirectory:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 

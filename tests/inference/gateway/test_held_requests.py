@@ -41,7 +41,7 @@ async def test_a_request_that_its_neuron_does_not_know_is_failed_once(
 ) -> None:
     neuron.script = halting
     exchange = client.open("POST", CHAT, ask(stream=stream))
-    await asyncio.wait_for(neuron.submitted.get(), 10)
+    await asyncio.wait_for(neuron.submitted.get(), 60)
     saying = asyncio.create_task(say(neuron, gateway, "another"))
     await exchange.finish()
     saying.cancel()
@@ -55,7 +55,7 @@ async def test_a_gateway_that_is_not_named_has_nothing_there(
 ) -> None:
     neuron.script = silent
     exchange = client.open("POST", CHAT, ask())
-    await asyncio.wait_for(neuron.submitted.get(), 10)
+    await asyncio.wait_for(neuron.submitted.get(), 60)
 
     async def say_nothing() -> None:
         while True:
@@ -79,7 +79,7 @@ async def test_what_is_held_or_may_have_ended_goes_on(
     monkeypatch.setattr("inference.gateway.gateway.LOOK_INTERVAL_S", 0.1)
     neuron.script = silent
     exchange = client.open("POST", CHAT, ask())
-    submit = await asyncio.wait_for(neuron.submitted.get(), 10)
+    submit = await asyncio.wait_for(neuron.submitted.get(), 60)
     saying = None
     match what:
         case "held":
@@ -104,5 +104,5 @@ async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
     assert (await client.post(CHAT, ask())).status == 200
     saying = asyncio.create_task(say(neuron, gateway, "forgotten"))
     for _ in range(2):
-        assert await asyncio.wait_for(neuron.cancelled.get(), 20) == "forgotten"
+        assert await asyncio.wait_for(neuron.cancelled.get(), 60) == "forgotten"
     saying.cancel()

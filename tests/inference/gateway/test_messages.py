@@ -261,9 +261,9 @@ async def test_leaving_cancels(
 ) -> None:
     neuron.script = script
     exchange = client.open("POST", path, body)
-    submit = await asyncio.wait_for(neuron.submitted.get(), 10)
+    submit = await asyncio.wait_for(neuron.submitted.get(), 60)
     exchange.leave()
-    assert await asyncio.wait_for(neuron.cancelled.get(), 10) == submit.request_id
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
     await exchange.finish()
 
 

@@ -217,7 +217,7 @@ async def test_lines_while_nothing_comes(
     await exchange.until(b"on and")
     exchange.leave()
     await exchange.finish()
-    assert await asyncio.wait_for(neuron.cancelled.get(), 10)
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60)
 
 
 async def test_other_paths_under_api_are_djangos(client: AsgiClient, gateway: Gateway) -> None:

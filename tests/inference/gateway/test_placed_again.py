@@ -50,7 +50,7 @@ async def test_a_neuron_in_its_next_life_gets_the_request_again(
 ) -> None:
     neuron.script = silent
     exchange = client.open("POST", CHAT, ASK)
-    first = await asyncio.wait_for(neuron.submitted.get(), 10)
+    first = await asyncio.wait_for(neuron.submitted.get(), 60)
     neuron.script = paris
     neuron.epoch = "next life"
     neuron.sequence_numbers.clear()
@@ -58,11 +58,11 @@ async def test_a_neuron_in_its_next_life_gets_the_request_again(
     await exchange.finish()
     assert exchange.status == 200
     assert exchange.json["choices"][0]["message"]["content"] == "The capital is Paris."
-    second = await asyncio.wait_for(neuron.submitted.get(), 10)
+    second = await asyncio.wait_for(neuron.submitted.get(), 60)
     assert first.request_id == exchange.headers["x-request-id"]
     assert second.request_id == f"{first.request_id}.2"
     assert [settled.request_id for settled in ledger.settled] == [first.request_id]
-    assert first.request_id in await asyncio.wait_for(neuron.cancelled.get(), 10)
+    assert first.request_id in await asyncio.wait_for(neuron.cancelled.get(), 60)
 
 
 def refusing(code: str, times: int, attempts: list[str]):

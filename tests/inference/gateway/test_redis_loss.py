@@ -25,7 +25,7 @@ PROMPTLY_S = 20.0
 async def _begin(client: AsgiClient, neuron: FakeNeuron, *, stream: bool) -> Exchange:
     neuron.script = endless
     exchange = client.open("POST", CHAT, {**BODY, "stream": stream})
-    await asyncio.wait_for(neuron.submitted.get(), 10)
+    await asyncio.wait_for(neuron.submitted.get(), 60)
     if stream:
         await exchange.until(b"on and")
     neuron.stop()
@@ -50,7 +50,7 @@ async def test_loss_and_return(
     neuron.script = paris
     await neuron.beat()
     serving = asyncio.create_task(neuron.serve())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (answer := await client.post(CHAT, BODY)).status != 200:
             await asyncio.sleep(0.1)
     assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
@@ -64,7 +64,7 @@ async def test_the_stream_is_made_again_with_its_expiry(
     assert (await client.post(CHAT, BODY)).status == 200
     key = keys.gateway_events_key(gateway.gateway_id)
     await redis_client.delete(key)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await redis_client.exists(key):
             await asyncio.sleep(0.05)
     assert await redis_client.ttl(key) > 0

@@ -169,7 +169,7 @@ async def test_leaving_cancels(client: AsgiClient, neuron: FakeNeuron) -> None:
         socket.say(create())
         while "delta" not in await socket.event():
             pass
-    assert await asyncio.wait_for(neuron.cancelled.get(), 10)
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60)
 
 
 @pytest.mark.parametrize(

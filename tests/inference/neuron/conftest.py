@@ -45,7 +45,7 @@ from inference.protocol.sampling import SamplingOptions
 from tests.inference.neuron.fake_engines import running_engines
 
 FAKE_ENGINE = Path(__file__).parent / "fake_engine.py"
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 class TestGateway:

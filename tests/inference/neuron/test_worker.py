@@ -114,7 +114,7 @@ def test_load_stream_cancel_and_both_kills(
     epoch = gateway.heartbeat().epoch
     neuron.kill()
     neuron.wait()
-    wait_until(lambda: not engine.is_running(), timeout_s=5)
+    wait_until(lambda: not engine.is_running())
     neuron = start_neuron()
     wait_until(lambda: (beat := gateway.heartbeat()) is not None and beat.epoch != epoch)
     gateway.wait_status("ready")

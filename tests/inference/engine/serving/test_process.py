@@ -37,7 +37,7 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import Grammar, SamplingParams
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
-EXIT_TIMEOUT_S = 30
+EXIT_TIMEOUT_S = 120
 KV_MEMORY_BYTES = 4 * 1024**2
 A_GRAMMAR = '{"grammars": [{"lark_grammar": "start: /[ab]{3}/"}]}'
 
