@@ -36,7 +36,7 @@ READY = re.compile(r"^ready: (http://\S+)$")
 
 COMMAND_LINES = {
     "redis": re.compile(r"redis-server|valkey-server"),
-    "gateway": re.compile(r"manage\.py gateway"),
+    "gateway": re.compile(r"(manage\.py|-m helexa_site) gateway"),
     "control": re.compile(r"celery -A helexa_site\.celery"),
     "neuron": re.compile(r"-m inference\.neuron"),
     "engine": re.compile(r"-m inference\.engine"),
