@@ -60,6 +60,26 @@ FLEET: dict[str, tuple[str, int]] = {
     "api/load-jobs/<uuid:pk>": (f"/api/load-jobs/{NO_JOB}", 404),
     "api/load-jobs/<uuid:pk>/cancel": (f"/api/load-jobs/{NO_JOB}/cancel", 405),
     "api/load-jobs/<uuid:pk>/events": (f"/api/load-jobs/{NO_JOB}/events", 404),
+    "api/downloads": ("/api/downloads", 200),
+    "api/downloads/<uuid:pk>": (f"/api/downloads/{NO_JOB}", 404),
+    "api/downloads/<uuid:pk>/cancel": (f"/api/downloads/{NO_JOB}/cancel", 405),
+    "api/downloads/<uuid:pk>/events": (f"/api/downloads/{NO_JOB}/events", 404),
+    "api/cached": ("/api/cached", 200),
+    "api/neurons/<str:name>/cached": ("/api/neurons/beast/cached", 404),
+    "api/neurons/<str:name>/models/<path:model>/logs": (
+        "/api/neurons/beast/models/tiny/logs",
+        404,
+    ),
+    **{
+        f"api/bench/{name}": (f"/api/bench/{name}", 200)
+        for name in (
+            *("health", "dimensions", "summary", "runs", "scaling", "concurrency"),
+            *("swap", "capability"),
+        )
+    },
+    "api/bench/series": ("/api/bench/series?model=tiny&scenario=chat:128", 200),
+    "api/bench/compare": ("/api/bench/compare", 400),
+    "version": ("/version", 200),
     "api/audit": ("/api/audit", 200),
     "api/schema": ("/api/schema", 200),
     "api/docs": ("/api/docs", 200),
@@ -72,6 +92,14 @@ PAGES: dict[str, tuple[str, int, int]] = {
     "usage/keys/<str:prefix>/revoke": ("/usage/keys/hx-nobodys000/revoke", 405, 405),
     "usage/accounts": ("/usage/accounts", 403, 200),
     "usage/audit": ("/usage/audit", 403, 200),
+    **{
+        path: (f"/{path}", 403, 200)
+        for path in (
+            *("bench/", "bench/trends/", "bench/concurrency/", "bench/compare/"),
+            *("bench/runs/", "bench/runs.csv"),
+        )
+    },
+    "bench/runs/<int:pk>/": ("/bench/runs/1/", 403, 404),
     "playground/": ("/playground/", 200, 200),
     "playground/key": ("/playground/key", 405, 405),
 }
@@ -91,6 +119,7 @@ ROWS: dict[str, tuple[str, dict[str, int]]] = {
         for path, (url, status) in FLEET.items()
     },
     "api/": ("/api/nothing", dict.fromkeys(ROLES, 404) | {"nobody": 401}),
+    "api/bench/": ("/api/bench/nothing", dict.fromkeys(ROLES, 404) | {"nobody": 401}),
     "": ("/", dict.fromkeys(ROLES, 302)),
     "favicon.ico": ("/favicon.ico", dict.fromkeys(ROLES, 302)),
     "login/": ("/login/", dict.fromkeys(ROLES, 200) | {"member": 302, "operator": 302}),
