@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helexa_site.routing import api_routes
+from helexa_site.routing import api_routes, batch_routes
+from inference.batches.file_store import FileStore
+from inference.gateway.batch_store import BatchStore
+from inference.gateway.batch_worker import BatchWorker
 from inference.gateway.gateway import Gateway
 from inference.gateway.response_store import ResponseStore
 from inference.protocol.events import Accepted, Embedded, Event, Usage
@@ -24,6 +28,7 @@ from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY, FakeDirectory
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, paris
 from tests.inference.gateway.responses_support import counts, tokenizes
+from tests.inference.gateway.test_scoring import ASKED, scores, settings
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
 
@@ -62,6 +67,8 @@ OWNED = (200, 200, 404, 403, 401)
 ANYBODY = (200, 200, 200, 200, 200)
 OPERATORS = (501, 501, 501, 403, 401)
 NOTHING = (404, 404, 404, 404, 404)
+NOBODYS = (404, 404, 404, 403, 401)
+"""Of an id that nothing has."""
 ONE = r"^v1/responses/(?P<response_id>[^/]+)"
 ROWS: dict[str, list[Row]] = {
     r"^v1/chat/completions/?$": [
@@ -161,7 +168,45 @@ ROWS: dict[str, list[Row]] = {
         ]
         for name in ("push", "create", "copy", "delete")
     },
-    r"^v1/messages/": [Row(method="GET", path="/v1/messages/batches", expected=NOTHING)],
+    r"^v1/messages/": [Row(method="GET", path="/v1/messages/nowhere", expected=NOTHING)],
+    r"^(v1/)?score/?$": [
+        Row(
+            method="POST",
+            path="/v1/score",
+            body={"model": "tiny", "text_1": "red?", "text_2": ["grass", "blood"]},
+            expected=INFERENCE,
+            script=scores,
+        )
+    ],
+    **{
+        pattern: [Row(method="POST", path=path, body=ASKED, expected=INFERENCE, script=scores)]
+        for pattern, path in {
+            r"^(v1/)?rerank/?$": "/v1/rerank",
+            r"^v2/rerank/?$": "/v2/rerank",
+        }.items()
+    },
+    r"^tokenizer_info/?$": [
+        Row(method="GET", path="/tokenizer_info", expected=INFERENCE, script=settings)
+    ],
+    r"^openapi\.json$": [Row(method="GET", path="/openapi.json", expected=ANYBODY)],
+    **{
+        rf"^{path}/?$": [Row(method="GET", path=f"/{path}", expected=INFERENCE)]
+        for path in ("v1/files", "v1/batches", "v1/messages/batches")
+    },
+    **{
+        rf"^v1/{kind}/(?P<name>[^/]+){action}/?$": [
+            Row(method=method, path=f"/v1/{kind}/none{action}", expected=NOBODYS)
+        ]
+        for method, kind, action in (
+            ("GET", "files", ""),
+            ("GET", "files", "/content"),
+            ("GET", "batches", ""),
+            ("POST", "batches", "/cancel"),
+            ("GET", "messages/batches", ""),
+            ("POST", "messages/batches", "/cancel"),
+            ("GET", "messages/batches", "/results"),
+        )
+    },
     r"^v1/responses/?$": [
         Row(
             method="POST",
@@ -211,8 +256,12 @@ ROWS: dict[str, list[Row]] = {
 ALL_ROWS = [row for rows in ROWS.values() for row in rows]
 
 
-def test_every_endpoint_has_its_row(gateway: Gateway) -> None:
-    routes = api_routes(gateway, ResponseStore(max_responses=1, max_bytes=1))
+def test_every_endpoint_has_its_row(gateway: Gateway, tmp_path: Path) -> None:
+    batches = BatchStore(FileStore(tmp_path), max_files=1, max_bytes=1, max_open_batches=1)
+    routes = [
+        *batch_routes(gateway, batches, BatchWorker(gateway, batches)),
+        *api_routes(gateway, ResponseStore(max_responses=1, max_bytes=1)),
+    ]
     assert {route.pattern.regex.pattern for route in routes} == ROWS.keys()
 
 
