@@ -316,7 +316,7 @@ async def test_where_a_key_is_set_it_is_needed(
     [
         ("GET", MESSAGES, 405, "invalid_request_error"),
         ("GET", f"{MESSAGES}/count_tokens", 405, "invalid_request_error"),
-        ("POST", f"{MESSAGES}/batches", 404, "not_found_error"),
+        ("POST", f"{MESSAGES}/nothing", 404, "not_found_error"),
         ("GET", f"{MESSAGES}/batches/x", 404, "not_found_error"),
     ],
 )

@@ -37,7 +37,7 @@ async def test_method_not_allowed(client: AsgiClient, method: str) -> None:
     assert answer.headers["allow"] == "POST"
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/files", "/v1/chat", "/v1/modelsx"])
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/assistants", "/v1/chat", "/v1/modelsx"])
 async def test_unknown_paths_under_v1(client: AsgiClient, path: str) -> None:
     answer = await client.open("POST", path, {}).finish()
     assert (answer.status, answer.error["code"]) == (404, "unknown_url")
