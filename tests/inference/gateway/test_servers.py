@@ -352,7 +352,7 @@ async def test_health_and_unknown_paths(server: RunningServer, ready: FakeNeuron
         assert health.status_code == 200 and health.json()["status"] == "ok"
         assert (await client.get("/v1/nothing")).json()["error"]["code"] == "unknown_url"
         home = await client.get("/")
-        assert (home.status_code, home.headers["location"]) == (302, "/admin/")
+        assert (home.status_code, home.headers["location"]) == (302, "/login/")
 
 
 async def test_daphne_drains(
