@@ -25,12 +25,11 @@ function curl(request, baseUrl) {
 }
 
 function openai(request, baseUrl) {
-  const own = Object.fromEntries(
-    Object.entries(request).filter(([name]) => !EXTENSIONS.includes(name)),
-  );
-  const extra = Object.fromEntries(
-    Object.entries(request).filter(([name]) => EXTENSIONS.includes(name)),
-  );
+  const own = {};
+  const extra = {};
+  for (const [name, value] of Object.entries(request)) {
+    (EXTENSIONS.includes(name) ? extra : own)[name] = value;
+  }
   const fields = Object.keys(extra).length ? { ...own, extra_body: extra } : own;
   return [
     "import os",
@@ -44,8 +43,6 @@ function openai(request, baseUrl) {
 }
 
 function javascript(request, baseUrl) {
-  const { top_k, min_p, repetition_penalty, chat_template_kwargs, ...own } = request;
-  const extra = { top_k, min_p, repetition_penalty, chat_template_kwargs };
   return [
     'import OpenAI from "openai";',
     "",
@@ -53,7 +50,7 @@ function javascript(request, baseUrl) {
     `  baseURL: ${JSON.stringify(`${baseUrl}/v1`)},`,
     "  apiKey: process.env.HELEXA_API_KEY,",
     "});",
-    `const answer = await client.chat.completions.create(${JSON.stringify({ ...own, ...extra }, null, 2)});`,
+    `const answer = await client.chat.completions.create(${JSON.stringify(request, null, 2)});`,
     "console.log(answer.choices[0].message.content);",
   ].join("\n");
 }

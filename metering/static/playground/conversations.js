@@ -18,7 +18,7 @@ export class Conversations {
     while (kept.length) {
       try {
         localStorage.setItem(this.place, JSON.stringify(kept));
-        return kept.length > 1 || kept[0] === conversation;
+        return true;
       } catch {
         kept.pop();
       }
