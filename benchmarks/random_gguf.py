@@ -20,7 +20,8 @@ Bytes = npt.NDArray[np.uint8]
 
 BLOCK_FEATURES = 256
 SCALES = {GGMLQuantizationType.Q4_K: (0, 4), GGMLQuantizationType.Q6_K: (208, 210)}
-"""Where a block has its float16 scales; all else may be any bytes."""
+"""Byte offsets at which a block of each format holds its float16 scales. Its other bytes may be
+anything."""
 FINER = ("attn_v", "ffn_down", "token_embd", "output.weight")
 VALUE_SIZE = 0.03
 """Root mean square of the weights."""
@@ -28,7 +29,7 @@ VALUE_SIZE = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureShape:
-    """Of a qwen3moe. Features that products read are multiples of 256."""
+    """The sizes of a qwen3moe. Widths that a product reads are multiples of 256."""
 
     vocab_size: int
     hidden_size: int

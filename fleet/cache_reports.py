@@ -22,7 +22,7 @@ MAX_REPORT_BYTES = 8 * 1024 * 1024
 
 
 def read_cache_reports(client: redis.Redis, neurons: Sequence[str]) -> dict[str, CacheReport]:
-    """By neuron; without those that say nothing. Raises ``SnapshotUnavailableError``."""
+    """The report of each neuron that has one, by its name. Raises ``SnapshotUnavailableError``."""
     if not neurons:
         return {}
     try:

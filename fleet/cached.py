@@ -25,7 +25,7 @@ class CachedLine:
     last_used_unix_s: float | None
     disk_free_bytes: int
     disk_total_bytes: int
-    """Of the disk that downloads go to."""
+    """Both sizes are those of the disk that downloads go to."""
 
 
 def cached_list(neuron_name: str | None = None) -> tuple[CachedLine, ...]:

@@ -26,7 +26,7 @@ from inference.models.families.registry import family_of
 BLOCK_TOKENS = 32
 CONTEXTS = (512, 2048, 8192, 16384, 32768)
 NUM_GROUPS = 2
-"""Of three recurrent layers and one of attention."""
+"""The model has so many groups, each of three recurrent layers and one of attention."""
 NUM_TURNS = 9
 GROUP: tuple[MixerKind, ...] = ("delta", "delta", "delta", "attention")
 

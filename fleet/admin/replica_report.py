@@ -50,7 +50,7 @@ def report_rows(replica: Replica) -> list[tuple[str, str]]:
 
 
 def recent_errors(replica: Replica) -> list[RecentError]:
-    """Of its requests and its loads within a day, newest first."""
+    """The errors of the replica's requests and loads within a day, newest first."""
     since = timezone.now() - ERRORS_FOR
     requests = LedgerEntry.objects.filter(
         at__gte=since, model=replica.model_name, neuron=replica.neuron.name

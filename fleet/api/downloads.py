@@ -116,7 +116,7 @@ class DownloadView(DownloadRowsView):
 class DownloadCancelView(DownloadRowsView):
     @extend_schema(request=None, responses={202: DownloadShape})
     def post(self, request: Request, pk: Any) -> Response:
-        """It ends when its neuron has ended it; what came so far stays."""
+        """The download ends when its neuron has ended it. The bytes that came so far stay."""
         body_of(request)
         download = services.download_cancel(actor=self.actor, download=self.download(pk))
         return self.accepted(download)

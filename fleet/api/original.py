@@ -103,7 +103,7 @@ class LoadView(OriginalView):
         return Response(error, status=status)
 
     def _start(self, model: str, neuron: str, devices: list[str]) -> LoadJob:
-        """Where no devices are named, idle models leave for it."""
+        """Start the load. Idle models may leave for it unless the caller named devices."""
         named: dict[str, Any] = {"model_name": model, "neuron_name": neuron}
         if devices:
             return services.load_job_start(actor=self.actor, devices=devices, **named)

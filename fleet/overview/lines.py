@@ -54,7 +54,7 @@ class NeuronLine:
     devices: tuple[DeviceLine, ...]
     replicas: tuple[ReplicaLine, ...]
     disk_total_bytes: int | None = None
-    """Of the disk that downloads go to; ``None``: the neuron does not say."""
+    """The size of the disk that downloads go to. ``None``: the neuron does not say."""
     disk_free_bytes: int | None = None
 
 

@@ -97,7 +97,7 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     time_unix_s: float
     disk_total_bytes: int
     disk_free_bytes: int
-    """Of the disk that downloads go to."""
+    """Both sizes are those of the disk that downloads go to."""
     cached: list[CachedModel]
     jobs: list[CacheJobState]
 
