@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from inference.protocol.images import SequenceImage
 from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
 from inference.protocol.prefill_speed import PrefillSpeed
 from inference.protocol.sampling import SamplingParams, TokenLogprob
@@ -33,6 +34,8 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Starts only while no sequence of a known account waits."""
     cache_salt: str = ""
     """The prefix cache is shared by sequences of one salt only."""
+    images: list[SequenceImage] = []
+    """Of the prompt, by rising position; only for a model whose report has ``vision``."""
 
 
 class EmbedSequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from inference.protocol.images import ImageRef
 from inference.protocol.sampling import SamplingOptions
 
 
@@ -28,6 +29,12 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] = []
     reasoning: str | None = None
+    parts: list[str | ImageRef] = []
+    """The turn's texts and images in their order; empty for a turn without images."""
+
+    @property
+    def images(self) -> list[ImageRef]:
+        return [part for part in self.parts if isinstance(part, ImageRef)]
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

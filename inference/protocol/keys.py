@@ -9,6 +9,7 @@
 | helexa:neuron:<name>:frames | stream of msgpack InboxFrame, expires | gateway → neuron |
 | helexa:neuron:<name>:held | hash gateway → HeldRequests, expires | neuron → gateway |
 | helexa:neuron:<name>:downloads | string, JSON CacheReport, expires | neuron → control |
+| helexa:neuron:<name>:images:<request> | hash digest → file, expires | gateway → neuron |
 | helexa:neuron:<name>:log:<id> | list of one EngineLogAnswer, expires | neuron → who asked |
 | helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its own next life |
 | helexa:gateway:<id>:events | stream of EventBatch, expires | neuron → gateway |
@@ -107,6 +108,12 @@ def downloads_key(name: str) -> str:
 
 def engine_log_key(name: str, ask_id: str) -> str:
     return f"helexa:neuron:{name}:log:{ask_id}"
+
+
+def images_key(name: str, request_id: str) -> str:
+    """A request's own, so that it is deleted when its neuron has read it, and nobody else's request
+    can name what it holds."""
+    return f"helexa:neuron:{name}:images:{request_id}"
 
 
 def specs_key(name: str) -> str:

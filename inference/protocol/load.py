@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from inference.protocol.images import VisionInput
 from inference.protocol.prefill_speed import PrefillSpeed
 
 Quantization = Literal["auto", "none", "q4", "q8", "fp8"]
@@ -177,6 +178,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling defaults that the model's generation_config declares, by SamplingOptions name."""
     grammar_problem: str | None = None
     """Why no output of this model can be held to a grammar; ``None``: it can."""
+    vision: VisionInput | None = None
+    """How it takes images; ``None``: it reads text only."""
     context_reason: str = ""
     """In words: what bounds the context, and where the other bounds lie."""
     prefill_speed: PrefillSpeed | None = None
