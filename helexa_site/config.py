@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from helexa_site.bootstrap.environment import default_data_dir
@@ -15,58 +15,13 @@ from helexa_site.metrics_listen import (
     MetricsSetting,
     parse_metrics_listen,
 )
+from helexa_site.variables import ConfigError, Network, Variables
 from inference.protocol.stalls import DEFAULT_STALL_LIMIT_S, STALL_LIMIT_VARIABLE
 
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 SECRET_KEY_FILE = "secret_key"
 PRIVATE_REDIS_URL_FILE = "redis/url"
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
-TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
-FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
-"""Scheme, host and port, as browsers send it: no path, no slash at the end."""
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-
-class ConfigError(Exception):
-    """An environment variable holds something that its setting cannot be."""
-
-
-def _flag(name: str) -> bool:
-    word = os.environ.get(name, "").strip().lower()
-    if word in TRUE_WORDS:
-        return True
-    if word in FALSE_WORDS:
-        return False
-    raise ConfigError(f"{name}={word!r} is neither true nor false; use 1 or 0")
-
-
-def _word(name: str, known: tuple[str, ...]) -> str:
-    """The first of ``known`` where nothing is set."""
-    word = os.environ.get(name, "").strip().lower() or known[0]
-    if word not in known:
-        raise ConfigError(f"{name}={word!r} is none of {', '.join(known)}")
-    return word
-
-
-def _integer(name: str, default: int, *, minimum: int) -> int:
-    word = os.environ.get(name, "").strip()
-    if not word:
-        return default
-    try:
-        value = int(word)
-    except ValueError:
-        raise ConfigError(f"{name}={word!r} is not a whole number") from None
-    if value < minimum:
-        raise ConfigError(f"{name}={value} is under its minimum of {minimum}")
-    return value
-
-
-def _percent(name: str, default: int) -> int:
-    value = _integer(name, default, minimum=0)
-    if value > 100:
-        raise ConfigError(f"{name}={value} is over 100")
-    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,49 +91,62 @@ class Config:
     """How long open requests wait for a Redis that does not answer."""
 
 
-def read_config() -> Config:
-    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or default_data_dir()).resolve()
+def read_config(environment: Mapping[str, str] = os.environ) -> Config:
+    """Raises ``ConfigError``."""
+    return _config(Variables(environment))
+
+
+@cache
+def settings_of_config() -> frozenset[str]:
+    """The names of all variables that ``read_config`` reads."""
+    told = Variables({})
+    _config(told)
+    return frozenset(told.asked)
+
+
+def _config(told: Variables) -> Config:
+    data_dir = Path(told.text("HELEXA_DATA_DIR") or default_data_dir()).resolve()
     return Config(
         data_dir=data_dir,
-        database_url=os.environ.get("DATABASE_URL") or f"sqlite:///{data_dir / 'helexa.sqlite3'}",
-        redis_url=os.environ.get("REDIS_URL") or _private_redis_url(data_dir) or DEFAULT_REDIS_URL,
-        secret_key=os.environ.get("HELEXA_SECRET_KEY") or None,
+        database_url=told.text("DATABASE_URL") or f"sqlite:///{data_dir / 'helexa.sqlite3'}",
+        redis_url=told.text("REDIS_URL") or _private_redis_url(data_dir) or DEFAULT_REDIS_URL,
+        secret_key=told.text("HELEXA_SECRET_KEY") or None,
         secret_key_is_kept=(
-            bool(os.environ.get("HELEXA_SECRET_KEY")) or (data_dir / SECRET_KEY_FILE).is_file()
+            bool(told.text("HELEXA_SECRET_KEY")) or (data_dir / SECRET_KEY_FILE).is_file()
         ),
-        debug=_flag("HELEXA_DEBUG"),
-        listen_host=os.environ.get("HELEXA_LISTEN_HOST") or None,
-        allowed_hosts=_words("HELEXA_ALLOWED_HOSTS"),
-        trusted_proxies=_networks("HELEXA_TRUSTED_PROXIES"),
-        csrf_trusted_origins=_words("HELEXA_CSRF_TRUSTED_ORIGINS"),
-        allowed_origins=_origins("HELEXA_ALLOWED_ORIGINS"),
-        max_body_bytes=_integer("HELEXA_MAX_BODY_BYTES", 32 * 1024 * 1024, minimum=1024),
-        request_timeout_s=_integer("HELEXA_REQUEST_TIMEOUT_S", 600, minimum=1),
-        api_key=os.environ.get("HELEXA_API_KEY") or None,
-        always_stream_usage=_flag("HELEXA_ALWAYS_STREAM_USAGE"),
-        ignores_unknown_fields=_word("HELEXA_UNKNOWN_FIELDS", ("refuse", "ignore")) == "ignore",
-        metrics=_metrics("HELEXA_METRICS_LISTEN"),
-        allow_anonymous=(
-            _flag("HELEXA_ALLOW_ANONYMOUS") if os.environ.get("HELEXA_ALLOW_ANONYMOUS") else None
-        ),
-        serve_key=os.environ.get("HELEXA_SERVE_KEY") or None,
-        max_open_requests=_integer("HELEXA_MAX_OPEN_REQUESTS", 4096, minimum=1),
-        max_waiting_requests=_integer("HELEXA_MAX_WAITING_REQUESTS", 2000, minimum=0),
-        max_stored_responses=_integer("HELEXA_MAX_STORED_RESPONSES", 10_000, minimum=0),
-        max_stored_response_bytes=_integer(
+        debug=told.flag("HELEXA_DEBUG"),
+        listen_host=told.text("HELEXA_LISTEN_HOST") or None,
+        allowed_hosts=told.words("HELEXA_ALLOWED_HOSTS"),
+        trusted_proxies=told.networks("HELEXA_TRUSTED_PROXIES"),
+        csrf_trusted_origins=told.words("HELEXA_CSRF_TRUSTED_ORIGINS"),
+        allowed_origins=told.origins("HELEXA_ALLOWED_ORIGINS"),
+        max_body_bytes=told.integer("HELEXA_MAX_BODY_BYTES", 32 * 1024 * 1024, minimum=1024),
+        request_timeout_s=told.integer("HELEXA_REQUEST_TIMEOUT_S", 600, minimum=1),
+        api_key=told.text("HELEXA_API_KEY") or None,
+        always_stream_usage=told.flag("HELEXA_ALWAYS_STREAM_USAGE"),
+        ignores_unknown_fields=told.word("HELEXA_UNKNOWN_FIELDS", ("refuse", "ignore")) == "ignore",
+        metrics=_metrics(told, "HELEXA_METRICS_LISTEN"),
+        allow_anonymous=told.flag_or_none("HELEXA_ALLOW_ANONYMOUS"),
+        serve_key=told.text("HELEXA_SERVE_KEY") or None,
+        max_open_requests=told.integer("HELEXA_MAX_OPEN_REQUESTS", 4096, minimum=1),
+        max_waiting_requests=told.integer("HELEXA_MAX_WAITING_REQUESTS", 2000, minimum=0),
+        max_stored_responses=told.integer("HELEXA_MAX_STORED_RESPONSES", 10_000, minimum=0),
+        max_stored_response_bytes=told.integer(
             "HELEXA_MAX_STORED_RESPONSE_BYTES", 1024 * 1024 * 1024, minimum=0
         ),
-        max_stored_files=_integer("HELEXA_MAX_STORED_FILES", 1000, minimum=0),
-        max_stored_file_bytes=_integer(
+        max_stored_files=told.integer("HELEXA_MAX_STORED_FILES", 1000, minimum=0),
+        max_stored_file_bytes=told.integer(
             "HELEXA_MAX_STORED_FILE_BYTES", 4 * 1024 * 1024 * 1024, minimum=0
         ),
-        max_open_batches=_integer("HELEXA_MAX_OPEN_BATCHES", 100, minimum=0),
-        batch_discount_percent=_percent("HELEXA_BATCH_DISCOUNT_PERCENT", 0),
-        max_open_body_bytes=_integer("HELEXA_MAX_OPEN_BODY_BYTES", 256 * 1024 * 1024, minimum=1024),
-        response_retention_days=_integer("HELEXA_RESPONSE_RETENTION_DAYS", 30, minimum=0),
-        ledger_retention_days=_integer("HELEXA_LEDGER_RETENTION_DAYS", 400, minimum=0),
-        has_public_bench=_flag("HELEXA_BENCH_PUBLIC"),
-        redis_stall_s=_integer(STALL_LIMIT_VARIABLE, DEFAULT_STALL_LIMIT_S, minimum=1),
+        max_open_batches=told.integer("HELEXA_MAX_OPEN_BATCHES", 100, minimum=0),
+        batch_discount_percent=told.percent("HELEXA_BATCH_DISCOUNT_PERCENT", 0),
+        max_open_body_bytes=told.integer(
+            "HELEXA_MAX_OPEN_BODY_BYTES", 256 * 1024 * 1024, minimum=1024
+        ),
+        response_retention_days=told.integer("HELEXA_RESPONSE_RETENTION_DAYS", 30, minimum=0),
+        ledger_retention_days=told.integer("HELEXA_LEDGER_RETENTION_DAYS", 400, minimum=0),
+        has_public_bench=told.flag("HELEXA_BENCH_PUBLIC"),
+        redis_stall_s=told.integer(STALL_LIMIT_VARIABLE, DEFAULT_STALL_LIMIT_S, minimum=1),
     )
 
 
@@ -190,31 +158,8 @@ def _private_redis_url(data_dir: Path) -> str | None:
         return None
 
 
-def _metrics(name: str) -> MetricsSetting:
+def _metrics(told: Variables, name: str) -> MetricsSetting:
     try:
-        return parse_metrics_listen(os.environ.get(name))
+        return parse_metrics_listen(told.text_or_none(name))
     except MetricsListenError as error:
         raise ConfigError(f"{name}: {error}") from error
-
-
-def _words(name: str) -> tuple[str, ...]:
-    return tuple(word for word in os.environ.get(name, "").replace(",", " ").split() if word)
-
-
-def _origins(name: str) -> tuple[str, ...]:
-    origins = _words(name)
-    for origin in origins:
-        if origin != "*" and not ORIGIN.fullmatch(origin):
-            raise ConfigError(f"{name}: {origin!r} is not like https://chat.example.org")
-    return origins
-
-
-def _networks(name: str) -> tuple[Network, ...]:
-    """Addresses and CIDR networks, as ``127.0.0.1, 10.1.0.0/16``."""
-    networks = []
-    for word in _words(name):
-        try:
-            networks.append(ipaddress.ip_network(word))
-        except ValueError as error:
-            raise ConfigError(f"{name}: {error}") from None
-    return tuple(networks)

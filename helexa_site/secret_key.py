@@ -11,7 +11,8 @@ import secrets
 import tempfile
 from pathlib import Path
 
-from helexa_site.config import SECRET_KEY_FILE, Config, ConfigError
+from helexa_site.config import SECRET_KEY_FILE, Config
+from helexa_site.variables import ConfigError
 
 SECRET_KEY_BYTES = 48
 

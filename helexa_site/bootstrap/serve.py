@@ -23,7 +23,8 @@ from helexa_site.bootstrap.errors import BootstrapError, PortInUseError
 from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.start import start
 from helexa_site.bootstrap.supervisor import Supervisor
-from helexa_site.config import Config, ConfigError, read_config
+from helexa_site.config import Config, read_config
+from helexa_site.variables import ConfigError
 from inference.logs.setup import configure_logging
 
 START_GRACE_S = 2.0

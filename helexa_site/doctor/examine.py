@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from helexa_site.bootstrap.arguments import DoctorOptions
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.requirements import installed_version, unmet_requirements
-from helexa_site.config import Config, ConfigError, read_config
+from helexa_site.config import Config, read_config
 from helexa_site.doctor.findings import Finding, failed, ok, warning
+from helexa_site.variables import ConfigError
 
 Check = tuple[str, Callable[[], Iterator[Finding]]]
 REQUIREMENTS = "requirements.txt"

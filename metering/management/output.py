@@ -15,7 +15,7 @@ from django.db import Error as DjangoDatabaseError
 from rich.console import Console
 from rich.table import Table
 
-from helexa_site.config import ConfigError
+from helexa_site.variables import ConfigError
 from metering.errors import MeteringError, MeteringValueError
 from metering.selectors import BudgetStatus
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.config import ConfigError, read_config
+from helexa_site.config import read_config
+from helexa_site.variables import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from helexa_site.config import ConfigError, read_config
+from helexa_site.config import read_config
 from helexa_site.metrics_listen import MetricsListenError, parse_metrics_listen
+from helexa_site.variables import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from django.conf import settings
 
-from helexa_site.config import ConfigError, read_config
+from helexa_site.config import read_config
+from helexa_site.variables import ConfigError
 from metering import retention, store, tasks
 from metering.models import LedgerEntry, UsageHour
 from tests.metering.operations import settle as an_entry

@@ -11,7 +11,8 @@ from django.conf import settings
 from django.db import OperationalError
 
 from helexa_site.celery import TASK_FORGET_RESPONSES, app
-from helexa_site.config import ConfigError, read_config
+from helexa_site.config import read_config
+from helexa_site.variables import ConfigError
 from inference.conversations import services, tasks
 from metering.actor import CONTROL, Actor
 
