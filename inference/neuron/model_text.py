@@ -71,6 +71,8 @@ class ModelText:
             found.append("structured_output")
         if self.tool_format is not None:
             found.append("tool_call")
+        if self.report.vision is not None:
+            found.append("vision")
         if self.markers is not None and self._template_thinks(self.markers):
             found.append("reasoning")
         return found

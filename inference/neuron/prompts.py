@@ -21,6 +21,7 @@ from inference.neuron.errors import (
     prompt_too_long,
     text_too_long,
 )
+from inference.neuron.images import PlacedImage, check_sees, images_of, placed
 from inference.neuron.limits import AnswerLimit, answer_limit, prompt_param
 from inference.neuron.model_text import ModelText
 from inference.neuron.output_rules import request_grammar
@@ -79,6 +80,8 @@ class Prepared:
     """Those that the answer may call."""
     num_lost_turns: int = 0
     """The oldest, which did not fit and might be left out."""
+    images: Sequence[PlacedImage] = ()
+    """Of the prompt, which is one then."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -90,7 +93,7 @@ def prepare(
 ) -> Prepared:
     """Raises ``RequestRefusedError`` with the failure to tell the client."""
     request, num_lost_turns = _fitting(request, text)
-    prompts = _prompts(request.input, text, text.report.context_tokens - 1)
+    prompts, images = _prompts(request.input, text, text.report.context_tokens - 1)
     allowance.check_prompt(sum(map(len, prompts)))
     limit = answer_limit(
         request,
@@ -122,6 +125,7 @@ def prepare(
         starts_thinking=starts_thinking,
         tools=rendered_tools(request.input),
         num_lost_turns=num_lost_turns,
+        images=images,
     )
 
 
@@ -133,7 +137,7 @@ def _fitting(request: GenerationRequest, text: ModelText) -> tuple[GenerationReq
 
     def fits(chat: ChatInput) -> bool:
         try:
-            (prompt,) = _prompts(chat, text, max(1, room))
+            (prompt,), _ = _prompts(chat, text, max(1, room))
         except RequestRefusedError as refused:
             if refused.failure.code != "context_length_exceeded":
                 raise
@@ -161,7 +165,7 @@ def _thinking_limit(
 def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
     """Raises ``RequestRefusedError``, also for what no answer could be held to: the same request is
     meant to be sent."""
-    (prompt,) = _prompts(request.input, text, None)
+    (prompt,), _ = _prompts(request.input, text, None)
     asked = GenerationRequest(
         model=request.model, input=request.input, output_format=request.output_format
     )
@@ -171,18 +175,31 @@ def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
 
 def _prompts(
     given: ChatInput | TextInput | TokensInput, text: ModelText, max_tokens: int | None
-) -> list[list[int]]:
-    """``max_tokens`` of each; ``None``: any number."""
+) -> tuple[list[list[int]], list[PlacedImage]]:
+    """``max_tokens`` of each; ``None``: any number. Only a chat has images."""
     match given:
         case ChatInput():
-            prompt = chat_prompt(given, text, max_tokens)
-            return [_not_empty(_encoded(prompt, given, text, max_tokens), "messages")]
+            prompt, images = _chat_tokens(given, text, max_tokens)
+            return [_not_empty(prompt, "messages")], images
         case TextInput(texts=texts):
-            return [_not_empty(_encoded(one, given, text, max_tokens)) for one in texts]
+            return [_not_empty(_encoded(one, given, text, max_tokens)) for one in texts], []
         case TokensInput(prompts=prompts):
             return [
                 _not_empty(checked_ids(token_ids, given, text, max_tokens)) for token_ids in prompts
-            ]
+            ], []
+
+
+def _chat_tokens(
+    chat: ChatInput, text: ModelText, max_tokens: int | None
+) -> tuple[list[int], list[PlacedImage]]:
+    images, vision = images_of(chat), text.report.vision
+    check_sees(images, vision)
+    token_ids = _encoded(chat_prompt(chat, text, max_tokens), chat, text, max_tokens)
+    token_ids, found = placed(token_ids, images, vision)
+    if max_tokens is not None and len(token_ids) > max_tokens:
+        failure = prompt_too_long(len(token_ids), text.report.context_tokens, prompt_param(chat))
+        raise RequestRefusedError(failure)
+    return token_ids, found
 
 
 def chat_prompt(chat: ChatInput, text: ModelText, max_tokens: int | None) -> str:

@@ -30,6 +30,7 @@ from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuro
 from inference.neuron.event_publisher import EventPublisher
 from inference.neuron.fetcher import Fetcher
 from inference.neuron.heartbeat import GatewayWatch, Heart, HeartbeatWriter
+from inference.neuron.images import ImageReader
 from inference.neuron.inbox import Inbox
 from inference.neuron.intake import Intake
 from inference.neuron.load_admission import LoadAdmission
@@ -98,8 +99,14 @@ class NeuronService:
             on_lost=self._table.forget,
             keep_s=stall_limit_s + KEPT_AFTER_LIMIT_S,
         )
+        self._images = ImageReader(client, neuron=name)
         self._intake = Intake(
-            Starter(table=self._table, publish=self._publisher.publish, take=self._take)
+            Starter(
+                table=self._table,
+                publish=self._publisher.publish,
+                take=self._take,
+                read_images=self._images.read,
+            )
         )
         self._inbox = Inbox(client, neuron=name, handle=self._handle)
         self._specs = SpecStore(client, neuron=name)
@@ -203,6 +210,7 @@ class NeuronService:
     def _end_everything(self, replicas: list[Replica]) -> None:
         self.downloads.stop()
         self._heart.stop(timeout_s=1.0)
+        self._images.stop()
         self._intake.stop()
         self._publisher.publish(self._table.fail_all(neuron_stopping()))
         self._publisher.flush(FAREWELL_S)

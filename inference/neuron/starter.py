@@ -24,6 +24,7 @@ from inference.neuron.errors import (
     model_recovering,
     wrong_kind,
 )
+from inference.neuron.images import sequence_images
 from inference.neuron.live_request import AddressedEvent, Answer, sequence_id
 from inference.neuron.model_text import ModelText
 from inference.neuron.prompts import Prepared, count_tokens, prepare, used_sampling
@@ -41,6 +42,7 @@ from inference.protocol.generation import (
     TokenCountRequest,
     TokenizeRequest,
 )
+from inference.protocol.images import SequenceImage
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +54,14 @@ class Starter:
         table: RequestTable,
         publish: Callable[[list[AddressedEvent]], None],
         take: Callable[[str], tuple[EngineProcess, ModelText]],
+        read_images: Callable[[str], dict[str, bytes]],
     ) -> None:
-        """``take`` gives what runs a model's request or raises ``RequestRefusedError``."""
+        """``take`` gives what runs a model's request, ``read_images`` a request's images by
+        digest; both raise ``RequestRefusedError``."""
         self._table = table
         self._publish = publish
         self._take = take
+        self._read_images = read_images
 
     def admit(self, submit: Submit) -> bool:
         """Before it waits for anything. ``False``: it was delivered before."""
@@ -110,7 +115,10 @@ class Starter:
         request_id = submit.request_id
         prepared = prepare(request, text, Allowance.of(submit))
         answer = build_answer(request_id, request, prepared, text)
-        commands = _commands(submit, request.n, prepared)
+        images = []
+        if prepared.images:
+            images = sequence_images(prepared.images, self._read_images(request_id))
+        commands = _commands(submit, request.n, prepared, images)
         accepted = Accepted(
             request_id=request_id,
             prompt_tokens=prepared.num_prompt_tokens,
@@ -178,7 +186,9 @@ def _suits(request: Request, text: ModelText) -> bool:
     return kind == "generation"
 
 
-def _commands(submit: Submit, n: int, prepared: Prepared) -> Iterator[SubmitSequence]:
+def _commands(
+    submit: Submit, n: int, prepared: Prepared, images: list[SequenceImage]
+) -> Iterator[SubmitSequence]:
     """One sequence for each choice; with a seed, each choice has its own."""
     request_id = submit.request_id
     seed = prepared.params.seed
@@ -198,4 +208,5 @@ def _commands(submit: Submit, n: int, prepared: Prepared) -> Iterator[SubmitSequ
                 is_anonymous=submit.is_anonymous or submit.yields,
                 # Nobody's account is called that: it is what the anonymous share.
                 cache_salt="" if submit.is_anonymous else submit.account,
+                images=images,
             )

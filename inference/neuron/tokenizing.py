@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.neuron.errors import RequestRefusedError
+from inference.neuron.images import check_sees, images_of, placed
 from inference.neuron.model_text import ModelText
 from inference.neuron.prompts import chat_prompt, checked_ids
 from inference.protocol.events import Failure, Tokenized
@@ -22,7 +23,10 @@ def tokenized(request_id: str, request: TokenizeRequest, text: ModelText) -> Tok
     told_text = ""
     match request.input:
         case ChatInput() as chat:
+            images, vision = images_of(chat), text.report.vision
+            check_sees(images, vision)
             token_ids = _encoded(chat_prompt(chat, text, None), request, text)
+            token_ids, _ = placed(token_ids, images, vision)
         case TextInput(texts=texts):
             (one,) = texts
             token_ids = _encoded(one, request, text)

@@ -79,6 +79,7 @@ Capability = Literal[
     "logprobs",
     "structured_output",
     "tool_call",
+    "vision",
     "reasoning",
     "embeddings",
     "rerank",

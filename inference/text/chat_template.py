@@ -70,18 +70,20 @@ class ChatTemplate:
         """The prompt, as a rule up to where the assistant speaks, special tokens (bos too) written
         out.
 
-        Raises ``TemplateRenderError`` for a chat with tools that the template cannot express;
-        without tools a refusing template is replaced by ChatML, which the log tells.
+        Raises ``TemplateRenderError`` for a chat with tools or images that the template cannot
+        express; without them a refusing template is replaced by ChatML, which the log tells.
         """
         _check_kwargs(chat.template_kwargs)
         source = self._source(chat)
         if source is None:
+            if _has_images(chat):
+                raise TemplateRenderError("this model has no chat template, which images need")
             log.warning("the model has no chat template: rendering plain ChatML")
             return self._render_chatml(chat)
         try:
             rendered = self._render_arranged(source, chat)
         except Exception as error:  # templates are foreign code and may raise anything
-            if _is_about_tools(chat):
+            if _is_about_tools(chat) or _has_images(chat):
                 raise TemplateRenderError(f"the model's chat template failed: {error}") from error
             log.warning("chat template failed (%s): rendering plain ChatML", error)
             return self._render_chatml(chat)
@@ -155,6 +157,10 @@ def _is_about_tools(chat: ChatInput) -> bool:
     return in_history or bool(rendered_tools(chat))
 
 
+def _has_images(chat: ChatInput) -> bool:
+    return any(message.images for message in chat.messages)
+
+
 def _tool(tool: ToolDefinition) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
@@ -170,11 +176,17 @@ def _check_results_are_kept(rendered: str, messages: list[ChatMessage]) -> None:
     for message in messages:
         if message.role != "tool":
             continue
-        text = (message.content or "").strip()
-        found = rendered.find(text, position)
-        if found < 0:
-            raise TemplateRenderError("this model's chat template drops what a tool returned")
-        position = found + len(text)
+        for text in _texts(message):
+            found = rendered.find(text, position)
+            if found < 0:
+                raise TemplateRenderError("this model's chat template drops what a tool returned")
+            position = found + len(text)
+
+
+def _texts(message: ChatMessage) -> list[str]:
+    """Images stand between them."""
+    parts = message.parts if message.images else [message.content or ""]
+    return [part.strip() for part in parts if isinstance(part, str)]
 
 
 def _keeps_system_texts(rendered: str, messages: list[ChatMessage]) -> bool:

@@ -36,7 +36,7 @@ def plain_turns(messages: list[ChatMessage]) -> list[Turn]:
 
 def _turn(message: ChatMessage) -> Turn:
     """Absent fields are left out, as templates test for their presence."""
-    turn: Turn = {"role": message.role, "content": message.content or ""}
+    turn: Turn = {"role": message.role, "content": _content(message)}
     if message.name is not None:
         turn["name"] = message.name
     if message.tool_call_id is not None:
@@ -46,6 +46,17 @@ def _turn(message: ChatMessage) -> Turn:
     if message.reasoning is not None:
         turn["reasoning_content"] = message.reasoning
     return turn
+
+
+def _content(message: ChatMessage) -> str | list[dict[str, str]]:
+    """Templates of models that see take a list where a turn has images, and write what stands for
+    each; the others are given text alone."""
+    if not message.images:
+        return message.content or ""
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+        for part in message.parts
+    ]
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
@@ -91,7 +102,14 @@ def _system_arrangements(turns: list[Turn]) -> Iterator[list[Turn]]:
     text = "\n\n".join(turn["content"] for turn in systems if turn["content"])
     yield [{**systems[0], "content": text}, *others]
     if others and others[0]["role"] == "user":
-        first = {**others[0], "content": f"{text}\n\n{others[0]['content']}"}
-        yield [first, *others[1:]]
+        yield [_led(others[0], text), *others[1:]]
     if len(systems) > 1 or turns[0]["role"] != "system":
         yield turns
+
+
+def _led(turn: Turn, text: str) -> Turn:
+    """With that text before its own."""
+    said = turn["content"]
+    if isinstance(said, str):
+        return {**turn, "content": f"{text}\n\n{said}"}
+    return {**turn, "content": [{"type": "text", "text": f"{text}\n\n"}, *said]}

@@ -53,6 +53,27 @@ def thinking_dir(byte_level_dir: Path, tmp_path_factory: pytest.TempPathFactory)
     return _save(tokenizer, config, tmp_path_factory.mktemp("thinking"))
 
 
+SEEING_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Writes images as Qwen's templates do."""
+
+
+@pytest.fixture(scope="session")
+def seeing_dir(byte_level_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``byte_level_dir`` with the tokens that stand for images, and a template that writes them.
+    The pad is the vocabulary's last."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(byte_level_dir / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"])
+    config = json.loads((byte_level_dir / "tokenizer_config.json").read_text())
+    config["chat_template"] = SEEING_TEMPLATE
+    return _save(tokenizer, config, tmp_path_factory.mktemp("seeing"))
+
+
 @pytest.fixture(scope="session")
 def sentencepiece_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """BPE with byte fallback and a bos, as converted from sentencepiece: like Llama 2, Mistral."""

@@ -12,11 +12,13 @@ source, ``fake:rate=200,load_s=0.1,crash_after=5``, and the spec's file names a 
     hang_after   after so many steps it says nothing any more
     context      the context limit it reports
     takes_gb     how much memory it reports to have taken
+    sees         the token that is an image's pad: it takes images, and looks whether they fit
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import queue
 import signal
@@ -48,6 +50,7 @@ from inference.protocol.engine import (
     decode_engine_command,
     encode_engine_frame,
 )
+from inference.protocol.images import VisionInput
 from inference.protocol.load import LoadFailure, LoadProgress, LoadReport, LoadSpec, LoadStage
 from inference.protocol.sampling import TokenLogprob
 
@@ -141,6 +144,9 @@ class FakeEngine:
         if submit.params.seed == 666:
             del self.sequences[sequence_id]
             return SequenceFailed(sequence_id=sequence_id, code="queue_full", message="full")
+        if problem := self._image_problem(submit):
+            del self.sequences[sequence_id]
+            return SequenceFailed(sequence_id=sequence_id, code="invalid_image", message=problem)
         token_id = submit.token_ids[sequence.num_output % len(submit.token_ids)]
         sequence.num_output += 1
         is_last = sequence.num_output == submit.params.max_tokens
@@ -156,6 +162,20 @@ class FakeEngine:
             num_output_tokens=sequence.num_output if is_last else 0,
         )
 
+    def _image_problem(self, submit: SubmitSequence) -> str:
+        pad = int(self.options.get("sees", -1))
+        places = [index for index, token in enumerate(submit.token_ids) if token == pad]
+        said = [
+            place
+            for image in submit.images
+            for place in range(image.first_token, image.first_token + image.num_tokens)
+        ]
+        if places != said:
+            return f"pads at {places}, images at {said}"
+        if any(hashlib.sha256(one.data).hexdigest() != one.digest for one in submit.images):
+            return "an image's bytes are another's"
+        return ""
+
     def _stats(self) -> EngineStats:
         return EngineStats(
             in_flight=len(self.sequences),
@@ -167,8 +187,17 @@ class FakeEngine:
             last_forward_unix_s=None,
         )
 
+    def _vision(self) -> VisionInput | None:
+        pad = int(self.options.get("sees", -1))
+        if pad < 0:
+            return None
+        return VisionInput(
+            pad_token_id=pad, patch_px=16, merge=2, min_pixels=2048, max_pixels=65_536
+        )
+
     def _report(self) -> LoadReport:
         return LoadReport(
+            vision=self._vision(),
             architecture="fake",
             device=self.spec.devices[0] if self.spec.devices else "cpu",
             dtype="float32",

@@ -168,6 +168,7 @@ class Neuron:
             table=self.table,
             publish=self._publish,
             take=lambda model: (self.engine, text),  # type: ignore[arg-type, return-value]
+            read_images=lambda _: {},
         )
 
     def _publish(self, events: list[AddressedEvent]) -> None:

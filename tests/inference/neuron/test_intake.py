@@ -45,7 +45,12 @@ class Neuron:
         self.events: dict[str, list[Event]] = {}
         self.begun: list[str] = []
         self.gate = threading.Event()
-        starter = Starter(table=self.table, publish=self.publish, take=self.take)
+        starter = Starter(
+            table=self.table,
+            publish=self.publish,
+            take=self.take,
+            read_images=lambda _: {},
+        )
         self.intake = Intake(starter, limits)
 
     def publish(self, events: list[AddressedEvent]) -> None:
