@@ -13,6 +13,7 @@ from fleet import live, selectors, services
 from fleet.cache_reports import read_cache_reports
 from fleet.errors import SnapshotUnavailableError
 from fleet.leadership import Leadership
+from fleet.neuron_rows import rows_by_neuron
 from fleet.watch import FleetWatch
 from helexa_site.celery import TASK_RECONCILE, TASK_RECORD_HEARTBEATS, app
 
@@ -35,10 +36,10 @@ def record_heartbeats() -> None:
     except SnapshotUnavailableError as error:
         logger.warning("heartbeats not recorded: %s", error)
         return
-    for report in fleet.reports:
-        with leadership.fenced():
-            services.report_record(report=report)
     with leadership.fenced():
+        rows = rows_by_neuron(one.name for one in fleet.reports if one.heartbeat is not None)
+        for report in fleet.reports:
+            services.report_record(report=report, rows=rows.get(report.name))
         services.silent_neurons_mark_away(snapshot=fleet.snapshot())
         services.load_jobs_expire()
         services.downloads_record(reports=cache_reports)

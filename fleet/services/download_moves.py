@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Q
 from django.utils import timezone
 
 from fleet import neuron_client, selectors
@@ -51,17 +50,24 @@ def downloads_record(*, reports: Mapping[str, CacheReport], now: datetime | None
 def downloads_expire(*, now: datetime | None = None) -> int:
     """Fails the active downloads that nobody is working on; returns how many."""
     now = now or timezone.now()
-    return (
-        _expire(
-            Q(neuron__status=NeuronStatus.AWAY, neuron__status_since__lt=now - AWAY_TIMEOUT),
-            LoadFailure(code="neuron_away", message="The neuron went away during the download"),
-        )
-        + _expire(Q(reported_at__lt=now - SILENCE_TIMEOUT), LOST)
-        + _expire(
-            Q(reported_at=None, created_at__lt=now - PICKUP_TIMEOUT),
-            LoadFailure(code="not_picked_up", message="The neuron did not take up the download"),
-        )
+    failures = ((download, _abandoned(download, now)) for download in selectors.downloads_active())
+    return sum(
+        _end(download, LoadJobStatus.FAILED, failure)
+        for download, failure in failures
+        if failure is not None
     )
+
+
+def _abandoned(download: Download, now: datetime) -> LoadFailure | None:
+    """Why nobody works on an active download, if nobody does."""
+    neuron, reported_at = download.neuron, download.reported_at
+    if neuron.status == NeuronStatus.AWAY and neuron.status_since < now - AWAY_TIMEOUT:
+        return LoadFailure(code="neuron_away", message="The neuron went away during the download")
+    if reported_at is not None:
+        return LOST if reported_at < now - SILENCE_TIMEOUT else None
+    if download.created_at < now - PICKUP_TIMEOUT:
+        return LoadFailure(code="not_picked_up", message="The neuron did not take up the download")
+    return None
 
 
 def download_not_sent(*, download: Download) -> None:
@@ -134,8 +140,3 @@ def _claim(download: Download, status: LoadJobStatus, values: Mapping[str, Any])
         for name, value in {"status": status, **values}.items():
             setattr(download, name, value)
     return claimed == 1
-
-
-def _expire(condition: Q, failure: LoadFailure) -> int:
-    downloads = selectors.downloads_active().filter(condition)
-    return sum(_end(download, LoadJobStatus.FAILED, failure) for download in downloads)

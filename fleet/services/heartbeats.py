@@ -22,14 +22,14 @@ from django.db import (
 )
 from django.utils import timezone
 
-from fleet import selectors
 from fleet.lifecycles import (
     NEURON_TRANSITIONS,
     NeuronStatus,
     RecordedReplicaStatus,
     ensure_transition,
 )
-from fleet.models import CatalogueModel, Device, Neuron, NeuronWish, Replica
+from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish, Replica
+from fleet.neuron_rows import NeuronRows, neuron_rows
 from fleet.reports import Report, tell_refusal
 from fleet.services.job_moves import load_job_advance
 from fleet.services.load_measurements import prefill_averages_record
@@ -52,14 +52,15 @@ DRAIN_SETTLES_AFTER = timedelta(seconds=3)
 """Two heartbeats and what a gateway's snapshot may be old."""
 
 
-def report_record(*, report: Report) -> bool:
+def report_record(*, report: Report, rows: NeuronRows | None = None) -> bool:
     """Whether it was recorded. Whatever is wrong with a report is its neuron's problem and no other
-    neuron's; a database that is away is everybody's, and raised."""
+    neuron's; a database that is away is everybody's, and raised. ``rows``: of that neuron, where
+    they have been read."""
     problem = report.problem
     if report.heartbeat is not None:
         try:
             with transaction.atomic():
-                heartbeat_record(heartbeat=report.heartbeat)
+                heartbeat_record(heartbeat=report.heartbeat, rows=rows)
             return True
         except (DataError, IntegrityError, ValueError, OverflowError) as error:
             problem = tell_refusal(report.name, f"it cannot be stored: {error}")
@@ -72,15 +73,17 @@ def report_record(*, report: Report) -> bool:
     return False
 
 
-def heartbeat_record(*, heartbeat: NeuronHeartbeat) -> None:
+def heartbeat_record(*, heartbeat: NeuronHeartbeat, rows: NeuronRows | None = None) -> None:
     """Brings the neuron, its devices and its replicas up to date, advances its load jobs and keeps
-    how fast its prompts go."""
+    how fast its prompts go. ``rows``: of that neuron, where they have been read."""
     now = timezone.now()
-    neuron = _neuron_record(heartbeat, neuron_wish_of_first_sight(heartbeat.name), now)
-    _devices_record(neuron, heartbeat.devices, refresh=neuron.last_seen_at == now)
-    _replicas_record(neuron, heartbeat.replicas)
-    _load_jobs_advance(neuron, heartbeat.replicas, now)
-    prefill_averages_record(neuron=neuron, states=heartbeat.replicas)
+    rows = rows or neuron_rows(heartbeat.name)
+    wish = rows.wish or neuron_wish_of_first_sight(heartbeat.name)
+    neuron = _neuron_record(rows.neuron, heartbeat, wish, now)
+    _devices_record(neuron, rows.devices, heartbeat.devices, refresh=neuron.last_seen_at == now)
+    _replicas_record(neuron, rows.replicas, heartbeat.replicas)
+    _load_jobs_advance(rows.active_jobs, heartbeat.replicas, now)
+    prefill_averages_record(rows=rows.measurements, states=heartbeat.replicas)
 
 
 def silent_neurons_mark_away(*, snapshot: FleetSnapshot) -> int:
@@ -117,7 +120,9 @@ def _problem_record(name: str, problem: str) -> None:
     _write(neuron, {"problems": [problem]})
 
 
-def _neuron_record(heartbeat: NeuronHeartbeat, wish: NeuronWish, now: datetime) -> Neuron:
+def _neuron_record(
+    neuron: Neuron | None, heartbeat: NeuronHeartbeat, wish: NeuronWish, now: datetime
+) -> Neuron:
     """The row, with ``last_seen_at == now`` when it was written."""
     status = _status(heartbeat, wish)
     described: dict[str, Any] = {
@@ -133,12 +138,13 @@ def _neuron_record(heartbeat: NeuronHeartbeat, wish: NeuronWish, now: datetime) 
         "status": status,
     }
     seen = {"last_seen_at": now, "free_memory_bytes": heartbeat.host.free_memory_bytes}
-    neuron, created = Neuron.objects.get_or_create(
-        name=heartbeat.name, defaults={"status_since": now, **described, **seen}
-    )
-    if created:
-        logger.info("neuron %s is new (%s)", neuron.name, neuron.status)
-        return neuron
+    if neuron is None:
+        neuron, created = Neuron.objects.get_or_create(
+            name=heartbeat.name, defaults={"status_since": now, **described, **seen}
+        )
+        if created:
+            logger.info("neuron %s is new (%s)", neuron.name, neuron.status)
+            return neuron
     if neuron.status != status:
         before = NeuronStatus(neuron.status)
         ensure_transition(NEURON_TRANSITIONS, before, status)
@@ -181,9 +187,11 @@ def _is_busy(state: ReplicaState) -> bool:
     return state.stats is not None and state.stats.in_flight + state.stats.queue_depth > 0
 
 
-def _devices_record(neuron: Neuron, infos: list[DeviceInfo], *, refresh: bool) -> None:
+def _devices_record(
+    neuron: Neuron, known: list[Device], infos: list[DeviceInfo], *, refresh: bool
+) -> None:
     """``refresh``: also write the free memory, which differs each second."""
-    rows = {(row.kind, row.index): row for row in Device.objects.filter(neuron=neuron)}
+    rows = {(row.kind, row.index): row for row in known}
     for info in infos:
         values = _device_values(info)
         row = rows.pop((info.kind, info.index), None)
@@ -207,8 +215,8 @@ def _device_values(info: DeviceInfo) -> dict[str, Any]:
     }
 
 
-def _replicas_record(neuron: Neuron, states: list[ReplicaState]) -> None:
-    rows = {row.model_name: row for row in Replica.objects.filter(neuron=neuron)}
+def _replicas_record(neuron: Neuron, known: list[Replica], states: list[ReplicaState]) -> None:
+    rows = {row.model_name: row for row in known}
     for state in states:
         row = rows.pop(state.model, None)
         if row is None:
@@ -244,9 +252,9 @@ def _replica_values(state: ReplicaState) -> dict[str, Any]:
     return values
 
 
-def _load_jobs_advance(neuron: Neuron, states: list[ReplicaState], now: datetime) -> None:
+def _load_jobs_advance(jobs: list[LoadJob], states: list[ReplicaState], now: datetime) -> None:
     by_model = {state.model: state for state in states}
-    for job in selectors.load_jobs_active().filter(neuron=neuron):
+    for job in jobs:
         load_job_advance(job=job, state=by_model.get(job.model_name), now=now)
 
 
@@ -260,7 +268,9 @@ def _write(row: models.Model, values: dict[str, Any]) -> None:
     for name in changed:
         setattr(row, name, values[name])
     if changed:
-        row.save(update_fields=changed)
+        # A row that somebody deleted meanwhile is not made again.
+        of_same_kind = type(row)._default_manager.filter(pk=row.pk)
+        of_same_kind.update(**{name: values[name] for name in changed})
 
 
 def _moment(unix_s: float) -> datetime:

@@ -115,24 +115,25 @@ def load_job_cancel(*, actor: Actor, job: LoadJob) -> LoadJob:
 def load_jobs_expire(*, now: datetime | None = None) -> int:
     """Fails the active jobs that nobody is working on; returns how many."""
     now = now or timezone.now()
-    return (
-        _expire(
-            Q(neuron__status=NeuronStatus.AWAY, neuron__status_since__lt=now - SILENCE_TIMEOUT),
-            LoadFailure(code="neuron_away", message="The neuron went away during the job"),
-        )
-        + _expire(
-            Q(status=LoadJobStatus.RUNNING, reported_at__lt=now - SILENCE_TIMEOUT),
-            LoadFailure(code="load_lost", message="The neuron no longer reports this job"),
-        )
-        + _expire(
-            Q(
-                status=LoadJobStatus.PENDING,
-                created_at__lt=now - PICKUP_TIMEOUT,
-                replacement=None,
-            ),
-            LoadFailure(code="not_picked_up", message="The neuron did not take up the job"),
-        )
+    failures = ((job, _abandoned(job, now)) for job in selectors.load_jobs_active())
+    return sum(
+        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+        for job, failure in failures
+        if failure is not None
     )
+
+
+def _abandoned(job: LoadJob, now: datetime) -> LoadFailure | None:
+    """Why nobody works on an active job, if nobody does."""
+    neuron = job.neuron
+    if neuron.status == NeuronStatus.AWAY and neuron.status_since < now - SILENCE_TIMEOUT:
+        return LoadFailure(code="neuron_away", message="The neuron went away during the job")
+    if job.status == LoadJobStatus.RUNNING:
+        if job.reported_at is not None and job.reported_at < now - SILENCE_TIMEOUT:
+            return LoadFailure(code="load_lost", message="The neuron no longer reports this job")
+    elif job.replacement is None and job.created_at < now - PICKUP_TIMEOUT:
+        return LoadFailure(code="not_picked_up", message="The neuron did not take up the job")
+    return None
 
 
 def _waiting_reload_cancel(actor: Actor, job: LoadJob) -> LoadJob:
@@ -145,8 +146,3 @@ def _waiting_reload_cancel(actor: Actor, job: LoadJob) -> LoadJob:
                 detail={"neuron": job.neuron.name, "load_job": str(job.pk)},
             )
     return job
-
-
-def _expire(condition: Q, failure: LoadFailure) -> int:
-    jobs = selectors.load_jobs_active().filter(condition)
-    return sum(load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure) for job in jobs)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.utils import timezone
+
 from fleet import selectors
 from fleet.models import CatalogueModel, LoadMeasurement, Neuron
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
@@ -52,15 +54,12 @@ def load_need_record(
         selectors.catalogue_cache_clear()
 
 
-def prefill_averages_record(*, neuron: Neuron, states: list[ReplicaState]) -> None:
-    """The speeds that requests had on this neuron's replicas."""
+def prefill_averages_record(*, rows: list[LoadMeasurement], states: list[ReplicaState]) -> None:
+    """The speeds that requests had on a neuron's replicas. ``rows``: of that neuron."""
     live = {state.model: state for state in states if _has_average(state)}
-    if not live:
-        return
-    rows = LoadMeasurement.objects.filter(neuron=neuron, model__name__in=live)
-    for row in rows.select_related("model"):
-        state = live[row.model.name]
-        if _is_news(row, state):
+    for row in rows:
+        state = live.get(row.model.name)
+        if state is not None and _is_news(row, state):
             _write_speed(row, state)
 
 
@@ -103,14 +102,10 @@ def _is_news(row: LoadMeasurement, state: ReplicaState) -> bool:
 def _write_speed(row: LoadMeasurement, state: ReplicaState) -> None:
     assert state.stats is not None and state.stats.prefill_speed is not None
     speed: PrefillSpeed = state.stats.prefill_speed
-    row.prefill_token_s, row.prefill_growth_s = speed.token_s, speed.growth_s
-    row.prefill_window_tokens = speed.window_tokens
-    row.save(
-        update_fields=[
-            "prefill_token_s",
-            "prefill_growth_s",
-            "prefill_window_tokens",
-            "measured_at",
-        ]
+    LoadMeasurement.objects.filter(pk=row.pk).update(
+        prefill_token_s=speed.token_s,
+        prefill_growth_s=speed.growth_s,
+        prefill_window_tokens=speed.window_tokens,
+        measured_at=timezone.now(),
     )
     selectors.catalogue_cache_clear()
