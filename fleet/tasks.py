@@ -29,10 +29,10 @@ leadership = Leadership(lambda: live.redis_client())
 def record_heartbeats() -> None:
     """Expiry comes after recording, so that a control that was away does not fail live jobs."""
     client = live.redis_client()
-    neurons = {download.neuron.name for download in selectors.downloads_active()}
+    downloading = {download.neuron.name for download in selectors.downloads_active()}
     try:
         fleet = live.read_live_fleet(client)
-        cache_reports = read_cache_reports(client, sorted(neurons))
+        cache_reports = read_cache_reports(client, sorted(downloading))
     except SnapshotUnavailableError as error:
         logger.warning("heartbeats not recorded: %s", error)
         return
@@ -42,8 +42,9 @@ def record_heartbeats() -> None:
             services.report_record(report=report, rows=rows.get(report.name))
         services.silent_neurons_mark_away(snapshot=fleet.snapshot())
         services.load_jobs_expire()
-        services.downloads_record(reports=cache_reports)
-        services.downloads_expire()
+        if downloading:
+            services.downloads_record(reports=cache_reports)
+            services.downloads_expire()
     services.wishes_publish()
     services.redis_users_apply()
 
@@ -57,8 +58,9 @@ def reconcile() -> None:
         now_s = time.monotonic()
         watched = watch.look(snapshot, reports, now_s)
         plan = services.fleet_plan(watched=watched, turns=watch.turns(snapshot, now_s))
-        with leadership.fenced():
-            services.plan_begin(plan=plan)
+        if plan.actions:
+            with leadership.fenced():
+                services.plan_begin(plan=plan)
         watch.keep(plan.turns, now_s)
         live.publish_turns(client, plan.turns, watched.gone_gateways)
     except SnapshotUnavailableError as error:

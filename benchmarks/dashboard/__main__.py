@@ -7,19 +7,10 @@ heartbeats out of Redis, rows and template, on a SQLite and a Redis of its own. 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
-import tempfile
 import time
-from pathlib import Path
 
-from benchmarks.dashboard.fleet import make_fleet
-from helexa_site.bootstrap.redis_server import (
-    configure_private_redis,
-    discard_private_redis,
-    wait_for_redis,
-)
+from benchmarks.dashboard.stage import reported_fleet
 
 NUM_WARM_UPS = 3
 
@@ -30,35 +21,14 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=1000, help="of all neurons together")
     parser.add_argument("--times", type=int, default=20)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="helexa-dashboard-") as directory:
-        server = configure_private_redis(Path(directory))
-        with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
-            try:
-                wait_for_redis(server.url, is_alive=lambda: process.poll() is None)
-                _measure(Path(directory), server.url, given)
-            finally:
-                process.kill()
-                process.wait()
-                discard_private_redis(server, Path(directory))
+    with reported_fleet(num_neurons=given.neurons, num_replicas=given.replicas):
+        _measure(given)
 
 
-def _measure(directory: Path, redis_url: str, given: argparse.Namespace) -> None:
-    os.environ |= {
-        "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
-        "DATABASE_URL": f"sqlite:///{directory / 'fleet.sqlite3'}",
-        "REDIS_URL": redis_url,
-        "HELEXA_SECRET_KEY": "of a benchmark alone",
-        "HELEXA_ALLOWED_HOSTS": "testserver",
-    }
-    import django
-
-    django.setup()
+def _measure(given: argparse.Namespace) -> None:
     from django.contrib.auth.models import User
-    from django.core.management import call_command
     from django.test import Client
 
-    call_command("migrate", verbosity=0)
-    make_fleet(num_neurons=given.neurons, num_replicas=given.replicas)
     client = Client()
     client.force_login(User.objects.create_superuser("operator"))
     for path in ("/admin/dashboard/board", "/admin/"):
