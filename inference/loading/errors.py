@@ -10,6 +10,7 @@ LoadError
 ├── UnknownArchitectureError    no family here can run it
 ├── BadFileError                a file is there and cannot be used
 │   ├── MissingTensorError      the weight files lack a tensor
+│   ├── BadAdapterError         an adapter does not fit its base, or has what is not computed here
 │   └── UnknownTokenizerError   a GGUF names a rule for cutting text that is not known here
 └── DoesNotFitError             not enough free memory
 """
@@ -80,6 +81,10 @@ class BadFileError(LoadError):
 
 class MissingTensorError(BadFileError):
     """Raised while a model is built, by the tensor's Hugging Face name."""
+
+
+class BadAdapterError(BadFileError):
+    """The message names what of the adapter cannot be had."""
 
 
 class UnknownTokenizerError(BadFileError):

@@ -175,21 +175,37 @@ def download_tokenizer(
 ) -> Path:
     """The folder of a repository's texts (tokenizer, templates, configs), without its weights.
     Raises ``LoadError``."""
+    folder = download_folder(repo, None, TEXT_FILES, cache_dir, on_progress, hub)
+    if folder is None:
+        raise DownloadFailedError(f"{repo} has no tokenizer")
+    return folder
+
+
+def download_folder(
+    repo: str,
+    revision: str | None,
+    wanted: Sequence[str],
+    cache_dir: Path,
+    on_progress: Callable[[LoadProgress], None],
+    hub: Hub | None = None,
+) -> Path | None:
+    """The folder with those files of ``wanted`` that the repository has; ``None``: it has none of
+    them. Raises ``LoadError``."""
     hub = hub or HuggingFaceHub()
     hub_dir = hub_cache_dir(cache_dir)
     try:
-        listing = hub.list_files(repo, None)
-        names = [name for name in TEXT_FILES if name in listing.sizes]
+        listing = hub.list_files(repo, revision)
+        names = [name for name in wanted if name in listing.sizes]
         if not names:
-            raise DownloadFailedError(f"{repo} has no tokenizer")
+            return None
         paths = _fetch_all(hub, repo, listing, names, hub_dir, on_progress)
-        hub.fetch(repo, "main", names[0], hub_dir)  # the cache learns what the name means
+        hub.fetch(repo, revision or "main", names[0], hub_dir)  # the cache learns what that means
     except (OfflineModeIsEnabled, TransportError, LocalEntryNotFoundError, OSError) as error:
         if isinstance(error, HfHubHTTPError):
-            raise _named(repo, None, error) from error
-        return _cached_snapshot(repo, None, hub_dir, error)
+            raise _named(repo, revision, error) from error
+        return _cached_snapshot(repo, revision, hub_dir, error)
     except HFValidationError as error:
-        raise _named(repo, None, error) from error
+        raise _named(repo, revision, error) from error
     return paths[names[0]].parent
 
 

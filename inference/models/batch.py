@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -67,6 +68,9 @@ class Batch:
     such states."""
     state_writes: torch.Tensor | None = None
     """(num_decodes,) slots for those after this step."""
+    adapters: tuple[Any, ...] | None = None
+    """What ``prepare_adapter`` made for each row that decodes and then for each span, ``None`` for
+    those that have none; ``None``: nobody has one."""
 
     @property
     def num_decodes(self) -> int:
@@ -96,6 +100,7 @@ class Batch:
             slots=self.slots[rows],
             spans=(),
             logit_rows=None,
+            adapters=self.adapters and self.adapters[: self.num_decodes],
         )
 
     @cached_property
@@ -114,6 +119,7 @@ class Batch:
                 for span in self.spans
             ),
             logit_rows=None if logit_rows is None else logit_rows[skipped:] - skipped,
+            adapters=self.adapters and self.adapters[skipped:],
         )
 
     @classmethod

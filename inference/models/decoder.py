@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
+from inference.models.adapter import AdapterWeights, TorchAdapter, torch_adapter
+from inference.models.adapter_targets import adaptable_shapes
 from inference.models.attention_mixer import load_attention
 from inference.models.batch import Batch
 from inference.models.config import MixerKind, MlpKind, ModelConfig
@@ -23,6 +25,7 @@ from inference.models.experts import load_sparse_mlp
 from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat
 from inference.models.mlp import load_dense_mlp
+from inference.models.named_weights import NamedWeights
 from inference.models.norms import NoNorm, Norm, load_norm
 from inference.models.paged_kv import PagedKV
 from inference.models.pointwise import Pointwise
@@ -125,6 +128,7 @@ class DecoderModel:
     def __init__(
         self, config: ModelConfig, weights: WeightSource, context_tokens: int, kv_format: KVFormat
     ) -> None:
+        weights = named = NamedWeights(weights)
         self.config = config
         self.dtype = weights.activation_dtype
         self.device = weights.device
@@ -136,6 +140,7 @@ class DecoderModel:
         self._head = (
             self._embedding.as_linear() if config.tie_embeddings else weights.linear("lm_head")
         )
+        self._stacked = _adaptable(config, named)
 
     @property
     def copies_context(self) -> bool:
@@ -145,6 +150,9 @@ class DecoderModel:
         return PagedKV(
             self.config, num_blocks, block_tokens, self.kv_format, self.device, num_state_slots
         )
+
+    def prepare_adapter(self, weights: AdapterWeights) -> TorchAdapter:
+        return torch_adapter(weights, self._stacked, self.device, self.dtype)
 
     def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
         """Write the rows' keys and values, return the logits of ``batch.logit_rows``:
@@ -158,6 +166,19 @@ class DecoderModel:
             rows = rows.select(batch.logit_rows)
         _, normed = rows.norm(self._final_norm, step.pointwise)
         return finished(self.config, self._head.decode(normed).float())
+
+
+def _adaptable(
+    config: ModelConfig, weights: NamedWeights
+) -> dict[int, tuple[tuple[str, int], ...]]:
+    """Projections of weights that adapters may change, by ``id``: the names of what each stacks,
+    and how many outputs each has."""
+    shapes = adaptable_shapes(config)
+    return {
+        key: tuple((name, shapes[name][0]) for name in names)
+        for key, names in weights.names.items()
+        if all(name in shapes for name in names)
+    }
 
 
 def embedded(config: ModelConfig, hidden: torch.Tensor) -> Rows:

@@ -4,6 +4,7 @@ ModelError
 ├── MissingWeightsError         the files of an embedding model lack a tensor
 ├── PositionError               a step reaches beyond the positions that the model was built for
 ├── UnknownArchitectureError    no family here is called that
+├── UnsupportedAdapterError     this path does not compute what an adapter changes
 └── UnsupportedKVError          keys and values cannot be stored like that on this path
 """
 
@@ -24,6 +25,10 @@ class PositionError(ModelError):
 
 class UnknownArchitectureError(ModelError):
     """``ModelConfig.architecture`` is not in the registry."""
+
+
+class UnsupportedAdapterError(ModelError):
+    """The message names the first weight that cannot be adapted."""
 
 
 class UnsupportedKVError(ModelError):

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from inference.models.adapter import AdapterWeights, TorchAdapter
 from inference.models.attention import MOST_PARTS
 from inference.models.batch import Batch
 from inference.models.config import ModelConfig
@@ -146,10 +147,15 @@ class GraphedDecoder:
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> PagedKV:
         return self._model.new_kv(num_blocks, block_tokens, num_state_slots)
 
+    def prepare_adapter(self, weights: AdapterWeights) -> TorchAdapter:
+        return self._model.prepare_adapter(weights)
+
     def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
         """Captured logits are there until the next step. Beside prompts, too, the rows that decode
-        run as captured, so that their numbers do not depend on the prompts'."""
-        if self._steps is None or not batch.num_decodes or not self._steps.holds(batch, kv):
+        run as captured, so that their numbers do not depend on the prompts'. Steps with adapters
+        are not captured."""
+        is_captured = self._steps is not None and batch.num_decodes and batch.adapters is None
+        if self._steps is None or not is_captured or not self._steps.holds(batch, kv):
             return self._model.forward(batch, kv)
         logits = self._steps.run(batch.decodes)
         if not batch.spans:

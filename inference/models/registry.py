@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from inference.models.adapter import AdapterWeights
 from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import accelerate
@@ -60,6 +61,11 @@ class Model(Protocol[KV]):
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> KV:
         """Room for the keys and values of ``num_blocks`` blocks, and for as many states of
         recurrent layers, zeroed."""
+        ...
+
+    def prepare_adapter(self, weights: AdapterWeights) -> Any:
+        """The model's own form of an adapter whose names and shapes have been checked, for
+        ``Batch.adapters``. Any thread may call it while the model is stepped."""
         ...
 
     def forward(self, batch: Batch, kv: KV) -> torch.Tensor:

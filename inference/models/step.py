@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from inference.models.adapter import StepAdapters
 from inference.models.attention import (
     Attention,
     DecodeAttention,
@@ -66,10 +67,18 @@ class Step:
         self._attention: dict[MixerKind, StepAttention] = {}
         self._num_decodes = batch.num_decodes
         self._is_mixed = bool(self._num_decodes and batch.spans)
+        self._adapters = (
+            None if batch.adapters is None else StepAdapters(batch, batch.token_ids.device)
+        )
 
     def product(self, linear: Phased, x: torch.Tensor) -> torch.Tensor:
         """(num_rows, in_features) -> (num_rows, out_features). A row's phase chooses the kernel;
-        one that serves both phases runs once over all rows."""
+        one that serves both phases runs once over all rows. What rows' adapters say is in it."""
+        if self._adapters is not None:
+            return self._adapters.add_to(self._product(linear, x), linear, x)
+        return self._product(linear, x)
+
+    def _product(self, linear: Phased, x: torch.Tensor) -> torch.Tensor:
         num_decodes = self._num_decodes
         if not num_decodes:
             return linear.prefill(x)

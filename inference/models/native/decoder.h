@@ -70,12 +70,15 @@ class Decoder {
     buffers_.reserve(m_, num_rows);
     block_rows_ = rows_of_block(num_rows);
     const int most_rows = block_rows_ > 0 ? std::max(block_rows_, num_logit_rows) : num_rows;
-    members_[0].scratch.reserve(m_, block_rows_ > 0 ? num_logit_rows : num_rows, kSharedTiles);
+    const int inner_width = batch.adapters ? batch.inner_width : 0;
+    members_[0].scratch.reserve(m_, block_rows_ > 0 ? num_logit_rows : num_rows, kSharedTiles,
+                                inner_width);
     for (Member& member : members_) {
       member.place.row_tiles.reserve(most_rows);
+      if (batch.adapters) member.place.adapted.reserve(most_rows);
       for (const Layer& layer : layers_)
         if (layer.experts) member.place.routes.reserve(*layer.experts, most_rows);
-      if (block_rows_ > 0) member.scratch.reserve(m_, block_rows_, kOwnTiles);
+      if (block_rows_ > 0) member.scratch.reserve(m_, block_rows_, kOwnTiles, inner_width);
     }
     if (block_rows_ > 0)
       wavefront_.reset(num_stages(), (num_rows + block_rows_ - 1) / block_rows_);

@@ -16,6 +16,7 @@ from inference.models.config import ModelConfig
 from inference.models.families.layer_names import LayerNames
 from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat
+from inference.models.native.adapters import NativeAdapter, adapter_pointers
 from inference.models.native.layers import NativeLayer, layer_struct
 from inference.models.native.packing import LANES, PackedLinear
 from inference.models.native.structs import CBatch, CLayer, CModel, Draw, linear_struct, pointer
@@ -138,6 +139,7 @@ class NativeDecoder:
         logit_rows: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
+        adapters: Sequence[NativeAdapter | None] | None = None,
     ) -> torch.Tensor:
         """Runs rows through the model, writes their keys and values, returns float32 logits
         (num_logit_rows, vocab_size).
@@ -145,10 +147,11 @@ class NativeDecoder:
         Indices are int64: ``token_ids``, ``positions`` and ``sequences`` (num_rows,), rows of a
         sequence consecutive and in order of position; ``block_tables`` (num_sequences, n);
         ``logit_rows`` (num_logit_rows,). ``keys`` and ``values``: (num_layers, num_blocks,
-        num_kv_heads, ``kv_region_bytes``) bytes, contiguous; written to. Raises ``MemoryError``,
-        having written nothing.
+        num_kv_heads, ``kv_region_bytes``) bytes, contiguous; written to. ``adapters``: of each
+        sequence. Raises ``MemoryError``, having written nothing.
         """
         logits = torch.empty(logit_rows.shape[0], self._vocab_size)
+        pointers, inner_width = (None, 0) if adapters is None else adapter_pointers(adapters)
         batch = CBatch(
             num_rows=token_ids.shape[0],
             num_logit_rows=logit_rows.shape[0],
@@ -162,6 +165,8 @@ class NativeDecoder:
             values=values.data_ptr(),
             num_blocks=keys.shape[1],
             logits=logits.data_ptr(),
+            adapters=None if pointers is None else ctypes.addressof(pointers),
+            inner_width=inner_width,
         )
         _check(self._library.helexa_decoder_forward(self._decoder, ctypes.byref(batch)))
         return logits

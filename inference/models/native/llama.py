@@ -12,14 +12,17 @@ from dataclasses import dataclass
 
 import torch
 
+from inference.models.adapter import AdapterWeights
+from inference.models.adapter_targets import adaptable_shapes
 from inference.models.batch import Batch
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat
+from inference.models.native.adapters import NativeAdapter, native_adapter
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.experts import load_experts
 from inference.models.native.layers import NativeLayer
-from inference.models.native.packing import pack
+from inference.models.native.packing import Format, pack
 from inference.models.native.structs import Projection
 from inference.models.rope import check_positions, rope_table
 from inference.models.untouched import untouched_zeros
@@ -55,10 +58,13 @@ class NativeLlama:
         angles, half = rope_table(config, context_tokens, self.device), config.head_dim // 2
         self._num_positions = angles.num_positions
         embedding = pack(weights.stored("model.embed_tokens"))
+        layers = [_load_layer(config, weights, i) for i in range(config.num_layers)]
+        self._is_packed = any(part.format is not Format.F32 for part in layers[0].qkv)
+        self._stacked = [_stacked_names(config, i) for i in range(config.num_layers)]
         self.decoder = NativeDecoder(
             library,
             config,
-            layers=[_load_layer(config, weights, i) for i in range(config.num_layers)],
+            layers=layers,
             final_norm=_float(weights, "model.norm.weight"),
             embedding=embedding,
             head=embedding if config.tie_embeddings else pack(weights.stored("lm_head")),
@@ -100,7 +106,13 @@ class NativeLlama:
             logit_rows=rows if batch.logit_rows is None else batch.logit_rows,
             keys=kv.keys,
             values=kv.values,
+            adapters=batch.adapters,
         )
+
+    def prepare_adapter(self, weights: AdapterWeights) -> NativeAdapter:
+        dtypes = {module.down.dtype for module in weights.modules.values()}
+        is_narrow = self._is_packed or dtypes == {torch.bfloat16}
+        return native_adapter(weights, self._stacked, is_narrow=is_narrow)
 
 
 def _sequences(batch: Batch) -> torch.Tensor:
@@ -141,6 +153,18 @@ def _load_layer(config: ModelConfig, weights: WeightSource, index: int) -> Nativ
         query_norm=norm(names.query_norm) if config.qk_norm else None,
         key_norm=norm(names.key_norm) if config.qk_norm else None,
     )
+
+
+def _stacked_names(config: ModelConfig, index: int) -> list[list[tuple[str, int]]]:
+    """Of a layer's qkv, output, gate_up and down: the weights that each stacks, and how many
+    outputs each has. Of those alone that adapters may change."""
+    names, prefix = family_of(config).layer_names, f"model.layers.{index}."
+    shapes = adaptable_shapes(config)
+    stacked = names.qkv, (names.output,), names.gate_up, (names.down,)
+    return [
+        [(prefix + name, shapes[prefix + name][0]) for name in inner if prefix + name in shapes]
+        for inner in stacked
+    ]
 
 
 def _float(weights: WeightSource, name: str) -> torch.Tensor:

@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "low_rank.h"
 
 namespace helexa {
 
@@ -94,6 +95,8 @@ struct Batch {
   uint8_t* values;             // the same
   int64_t num_blocks;
   float* logits;               // (num_logit_rows, vocab_size)
+  const Adapter* const* adapters;  // (num_sequences,) null where it has none; null: nobody has one
+  int32_t inner_width;         // the most of any of them
 
   int64_t block_of(int row, int position) const {
     return block_tables[sequences[row] * table_stride + position / kBlockTokens];

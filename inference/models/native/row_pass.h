@@ -18,6 +18,7 @@ struct OwnPlace {
   QueryTile tile;
   std::vector<RowTile> row_tiles;
   Routes routes;
+  AdaptedRows adapted;
 };
 
 // Where a pass works: what is kept of all rows, of its own rows, and of the member.
@@ -35,8 +36,10 @@ class RowPass {
           const Workplace& at)
       : m_(model), batch_(batch), first_(first), num_rows_(last - first), crew_(crew),
         hidden_(at.all.hidden.data() + int64_t(first) * model.hidden_size), qkv_(at.all.qkv.data()),
-        own_(at.own), tile_(at.member.tile), tiles_(at.member.row_tiles), routes_(at.member.routes) {
+        own_(at.own), tile_(at.member.tile), tiles_(at.member.row_tiles), routes_(at.member.routes),
+        adapted_(at.member.adapted) {
     cut_into_tiles();
+    if (batch_.adapters) sort_by_adapter();
   }
 
   // From where the pass before `layer` ended up to the layer's queries, keys and values. Whoever
@@ -70,7 +73,7 @@ class RowPass {
     const Layer& layer = m_.layers[index];
     normalize(layer.attention_norm, layer.qkv);
     float* qkv = qkv_ + int64_t(first_) * m_.qkv_width();
-    project(layer.qkv, qkv, m_.qkv_width(), false);
+    project(index, kQkv, layer.qkv, qkv, m_.qkv_width(), false);
     const RowAttention<KV> attention(m_, batch_, index, qkv_);
     const Share rows = crew_.share(num_rows_);
     for (int row = rows.begin; row < rows.end; row++) attention.rotate_and_cache(first_ + row);
@@ -81,12 +84,12 @@ class RowPass {
     const Layer& layer = m_.layers[index];
     attend(index);
     quantize(m_.query_width(), layer.output);
-    project(layer.output, hidden_, m_.hidden_size, true);
+    project(index, kOutput, layer.output, hidden_, m_.hidden_size, true);
     if (layer.experts) return add_experts(layer);
     normalize(layer.mlp_norm, layer.gate_up);
-    project(layer.gate_up, own_.gate_up.data(), own_.gate_up_stride, false);
+    project(index, kGateUp, layer.gate_up, own_.gate_up.data(), own_.gate_up_stride, false);
     gate(layer.down);
-    project(layer.down, hidden_, m_.hidden_size, true);
+    project(index, kDown, layer.down, hidden_, m_.hidden_size, true);
   }
 
   void add_experts(const Layer& layer) {
@@ -140,11 +143,24 @@ class RowPass {
     crew_.barrier();
   }
 
-  void project(const Projection& w, float* out, int64_t stride, bool add) {
+  // What rows' adapters add to a projection comes from the values that it read, also where it read
+  // them quantised.
+  void project(int layer, AdaptedKind kind, const Projection& w, float* out, int64_t stride, bool add) {
     const Share panels = crew_.share(w.num_panels());
     helexa::project(w, own_.activations(w.in_features()), num_rows_, panels.begin, panels.end,
                     {out, stride}, add);
+    if (batch_.adapters && !adapted_.groups().empty()) {
+      const AdaptedPlace at{own_.values.data(), w.in_features(), out, stride, own_.inner.data(),
+                            batch_.inner_width};
+      adapt_down(adapted_, layer, kind, w.in_features(), crew_, at);
+      crew_.barrier();
+      adapt_up(adapted_, layer, kind, crew_, at);
+    }
     crew_.barrier();
+  }
+
+  void sort_by_adapter() {
+    adapted_.sort(num_rows_, [&](int row) { return batch_.adapters[batch_.sequences[first_ + row]]; });
   }
 
   void cut_into_tiles() {
@@ -210,6 +226,7 @@ class RowPass {
   QueryTile& tile_;
   std::vector<RowTile>& tiles_;
   Routes& routes_;
+  AdaptedRows& adapted_;
 };
 
 }  // namespace helexa

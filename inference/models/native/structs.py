@@ -97,6 +97,8 @@ class CBatch(ctypes.Structure):
         ("values", ctypes.c_void_p),
         ("num_blocks", ctypes.c_int64),
         ("logits", ctypes.c_void_p),
+        ("adapters", ctypes.c_void_p),
+        ("inner_width", ctypes.c_int32),
     ]
 
 

@@ -1,0 +1,166 @@
+"""An adapter (LoRA) in memory, and what it adds to the projections of torch's operators.
+
+    y = W x  ─▶  y += up (down x)      of each row whose sequence has the adapter
+
+A model makes its own form of an adapter with ``prepare_adapter``; a ``Batch`` says which sequence
+has which. Rows without one cost nothing, and steps without any take one look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import linear
+
+from inference.models.errors import UnsupportedAdapterError
+
+if TYPE_CHECKING:
+    from inference.models.batch import Batch
+    from inference.models.weights import Phased
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """``down`` (rank, in_features), ``up`` (out_features, rank), of any float dtype; what ``up``
+    gives is multiplied by ``scale``."""
+
+    down: torch.Tensor
+    up: torch.Tensor
+    scale: float
+
+    @property
+    def scaled_up(self) -> torch.Tensor:
+        """float32"""
+        return self.up.float() * self.scale
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """On the CPU, as the files hold them. By Hugging Face's names of the weights that they change,
+    without ``.weight``."""
+
+    modules: Mapping[str, LowRank]
+
+    @property
+    def num_bytes(self) -> int:
+        pairs = (t for module in self.modules.values() for t in (module.down, module.up))
+        return sum(tensor.numel() * tensor.element_size() for tensor in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchPart:
+    """Of one of the weights that a projection stacks."""
+
+    inner: slice
+    """Of what ``down`` gives for all parts."""
+    outputs: slice
+    up: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TorchProjection:
+    down: torch.Tensor
+    """(ranks of all parts, in_features)"""
+    parts: tuple[TorchPart, ...]
+
+    def add_to(self, y: torch.Tensor, x: torch.Tensor) -> None:
+        """(num_rows, …) both; in place."""
+        inner = linear(x, self.down)
+        for part in self.parts:
+            y[:, part.outputs] += linear(inner[:, part.inner], part.up)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchAdapter:
+    """By the ``id`` of a model's projection."""
+
+    projections: Mapping[int, TorchProjection]
+
+
+def check_known(weights: AdapterWeights, names: Iterable[str]) -> None:
+    """Raises ``UnsupportedAdapterError`` where it changes a weight that is not among ``names``."""
+    unknown = weights.modules.keys() - set(names)
+    if unknown:
+        raise UnsupportedAdapterError(f"{min(unknown)} is not adapted by the code that runs here")
+
+
+def torch_adapter(
+    weights: AdapterWeights,
+    stacked: Mapping[int, Sequence[tuple[str, int]]],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> TorchAdapter:
+    """``stacked``: by the ``id`` of each projection the names of the weights that it stacks, and
+    how many outputs each has."""
+    check_known(weights, (name for names in stacked.values() for name, _ in names))
+    found = {}
+    for key, names in stacked.items():
+        if any(name in weights.modules for name, _ in names):
+            found[key] = _projection(weights, names, device, dtype)
+    return TorchAdapter(found)
+
+
+def _projection(
+    weights: AdapterWeights,
+    names: Sequence[tuple[str, int]],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> TorchProjection:
+    downs: list[torch.Tensor] = []
+    parts: list[TorchPart] = []
+    first_inner = first_output = 0
+    for name, out_features in names:
+        if (module := weights.modules.get(name)) is not None:
+            last_inner = first_inner + len(module.down)
+            downs.append(module.down.to(device, dtype))
+            outputs = slice(first_output, first_output + out_features)
+            up = module.scaled_up.to(device, dtype)
+            parts.append(TorchPart(slice(first_inner, last_inner), outputs, up))
+            first_inner = last_inner
+        first_output += out_features
+    return TorchProjection(torch.cat(downs), tuple(parts))
+
+
+class StepAdapters:
+    """Of one batch: which rows have which adapter.
+
+    Prompts' rows meet their adapter span by span. Rows that decode meet it one by one on a CPU, so
+    that a row's sums do not depend on how many others there are; elsewhere together.
+    """
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        assert batch.adapters is not None
+        num_decodes = batch.num_decodes
+        self._groups: list[tuple[TorchAdapter, slice | torch.Tensor]] = []
+        together: dict[int, list[int]] = {}
+        for row, adapter in enumerate(batch.adapters[:num_decodes]):
+            if adapter is None:
+                continue
+            if device.type == "cpu":
+                self._groups.append((adapter, slice(row, row + 1)))
+            else:
+                together.setdefault(id(adapter), []).append(row)
+        for rows in together.values():
+            adapter = batch.adapters[rows[0]]
+            self._groups.append((adapter, torch.tensor(rows, device=device)))
+        for span, adapter in zip(batch.spans, batch.adapters[num_decodes:], strict=True):
+            if adapter is not None:
+                self._groups.append((adapter, slice(span.first_row, span.last_row)))
+
+    def add_to(self, y: torch.Tensor, projection: Phased, x: torch.Tensor) -> torch.Tensor:
+        """What the rows' adapters add to what ``projection`` gave of ``x``, in place."""
+        key = id(projection)
+        for adapter, rows in self._groups:
+            adapted = adapter.projections.get(key)
+            if adapted is None:
+                continue
+            if isinstance(rows, slice):
+                adapted.add_to(y[rows], x[rows])
+            else:
+                some = y.index_select(0, rows)
+                adapted.add_to(some, x.index_select(0, rows))
+                y.index_copy_(0, rows, some)
+        return y

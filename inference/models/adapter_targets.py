@@ -1,0 +1,28 @@
+"""Which of a model's weights an adapter may change, by what its family declares. No tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from inference.models.config import ModelConfig
+from inference.models.families.registry import family_of
+
+ADAPTABLE_ROLES = frozenset({"column", "row"})
+_IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+
+def adaptable_shapes(config: ModelConfig) -> Mapping[str, tuple[int, int]]:
+    """(out_features, in_features) of each weight that adapters may change, by Hugging Face's name
+    without ``.weight``: the projections of layers. Experts' are not among them, nor is anything
+    else of a layer's MLP that has experts."""
+    found: dict[str, tuple[int, int]] = {}
+    for tensor in family_of(config).tensors(config):
+        name, _, kind = tensor.name.rpartition(".")
+        match = _IN_LAYER.fullmatch(name)
+        if match is None or kind != "weight" or tensor.role not in ADAPTABLE_ROLES:
+            continue
+        is_sparse = config.mlp_kinds[int(match[1])] == "sparse"
+        if len(tensor.shape) == 2 and not (is_sparse and match[2].startswith("mlp.")):
+            found[name] = tensor.shape[0], tensor.shape[1]
+    return found

@@ -1,0 +1,17 @@
+"""Adapters (LoRA) of a model: what a request names, and what an engine says of those it has."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything an engine needs to load an adapter. Two that differ in anything are two."""
+
+    name: str
+    """The catalogue name: what clients ask for."""
+    source: str
+    """``huggingface:org/name`` or ``path:/absolute/path`` of a directory."""
+    revision: str | None = None
+    sha256: str | None = None
+    """Of adapter_model.safetensors; refused when it differs."""
