@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from inference.engine.adapters import Adapters
 from inference.engine.faults.containment import Outcome, contain, divide_schedule
 from inference.engine.faults.kinds import StepFault
 from inference.engine.faults.numerical_watch import NumericalWatch
@@ -71,6 +72,7 @@ class Engine:
         *,
         run_ahead: RunAhead[Any] | None = None,
         grammars: GrammarSource | None = None,
+        adapters: Adapters | None = None,
         prefill_average: PrefillAverage | None = None,
         clock: Callable[[], float] = time.monotonic,
         check_when_idle: bool = False,
@@ -80,6 +82,7 @@ class Engine:
         self._limits = limits
         self._run_ahead = run_ahead
         self._pending_grammars = PendingGrammars(grammars)
+        self._adapters = adapters or Adapters(None)
         self._clock = clock
         self._check_when_idle = check_when_idle
         self._sequences: dict[str, Sequence] = {}
@@ -104,9 +107,11 @@ class Engine:
         started_s = self._clock()
         self._fail_overdue(started_s)
         self._take_compiled()
+        self._take_adapters()
         schedule, execute = self._next_schedule()
         if schedule.is_empty:
-            self._pending_grammars.wait(COMPILE_WAIT_S)
+            if not self._adapters.wait(COMPILE_WAIT_S):
+                self._pending_grammars.wait(COMPILE_WAIT_S)
         else:
             if self._run_ahead is not None and self._run_ahead.is_ahead:
                 started_s = self._step_end_s  # until then the device had another
@@ -144,7 +149,13 @@ class Engine:
         )
         self._sequences[command.sequence_id] = sequence
         self._pending_grammars.add(sequence)
+        if command.adapter is not None:
+            self._adapters.add(sequence, command.adapter)
         self._scheduler.add(sequence)
+
+    def drop_adapter(self, name: str) -> None:
+        """It leaves its slot once no sequence has it. One that is not here: nothing to do."""
+        self._adapters.drop(name)
 
     def cancel(self, command: CancelSequence) -> None:
         """Free what the sequence holds, now. An unknown id has already ended: nothing to do."""
@@ -174,6 +185,7 @@ class Engine:
             num_preemptions=self._scheduler.num_preemptions,
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
             prefill_speed=average.speed if average is not None else None,
+            adapters=self._adapters.names,
         )
 
     def check_integrity(self) -> None:
@@ -195,6 +207,8 @@ class Engine:
         )
         if problem is not None:
             return problem
+        if command.adapter is not None and (reason := self._adapters.problem()) is not None:
+            return "model_load_failed", reason
         waiting, queue = self._scheduler.waiting, self._scheduler.limits
         if self._scheduler.is_full:
             return "queue_full", f"{len(waiting)} sequences are waiting, as many as may"
@@ -273,6 +287,12 @@ class Engine:
             self._scheduler.end(sequence)
             self._fail(sequence, "invalid_grammar", problem)
 
+    def _take_adapters(self) -> None:
+        """The same of adapters."""
+        for sequence, problem in self._adapters.take_done():
+            self._scheduler.end(sequence)
+            self._fail(sequence, "model_load_failed", problem)
+
     def _fail_overdue(self, now_s: float) -> None:
         for sequence in self._scheduler.overdue(now_s):
             self._scheduler.end(sequence)
@@ -289,4 +309,5 @@ class Engine:
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.sequence_id]
         self._pending_grammars.forget(sequence)
+        self._adapters.forget(sequence)
         self._executor.forget(sequence)

@@ -5,6 +5,7 @@
     ├── ChannelError
     │   ├── ChannelClosedError   the other end of the socket is gone
     │   └── FrameTooLargeError   a length prefix that cannot be a frame of ours
+    ├── AdapterError          an adapter cannot be loaded
     ├── GrammarError          a grammar does not compile, or the tokenizer allows none
     ├── DoesNotFitError       not even a short context fits the memory measured
     └── WarmupError           a fresh model could not answer
@@ -33,6 +34,10 @@ class ChannelClosedError(ChannelError):
 
 class FrameTooLargeError(ChannelError):
     """A frame announced more bytes than ``MAX_FRAME_BYTES``: the stream is out of step."""
+
+
+class AdapterError(EngineError):
+    """The message is written for the clients who asked for it."""
 
 
 class GrammarError(EngineError):

@@ -9,11 +9,13 @@ Knows no sampling.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from inference.engine.adapters import Adapters
 from inference.engine.block_tables import BlockTables
 from inference.engine.scheduling.scheduler import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
@@ -25,8 +27,9 @@ Ints = npt.NDArray[np.int64]
 
 
 class ModelRunner:
-    def __init__(self, model: AnyModel, kv: KVStorage) -> None:
+    def __init__(self, model: AnyModel, kv: KVStorage, adapters: Adapters | None = None) -> None:
         self._model = model
+        self._adapters = adapters
         self._kv = kv
         self._device = model.device
         self._block_tables = BlockTables()
@@ -67,7 +70,13 @@ class ModelRunner:
             ids = torch.cat((unread_ids, ids)) if rows.spans else unread_ids
         states = tuple(others[-2:]) if has_states else (None, None)
         batch = rows.batch(ids, others[:-2] if has_states else others, has_decodes=bool(sequences))
-        return replace(batch, state_reads=states[0], state_writes=states[1])
+        has_adapters = self._adapters is not None and self._adapters.are_in_use
+        return replace(
+            batch,
+            state_reads=states[0],
+            state_writes=states[1],
+            adapters=_adapters_of(schedule) if has_adapters else None,
+        )
 
 
 @dataclass(slots=True)
@@ -113,6 +122,12 @@ class _Rows:
             for rows, blocks, states in zip(self.spans, span_blocks, self.span_states, strict=True)
         )
         return Batch(token_ids, positions, slots, block_ids, spans, logit_rows)
+
+
+def _adapters_of(schedule: Schedule) -> tuple[Any, ...] | None:
+    """Of each row that decodes and then of each span; ``None``: there are none."""
+    found = tuple(sequence.adapter for sequence in schedule.sequences)
+    return None if all(adapter is None for adapter in found) else found
 
 
 def _read_slot(sequence: Sequence) -> int:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from inference.protocol.adapters import AdapterSpec
 from inference.protocol.images import SequenceImage
 from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
 from inference.protocol.prefill_speed import PrefillSpeed
@@ -36,6 +37,8 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The prefix cache is shared by sequences of one salt only."""
     images: list[SequenceImage] = []
     """Of the prompt, by rising position; only for a model whose report has ``vision``."""
+    adapter: AdapterSpec | None = None
+    """What it runs with: loaded first, where it is not there yet."""
 
 
 class EmbedSequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
@@ -55,11 +58,17 @@ class CancelSequence(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     sequence_id: str
 
 
+class DropAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="drop_adapter"):
+    """The adapter of that name leaves once no sequence has it. Unknown ones are ignored."""
+
+    name: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Cancel everything and exit 0. Closing the socket means the same."""
 
 
-EngineCommand = SubmitSequence | EmbedSequences | CancelSequence | Shutdown
+EngineCommand = SubmitSequence | EmbedSequences | CancelSequence | DropAdapter | Shutdown
 
 
 class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
@@ -95,7 +104,8 @@ class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 class SequenceFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
     """Terminal. ``code``: queue_full, rate_limit_exceeded, queue_timeout, context_length_exceeded,
-    bad_token_id, invalid_grammar, numerical_error, out_of_memory, engine_error."""
+    bad_token_id, invalid_grammar, model_load_failed (its adapter), numerical_error, out_of_memory,
+    engine_error."""
 
     sequence_id: str
     code: str
@@ -136,6 +146,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefill_speed: PrefillSpeed | None = None
     """Live average over the prompts of requests, each step weighing as much as it had tokens;
     ``None`` where it is not measured."""
+    adapters: list[str] = []
+    """Names of those that are loaded."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):

@@ -76,6 +76,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_prefill_s: float | None = None
     """How long the longest prompt may take to its first token, the device to itself: bounds the
     context by measured speed. ``None``: no bound."""
+    adapter_slots: int = 8
+    """How many adapters (LoRA) may be loaded beside it at once; 0: none."""
     earlier_loads: EarlierLoads | None = None
     promised_bytes: int = 0
     """Of its device's free memory, what other models there may still take. The neuron says so when

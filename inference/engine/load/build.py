@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from inference.engine.adapters import Adapters
 from inference.engine.engine import Engine, EngineLimits
 from inference.engine.executor import TensorExecutor
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
@@ -33,6 +34,7 @@ def build_engine(
     block_tokens: int = DEFAULT_BLOCK_TOKENS,
     scheduler_limits: SchedulerLimits | None = None,
     grammars: GrammarCompiler | None = None,
+    adapters: Adapters | None = None,
     prefill_average: PrefillAverage | None = None,
     run_ahead: bool | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -53,7 +55,7 @@ def build_engine(
     if isinstance(model, GraphedDecoder):
         model.capture_decode(kv, max_rows=limits.max_running, context_tokens=context_tokens)
     sampler = Sampler(model.config.vocab_size, drawer or choose_drawer(model)[0])
-    executor = TensorExecutor(ModelRunner(model, kv), sampler, model.device)
+    executor = TensorExecutor(ModelRunner(model, kv, adapters), sampler, model.device)
     scheduler = Scheduler(kv_cache, limits)
     if run_ahead is None:
         run_ahead = model.device.type == "cuda"
@@ -63,6 +65,7 @@ def build_engine(
         EngineLimits(context_tokens=context_tokens, vocab_size=model.config.vocab_size),
         run_ahead=RunAhead(executor, scheduler) if run_ahead else None,
         grammars=grammars,
+        adapters=adapters,
         prefill_average=prefill_average,
         clock=clock,
         check_when_idle=check_when_idle,

@@ -15,10 +15,12 @@ from pathlib import Path
 import psutil
 import torch
 
+from inference.engine.adapters import Adapters
 from inference.engine.embedding.embedding_engine import EmbeddingEngine
 from inference.engine.embedding.embedding_load import embedding_report, load_embedding_engine
 from inference.engine.engine import Engine
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.load.adapter_loader import AdapterLoader
 from inference.engine.load.build import build_engine
 from inference.engine.load.memory import (
     KVPlan,
@@ -113,6 +115,7 @@ def load_engine(
         drawer=built.drawer,
         scheduler_limits=replace(built.limits, max_running=plan.states.max_sequences),
         grammars=grammars,
+        adapters=Adapters(AdapterLoader(built.model, data_dir / "models"), spec.adapter_slots),
         prefill_average=PrefillAverage(built.trial.bound.speed),
         check_when_idle=check_when_idle,
     )

@@ -9,7 +9,7 @@ them. Knows nothing of tensors or of other sequences.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inference.engine.errors import IntegrityError
 from inference.protocol.engine import SequenceUsage
@@ -47,8 +47,10 @@ class Sequence:
 
     __slots__ = (
         "account",
+        "adapter",
         "admission",
         "arrival",
+        "awaits_adapter",
         "block_ids",
         "cache_salt",
         "deadline_s",
@@ -109,6 +111,10 @@ class Sequence:
         """On the engine's clock: must have started by then. ``None`` once it has."""
         self.same_prompt_as = same_prompt_as
         """Whose prompt blocks this one waits for, to share them. ``None`` once it has started."""
+        self.adapter: Any = None
+        """As the model prepared it; ``None``: it runs on the model as it is."""
+        self.awaits_adapter = False
+        """It is to have one, which is not loaded yet."""
         self.grammar: GrammarState | None = None
         """``None`` until it is compiled, where ``params`` have one."""
         self.state = SequenceState.WAITING
@@ -150,13 +156,20 @@ class Sequence:
     @property
     def is_held(self) -> bool:
         """Whether it cannot start yet, however much room there is: its grammar is being compiled,
-        or the sequence whose prompt it shares is still computing that."""
+        its adapter loaded, or the sequence whose prompt it shares is still computing that."""
+        if self.awaits_adapter:
+            return True
         if self.params.grammar is not None and self.grammar is None:
             return True
         first = self.same_prompt_as
         if first is None or first.state is SequenceState.ENDED:
             return False
         return not first.has_prompt_in_blocks
+
+    def salt_with(self, fingerprint: str) -> None:
+        """Before it has blocks: it shares them only with sequences that compute what it does."""
+        self.cache_salt = f"{self.cache_salt}\0{fingerprint}"
+        self.parent_content = self.cache_salt
 
     def usage(self, *, num_unusable_tokens: int = 0) -> SequenceUsage:
         """What has been computed for it. ``num_unusable_tokens``: outputs that nobody is told."""

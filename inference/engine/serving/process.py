@@ -42,6 +42,7 @@ from inference.logs.setup import configure_logging
 from inference.models.errors import MissingWeightsError, UnknownArchitectureError
 from inference.protocol.engine import (
     CancelSequence,
+    DropAdapter,
     EmbedSequences,
     EngineFaulted,
     Idle,
@@ -191,6 +192,9 @@ def _take_commands(engine: AnyEngine, messenger: Messenger) -> bool:
             return False
         if isinstance(command, CancelSequence):
             engine.cancel(command)
+        elif isinstance(command, DropAdapter):
+            if isinstance(engine, Engine):
+                engine.drop_adapter(command.name)
         else:
             _submit(engine, command, messenger)
 

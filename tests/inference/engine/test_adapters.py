@@ -1,0 +1,261 @@
+"""Adapters in the engine: the tokens are those of the weights with the adapter merged in, whatever
+else runs beside it."""
+
+from __future__ import annotations
+
+import copy
+import random
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inference.engine.adapters import Adapters, LoadedAdapter
+from inference.engine.engine import Engine
+from inference.engine.errors import AdapterError
+from inference.engine.load.adapter_loader import AdapterLoader
+from inference.engine.load.build import build_engine
+from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.protocol.adapters import AdapterSpec
+from inference.protocol.engine import CancelSequence, SequenceFailed, SequenceStep, SubmitSequence
+from inference.protocol.sampling import SamplingParams
+from tests.inference.adapter_files import spec_of, write_adapter
+from tests.inference.engine.conftest import CONTEXT_TOKENS, Pair, build_pair, greedy
+
+VOCAB_SIZE = 128
+KINDS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "attention": {"rank": 20, "targets": ("q_proj", "v_proj"), "use_rslora": True},
+    "mlp": {"rank": 3, "targets": ("down_proj", "up_proj"), "rank_pattern": {"up_proj": 17}},
+    "output": {"targets": ("o_proj",), "alpha_pattern": {"o_proj": 3.0}},
+}
+
+
+@dataclass
+class Adapted:
+    """A model, some adapters of it, and what transformers answers with each merged in."""
+
+    pair: Pair
+    specs: dict[str, AdapterSpec]
+    merged: dict[str, Any]
+
+    def engine(self, *, num_kv_blocks: int = 128, slots: int = 8, **limits: int) -> Engine:
+        pair = self.pair
+        return build_engine(
+            pair.model,
+            context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * pair.block_tokens),
+            num_kv_blocks=num_kv_blocks,
+            block_tokens=pair.block_tokens,
+            scheduler_limits=SchedulerLimits(**limits),
+            adapters=Adapters(AdapterLoader(pair.model, Path("/nowhere")), slots),
+            check_when_idle=True,
+        )
+
+    def greedy(self, adapter: str | None, prompt: list[int], num_tokens: int) -> list[int]:
+        reference = self.pair.reference if adapter is None else self.merged[adapter]
+        return list(greedy(reference, tuple(prompt), num_tokens))
+
+
+@pytest.fixture(scope="module", params=["torch", "native"])
+def adapted(
+    request: pytest.FixtureRequest,
+    native_cache_dir: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Adapted:
+    pair = build_pair("qwen2", request.param, native_cache_dir)
+    specs, merged = {}, {}
+    base = {name: weight.detach() for name, weight in pair.reference.state_dict().items()}
+    for seed, (name, config) in enumerate(KINDS.items()):
+        directory = tmp_path_factory.mktemp("adapters") / name
+        weights = write_adapter(directory, base, seed=seed, **config)
+        merged[name] = copy.deepcopy(pair.reference)
+        merged[name].load_state_dict(weights)
+        specs[name] = spec_of(directory)
+    return Adapted(pair, specs, merged)
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
+
+
+def submit(
+    engine: Engine,
+    sequence_id: str,
+    prompt: list[int],
+    num_tokens: int,
+    adapter: AdapterSpec | None = None,
+) -> None:
+    params = SamplingParams(max_tokens=num_tokens, temperature=0.0)
+    engine.submit(
+        SubmitSequence(sequence_id=sequence_id, token_ids=prompt, params=params, adapter=adapter)
+    )
+
+
+def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """Until nothing is left: every sequence's output, and how much of its prompt was cached."""
+    answers: dict[str, list[int]] = {}
+    cached: dict[str, int] = {}
+    while engine.has_work:
+        for output in engine.step().outputs:
+            assert isinstance(output, SequenceStep), output
+            answers.setdefault(output.sequence_id, []).extend(output.token_ids)
+            if output.num_cached_tokens is not None:
+                cached[output.sequence_id] = output.num_cached_tokens
+    return answers, cached
+
+
+def test_each_adapter_among_the_others_gives_what_merged_weights_give(adapted: Adapted) -> None:
+    """Chunked prefill, decoding rows and prompts in one step, two of each adapter and of none."""
+    engine = adapted.engine(prefill_tokens_per_step=19)
+    wanted = {}
+    for seed in range(2):
+        for name in (*KINDS, None):
+            prompt = prompt_of(11 + 23 * seed, seed)
+            submit(engine, f"{name}{seed}", prompt, 16, adapted.specs.get(name or ""))
+            wanted[f"{name}{seed}"] = adapted.greedy(name, prompt, 16)
+    assert len({tuple(answer) for answer in wanted.values()}) == len(wanted), "adapters do nothing"
+    assert run(engine)[0] == wanted
+    assert engine.stats().adapters == [*KINDS]
+
+
+def test_long_prompts_go_through_the_layers_in_blocks(adapted: Adapted) -> None:
+    """On the native decoder members of the team take blocks of rows through all layers."""
+    engine = adapted.engine()
+    prompts = {name: prompt_of(150, seed) for seed, name in enumerate(("all", "attention"))}
+    for name, prompt in prompts.items():
+        submit(engine, name, prompt, 8, adapted.specs[name])
+    assert run(engine)[0] == {n: adapted.greedy(n, p, 8) for n, p in prompts.items()}
+
+
+def test_preempted_sequences_keep_their_adapters(adapted: Adapted) -> None:
+    blocks = 128 // adapted.pair.block_tokens
+    engine = adapted.engine(num_kv_blocks=blocks, prefill_tokens_per_step=32)
+    prompts = {name: prompt_of(20, seed) for seed, name in enumerate(KINDS)}
+    for name, prompt in prompts.items():
+        submit(engine, name, prompt, 40, adapted.specs[name])
+    answers, _ = run(engine)
+    assert engine.stats().num_preemptions > 0
+    assert answers == {name: adapted.greedy(name, p, 40) for name, p in prompts.items()}
+
+
+def test_blocks_are_shared_within_an_adapter_and_never_beyond(adapted: Adapted) -> None:
+    size = adapted.pair.block_tokens
+    engine, prompt = adapted.engine(), prompt_of(3 * size, seed=3)
+    found = []
+    for name in ("all", None, "output", "all", None):
+        submit(engine, "one", prompt, 6, adapted.specs.get(name or ""))
+        answers, cached = run(engine)
+        assert answers["one"] == adapted.greedy(name, prompt, 6), name
+        found.append(cached["one"])
+    assert found == [0, 0, 0, 2 * size, 2 * size]
+
+
+def test_more_adapters_than_slots_take_turns(adapted: Adapted) -> None:
+    engine = adapted.engine(slots=2)
+    prompt = prompt_of(9, seed=5)
+    for name in KINDS:
+        submit(engine, name, prompt, 10, adapted.specs[name])
+    answers, _ = run(engine)
+    assert answers == {name: adapted.greedy(name, prompt, 10) for name in KINDS}
+    assert engine.stats().adapters == ["mlp", "output"]
+
+
+def logprobs_of(adapted: Adapted, mates: list[str | None]) -> list[dict[int, float]]:
+    engine, specs = adapted.engine(), adapted.specs
+    params = SamplingParams(max_tokens=10, temperature=0.0, top_logprobs=20)
+    for number, name in enumerate(["all", *mates]):
+        command = SubmitSequence(
+            sequence_id=str(number),
+            token_ids=prompt_of(9 + number, seed=number),
+            params=params,
+            adapter=specs.get(name or ""),
+        )
+        engine.submit(command)
+    found = []
+    while engine.has_work:
+        for output in engine.step().outputs:
+            assert isinstance(output, SequenceStep)
+            if output.sequence_id == "0" and output.logprobs:
+                found.append(dict(output.logprobs[0].top))
+    return found
+
+
+def test_a_rows_numbers_do_not_depend_on_its_neighbours(adapted: Adapted) -> None:
+    """To the bit on the native decoder; torch's products of more rows may round differently."""
+    alone = logprobs_of(adapted, [])
+    for mates in (["all"], ["all", "all", "mlp"], [None, "attention", "all", None, "output"]):
+        among = logprobs_of(adapted, mates)
+        for first, second in zip(alone, among, strict=True):
+            assert first == pytest.approx(second, abs=1e-4)
+            if adapted.pair.block_tokens == 32:
+                assert first == second
+
+
+class Loads:
+    """A source whose loads end when the test says so."""
+
+    def __init__(self) -> None:
+        self.futures: dict[str, Future[LoadedAdapter]] = {}
+
+    def load(self, spec: AdapterSpec) -> Future[LoadedAdapter]:
+        self.futures[spec.name] = Future()
+        return self.futures[spec.name]
+
+
+def test_sequences_wait_for_their_adapter_and_others_do_not(adapted: Adapted) -> None:
+    loads = Loads()
+    engine = adapted.engine()
+    engine._adapters._source = loads
+    submit(engine, "held", prompt_of(4, 1), 3, adapted.specs["all"])
+    submit(engine, "cancelled", prompt_of(4, 1), 3, adapted.specs["all"])
+    submit(engine, "refused", prompt_of(4, 1), 3, adapted.specs["mlp"])
+    submit(engine, "base", prompt_of(4, 1), 3)
+    engine.cancel(CancelSequence(sequence_id="cancelled"))
+    ended = [o for _ in range(6) for o in engine.step().outputs if isinstance(o, SequenceStep)]
+    assert {output.sequence_id for output in ended} == {"base"}
+    loads.futures["mlp"].set_exception(AdapterError("it has use_dora"))
+    (failed,) = engine.step().outputs
+    assert isinstance(failed, SequenceFailed)
+    assert (failed.sequence_id, failed.code) == ("refused", "model_load_failed")
+    assert failed.message == "the adapter mlp cannot be loaded: it has use_dora"
+    real = AdapterLoader(adapted.pair.model, Path("/nowhere")).load(adapted.specs["all"])
+    loads.futures["all"].set_result(real.result())
+    assert run(engine)[0] == {"held": adapted.greedy("all", prompt_of(4, 1), 3)}
+
+
+def test_a_dropped_adapter_leaves_once_nobody_has_it(adapted: Adapted) -> None:
+    engine, prompt = adapted.engine(), prompt_of(6, 2)
+    submit(engine, "one", prompt, 8, adapted.specs["all"])
+    while not engine.stats().in_flight:
+        engine.step()
+    engine.drop_adapter("all")
+    submit(engine, "two", prompt, 8, adapted.specs["all"])
+    wanted = adapted.greedy("all", prompt, 8)
+    answers, _ = run(engine)
+    assert answers["two"] == wanted
+    assert wanted[-len(answers["one"]) :] == answers["one"]
+    engine.drop_adapter("all")
+    assert engine.stats().adapters == []
+
+
+def test_an_engine_without_slots_refuses(adapted: Adapted) -> None:
+    engine = adapted.engine(slots=0)
+    submit(engine, "one", prompt_of(4, 1), 3, adapted.specs["all"])
+    (failed,) = engine.step().outputs
+    assert isinstance(failed, SequenceFailed)
+    assert failed.message == "this replica takes no adapters"
+
+
+def test_bfloat16_files_keep_their_numbers(adapted: Adapted, tmp_path: Path) -> None:
+    pair = adapted.pair
+    base = {name: weight.detach() for name, weight in pair.reference.state_dict().items()}
+    merged = copy.deepcopy(pair.reference)
+    merged.load_state_dict(
+        write_adapter(tmp_path / "narrow", base, seed=9, dtype=torch.bfloat16, alpha=4)
+    )
+    engine, prompt = adapted.engine(), prompt_of(12, 4)
+    submit(engine, "one", prompt, 12, spec_of(tmp_path / "narrow"))
+    assert run(engine)[0]["one"] == list(greedy(merged, tuple(prompt), 12))
