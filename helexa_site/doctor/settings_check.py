@@ -29,6 +29,7 @@ OF_OTHER_PROCESSES = frozenset(
         "HELEXA_NEURON_DRAIN_S",
         "HELEXA_SIMULATED_DEVICES",
         "HELEXA_STEP_TIMEOUT_S",
+        "HELEXA_VISION_MAX_PIXELS",
     }
 )
 """Who reads these does not read the gateway's settings. A test holds them to the code."""

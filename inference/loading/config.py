@@ -1,4 +1,5 @@
-"""``ModelConfig`` from a Hugging Face directory: config.json and generation_config.json.
+"""``ModelConfig`` from a Hugging Face directory: config.json, generation_config.json, and
+preprocessor_config.json of a model that is given pictures.
 
 The family that config.json names reads them, and refuses what it would compute wrongly; nothing in
 a config that changes the result is passed over. Imports no torch.
@@ -13,6 +14,10 @@ from inference.loading.errors import BadFileError, MissingFileError
 from inference.models.config import ModelConfig
 from inference.models.families.hub_config import Json
 from inference.models.families.registry import check_architecture
+from inference.models.families.tower import with_pixels
+
+PROCESSOR = "preprocessor_config.json"
+"""What becomes of a picture before the tower sees it."""
 
 
 def read_directory_config(directory: Path) -> ModelConfig:
@@ -20,7 +25,9 @@ def read_directory_config(directory: Path) -> ModelConfig:
     config = read_json(directory / "config.json")
     generation_path = directory / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
-    return parse_config(config, generation)
+    processor_path = directory / PROCESSOR
+    processor = read_json(processor_path) if processor_path.is_file() else None
+    return with_pixels(parse_config(config, generation), processor)
 
 
 def read_json(path: Path) -> Json:

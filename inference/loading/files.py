@@ -13,6 +13,7 @@ from inference.loading.errors import MissingFileError, QuantizationNotFoundError
 TEXT_FILES = (
     "config.json",
     "generation_config.json",
+    "preprocessor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",

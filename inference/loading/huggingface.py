@@ -59,6 +59,7 @@ CONFIG_FILES = frozenset(
     {
         "config.json",
         "generation_config.json",
+        "preprocessor_config.json",
         "modules.json",
         "sentence_bert_config.json",
         "config_sentence_transformers.json",

@@ -9,6 +9,7 @@ Nothing is allocated for weights before the model is known to be complete and to
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,8 +38,9 @@ from inference.loading.gguf_config import read_gguf_config
 from inference.loading.gguf_header import read_headers
 from inference.loading.gguf_tensors import GGUFTensorFiles
 from inference.loading.gguf_tokenizer_files import tokenizer_directory
+from inference.loading.image_processor import with_bounded_pixels
 from inference.loading.kv_choice import foreseen_kv_format
-from inference.loading.named_files import NamedFiles
+from inference.loading.named_files import NamedFiles, without_absent_tower
 from inference.loading.opened_weights import OpenedWeights
 from inference.loading.pair_tokens import separator_of_pairs
 from inference.loading.preflight import (
@@ -72,6 +74,8 @@ OnProgress = Callable[[LoadProgress], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedModel:
     config: ModelConfig
+    directory: Path
+    """Where config.json lies, when the source has it."""
     weights: WeightSource
     tokenizer_dir: Path
     weight_bytes: int
@@ -121,7 +125,7 @@ def open_model(
     on_progress(LoadProgress(stage=LoadStage.PREFLIGHT, detail=files.weights[0].name))
     if not files.is_gguf and (embedding := read_embedding_config(files.directory)) is not None:
         return _open_embedding_model(spec, files, embedding, cache_dir, device, free_bytes)
-    described = _describe(files, cache_dir, on_progress)
+    described = _describe(files, cache_dir, device, on_progress)
     check_tensors(described.config, described.files.names)
     dense = described.files
     described = replace(described, files=_quantized(described, spec, device))
@@ -131,6 +135,7 @@ def open_model(
     names = described.files.names
     return OpenedModel(
         config=described.config,
+        directory=files.directory,
         weights=OpenedWeights(described.files, factory, on_progress, _detail(described.files)),
         tokenizer_dir=described.tokenizer_dir,
         weight_bytes=sum(described.files.bytes_of(name) for name in names),
@@ -203,12 +208,17 @@ def _refuse_settings_of_text(spec: LoadSpec) -> None:
         )
 
 
-def _describe(files: ModelFiles, cache_dir: Path, on_progress: OnProgress) -> _Described:
+def _describe(
+    files: ModelFiles, cache_dir: Path, device: torch.device, on_progress: OnProgress
+) -> _Described:
     """The architecture is checked before anything else about the model."""
     if not files.is_gguf:
+        safetensors = SafetensorsFiles(files.weights)
         config = read_directory_config(files.directory)
+        config = with_bounded_pixels(config, device.type, os.environ)
+        config = without_absent_tower(config, safetensors.names)
         tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
-        named = NamedFiles(SafetensorsFiles(files.weights), family_of(config))
+        named = NamedFiles(safetensors, family_of(config), config)
         return _Described(config, by_expert(named), tokenizer_dir, named.left_out)
     header = read_headers(files.weights)
     config = read_gguf_config(header)

@@ -7,24 +7,28 @@ tensors of its own. What is left out is known by the family and counted, so that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import torch
 
 from inference.loading.errors import MissingTensorError
 from inference.loading.tensor_files import TensorFiles
+from inference.models.config import ModelConfig
 from inference.models.families.family import Family
+from inference.models.families.tower import TOWER
 from inference.models.stored import StoredWeight
 
 
 class NamedFiles:
-    def __init__(self, files: TensorFiles, family: Family) -> None:
+    def __init__(self, files: TensorFiles, family: Family, config: ModelConfig) -> None:
         self._files = files
         self._own_names: dict[str, str] = {}
         """Name that the model asks for -> name in the files."""
         self._num_left_out: Counter[str] = Counter()
+        left_out = _left_out(family, config)
         for name in files.names:
-            if (purpose := _purpose_left_out(name, family)) is not None:
+            if (purpose := _purpose_left_out(name, left_out)) is not None:
                 self._num_left_out[purpose] += 1
             else:
                 self._own_names[family.hub_name(name)] = name
@@ -67,6 +71,22 @@ class NamedFiles:
             raise MissingTensorError(f"the weight files have no tensor for {name}") from None
 
 
-def _purpose_left_out(name: str, family: Family) -> str | None:
-    found = (words for start, words in family.left_out.items() if name.startswith(start))
-    return next(found, None)
+def _left_out(family: Family, config: ModelConfig) -> dict[str, str]:
+    has_tower = config.vision is not None
+    return {
+        start: words
+        for start, words in family.left_out.items()
+        if not (has_tower and start == TOWER)
+    }
+
+
+def _purpose_left_out(name: str, left_out: Mapping[str, str]) -> str | None:
+    return next((words for start, words in left_out.items() if name.startswith(start)), None)
+
+
+def without_absent_tower(config: ModelConfig, names: Collection[str]) -> ModelConfig:
+    """``names``: of the files. Text models made from a checkpoint with a tower often keep its
+    description and lack its tensors."""
+    if config.vision is None or any(name.startswith(TOWER) for name in names):
+        return config
+    return replace(config, vision=None)

@@ -13,6 +13,7 @@ from inference.models.cache_layout import cache_layout
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat, kv_bytes_per_token
+from inference.models.vision_config import kept_rows_bytes
 
 SHORTEST_CONTEXT_TOKENS = 256
 """What must fit beside the weights for the model to be of any use."""
@@ -60,6 +61,8 @@ class MemoryNeed:
     """On top, for a second copy of quantised weights that makes prompts faster."""
     step_bytes: int = 0
     """Activations of the largest step."""
+    picture_bytes: int = 0
+    """Rows of pictures that may be kept."""
     correction_bytes: int = 0
     """What earlier loads took beyond an estimate like this one; below 0 where they took less."""
 
@@ -70,7 +73,7 @@ class MemoryNeed:
 
     @property
     def required_bytes(self) -> int:
-        return self.load_bytes + self.kv_bytes
+        return self.load_bytes + self.kv_bytes + self.picture_bytes
 
 
 def memory_need(
@@ -100,6 +103,7 @@ def memory_need(
         kv_bytes=kv_memory_bytes or _shortest_context_bytes(config, kv_format),
         copy_bytes=num_quantized * COPY_BYTES,
         step_bytes=_step_bytes(config, step, dense_bytes_per_weight),
+        picture_bytes=kept_rows_bytes(config),
         correction_bytes=correction_bytes,
     )
 
@@ -113,13 +117,14 @@ def _shortest_context_bytes(config: ModelConfig, kv_format: KVFormat) -> int:
 
 def _step_bytes(config: ModelConfig, step: LargestStep, bytes_per_number: int) -> int:
     """What one layer holds at once of each row, and twice the logits of rows that get a token:
-    adjusting them takes a copy."""
+    adjusting them takes a copy. The tower runs first, and on one picture at a time."""
     heads = config.num_heads + 2 * config.num_kv_heads
     per_row = 3 * config.hidden_size + heads * config.head_dim + _mlp_numbers(config)
     rows = step.prompt_rows + step.decode_rows
     logit_rows = max(1, step.decode_rows) if rows else 0
     logits = COPIES_OF_LOGITS * logit_rows * config.vocab_size * LOGIT_BYTES
-    return rows * per_row * bytes_per_number + logits
+    tower = 0 if config.vision is None or not rows else config.vision.step_bytes(bytes_per_number)
+    return rows * per_row * bytes_per_number + logits + tower
 
 
 def _mlp_numbers(config: ModelConfig) -> int:

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from inference.models.vision.tower import PictureRows
+
 EMPTY_STATE = 0
 """Slot of the state of a sequence without tokens."""
 LONE_STATE = 1
@@ -40,6 +42,19 @@ class PrefillSpan:
     """Slot of the sequence's recurrent state at ``start``."""
     state_write: int = LONE_STATE
     """Slot for that at ``end``."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Of a step in which sequences with pictures have a part."""
+
+    rotary: torch.Tensor
+    """(3, num_rows) what each row is rotated by: its time, height and width. Of a text they are
+    one, and may lag behind its position: a picture counts as long as its longer side."""
+    row_ids: torch.Tensor
+    """(num_picture_rows,) the batch's rows that are a picture's."""
+    rows: PictureRows | None = None
+    """What those are; ``None`` where there are none."""
 
 
 LAST_ROW = slice(-1, None)
@@ -71,6 +86,9 @@ class Batch:
     adapters: tuple[Any, ...] | None = None
     """What ``prepare_adapter`` made for each row that decodes and then for each span, ``None`` for
     those that have none; ``None``: nobody has one."""
+    pictures: Pictures | None = None
+    """Where no sequence has any, all rows are rotated by their positions. Only of the whole batch:
+    ``decodes`` and ``prompts`` are for attention, whose rows are rotated already."""
 
     @property
     def num_decodes(self) -> int:
@@ -101,6 +119,7 @@ class Batch:
             spans=(),
             logit_rows=None,
             adapters=self.adapters and self.adapters[: self.num_decodes],
+            pictures=None,
         )
 
     @cached_property

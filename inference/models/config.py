@@ -7,6 +7,7 @@ from typing import Literal
 
 from inference.models.delta_config import DeltaConfig
 from inference.models.experts_config import ExpertsConfig
+from inference.models.vision_config import VisionConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,8 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     """Of what a mixer or an MLP adds."""
     logit_multiplier: float = 1.0
+    vision: VisionConfig | None = None
+    """Of a model that is given pictures; ``None``: it reads text alone."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, float | int] = field(default_factory=dict)

@@ -9,7 +9,7 @@ scheduling or files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from inference.models.paged_kv import PagedKV
 from inference.models.pointwise import Pointwise
 from inference.models.rope import check_positions
 from inference.models.step import Operators, Step
+from inference.models.vision.tower import PictureRows, VisionTower
 from inference.models.weights import WeightSource
 
 
@@ -137,6 +138,8 @@ class DecoderModel:
         self._embedding = weights.embedding("model.embed_tokens")
         self.layers = [load_layer(config, weights, i) for i in range(config.num_layers)]
         self._final_norm = load_norm(config, weights, "model.norm")
+        self.tower = None if config.vision is None else VisionTower(config.vision, weights)
+        """What turns pictures into rows, where the model is given any."""
         self._head = (
             self._embedding.as_linear() if config.tie_embeddings else weights.linear("lm_head")
         )
@@ -160,7 +163,10 @@ class DecoderModel:
         check_positions(batch.end(kv.block_tokens), self.operators.num_positions)
         step = self.operators.step(batch, kv.block_tokens)
         rows = embedded(self.config, self._embedding.lookup(batch.token_ids))
-        for layer, layer_cache in zip(self.layers, kv.layers, strict=True):
+        layers = zip(self.layers, kv.layers, strict=True)
+        if batch.pictures is not None and batch.pictures.rows is not None:
+            rows = through_pictures(rows, batch.pictures.row_ids, batch.pictures.rows, step, layers)
+        for layer, layer_cache in layers:
             rows = layer(rows, step, layer_cache)
         if batch.logit_rows is not None:
             rows = rows.select(batch.logit_rows)
@@ -179,6 +185,22 @@ def _adaptable(
         for key, names in weights.names.items()
         if all(name in shapes for name in names)
     }
+
+
+def through_pictures(
+    rows: Rows,
+    row_ids: torch.Tensor,
+    pictures: PictureRows,
+    step: Step,
+    layers: Iterator[tuple[DecoderLayer, Any]],
+) -> Rows:
+    """Put ``pictures`` into their rows, and take the rows through as many of ``layers`` as have
+    something of the tower's added to them."""
+    rows = Rows(rows.hidden.index_copy(0, row_ids, pictures.embeddings))
+    for added, (layer, layer_cache) in zip(pictures.deepstack, layers, strict=False):
+        rows = layer(rows, step, layer_cache)
+        rows = Rows(rows.hidden.index_add(0, row_ids, added), rows.added)
+    return rows
 
 
 def embedded(config: ModelConfig, hidden: torch.Tensor) -> Rows:

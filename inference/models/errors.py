@@ -1,6 +1,7 @@
 """What can go wrong when a model is built from opened weights.
 
 ModelError
+├── InvalidImageError           a file is no image, or not the one that was counted
 ├── MissingWeightsError         the files of an embedding model lack a tensor
 ├── PositionError               a step reaches beyond the positions that the model was built for
 ├── UnknownArchitectureError    no family here is called that
@@ -33,3 +34,7 @@ class UnsupportedAdapterError(ModelError):
 
 class UnsupportedKVError(ModelError):
     """The message names the formats that can be had."""
+
+
+class InvalidImageError(ModelError):
+    """A file that is no image, or not the image that it was counted as."""

@@ -25,6 +25,7 @@ from inference.models.native.build import (
 from inference.models.native.decoder import unsupported_reason
 from inference.models.native.llama import NativeLlama
 from inference.models.paged_kv import FORMAT_OF
+from inference.models.vision.tower import VisionTower
 from inference.models.weights import WeightSource
 
 
@@ -79,6 +80,11 @@ class Model(Protocol[KV]):
 AnyModel = Model[Any]
 
 Builder = Callable[[ModelConfig, WeightSource, int, KVFormat], AnyModel]
+
+
+def tower_of(model: AnyModel) -> VisionTower | None:
+    """What makes rows of pictures for it, where it is given any."""
+    return model.tower if isinstance(model, DecoderModel) else None
 
 
 def build_model(

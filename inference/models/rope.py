@@ -14,6 +14,7 @@ import torch
 
 from inference.models.config import MixerKind, ModelConfig, RopeScaling
 from inference.models.errors import PositionError
+from inference.models.vision_config import VisionConfig
 
 POSITIONS_MULTIPLE = 64
 """Tables end where a block does: a block's slots all have angles, also those past the context."""
@@ -27,6 +28,9 @@ class RopeTable:
     cosines: torch.Tensor
     sines: torch.Tensor
     is_interleaved: bool = False
+    axes: torch.Tensor | None = None
+    """(rotary_dim,) int64: whether a feature turns with a row's time 0, height 1 or width 2; of a
+    model that is given pictures."""
 
     @property
     def rotary_dim(self) -> int:
@@ -40,6 +44,13 @@ class RopeTable:
         """(num_tokens,) int64 -> cosines and sines, each (num_tokens, 1, rotary_dim)."""
         cosines = self.cosines.index_select(0, positions)
         sines = self.sines.index_select(0, positions)
+        return cosines.unsqueeze(1), sines.unsqueeze(1)
+
+    def at_places(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for (3, num_tokens): time, height and width of each."""
+        assert self.axes is not None, "the model is given no pictures"
+        of_features = places.index_select(0, self.axes).t()
+        cosines, sines = (table.gather(0, of_features) for table in (self.cosines, self.sines))
         return cosines.unsqueeze(1), sines.unsqueeze(1)
 
 
@@ -92,7 +103,23 @@ def rope_table(
     return RopeTable(
         torch.cat((cosines, cosines), dim=-1).to(device),
         torch.cat((-sines, sines), dim=-1).to(device),
+        axes=_axes(config.vision, len(frequencies), device),
     )
+
+
+def _axes(
+    vision: VisionConfig | None, num_frequencies: int, device: torch.device
+) -> torch.Tensor | None:
+    """Time, height and width take turns until the latter two have their parts; the rest is time's.
+
+    section 4 2 1    frequencies t h w t h t t
+    """
+    if vision is None:
+        return None
+    axes = torch.zeros(num_frequencies, dtype=torch.int64, device=device)
+    for axis in (1, 2):
+        axes[axis : 3 * vision.mrope_section[axis] : 3] = axis
+    return axes.repeat(2)
 
 
 def _frequencies(config: ModelConfig, kind: MixerKind) -> tuple[torch.Tensor, float]:

@@ -55,7 +55,7 @@ RotationFactory = Callable[[ModelConfig, RopeTable, Batch], Rotation]
 
 def torch_rotation(config: ModelConfig, rope: RopeTable, batch: Batch) -> Rotation:
     """For all layers of a step that share ``rope``."""
-    angles = rope.at(batch.positions) if rope.rotary_dim else None
+    angles = _angles(rope, batch) if rope.rotary_dim else None
 
     def rotate_and_write(
         weights: AttentionWeights, qkv: torch.Tensor, layer_kv: LayerKV
@@ -70,6 +70,12 @@ def torch_rotation(config: ModelConfig, rope: RopeTable, batch: Batch) -> Rotati
         return RotatedHeads(queries, keys, values)
 
     return rotate_and_write
+
+
+def _angles(rope: RopeTable, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    if batch.pictures is None:
+        return rope.at(batch.positions)
+    return rope.at_places(batch.pictures.rotary)
 
 
 def _split(

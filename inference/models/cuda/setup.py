@@ -79,6 +79,9 @@ def accelerate(model: DecoderModel) -> tuple[DecoderModel | GraphedDecoder, str]
     words = f"torch operators, Triton {', '.join(working)}{''.join(failures)}"
     if cache_layout(model.config).has_states:
         return model, f"{words}; steps with recurrent states are not captured"
+    if model.config.vision is not None:
+        # What a row is rotated by would have to be fed to them beside its position.
+        return model, f"{words}; steps of a model that is given pictures are not captured"
     return GraphedDecoder(model, CudaCapture(model.device)), words
 
 
@@ -99,6 +102,8 @@ def rotation_reason(config: ModelConfig) -> str | None:
     is_partial = config.rotary_dim not in (None, config.head_dim)
     if is_partial or config.is_rope_interleaved or "unrotated" in config.mixer_kinds:
         return "only whole heads are rotated, by halves"
+    if config.vision is not None:
+        return "rotation by a picture's rows and columns is not built"
     return "norms over all heads are not built" if config.is_qk_norm_wide else None
 
 

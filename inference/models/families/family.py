@@ -18,13 +18,16 @@ from inference.models.families.layer_names import LayerNames
 
 Json = Mapping[str, Any]
 
-Role = Literal["embedding", "norm", "column", "row", "head", "experts", "router", "conv", "state"]
+Role = Literal[
+    "embedding", "norm", "column", "row", "head", "experts", "router", "conv", "state", "tower"
+]
 """
 embedding, head   one row per token of the vocabulary; ranks would split those rows
 column            (out_features, in_features); ranks would split the outputs, and its bias with them
 row               (out_features, in_features); ranks would split the inputs and add up the results
 experts           (num_experts, out_features, in_features); ranks would split the experts
 norm, router, conv, state     small, and the same on every rank
+tower             of the tower for pictures: the same on every rank
 """
 
 MATRIX_ROLES: frozenset[Role] = frozenset({"column", "row", "experts"})

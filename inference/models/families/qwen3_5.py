@@ -1,20 +1,20 @@
-"""Qwen3.5's text models: hybrids of Gated DeltaNet and gated attention, with a dense MLP or a
-mixture of experts.
+"""Qwen3.5: hybrids of Gated DeltaNet and gated attention, with a dense MLP or a mixture of experts.
 
-Checkpoints nest it beside a tower for pictures: config.json has it under ``text_config``, and its
-tensors are called ``model.language_model.*``. A text's three rotary positions are all the same, so
-that interleaving them changes nothing.
+Checkpoints nest the text model beside a tower for pictures: config.json has it under
+``text_config``, and its tensors are called ``model.language_model.*``. A text's three rotary
+positions are all the same, so that interleaving them changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from inference.models.config import ModelConfig
 from inference.models.delta_config import DeltaNames
 from inference.models.families.decoder_tensors import DECODER, MLP_NAMES
-from inference.models.families.family import Family
+from inference.models.families.family import Family, TensorRole
 from inference.models.families.gguf_keys import GGUFKeys, check_no_experts, read_decoder_gguf
 from inference.models.families.hub_config import Json, check_activation, read_decoder
 from inference.models.families.hybrid import (
@@ -25,8 +25,9 @@ from inference.models.families.hybrid import (
     hybrid_tensors,
     sparse_fields,
 )
+from inference.models.families.tower import TOWER, VISION, read_vision, tower_tensors
 
-LEFT_OUT = {"model.visual.": "vision", "mtp.": "multi-token prediction"}
+LEFT_OUT = {TOWER: VISION, "mtp.": "multi-token prediction"}
 NESTED = "model.language_model."
 
 
@@ -34,7 +35,8 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
     text = text_config(config)
     check_activation(text, "silu")
-    return read_decoder(text, generation, **hybrid_fields(text, DeltaNames()))
+    fields = hybrid_fields(text, DeltaNames())
+    return read_decoder(text, generation, **fields, vision=read_vision(config, text))
 
 
 def read_moe_config(config: Json, generation: Json) -> ModelConfig:
@@ -43,7 +45,13 @@ def read_moe_config(config: Json, generation: Json) -> ModelConfig:
     check_activation(text, "silu")
     fields = hybrid_fields(text, DeltaNames()) | sparse_fields(text, normalizes=True)
     text["intermediate_size"] = fields["intermediate_size"]
-    return read_decoder(text, generation, **fields)
+    return read_decoder(text, generation, **fields, vision=read_vision(config, text))
+
+
+def tensors(config: ModelConfig) -> Iterator[TensorRole]:
+    yield from hybrid_tensors(config)
+    if config.vision is not None:
+        yield from tower_tensors(config.vision)
 
 
 def text_config(config: Json) -> dict[str, Any]:
@@ -79,10 +87,11 @@ QWEN3_5 = Family(
     gguf_architectures=("qwen35",),
     read_config=read_config,
     read_gguf=read_gguf,
-    tensors=hybrid_tensors,
+    tensors=tensors,
     hub_name=hub_name,
     left_out=LEFT_OUT,
     gguf_names=gguf_names(MLP_NAMES),
+    features=frozenset({"prefix_reuse", "vision"}),
     builder=DECODER,
 )
 QWEN3_5_MOE = replace(

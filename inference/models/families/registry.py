@@ -16,6 +16,7 @@ from inference.models.families.olmoe import OLMOE
 from inference.models.families.phi import PHI3
 from inference.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from inference.models.families.qwen3_next import QWEN3_NEXT
+from inference.models.families.qwen3_vl import QWEN3_VL
 from inference.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from inference.models.families.smollm3 import SMOLLM3
 from inference.models.families.starcoder2 import STARCODER2
@@ -26,6 +27,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN2,
     QWEN3,
     QWEN3_5,
+    QWEN3_VL,
     GEMMA,
     GEMMA2,
     GEMMA3,

@@ -19,6 +19,11 @@ Every family runs on torch's operators, from safetensors as they are or quantise
 whose layers it computes, on a CUDA card Triton's kernels do: the load report says which, and why
 not. Tools and thinking follow from a model's chat template, not from its family.
 
+Pictures: where a safetensors checkpoint brings its tower and preprocessor_config.json; else, and
+from GGUF, it is a text model. A model that is given pictures runs on torch's operators, on a CUDA
+card with Triton's attention, and its steps are not captured in CUDA graphs: rows are rotated by
+time, height and width, which neither the native decoder nor captured steps do. Videos are not read.
+
 | family | `model_type` | GGUF | prefixes are reused | pictures |
 |---|---|---|---|---|
 """

@@ -54,6 +54,7 @@ def _unbuilt_variation(config: ModelConfig) -> str | None:
     multipliers = config.embedding_multiplier, config.residual_multiplier, config.logit_multiplier
     variations = {
         "layers of several kinds": len(kinds) > 1 or not kinds <= {"attention", "sliding"},
+        "rotation by a picture's rows and columns": config.vision is not None,
         "gates of attention": config.has_output_gate,
         f"{config.norm} norms": config.norm != "rms" or config.has_norm_bias,
         "parallel blocks": config.is_parallel,
