@@ -6,6 +6,7 @@
     model_runner    a schedule becomes tensors and logits
     sampling/       logits become tokens
     executor        the tensor half of a step: the model runner, then the sampler
+    images/         images of prompts: where they are, and their rows
     faults/         what went wrong, and whose row it was
     load/           from a load spec to an engine that answers
     embedding/      the engine of an embedding model

@@ -31,7 +31,9 @@ from inference.engine.errors import IntegrityError
 
 Parent = int | str
 """Content id of the block before; a salt where there is none."""
-ContentKey = tuple[Parent, tuple[int, ...]]
+BlockContent = tuple[int | str, ...]
+"""A block's token ids, and then the digests of the images that have tokens there."""
+ContentKey = tuple[Parent, BlockContent]
 
 
 class BlockAllocator:
@@ -105,14 +107,14 @@ class BlockAllocator:
     def is_reusable(self, block_id: int) -> bool:
         return block_id in self._reusable
 
-    def find(self, parent: Parent, tokens: tuple[int, ...]) -> tuple[int, int] | None:
-        """(block id, content id) of the block that holds ``tokens`` after ``parent``."""
-        return self._content.get((parent, tokens))
+    def find(self, parent: Parent, content: BlockContent) -> tuple[int, int] | None:
+        """(block id, content id) of the block that holds ``content`` after ``parent``."""
+        return self._content.get((parent, content))
 
-    def register(self, block_id: int, parent: Parent, tokens: tuple[int, ...]) -> int:
+    def register(self, block_id: int, parent: Parent, content: BlockContent) -> int:
         """Make a full block's content known; returns its content id. Where another block already
         holds the same content that one stays the known one."""
-        key = (parent, tokens)
+        key = (parent, content)
         if (known := self._content.get(key)) is not None:
             return known[1]
         content_id = next(self._content_ids)

@@ -15,6 +15,7 @@ from inference.engine.adapters import Adapters
 from inference.engine.faults.containment import Outcome, contain, divide_schedule
 from inference.engine.faults.kinds import StepFault
 from inference.engine.faults.numerical_watch import NumericalWatch
+from inference.engine.images.prompt_images import PromptImages, image_problem
 from inference.engine.pending_outputs import PendingOutputs
 from inference.engine.prompt_problem import prompt_problem
 from inference.engine.sampling.pending_grammars import GrammarSource, PendingGrammars
@@ -24,6 +25,7 @@ from inference.engine.scheduling.run_ahead import RunAhead
 from inference.engine.scheduling.scheduler import Schedule, Scheduler
 from inference.engine.scheduling.sequence import Sequence, SequenceState
 from inference.engine.scheduling.step_times import StepTimes
+from inference.models.vision_config import VisionConfig
 from inference.protocol.engine import (
     CancelSequence,
     EngineStats,
@@ -61,6 +63,8 @@ class EngineLimits:
     context_tokens: int
     """Prompt plus output of one sequence."""
     vocab_size: int
+    vision: VisionConfig | None = None
+    """Of a model that is given images."""
 
 
 class Engine:
@@ -146,6 +150,7 @@ class Engine:
             weight=command.weight,
             is_anonymous=command.is_anonymous,
             cache_salt=command.cache_salt,
+            images=self._images(command),
         )
         self._sequences[command.sequence_id] = sequence
         self._pending_grammars.add(sequence)
@@ -205,6 +210,7 @@ class Engine:
         problem = prompt_problem(
             command.token_ids, vocab_size=limits.vocab_size, context_tokens=limits.context_tokens
         )
+        problem = problem or image_problem(command.images, command.token_ids, limits.vision)
         if problem is not None:
             return problem
         if command.adapter is not None and (reason := self._adapters.problem()) is not None:
@@ -221,6 +227,12 @@ class Engine:
         if command.sequence_id in self._sequences:
             return "engine_error", "a sequence with this sequence id is running"
         return None
+
+    def _images(self, command: SubmitSequence) -> PromptImages | None:
+        vision = self._limits.vision
+        if vision is None or not command.images:
+            return None
+        return PromptImages(command.images, len(command.token_ids), vision.merge)
 
     def _next_schedule(self) -> tuple[Schedule, Callable[[Schedule], Sampled]]:
         """And what executes it."""

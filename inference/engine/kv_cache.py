@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 
-from inference.engine.block_allocator import BlockAllocator, Parent
+from inference.engine.block_allocator import BlockAllocator, BlockContent, Parent
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.state_slots import StateSlots
 
@@ -87,7 +87,7 @@ class KVCache:
         contents: list[int] = []
         parent: Parent = sequence.cache_salt
         for start in range(0, len(tokens) - size, size):
-            known = self.allocator.find(parent, tuple(tokens[start : start + size]))
+            known = self.allocator.find(parent, _content(sequence, start, start + size))
             if known is None:
                 break
             block_id, parent = known
@@ -113,7 +113,7 @@ class KVCache:
         size = self.block_tokens
         while (sequence.num_registered_blocks + 1) * size <= sequence.num_computed_tokens:
             index = sequence.num_registered_blocks
-            tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
+            tokens = _content(sequence, index * size, (index + 1) * size)
             sequence.parent_content = self.allocator.register(
                 sequence.block_ids[index], sequence.parent_content, tokens
             )
@@ -165,3 +165,12 @@ class KVCache:
         if self.states is not None:
             self.states.check_integrity(live)
             self.states.check_known(self.allocator.content_ids)
+
+
+def _content(sequence: Sequence, start: int, end: int) -> BlockContent:
+    """What is in the block of tokens [start, end): an image's tokens are all alike, so its digest
+    stands beside them."""
+    tokens = tuple(sequence.token_ids[start:end])
+    if sequence.images is None:
+        return tokens
+    return tokens + sequence.images.content(start, end)

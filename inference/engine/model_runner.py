@@ -17,6 +17,8 @@ import torch
 
 from inference.engine.adapters import Adapters
 from inference.engine.block_tables import BlockTables
+from inference.engine.images.image_rows import ImageRows
+from inference.engine.images.step_pictures import step_pictures
 from inference.engine.scheduling.scheduler import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.to_device import all_on_device
@@ -27,10 +29,18 @@ Ints = npt.NDArray[np.int64]
 
 
 class ModelRunner:
-    def __init__(self, model: AnyModel, kv: KVStorage, adapters: Adapters | None = None) -> None:
+    def __init__(
+        self,
+        model: AnyModel,
+        kv: KVStorage,
+        adapters: Adapters | None = None,
+        images: ImageRows | None = None,
+    ) -> None:
+        """``images``: of a model that is given any."""
         self._model = model
         self._adapters = adapters
         self._kv = kv
+        self._images = images
         self._device = model.device
         self._block_tables = BlockTables()
 
@@ -70,12 +80,16 @@ class ModelRunner:
             ids = torch.cat((unread_ids, ids)) if rows.spans else unread_ids
         states = tuple(others[-2:]) if has_states else (None, None)
         batch = rows.batch(ids, others[:-2] if has_states else others, has_decodes=bool(sequences))
+        pictures = None
+        if self._images is not None:
+            pictures = step_pictures(schedule, positions, self._images.of, self._device)
         has_adapters = self._adapters is not None and self._adapters.are_in_use
         return replace(
             batch,
             state_reads=states[0],
             state_writes=states[1],
             adapters=_adapters_of(schedule) if has_adapters else None,
+            pictures=pictures,
         )
 
 

@@ -105,7 +105,7 @@ class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class SequenceFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
     """Terminal. ``code``: queue_full, rate_limit_exceeded, queue_timeout, context_length_exceeded,
     bad_token_id, invalid_grammar, model_load_failed (its adapter), numerical_error, out_of_memory,
-    engine_error."""
+    invalid_image, vision_unsupported, engine_error."""
 
     sequence_id: str
     code: str

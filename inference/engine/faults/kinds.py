@@ -4,6 +4,7 @@
     ├── the device is sound: whose row it was fails, everything else goes on
     │   ├── NumericalFault      logits that are not numbers
     │   ├── OutOfMemoryFault    not even the row alone fits
+    │   ├── InvalidImageFault   an image of its prompt cannot be read
     │   └── StepInputFault      the row alone raises: shapes, indices, an operator that refuses
     └── it is not: everything in flight fails once, the process ends and is started again
         ├── DeviceFault         the driver reported an error, and every later call would
@@ -40,6 +41,11 @@ class NumericalFault(StepFault):
 class OutOfMemoryFault(StepFault):
     code = "out_of_memory"
     client_message = "the device ran out of memory"
+
+
+class InvalidImageFault(StepFault):
+    code = "invalid_image"
+    client_message = "an image of this request cannot be read, or is not what it was counted as"
 
 
 class StepInputFault(StepFault):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from inference.engine.adapters import Adapters
 from inference.engine.engine import Engine, EngineLimits
 from inference.engine.executor import TensorExecutor
+from inference.engine.images.image_rows import ImageProcessor, ImageRows
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.load.state_plan import wanted_slots
 from inference.engine.model_runner import ModelRunner
@@ -20,7 +21,8 @@ from inference.engine.scheduling.run_ahead import RunAhead
 from inference.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from inference.models.cache_layout import cache_layout
 from inference.models.graphed import GraphedDecoder
-from inference.models.registry import AnyModel
+from inference.models.registry import AnyModel, tower_of
+from inference.models.vision_config import KEPT_ROWS_BYTES
 
 
 def build_engine(
@@ -35,6 +37,7 @@ def build_engine(
     scheduler_limits: SchedulerLimits | None = None,
     grammars: GrammarCompiler | None = None,
     adapters: Adapters | None = None,
+    image_processor: ImageProcessor | None = None,
     prefill_average: PrefillAverage | None = None,
     run_ahead: bool | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -43,7 +46,8 @@ def build_engine(
     """``num_kv_blocks`` must hold ``context_tokens``: then the oldest sequence can always run to
     its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.kv_cache``.
     ``num_state_slots``: of a model with recurrent layers; ``None`` for as many as are wanted.
-    ``drawer`` and ``run_ahead``: ``None`` for what suits the model's device."""
+    ``image_processor``: of a model with a tower. ``drawer`` and ``run_ahead``: ``None`` for what
+    suits the model's device."""
     assert num_kv_blocks * block_tokens >= context_tokens
     limits = scheduler_limits or SchedulerLimits()
     if not cache_layout(model.config).has_states:
@@ -55,14 +59,24 @@ def build_engine(
     if isinstance(model, GraphedDecoder):
         model.capture_decode(kv, max_rows=limits.max_running, context_tokens=context_tokens)
     sampler = Sampler(model.config.vocab_size, drawer or choose_drawer(model)[0])
-    executor = TensorExecutor(ModelRunner(model, kv, adapters), sampler, model.device)
+    tower = tower_of(model)
+    if tower is None or image_processor is None:
+        images = None
+    else:
+        images = ImageRows(tower, image_processor, KEPT_ROWS_BYTES)
+    runner = ModelRunner(model, kv, adapters, images)
+    executor = TensorExecutor(runner, sampler, model.device)
     scheduler = Scheduler(kv_cache, limits)
     if run_ahead is None:
         run_ahead = model.device.type == "cuda"
     return Engine(
         executor,
         scheduler,
-        EngineLimits(context_tokens=context_tokens, vocab_size=model.config.vocab_size),
+        EngineLimits(
+            context_tokens=context_tokens,
+            vocab_size=model.config.vocab_size,
+            vision=None if images is None else model.config.vision,
+        ),
         run_ahead=RunAhead(executor, scheduler) if run_ahead else None,
         grammars=grammars,
         adapters=adapters,

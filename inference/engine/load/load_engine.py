@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import torch
 
@@ -42,12 +43,14 @@ from inference.engine.scheduling.scheduler import SchedulerLimits
 from inference.loading.devices import free_memory_bytes
 from inference.loading.embedding_files import OpenedEmbeddingModel
 from inference.loading.errors import BadSourceError
+from inference.loading.image_processor import open_image_processor, vision_input
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import PREFILL_TOKENS_PER_STEP, OpenedModel, open_model
 from inference.models.errors import UnsupportedKVError
 from inference.models.graphed import GraphedDecoder, captured_in_words
 from inference.models.native.llama import NativeLlama
 from inference.models.registry import AnyModel, build_fastest_model
+from inference.models.vision_config import kept_rows_bytes
 from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStage
 
 STEP_S = 0.1
@@ -106,6 +109,7 @@ def load_engine(
     finally:
         opened.close()
     plan = _plan(spec, opened, built)
+    processor, no_images = open_image_processor(opened.directory, opened.config)
     engine = build_engine(
         built.model,
         context_tokens=plan.context_tokens,
@@ -116,12 +120,19 @@ def load_engine(
         scheduler_limits=replace(built.limits, max_running=plan.states.max_sequences),
         grammars=grammars,
         adapters=Adapters(AdapterLoader(built.model, data_dir / "models"), spec.adapter_slots),
+        image_processor=processor,
         prefill_average=PrefillAverage(built.trial.bound.speed),
         check_when_idle=check_when_idle,
     )
     warm_up(engine, opened.config.vocab_size, on_progress)
     seconds = time.monotonic() - started_s
-    return LoadedEngine(engine, _report(opened, built, plan, seconds, grammars.wait_ready()))
+    report = _report(opened, built, plan, seconds, grammars.wait_ready())
+    if processor is not None:
+        report = msgspec.structs.replace(report, vision=vision_input(opened.config))
+    elif no_images:
+        words = f"{report.quantization}; {no_images}"
+        report = msgspec.structs.replace(report, quantization=words)
+    return LoadedEngine(engine, report)
 
 
 def configure_threads() -> int:
@@ -215,12 +226,15 @@ def _kv_budget_bytes(spec: LoadSpec, built: _Built) -> int:
         if isinstance(model, GraphedDecoder):
             moment_bytes += model.captured_bytes(spec.max_concurrent_sequences)
         free_bytes = free_cuda_bytes(model.device, moment_bytes)
-        budget_bytes = max(0, free_bytes - spec.promised_bytes)
+        budget_bytes = max(0, free_bytes - spec.promised_bytes - kept_rows_bytes(model.config))
     else:
-        free_bytes = max(0, free_memory_bytes(model.device) - spec.promised_bytes)
+        taken_bytes = spec.promised_bytes + kept_rows_bytes(model.config)
+        free_bytes = max(0, free_memory_bytes(model.device) - taken_bytes)
         budget_bytes = int(free_bytes * cpu_kv_share())
     return within_limit(
-        budget_bytes, spec.memory_limit_bytes, trial.process_bytes + trial.load_bytes
+        budget_bytes,
+        spec.memory_limit_bytes,
+        trial.process_bytes + trial.load_bytes + kept_rows_bytes(model.config),
     )
 
 
@@ -256,8 +270,8 @@ def _report(
         grammar_problem=grammar_problem,
         context_reason=plan.context_reason,
         prefill_speed=trial.prefill_speed,
-        estimated_bytes=estimated_bytes + plan.cache_bytes,
-        actual_bytes=trial.load_bytes + plan.cache_bytes,
+        estimated_bytes=estimated_bytes + plan.cache_bytes + kept_rows_bytes(config),
+        actual_bytes=trial.load_bytes + plan.cache_bytes + kept_rows_bytes(config),
         process_bytes=trial.process_bytes,
         memory_correction_bytes=opened.need.correction_bytes + trial.load_bytes - estimated_bytes,
     )

@@ -9,6 +9,7 @@ import msgspec
 
 from inference.engine.load.context_limit import PrefillBound
 from inference.engine.load.memory_use import HostGauge, gauge_for
+from inference.engine.load.trial_pictures import run_largest_picture
 from inference.engine.load.trial_sampling import run_largest_sampling
 from inference.engine.load.trial_steps import measure_prefill, run_largest_steps
 from inference.engine.sampling.drawing import Drawer
@@ -43,6 +44,7 @@ def try_out(
     gauge.watch()
     longest = model.config.max_positions
     context_tokens = min(longest, spec.max_context_tokens or longest)
+    run_largest_picture(model)
     trial_kv_bytes = run_largest_steps(model, limits, context_tokens, num_parameters)
     run_largest_sampling(model, drawer, limits)
     load_bytes = gauge.used_bytes() - trial_kv_bytes

@@ -16,6 +16,7 @@ from inference.protocol.engine import SequenceUsage
 from inference.protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from inference.engine.images.prompt_images import PromptImages
     from inference.engine.sampling.grammars import GrammarState
 
 
@@ -55,6 +56,7 @@ class Sequence:
         "cache_salt",
         "deadline_s",
         "grammar",
+        "images",
         "is_anonymous",
         "max_length",
         "next_state_slot",
@@ -90,6 +92,7 @@ class Sequence:
         weight: int = 1,
         is_anonymous: bool = False,
         cache_salt: str = "",
+        images: PromptImages | None = None,
     ) -> None:
         self.sequence_id = sequence_id
         self.params = params
@@ -115,6 +118,8 @@ class Sequence:
         """As the model prepared it; ``None``: it runs on the model as it is."""
         self.awaits_adapter = False
         """It is to have one, which is not loaded yet."""
+        self.images = images
+        """Of the prompt; ``None`` where it has none."""
         self.grammar: GrammarState | None = None
         """``None`` until it is compiled, where ``params`` have one."""
         self.state = SequenceState.WAITING

@@ -15,6 +15,7 @@ from inference.models.native.decoder import unsupported_reason
 from inference.models.native.llama import NativeLlama
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, ROWS, THETA, Row
+from tests.inference.models.families.test_vision import REFERENCES as GIVEN_PICTURES
 
 
 @pytest.fixture(autouse=True)
@@ -62,12 +63,13 @@ NESTED = {"gemma3"}
 MIXTURES = dict.fromkeys(("qwen3_moe", "qwen2_moe", "mixtral", "olmoe"), "test_mixtures.py")
 QWEN3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 HYBRIDS = dict.fromkeys((*QWEN3_5, "qwen3_next"), "test_hybrid.py")
-TESTED_IN = HYBRIDS | MIXTURES
+TESTED_IN = HYBRIDS | MIXTURES | {"qwen3_vl": "test_vision.py"}
 """Families whose layers want tests of their own kind, which hold them against transformers too."""
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_has_its_rows(family: Family) -> None:
+    assert family.name in GIVEN_PICTURES or "vision" not in family.features
     if file := TESTED_IN.get(family.name):
         assert (Path(__file__).parent / file).is_file()
         return

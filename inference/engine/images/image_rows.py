@@ -1,0 +1,59 @@
+"""Rows of images by digest: the tower runs once for an image, and again where its rows had to make
+room for others' meanwhile."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inference.engine.faults.kinds import InvalidImageFault
+from inference.models.errors import InvalidImageError
+from inference.models.vision.tower import PictureRows, VisionTower
+from inference.protocol.images import SequenceImage
+
+
+class ImageProcessor(Protocol):
+    def patches(self, data: bytes, grid: tuple[int, int, int]) -> npt.NDArray[np.float32]:
+        """Of an image file: (num_patches, patch_features) in the order in which they are merged.
+        ``grid``: what the prompt was counted by. Raises ``InvalidImageError``."""
+        ...
+
+
+class ImageRows:
+    """The latest used are kept, up to ``kept_bytes``. For the engine's thread."""
+
+    def __init__(self, tower: VisionTower, processor: ImageProcessor, kept_bytes: int) -> None:
+        self._tower = tower
+        self._processor = processor
+        self._kept_bytes = kept_bytes
+        self._num_bytes = 0
+        self._rows: OrderedDict[str, PictureRows] = OrderedDict()
+        self.num_runs = 0
+        """Of the tower."""
+
+    def of(self, image: SequenceImage) -> PictureRows:
+        """All of the image's. Raises ``InvalidImageFault``."""
+        if (known := self._rows.get(image.digest)) is not None:
+            self._rows.move_to_end(image.digest)
+            return known
+        try:
+            patches = self._processor.patches(image.data, image.grid)
+        except InvalidImageError as error:
+            raise InvalidImageFault(str(error)) from None
+        rows = self._tower(torch.from_numpy(patches), image.grid)
+        self.num_runs += 1
+        self._keep(image.digest, rows)
+        return rows
+
+    def _keep(self, digest: str, rows: PictureRows) -> None:
+        if rows.num_bytes > self._kept_bytes:
+            return
+        self._rows[digest] = rows
+        self._num_bytes += rows.num_bytes
+        while self._num_bytes > self._kept_bytes:
+            _, oldest = self._rows.popitem(last=False)
+            self._num_bytes -= oldest.num_bytes

@@ -1,0 +1,33 @@
+"""The largest picture that a fresh model may be given, for somebody else's gauge to see."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from inference.engine.load.trial_steps import LARGEST_TRIAL_OPERATIONS
+from inference.models.registry import AnyModel, tower_of
+from inference.models.vision_config import VisionConfig
+
+
+def run_largest_picture(model: AnyModel) -> None:
+    """Nothing, where the model is given none. On a CPU no more patches than a trial may take: what
+    more of them would take is small beside the weights."""
+    if (tower := tower_of(model)) is None:
+        return
+    vision = tower.config
+    num_patches = vision.most_patches
+    if model.device.type == "cpu":
+        num_patches = min(num_patches, LARGEST_TRIAL_OPERATIONS // block_weights(vision))
+    side = max(math.isqrt(num_patches) // vision.merge, 1) * vision.merge
+    tower(torch.zeros(side**2, vision.patch_features), (1, side, side))
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+
+
+def block_weights(vision: VisionConfig) -> int:
+    """Of all blocks: what a patch is multiplied with."""
+    return (
+        vision.depth * vision.hidden_size * (4 * vision.hidden_size + 2 * vision.intermediate_size)
+    )

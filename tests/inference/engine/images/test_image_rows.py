@@ -1,0 +1,88 @@
+"""Rows of images are kept while there is room, the latest used ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from inference.engine.faults.kinds import InvalidImageFault
+from inference.engine.images.image_rows import ImageRows
+from inference.models.errors import InvalidImageError
+from inference.models.vision.tower import PictureRows
+from inference.protocol.images import SequenceImage
+
+ROW_BYTES = 2 * 4 * 3
+"""Of the tower below: three numbers for the decoder, and three for a layer."""
+
+
+class Doubling:
+    """Stands in for a tower."""
+
+    def __call__(self, patches: torch.Tensor, grid: tuple[int, int, int]) -> PictureRows:
+        return PictureRows(2 * patches, (3 * patches,))
+
+
+class OneNumber:
+    def patches(self, data: bytes, grid: tuple[int, int, int]) -> npt.NDArray[np.float32]:
+        if not data:
+            raise InvalidImageError("it is empty")
+        return np.full((grid[1] * grid[2], 3), data[0], dtype=np.float32)
+
+
+def image(number: int, num_patches: int = 4) -> SequenceImage:
+    return SequenceImage(
+        digest=str(number),
+        data=bytes([number]) if number else b"",
+        first_token=0,
+        num_tokens=num_patches // 4,
+        grid=(1, 2, num_patches // 2),
+    )
+
+
+def rows_of(kept_patches: int) -> ImageRows:
+    return ImageRows(Doubling(), OneNumber(), kept_patches * ROW_BYTES)  # type: ignore[arg-type]
+
+
+def test_the_tower_runs_once_for_an_image() -> None:
+    rows = rows_of(8)
+    first, again = rows.of(image(1)), rows.of(image(1))
+    assert first is again and rows.num_runs == 1
+    assert first.embeddings.tolist() == [[2.0] * 3] * 4
+    assert first.deepstack[0].tolist() == [[3.0] * 3] * 4
+
+
+def test_the_longest_unused_makes_room() -> None:
+    rows = rows_of(8)
+    for number in (1, 2, 1, 3, 1):
+        rows.of(image(number))
+    assert rows.num_runs == 3
+    rows.of(image(2))
+    assert rows.num_runs == 4
+
+
+def test_an_image_larger_than_all_that_is_kept_pushes_nobody_out() -> None:
+    rows = rows_of(8)
+    rows.of(image(1))
+    for _ in range(2):
+        assert len(rows.of(image(2, num_patches=12)).embeddings) == 12
+    rows.of(image(1))
+    assert rows.num_runs == 3
+
+
+def test_a_file_that_cannot_be_read() -> None:
+    rows = rows_of(8)
+    with pytest.raises(InvalidImageFault, match="it is empty"):
+        rows.of(image(0))
+    assert rows.num_runs == 0
+
+
+def test_parts_of_rows_share_no_memory() -> None:
+    whole = rows_of(8).of(image(1))
+    part = whole.part(1, 3)
+    assert len(part.embeddings) == 2 and part.num_bytes == 2 * ROW_BYTES
+    part.embeddings.zero_()
+    assert whole.embeddings.min() == 2.0
+    both = PictureRows.joined([whole, whole.part(0, 1)])
+    assert len(both.embeddings) == 5 and len(both.deepstack[0]) == 5
