@@ -24,6 +24,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from helexa_site.config import Config
+from inference.garbage import keep_imports
 from inference.gateway.accounting import Accounting, Ledger
 from inference.gateway.bounds import Bounds
 from inference.gateway.call import Call, RequestOutcome
@@ -118,6 +119,7 @@ class Gateway:
         """Call on the event loop that will serve."""
         if self._loops:
             return
+        keep_imports()
         self._redis = _client(self.config.redis_url, COMMAND_TIMEOUT_S)
         self._frames_link = RedisLink(self.config.redis_url, timeout_s=COMMAND_TIMEOUT_S)
         self._events_link = RedisLink(self.config.redis_url, timeout_s=READ_TIMEOUT_S)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from inference.garbage import keep_imports
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.errors import engine_crashed, engine_faulted, engine_hung, model_not_loaded
 from inference.neuron.model_text import ModelText
@@ -160,6 +161,7 @@ class EngineRun:
         except TextError as error:
             self._load_failure = LoadFailure(code="bad_file", message=str(error))
             return
+        keep_imports()  # the text layer's are among them from the first model on
         with self._lock:
             self._silence = Silence()
         self._on_loaded(report)

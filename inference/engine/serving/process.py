@@ -37,6 +37,7 @@ from inference.engine.serving.messenger import Messenger
 from inference.engine.serving.output_batcher import STATS_INTERVAL_S, Telling
 from inference.engine.serving.watchdog import StepWatchdog, step_timeout_s
 from inference.environment import forget_secrets
+from inference.garbage import keep_imports
 from inference.loading.errors import LoadError
 from inference.logs.setup import configure_logging
 from inference.models.errors import MissingWeightsError, UnknownArchitectureError
@@ -83,6 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     if loaded is None:
         messenger.flush()
         return EngineExit.FAILED
+    keep_imports()
     messenger.send(Loaded(report=loaded.report))
     return run(loaded.engine, messenger)
 
