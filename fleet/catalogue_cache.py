@@ -17,19 +17,24 @@ CACHE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class OfferedModels:
-    """Those that are enabled. The same object as long as nothing was read anew."""
+    """Those that are enabled; adapters where their base is. The same object as long as nothing was
+    read anew."""
 
     entries: tuple[CatalogueEntry, ...]
     """Sorted by name."""
     by_name: dict[str, CatalogueEntry]
-    """Without aliases."""
+    """What is loaded and placed: without aliases and adapters."""
     by_any_name: dict[str, CatalogueEntry]
+    """An adapter also as ``base:adapter``."""
 
     @classmethod
     def of(cls, entries: tuple[CatalogueEntry, ...]) -> OfferedModels:
-        by_name = {entry.name: entry for entry in entries}
+        by_name = {entry.name: entry for entry in entries if entry.base is None}
+        entries = tuple(e for e in entries if e.base is None or e.base in by_name)
+        by_base = {f"{entry.base}:{entry.name}": entry for entry in entries if entry.base}
         by_alias = {alias: entry for entry in entries for alias in entry.aliases}
-        return cls(entries, by_name, by_alias | by_name)
+        own_names = {entry.name: entry for entry in entries}
+        return cls(entries, by_name, by_base | by_alias | own_names)
 
 
 class CatalogueCache:

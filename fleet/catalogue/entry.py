@@ -12,6 +12,7 @@ import msgspec
 
 from fleet.catalogue.settings import SETTINGS, CatalogueSettings
 from fleet.measurements import DeviceKind, MeasuredLoad, measured_for
+from inference.protocol.adapters import AdapterSpec
 from inference.protocol.load import LoadSpec, spec_digest
 
 MIB = 1024**2
@@ -52,6 +53,14 @@ class CatalogueEntry(CatalogueSettings):
             values["earlier_loads"] = measured.earlier_loads(neuron, self.kv_memory_bytes)
         # As it is once it has travelled: seconds are floats there.
         return msgspec.convert(values, LoadSpec)
+
+    def adapter_spec(self) -> AdapterSpec | None:
+        """Of an adapter; ``None``: it is a model of its own."""
+        if self.base is None:
+            return None
+        return AdapterSpec(
+            name=self.name, source=self.source, revision=self.revision, sha256=self.sha256
+        )
 
     def spec_digest(self) -> str:
         """Of what it is loaded as now. A replica of another digest is outdated."""

@@ -6,6 +6,7 @@ Every check raises ``CatalogueValueError`` with the field that cannot hold its v
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 
 from fleet.catalogue.settings import SETTINGS, CatalogueSettings
 from fleet.errors import CatalogueValueError
@@ -30,6 +31,20 @@ SOURCE_PATTERNS: dict[str, tuple[re.Pattern[str], str]] = {
     ),
 }
 
+SETTINGS_OF_ADAPTER = frozenset(
+    {
+        "enabled",
+        "description",
+        "source",
+        "base",
+        "revision",
+        "sha256",
+        "input_price_micro_usd",
+        "cached_input_price_micro_usd",
+        "output_price_micro_usd",
+    }
+)
+
 
 def check_settings(settings: CatalogueSettings) -> None:
     """Each alone, then the rules that span fields."""
@@ -39,6 +54,7 @@ def check_settings(settings: CatalogueSettings) -> None:
     check_source(settings.source)
     if settings.sha256 is not None:
         check_sha256(settings.sha256)
+    check_adapter(settings)
     check_replicas(settings)
     check_prices(settings)
 
@@ -82,6 +98,21 @@ def check_source(source: str) -> None:
 def check_sha256(digest: str) -> None:
     if not SHA256_PATTERN.fullmatch(digest):
         raise CatalogueValueError("sha256", "A SHA-256 is 64 lower-case hexadecimal digits")
+
+
+def check_adapter(settings: CatalogueSettings) -> None:
+    """An adapter has files and prices of its own; all else is its base's."""
+    if settings.base is None:
+        return
+    if settings.source.startswith("pypi:"):
+        raise CatalogueValueError("source", "An adapter comes from huggingface: or path:")
+    for described in fields(CatalogueSettings):
+        name = described.name
+        if name not in SETTINGS_OF_ADAPTER and getattr(settings, name) != described.default:
+            words = SETTINGS[name].label or name.replace("_", " ")
+            raise CatalogueValueError(
+                name, f"An adapter has no {words} of its own: it is {settings.base}'s"
+            )
 
 
 def check_replicas(settings: CatalogueSettings) -> None:

@@ -18,6 +18,7 @@ from typing import Literal, get_args
 
 from fleet.catalogue.kinds import MAX_BYTES, Count, Flag, Money, NeuronNames, Text, Word
 from fleet.catalogue.setting import Section, Setting, setting
+from inference.protocol.adapters import DEFAULT_ADAPTER_SLOTS
 from inference.protocol.load import KVDtype, Quantization
 from metering.prices import Prices
 
@@ -61,6 +62,16 @@ class CatalogueSettings:
             travels=True,
             decides_weights=True,
         )
+    )
+    base: str | None = field(
+        default=None,
+        metadata=setting(
+            Text(max_length=100),
+            Section.FILES,
+            "Of an adapter (LoRA): the name of the model that it adapts. It is loaded beside that "
+            "model when somebody asks for it. Empty: a model of its own.",
+            label="base model",
+        ),
     )
     file: str | None = field(
         default=None,
@@ -174,6 +185,17 @@ class CatalogueSettings:
             Section.LIMITS,
             "Memory for the KV cache. Empty: measured when the model is loaded.",
             label="KV memory (bytes)",
+            travels=True,
+        ),
+    )
+
+    adapter_slots: int = field(
+        default=DEFAULT_ADAPTER_SLOTS,
+        metadata=setting(
+            Count(least=0, most=256, is_optional=False),
+            Section.LIMITS,
+            "How many adapters (LoRA) may be loaded beside it at once; the one that was used "
+            "longest ago makes room for another. 0: none.",
             travels=True,
         ),
     )

@@ -80,10 +80,25 @@ def catalogue_model_check(*, model: CatalogueModel) -> None:
     """Raises ``CatalogueValueError`` when the row breaks a rule of the catalogue."""
     catalogue.check_name(model.name)
     catalogue.check_settings(model.settings())
+    _base_check(model)
     if CatalogueModel.objects.filter(name=model.name).exclude(pk=model.pk).exists():
         raise CatalogueValueError("name", f"There is a model named {model.name!r} already")
     if Alias.objects.filter(name=model.name).exists():
         raise CatalogueValueError("name", f"{model.name!r} is an alias already")
+
+
+def _base_check(model: CatalogueModel) -> None:
+    """Raises ``CatalogueValueError``."""
+    base = model.settings().base
+    if base is None:
+        return
+    found = CatalogueModel.objects.filter(name=base).exclude(pk=model.pk).first()
+    if found is None:
+        raise CatalogueValueError("base", f"There is no model named {base!r} in the catalogue")
+    if found.settings().base is not None:
+        raise CatalogueValueError("base", f"{base} is an adapter itself")
+    if CatalogueModel.objects.filter(base=model.name).exists():
+        raise CatalogueValueError("base", f"{model.name} has adapters of its own")
 
 
 def alias_create(*, actor: Actor, name: str, model: CatalogueModel) -> Alias:

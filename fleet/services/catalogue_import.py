@@ -47,7 +47,9 @@ def _apply(actor: Actor, plan: Plan) -> None:
         alias_delete(actor=actor, alias=Alias.objects.get(name=removed.name))
     for change in (model for model in plan.models if model.action == "remove"):
         catalogue_model_delete(actor=actor, model=CatalogueModel.objects.get(name=change.name))
-    for change in (model for model in plan.models if model.action != "remove"):
+    kept = [model for model in plan.models if model.action != "remove"]
+    # Adapters last: their bases must be there.
+    for change in sorted(kept, key=lambda model: plan.wanted[model.name].base is not None):
         _model_set(actor, change, plan.wanted[change.name])
     for alias in (alias for alias in plan.aliases if alias.action != "remove"):
         _alias_set(actor, alias.name, CatalogueModel.objects.get(name=alias.model))

@@ -17,6 +17,7 @@ from fleet import neuron_client, selectors
 from fleet.errors import (
     JobCannotBeCancelledError,
     ModelPinnedError,
+    PlacementRefusedError,
     ReplicaNotFoundError,
 )
 from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus, NeuronStatus
@@ -47,9 +48,12 @@ def load_job_start(
     the same. ``evict``: models that must leave the neuron first.
 
     The neuron is told once the transaction commits; what is loaded by another spec is replaced
-    there. Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``.
+    there. Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
+    ``PlacementRefusedError``.
     """
     model, neuron = selectors.model_enabled(model_name), selectors.neuron_known(neuron_name)
+    if (base := model.settings().base) is not None:
+        raise PlacementRefusedError(f"{model.name} is an adapter: it is loaded beside {base}")
     job = LoadJob(
         kind=LoadJobKind.LOAD,
         model=model,

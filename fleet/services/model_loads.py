@@ -20,12 +20,15 @@ from metering.actor import Actor
 
 def model_load_start(*, actor: Actor, model_name: str, neuron_name: str | None = None) -> LoadJob:
     """A load on that neuron, or else where it fits; the load that is under way; or the reload of
-    what was loaded by an earlier spec.
+    what was loaded by an earlier spec. An adapter's base is loaded: the adapter itself is with the
+    first request for it.
 
     Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
     ``ModelAlreadyLoadedError``, ``PlacementRefusedError``, ``SnapshotUnavailableError``.
     """
     entry = selectors.model_enabled(model_name).entry()
+    if entry.base is not None:
+        entry = selectors.model_enabled(entry.base).entry()
     snapshot = live.read_snapshot_sync(live.redis_client())
     if neuron_name is not None:
         return _load_on(actor, entry, neuron_name, snapshot)

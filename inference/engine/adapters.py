@@ -16,11 +16,9 @@ from typing import Any, Protocol
 
 from inference.engine.errors import AdapterError
 from inference.engine.scheduling.sequence import Sequence
-from inference.protocol.adapters import AdapterSpec
+from inference.protocol.adapters import DEFAULT_ADAPTER_SLOTS, AdapterSpec
 
 log = logging.getLogger(__name__)
-
-DEFAULT_ADAPTER_SLOTS = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,12 @@ class ModelListConsumer(_ModelsConsumer):
         entries = await self.gateway.catalogue.entries()
         snapshot = await self.gateway.liveness.snapshot()
         who = self.call.who
-        cards = [model_card(entry, snapshot) for entry in entries if who.may_use(entry.name)]
+        bases = await self.gateway.catalogue.by_name()
+        cards = [
+            model_card(entry, snapshot, base=bases.get(entry.base or entry.name))
+            for entry in entries
+            if who.may_use(entry.name)
+        ]
         if self.is_anthropic:
             await self.respond(200, anthropic_models.model_list_body(cards, page))
         else:
@@ -70,18 +75,24 @@ class ModelConsumer(_ModelsConsumer):
         entry = await self.gateway.catalogue.find(name)
         if not self.call.who.may_use(entry.name):
             raise ModelNotAllowedError(entry.name)
-        card = model_card(entry, await self.gateway.liveness.snapshot())
+        bases = await self.gateway.catalogue.by_name()
+        snapshot = await self.gateway.liveness.snapshot()
+        card = model_card(entry, snapshot, base=bases.get(entry.base or entry.name))
         dialect = anthropic_models if self.is_anthropic else openai_models
         await self.respond(200, dialect.model_body(card))
 
 
-def model_card(entry: CatalogueEntry, snapshot: FleetSnapshot) -> ModelCard:
-    replicas = snapshot.replicas_of(entry.name)
+def model_card(
+    entry: CatalogueEntry, snapshot: FleetSnapshot, *, base: CatalogueEntry | None = None
+) -> ModelCard:
+    """``base`` is what is loaded for it: of an adapter another than the entry itself."""
+    base = base or entry
+    replicas = snapshot.replicas_of(base.name)
     ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
     limits = [replica.context_tokens for replica in ready if replica.context_tokens is not None]
     bounds = [bound for replica in ready if (bound := replica.max_output_tokens) is not None]
-    status = _status(entry, replicas, ready)
-    if status == UNLOADED and snapshot.absent_holders(entry.name):
+    status = _status(base, replicas, ready)
+    if status == UNLOADED and snapshot.absent_holders(base.name):
         status = ReplicaStatus.RECOVERING.value
     return ModelCard(
         id=entry.name,
@@ -89,15 +100,16 @@ def model_card(entry: CatalogueEntry, snapshot: FleetSnapshot) -> ModelCard:
         description=entry.description,
         aliases=entry.aliases,
         status=status,
-        status_reason=_reason(entry, snapshot, replicas, status),
+        status_reason=_reason(base, snapshot, replicas, status),
         progress=None if ready else _progress(replicas),
         locations=tuple(replica.neuron for replica in ready),
-        feasible_on=_feasible_on(entry, snapshot),
+        feasible_on=_feasible_on(base, snapshot),
         # A request may land on any of them, so the least is what holds everywhere.
         context_tokens=min(limits, default=None),
         max_output_tokens=min(bounds, default=None),
         capabilities=_shared_capabilities(ready),
         prices=_model_prices(entry),
+        parent=entry.base,
     )
 
 

@@ -105,7 +105,12 @@ class OllamaModelsConsumer(ApiConsumer):
         entries = await self.gateway.catalogue.entries()
         snapshot = await self.gateway.liveness.snapshot()
         who = self.call.who
-        offered = [offered_model(entry, snapshot) for entry in entries if who.may_use(entry.name)]
+        bases = await self.gateway.catalogue.by_name()
+        offered = [
+            offered_model(entry, snapshot, bases.get(entry.base or entry.name))
+            for entry in entries
+            if who.may_use(entry.name)
+        ]
         await self.respond(200, self._body_of(offered))
 
 
@@ -122,7 +127,9 @@ class OllamaShowConsumer(ApiConsumer):
         entry = await self.gateway.catalogue.find(self.parsed(ollama_models.parse_show, body))
         if not self.call.who.may_use(entry.name):
             raise ModelNotAllowedError(entry.name)
-        offered = offered_model(entry, await self.gateway.liveness.snapshot())
+        bases = await self.gateway.catalogue.by_name()
+        snapshot = await self.gateway.liveness.snapshot()
+        offered = offered_model(entry, snapshot, bases.get(entry.base or entry.name))
         await self.respond(200, ollama_models.show_body(offered))
 
 
@@ -153,9 +160,11 @@ class OllamaOperatorsConsumer(ApiConsumer):
         )
 
 
-def offered_model(entry: CatalogueEntry, snapshot: FleetSnapshot) -> OfferedModel:
-    card, digest = model_card(entry, snapshot), entry.spec_digest()
-    for replica in snapshot.replicas_of(entry.name):
+def offered_model(
+    entry: CatalogueEntry, snapshot: FleetSnapshot, base: CatalogueEntry | None = None
+) -> OfferedModel:
+    card, digest = model_card(entry, snapshot, base=base), entry.spec_digest()
+    for replica in snapshot.replicas_of((base or entry).name):
         if replica.status is ReplicaStatus.READY and replica.report is not None:
             return OfferedModel(
                 card=card,

@@ -26,6 +26,7 @@ from inference.gateway.placing import Place
 from inference.gateway.streams import RequestStream
 from inference.gateway.tally import Tally
 from inference.gateway.token_bounds import TokenBounds, token_bounds
+from inference.protocol.adapters import AdapterSpec
 from inference.protocol.events import Event
 from inference.protocol.generation import Request, Submit
 from inference.wire.errors import ApiError
@@ -48,6 +49,7 @@ class PlacedRequest:
         request: Request,
         entry: CatalogueEntry,
         *,
+        adapter: AdapterSpec | None = None,
         deadline_s: float,
         abort: Callable[[], None],
     ) -> None:
@@ -55,6 +57,7 @@ class PlacedRequest:
         self._call = call
         self._request = request
         self._entry = entry
+        self._adapter = adapter
         self._deadline_s = deadline_s
         self._abort = abort
         self._num_attempts = 0
@@ -109,8 +112,13 @@ class PlacedRequest:
     def _hint(self) -> RoutingHint:
         who = self._call.who
         return routing_hint(
-            self._request, model=self._entry.name, salt="" if who.is_anonymous else who.account
+            self._request, model=self._model, salt="" if who.is_anonymous else who.account
         )
+
+    @property
+    def _model(self) -> str:
+        """What its prefixes belong to."""
+        return self._entry.name if self._adapter is None else self._adapter.name
 
     async def _hold(self, bounds: TokenBounds) -> Granted | None:
         if not self._call.is_billed:
@@ -171,6 +179,7 @@ class PlacedRequest:
             endpoint=self._call.endpoint,
             max_prompt_tokens=None if granted is None else bounds.prompt_tokens,
             cap_output_tokens=cap,
+            adapter=self._adapter,
         )
 
 

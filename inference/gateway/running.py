@@ -35,8 +35,17 @@ async def run_request(
     call.model = entry.name
     call.is_billed = is_billed(request)
     call.prices = (entry.prices or FREE).less(call.discount_percent)
-    await permit(gateway, call, entry, request)
-    placed = PlacedRequest(gateway, call, request, entry, deadline_s=deadline_s, abort=abort)
+    base = entry if entry.base is None else await gateway.catalogue.find(entry.base)
+    await permit(gateway, call, entry, base, request)
+    placed = PlacedRequest(
+        gateway,
+        call,
+        request,
+        base,
+        adapter=entry.adapter_spec(),
+        deadline_s=deadline_s,
+        abort=abort,
+    )
     await placed.begin()
     try:
         yield placed
@@ -44,13 +53,16 @@ async def run_request(
         placed.close()
 
 
-async def permit(gateway: Gateway, call: Call, entry: CatalogueEntry, request: Request) -> None:
-    """Refuses before anything is loaded for it. Raises ``ApiError``."""
+async def permit(
+    gateway: Gateway, call: Call, entry: CatalogueEntry, base: CatalogueEntry, request: Request
+) -> None:
+    """Refuses before anything is loaded for it. ``base`` is what is loaded: of an adapter another
+    than the entry itself. Raises ``ApiError``."""
     principal = call.who
     if not principal.may_use(entry.name):
         raise ModelNotAllowedError(entry.name)
     await gateway.limits.acquire(call, request)
-    if call.is_billed and principal.budgets and not await gateway.is_ready(entry.name):
+    if call.is_billed and principal.budgets and not await gateway.is_ready(base.name):
         # A model may be loaded for it, which a spent budget is no reason for.
         await gateway.accounting.hold(call, _least(request))
         gateway.accounting.let_go(call)

@@ -201,5 +201,10 @@ def wrong_kind(model: str, kind: str) -> Failure:
     return Failure(code="invalid_value", message=message, param="model")
 
 
+def no_adapters(model: str) -> Failure:
+    message = f"model {model!r} takes no adapters: those that generate text do"
+    return Failure(code="invalid_value", message=message, param="model")
+
+
 def internal_error() -> Failure:
     return Failure(code="engine_error", message="the neuron could not handle this request")

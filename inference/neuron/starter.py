@@ -22,6 +22,7 @@ from inference.neuron.errors import (
     deadline_passed,
     internal_error,
     model_recovering,
+    no_adapters,
     wrong_kind,
 )
 from inference.neuron.images import sequence_images
@@ -88,6 +89,8 @@ class Starter:
         engine, text = self._take(submit.model)
         if not _suits(submit.request, text):
             raise RequestRefusedError(wrong_kind(submit.model, text.report.kind))
+        if submit.adapter is not None and text.report.kind != "generation":
+            raise RequestRefusedError(no_adapters(submit.model))
         match submit.request:
             case GenerationRequest() as request:
                 self._start_generation(submit, request, engine, text)
@@ -208,5 +211,6 @@ def _commands(
                 is_anonymous=submit.is_anonymous or submit.yields,
                 # Nobody's account is called that: it is what the anonymous share.
                 cache_salt="" if submit.is_anonymous else submit.account,
+                adapter=submit.adapter,
                 images=images,
             )

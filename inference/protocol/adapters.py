@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+DEFAULT_ADAPTER_SLOTS = 8
+"""How many may be loaded beside a model at once."""
+
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything an engine needs to load an adapter. Two that differ in anything are two."""

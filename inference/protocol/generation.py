@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from inference.protocol.adapters import AdapterSpec
 from inference.protocol.images import ImageRef
 from inference.protocol.sampling import SamplingOptions
 
@@ -227,6 +228,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     cap_output_tokens: int | None = None
     """What the account's budget still buys, for each choice, where the client named no
     ``max_tokens``: the answer ends there with the reason ``length``."""
+    adapter: AdapterSpec | None = None
+    """What the model is to run with."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from inference.protocol.adapters import DEFAULT_ADAPTER_SLOTS
 from inference.protocol.images import VisionInput
 from inference.protocol.prefill_speed import PrefillSpeed
 
@@ -76,7 +77,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_prefill_s: float | None = None
     """How long the longest prompt may take to its first token, the device to itself: bounds the
     context by measured speed. ``None``: no bound."""
-    adapter_slots: int = 8
+    adapter_slots: int = DEFAULT_ADAPTER_SLOTS
     """How many adapters (LoRA) may be loaded beside it at once; 0: none."""
     earlier_loads: EarlierLoads | None = None
     promised_bytes: int = 0

@@ -56,6 +56,8 @@ class ModelCard:
     status_reason: str | None = None
     progress: ModelProgress | None = None
     """While it is loading."""
+    parent: str | None = None
+    """Of an adapter: its base. What is told of memory and of limits is the base's."""
 
     def can(self, capability: str) -> bool | None:
         return None if self.capabilities is None else capability in self.capabilities
@@ -87,6 +89,7 @@ def own_fields(card: ModelCard) -> dict[str, Any]:
     return {
         "description": card.description,
         "aliases": card.aliases,
+        **({} if card.parent is None else {"parent": card.parent}),
         "limit": _limit(card),
         **_cost(card.prices),
         "tool_call": card.can("tool_call"),

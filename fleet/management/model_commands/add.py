@@ -19,6 +19,7 @@ class Add:
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", metavar="MODEL", help="what clients ask for")
         parser.add_argument("source", metavar="SOURCE", help="as huggingface:Qwen/Qwen3-0.6B")
+        parser.add_argument("--base", help="of an adapter (LoRA): the model that it adapts")
         parser.add_argument("--file", help="a file or quant in it, as Q4_K_M")
         parser.add_argument("--revision")
         parser.add_argument("--pinned", action="store_true", help="keep it loaded")
@@ -32,7 +33,9 @@ class Add:
 
     def run(self, run: Run) -> None:
         body: dict[str, Any] = {"name": run.options["name"], "source": run.options["source"]}
-        body |= {name: run.options[name] for name in ("file", "revision") if run.options[name]}
+        body |= {
+            name: run.options[name] for name in ("base", "file", "revision") if run.options[name]
+        }
         if run.options["pinned"]:
             body["pinned"] = True
         body |= dict(setting_of(words) for words in run.options["set"])
