@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from llguidance import LLTokenizer
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
 from inference.loading.loader import OpenedModel, open_model
+from inference.protocol.adapters import AdapterSpec
 from inference.protocol.engine import SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
@@ -35,14 +37,23 @@ def load_text_engine(model: Path, data_dir: Path) -> tuple[Engine, LLTokenizer]:
     return loaded.engine, LLTokenizer(str(Path(loaded.report.tokenizer_dir) / "tokenizer.json"))
 
 
-def decode_step_ms(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> float:
+def decode_step_ms(
+    engine: Engine,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    adapters: Sequence[AdapterSpec] = (),
+) -> float:
     """Median milliseconds of a step in which every prompt's sequence decodes; each draws with a
-    seed of its own. Raises ``RuntimeError`` when a sequence ends early."""
+    seed of its own, and has one of ``adapters`` in turn. Raises ``RuntimeError`` when a sequence
+    ends early."""
     # Prompts may take a step each, while earlier ones decode already.
     length = 2 * STEPS_PER_TURN + len(prompts)
     for index, prompt in enumerate(prompts):
         own = msgspec.structs.replace(params, seed=index, max_tokens=length)
-        engine.submit(SubmitSequence(sequence_id=str(index), token_ids=prompt, params=own))
+        adapter = adapters[index % len(adapters)] if adapters else None
+        engine.submit(
+            SubmitSequence(sequence_id=str(index), token_ids=prompt, params=own, adapter=adapter)
+        )
     outputs = engine.step().outputs
     while len(outputs) < len(prompts):
         outputs = engine.step().outputs
