@@ -20,7 +20,7 @@ from rich.table import Table
 from inference.models.config import ModelConfig
 from inference.models.native.build import load_library
 from inference.models.native.decoder import NativeDecoder
-from inference.models.native.layers import NativeLayer
+from inference.models.native.layers import Angles, NativeLayer, NativeNorm
 from inference.models.native.packing import (
     GROUPED_FORMATS,
     SUPER_BLOCK_FORMATS,
@@ -99,27 +99,27 @@ class OneFormat:
 
         self.weight_bytes = self.num_weights = 0
         table = packed(CONFIG.vocab_size, hidden)
+        turns = torch.rand(CONFIG.max_positions, CONFIG.head_dim // 2)
+        angles = Angles(turns.cos(), turns.sin())
         layers = [
             NativeLayer(
                 qkv=[packed(qkv, hidden)],
                 output=[packed(hidden, hidden)],
                 gate_up=[packed(2 * inner, hidden)],
                 down=[packed(hidden, inner)],
-                attention_norm=torch.ones(hidden),
-                mlp_norm=torch.ones(hidden),
+                input_norm=NativeNorm(torch.ones(hidden)),
+                mlp_norm=NativeNorm(torch.ones(hidden)),
+                angles=angles,
             )
             for _ in range(CONFIG.num_layers)
         ]
-        angles = torch.rand(CONFIG.max_positions, CONFIG.head_dim // 2)
         self._decoder = NativeDecoder(
             library,
             CONFIG,
             layers=layers,
-            final_norm=torch.ones(hidden),
+            final_norm=NativeNorm(torch.ones(hidden)),
             embedding=table,
             head=table,
-            cosines=angles.cos(),
-            sines=angles.sin(),
             kv_format="bf16",
             num_threads=1,
         )

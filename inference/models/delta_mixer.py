@@ -172,8 +172,8 @@ def load_delta(config: ModelConfig, weights: WeightSource, index: int) -> DeltaM
     return DeltaMixer(
         shape=shape,
         project=_projections(shape, weights, prefix),
-        conv_weight=_conv_weight(weights, prefix),
-        decay_rate=_decay_rate(shape, weights, prefix),
+        conv_weight=conv_weight(weights, prefix),
+        decay_rate=decay_rate(shape, weights, prefix),
         dt_bias=weights.tensor(f"{prefix}dt_bias").float(),
         norm=weights.tensor(f"{prefix}norm.weight").float(),
         norm_eps=config.rms_norm_eps,
@@ -190,12 +190,12 @@ def _projections(shape: DeltaConfig, weights: WeightSource, prefix: str) -> Delt
     )
 
 
-def _conv_weight(weights: WeightSource, prefix: str) -> torch.Tensor:
+def conv_weight(weights: WeightSource, prefix: str) -> torch.Tensor:
     """Files have (channels, kernel), or (channels, 1, kernel)."""
     weight = weights.tensor(f"{prefix}conv1d.weight").float()
     return weight.flatten(1).t().contiguous()
 
 
-def _decay_rate(shape: DeltaConfig, weights: WeightSource, prefix: str) -> torch.Tensor:
+def decay_rate(shape: DeltaConfig, weights: WeightSource, prefix: str) -> torch.Tensor:
     stored = weights.tensor(prefix + shape.names.decay).float()
     return -stored if shape.names.decay == NEGATIVE_RATE else stored.exp()

@@ -22,8 +22,8 @@ from inference.models.native.build import (
     automatic_kv_format,
     load_library,
 )
-from inference.models.native.decoder import unsupported_reason
 from inference.models.native.llama import NativeLlama
+from inference.models.native.support import unsupported_reason
 from inference.models.paged_kv import FORMAT_OF
 from inference.models.vision.tower import VisionTower
 from inference.models.weights import WeightSource

@@ -15,7 +15,7 @@ def untouched_zeros(
     """Like ``torch.zeros``, which writes every page of CPU memory at once: seconds for gigabytes.
     Here the kernel hands out zeroed pages as blocks come into use. A block lies in two places for
     each layer, so the first token's huge pages are a hundred megabytes, where they are allowed."""
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -47,6 +47,7 @@ struct BlockView {
   int start;       // position of its first token
   int num_tokens;  // of the sequence, up to the tile's last; the rest may be anything, also not a number
   int window;      // 0: none
+  float cap;       // of scores, which count in powers of two; 0: none
 
   bool is_full() const { return num_tokens == kBlockTokens; }
 };
@@ -66,6 +67,14 @@ inline void mask_scores(f32x16* scores, int position, int block_start, int windo
   }
 }
 
+// cap * tanh(score / cap).
+[[gnu::noinline]] inline void cap_scores(f32x16* scores, float cap) {
+  for (int half = 0; half < 2; half++) {
+    const f32x16 power = exp(scores[half] * (2.0f / cap));
+    scores[half] = (1.0f - 2.0f / (power + 1.0f)) * cap;
+  }
+}
+
 // A block holds a higher score than any before it: what was summed so far weighs less.
 [[gnu::noinline]] inline void raise_maximum(QueryTile& tile, int q, float maximum, int head_dim) {
   const float correction = exp2(splat(tile.maxima[q] - maximum))[0];
@@ -81,6 +90,7 @@ HELEXA_INLINE void softmax_step(QueryTile& tile, int q, const BlockView& block, 
                                 f32x16* weights) {
   const int position = tile.positions[q], block_start = block.start, window = block.window;
   f32x16 scores[2] = {load(tile.scores[q]), load(tile.scores[q] + kLanes)};
+  if (block.cap > 0) cap_scores(scores, block.cap);
   const bool is_whole = block_start + kBlockTokens - 1 <= position &&
                         (window == 0 || block_start > position - window);
   if (!is_whole) mask_scores(scores, position, block_start, window);

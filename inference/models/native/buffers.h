@@ -39,11 +39,14 @@ void grow(Lines<T>& buffer, size_t size) {
 
 // Of all rows of a batch, from layer to layer.
 struct Buffers {
-  Lines<float> hidden, qkv;
+  Lines<float> hidden, projected;
+  int row_width = 0;  // of what a mixer's first projection gives, in the layer where that is widest
 
   void reserve(const Model& m, int rows) {
+    for (int i = 0; i < m.num_layers; i++)
+      row_width = std::max(row_width, m.row_width(m.layers[i]));
     grow(hidden, size_t(rows) * m.hidden_size);
-    grow(qkv, size_t(rows) * m.qkv_width());
+    grow(projected, size_t(rows) * row_width);
   }
 };
 
@@ -73,6 +76,7 @@ struct ExpertScratch {
 // Of the rows that a crew has in hand, counted from its first, from step to step.
 struct Scratch {
   Lines<float> gate_up, values, inner;
+  Lines<float> added;  // what is still to be added to the rows, where that is not done at once
   Lines<TileGroup> groups;
   ExpertScratch experts;
   std::atomic<int> next_task{0};
@@ -83,7 +87,14 @@ struct Scratch {
     const size_t n = rows, num_tiles = (n + kTileRows - 1) / kTileRows;
     // Rows whole pages apart would share their cache lines.
     gate_up_stride = 2 * m.intermediate_size + 2 * kLanes;
-    const size_t widest = std::max({m.hidden_size, m.intermediate_size, m.query_width()});
+    int widest = std::max({m.hidden_size, m.intermediate_size, m.query_width()});
+    bool adds_plainly = true;
+    for (int i = 0; i < m.num_layers; i++) {
+      const Layer& layer = m.layers[i];
+      if (layer.delta) widest = std::max(widest, layer.delta->value_features());
+      adds_plainly &= m.adds_plainly(layer.mixed_norm) && m.adds_plainly(layer.mlp_added_norm);
+    }
+    if (!adds_plainly) grow(added, n * m.hidden_size);
     grow(gate_up, n * gate_up_stride);
     grow(values, num_tiles * kTileRows * widest);
     grow(groups, num_tiles * (widest / kGroup + 1));

@@ -1,4 +1,4 @@
-// A llama-family decoder on CPU: token ids and block tables in, logits out, in one call.
+// A decoder on CPU: token ids and block tables in, logits out, in one call.
 //
 // One call is one run of the thread team. Rows are tokens; prompt chunks and single decode rows take
 // the same path. Many rows go through the layers in blocks, each in the hands of one member (wavefront.h);
@@ -75,16 +75,21 @@ class Decoder {
                                 inner_width);
     for (Member& member : members_) {
       member.place.row_tiles.reserve(most_rows);
+      member.place.runs.reserve(most_rows);
       if (batch.adapters) member.place.adapted.reserve(most_rows);
-      for (const Layer& layer : layers_)
+      for (const Layer& layer : layers_) {
         if (layer.experts) member.place.routes.reserve(*layer.experts, most_rows);
+        if (layer.delta) member.place.delta.reserve(*layer.delta);
+      }
       if (block_rows_ > 0) member.scratch.reserve(m_, block_rows_, kOwnTiles, inner_width);
     }
-    if (block_rows_ > 0)
+    if (block_rows_ > 0) {
       wavefront_.reset(num_stages(), (num_rows + block_rows_ - 1) / block_rows_);
+      turns_.reset(m_.num_layers);
+    }
     wanted_positions_.reserve(num_logit_rows);
     wanted_sequences_.reserve(num_logit_rows);
-    picked_.reserve(size_t(num_logit_rows) * std::max(m_.hidden_size, m_.qkv_width()));
+    picked_.reserve(size_t(num_logit_rows) * std::max(m_.hidden_size, buffers_.row_width));
   }
 
   // What takes some microseconds for a row: a few are done before anybody else is awake. What a
@@ -113,7 +118,8 @@ class Decoder {
   // member, who finds in a cache what the step before left there.
   static constexpr int kSharedTiles = 64, kOwnTiles = 8;
 
-  int num_stages() const { return std::max(1, m_.num_layers); }
+  // One to come to each layer, and one more where the last has to be done for all rows.
+  int num_stages() const { return std::max(1, m_.num_layers + m_.ends_with_state()); }
 
   // Half of every member's share, within bounds; none where there are too few rows for a block each.
   // Each block reads all weights: those of a layer that stays in a cache are there for the next, others
@@ -149,7 +155,8 @@ class Decoder {
     if (block_rows_ > 0) {
       wavefront_.work([&](int layer, int block) {
         const int first = block * block_rows_, last = std::min(batch.num_rows, first + block_rows_);
-        RowPass<KV>(m_, batch, first, last, Crew(), {buffers_, mine, place}).come_to(layer);
+        const Workplace at{buffers_, mine, place, &turns_, block};
+        RowPass<KV>(m_, batch, first, last, Crew(), at).come_to(layer);
       });
       together.barrier();
     } else {
@@ -177,8 +184,8 @@ class Decoder {
     wanted_.sequences = wanted_sequences_.data();
     pick_rows(buffers_.hidden.data(), batch.logit_rows, n, m_.hidden_size, picked_);
     std::copy(picked_.begin(), picked_.end(), buffers_.hidden.begin());
-    pick_rows(buffers_.qkv.data(), batch.logit_rows, n, m_.qkv_width(), picked_);
-    std::copy(picked_.begin(), picked_.end(), buffers_.qkv.begin());
+    pick_rows(buffers_.projected.data(), batch.logit_rows, n, buffers_.row_width, picked_);
+    std::copy(picked_.begin(), picked_.end(), buffers_.projected.begin());
   }
 
   template <typename T>
@@ -196,6 +203,7 @@ class Decoder {
   Buffers buffers_;
   int block_rows_ = 0;  // none: all rows by everybody together
   Wavefront wavefront_;
+  Turns turns_;
   Batch wanted_{};
   std::vector<int64_t> wanted_positions_, wanted_sequences_;
   std::vector<float> picked_;

@@ -8,64 +8,47 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from inference.models.config import ModelConfig
-from inference.models.families.layer_names import LayerNames
-from inference.models.families.registry import family_of
+from inference.models.config import Activation, ModelConfig, NormKind
 from inference.models.kv_format import KVFormat
 from inference.models.native.adapters import NativeAdapter, adapter_pointers
-from inference.models.native.layers import NativeLayer, layer_struct
-from inference.models.native.packing import LANES, PackedLinear
-from inference.models.native.structs import CBatch, CLayer, CModel, Draw, linear_struct, pointer
+from inference.models.native.layers import NativeLayer, NativeNorm, layer_structs, norm_struct
+from inference.models.native.packing import PackedLinear
+from inference.models.native.structs import CBatch, CModel, Draw, linear_struct, pointer
 
 KV_FORMATS: dict[KVFormat, int] = {"fp32": 0, "bf16": 1, "int8": 2}
 """``KVFormat`` of model.h."""
+NORM_KINDS: dict[NormKind, int] = {"rms": 0, "rms_plus_one": 0, "layer": 1}
+"""``NormKind`` of model.h. The one is added to weights as they are loaded."""
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
+"""``Activation`` of model.h."""
 
 
-def unsupported_reason(config: ModelConfig, library: ctypes.CDLL) -> str | None:
-    """Why this model cannot run natively, or ``None``."""
-    if reason := _unbuilt_variation(config):
-        return f"the native decoder has no {reason}"
-    if config.head_dim % LANES or config.head_dim > library.helexa_max_head_dim():
-        return f"head_dim {config.head_dim} is not a multiple of {LANES} within the native limit"
-    if config.num_query_groups > 24:
-        return f"{config.num_query_groups} query heads per KV head are more than a native tile"
-    for size in _intermediate_sizes(config):
-        if size % LANES:
-            return f"intermediate_size {size} is not a multiple of {LANES}"
-    return None
+@dataclass(frozen=True, slots=True)
+class States:
+    """Of the layers that keep any, float32, zeroed before the first step.
+
+        conv         (num_layers, num_slots, kernel - 1, channels)
+        recurrent    (num_layers, num_slots, value_heads, key_dim * value_dim)
+
+    What a head's numbers stand for is in delta_net.h.
+    """
+
+    conv: torch.Tensor
+    recurrent: torch.Tensor
 
 
-def _intermediate_sizes(config: ModelConfig) -> list[int]:
-    sizes = [config.intermediate_size] if "dense" in config.mlp_kinds else []
-    if config.experts is not None:
-        sizes += [config.experts.intermediate_size, config.experts.shared_intermediate_size or 0]
-    return sizes
+@dataclass(frozen=True, slots=True)
+class StateSlots:
+    """(num_sequences,) int64 each: where a step finds a sequence's state, and leaves the next."""
 
-
-def _unbuilt_variation(config: ModelConfig) -> str | None:
-    """The first thing declared that the native layers do not compute."""
-    kinds = set(config.mixer_kinds)
-    if config.rotary_dim not in (None, config.head_dim) or config.is_rope_interleaved:
-        return "rotation of this layout"
-    multipliers = config.embedding_multiplier, config.residual_multiplier, config.logit_multiplier
-    variations = {
-        "layers of several kinds": len(kinds) > 1 or not kinds <= {"attention", "sliding"},
-        "rotation by a picture's rows and columns": config.vision is not None,
-        "gates of attention": config.has_output_gate,
-        f"{config.norm} norms": config.norm != "rms" or config.has_norm_bias,
-        "parallel blocks": config.is_parallel,
-        f"{config.activation} MLPs": config.activation != "silu",
-        "MLPs without gates": not config.is_gated,
-        "soft caps": bool(config.attention_soft_cap or config.logit_soft_cap),
-        "other scale of scores": config.attention_scale is not None,
-        "multipliers": multipliers != (1.0, 1.0, 1.0),
-        "norms in these places": family_of(config).layer_names.norms != LayerNames().norms,
-    }
-    return next((words for words, is_declared in variations.items() if is_declared), None)
+    reads: torch.Tensor
+    writes: torch.Tensor
 
 
 class NativeDecoder:
@@ -77,15 +60,12 @@ class NativeDecoder:
         config: ModelConfig,
         *,
         layers: Sequence[NativeLayer],
-        final_norm: torch.Tensor,
+        final_norm: NativeNorm,
         embedding: PackedLinear,
         head: PackedLinear,
-        cosines: torch.Tensor,
-        sines: torch.Tensor,
         kv_format: KVFormat,
         num_threads: int,
     ) -> None:
-        """``cosines`` and ``sines`` float32 (max_positions, head_dim / 2)."""
         self._library = _declare(library)
         self.kv_region_bytes: int = library.helexa_kv_region_bytes(
             KV_FORMATS[kv_format], config.head_dim
@@ -93,8 +73,7 @@ class NativeDecoder:
         """Of the keys, or the values, of one block and KV head."""
         self.block_tokens: int = library.helexa_block_tokens()
         self._vocab_size = head.out_features
-        self._alive: list[object] = [layers, final_norm, embedding, head, cosines, sines]
-        c_layers = (CLayer * len(layers))(*map(layer_struct, layers))
+        self._alive: list[object] = [layers, final_norm, embedding, head]
         self._model = CModel(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size if "dense" in config.mlp_kinds else 0,
@@ -102,16 +81,25 @@ class NativeDecoder:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            window=config.sliding_window or 0,
             kv_format=KV_FORMATS[kv_format],
+            norm_kind=NORM_KINDS[config.norm],
+            activation=ACTIVATIONS[config.activation],
+            is_gated=config.is_gated,
+            is_parallel=config.is_parallel,
             is_qk_norm_wide=config.is_qk_norm_wide,
-            rms_norm_eps=config.rms_norm_eps,
-            layers=c_layers,
-            final_norm=pointer(final_norm, torch.float32),
+            is_rope_interleaved=config.is_rope_interleaved,
+            has_output_gate=config.has_output_gate,
+            norm_eps=config.rms_norm_eps,
+            query_scale=_query_scale(config),
+            score_cap=config.attention_soft_cap or 0.0,
+            logit_cap=config.logit_soft_cap or 0.0,
+            embedding_multiplier=config.embedding_multiplier,
+            residual_multiplier=config.residual_multiplier,
+            logit_multiplier=config.logit_multiplier,
+            layers=layer_structs(layers),
+            final_norm=norm_struct(final_norm),
             embedding=linear_struct(embedding),
             head=linear_struct(head),
-            cosines=pointer(cosines, torch.float32),
-            sines=pointer(sines, torch.float32),
         )
         self._num_threads = num_threads
         self._decoder = self._new_decoder()
@@ -140,6 +128,8 @@ class NativeDecoder:
         logit_rows: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
+        states: States | None = None,
+        state_slots: StateSlots | None = None,
         adapters: Sequence[NativeAdapter | None] | None = None,
     ) -> torch.Tensor:
         """Runs rows through the model, writes their keys and values, returns float32 logits
@@ -147,9 +137,10 @@ class NativeDecoder:
 
         Indices are int64: ``token_ids``, ``positions`` and ``sequences`` (num_rows,), rows of a
         sequence consecutive and in order of position; ``block_tables`` (num_sequences, n);
-        ``logit_rows`` (num_logit_rows,). ``keys`` and ``values``: (num_layers, num_blocks,
-        num_kv_heads, ``kv_region_bytes``) bytes, contiguous; written to. ``adapters``: of each
-        sequence. Raises ``MemoryError``, having written nothing.
+        ``logit_rows`` (num_logit_rows,). ``keys`` and ``values``: (layers with attention,
+        num_blocks, num_kv_heads, ``kv_region_bytes``) bytes, contiguous; written to, as ``states``
+        are where layers keep any. ``adapters``: of each sequence. Raises ``MemoryError``, having
+        written nothing.
         """
         logits = torch.empty(logit_rows.shape[0], self._vocab_size)
         pointers, inner_width = (None, 0) if adapters is None else adapter_pointers(adapters)
@@ -169,6 +160,12 @@ class NativeDecoder:
             adapters=None if pointers is None else ctypes.addressof(pointers),
             inner_width=inner_width,
         )
+        if states is not None and state_slots is not None:
+            batch.state_reads = pointer(state_slots.reads, torch.int64)
+            batch.state_writes = pointer(state_slots.writes, torch.int64)
+            batch.conv_states = pointer(states.conv, torch.float32)
+            batch.states = pointer(states.recurrent, torch.float32)
+            batch.num_state_slots = states.recurrent.shape[1]
         _check(self._library.helexa_decoder_forward(self._decoder, ctypes.byref(batch)))
         return logits
 
@@ -219,6 +216,13 @@ class NativeDecoder:
     def close(self) -> None:
         self._library.helexa_decoder_free(self._decoder)
         self._alive.clear()
+
+
+def _query_scale(config: ModelConfig) -> float:
+    """Of scores, beyond one over the root of ``head_dim``."""
+    if config.attention_scale is None:
+        return 1.0
+    return config.attention_scale * math.sqrt(config.head_dim)
 
 
 def _check(status: int) -> None:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
+from inference.models.delta_config import DeltaConfig
 from inference.models.experts_config import ExpertsConfig, Scoring
 from inference.models.native.packing import Format, PackedLinear
 from inference.models.native.structs import (
+    CDeltaNet,
     CExperts,
     CLayer,
+    CNorm,
     CProjection,
     Projection,
     linear_struct,
@@ -35,35 +38,122 @@ class NativeExperts:
     down: Sequence[Projection]
 
 
+@dataclass(frozen=True, slots=True)
+class NativeNorm:
+    """float32 (hidden_size,) each."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """Of each position, float32 (max_positions, rotary_dim / 2)."""
+
+    cosines: torch.Tensor
+    sines: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeDelta:
+    """What a Gated DeltaNet layer has beside its projections, all float32. The layer's ``qkv`` is
+    queries, keys, values, gates, betas and decays, each with all of its heads in order."""
+
+    shape: DeltaConfig
+    conv_weight: torch.Tensor
+    """(kernel, channels)"""
+    decay_rate: torch.Tensor
+    dt_bias: torch.Tensor
+    """(value_heads,) each."""
+    norm: torch.Tensor
+    """(value_dim,)"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLayer:
-    """Norms are float32; ``query_norm`` and ``key_norm`` are (head_dim,) where the family has
-    them."""
+    """A part without a norm has ``None``. ``qkv`` of attention whose output is weighed has the
+    gates first, then queries, keys and values."""
 
     qkv: Projection
     output: Projection
-    attention_norm: torch.Tensor
-    mlp_norm: torch.Tensor
     gate_up: Projection = ()
     down: Projection = ()
+    input_norm: NativeNorm | None = None
+    mixed_norm: NativeNorm | None = None
+    """Of what the mixer adds."""
+    mlp_norm: NativeNorm | None = None
+    mlp_added_norm: NativeNorm | None = None
+    """Of what the MLP adds."""
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
+    """float32 (head_dim,), or as wide as all heads."""
+    angles: Angles | None = None
+    """``None``: no head is rotated."""
+    window: int | None = None
     experts: NativeExperts | None = None
     """In place of ``gate_up`` and ``down``."""
+    delta: NativeDelta | None = None
+    """In place of attention."""
 
 
-def layer_struct(layer: NativeLayer) -> CLayer:
+def layer_structs(layers: Sequence[NativeLayer]) -> ctypes.Array[CLayer]:
+    """Each layer's keys and values, or states, follow those of the layer of its kind before."""
+    structs = (CLayer * len(layers))()
+    num_cached = {False: 0, True: 0}
+    for index, layer in enumerate(layers):
+        has_states = layer.delta is not None
+        structs[index] = _layer_struct(layer, num_cached[has_states])
+        num_cached[has_states] += 1
+    return structs
+
+
+def _layer_struct(layer: NativeLayer, cache_index: int) -> CLayer:
     experts = None if layer.experts is None else ctypes.pointer(_experts_struct(layer.experts))
+    delta = None if layer.delta is None else ctypes.pointer(_delta_struct(layer.delta))
+    angles = layer.angles
     return CLayer(
         qkv=projection_struct(layer.qkv),
         output=projection_struct(layer.output),
         gate_up=projection_struct(layer.gate_up),
         down=projection_struct(layer.down),
-        attention_norm=pointer(layer.attention_norm, torch.float32),
-        mlp_norm=pointer(layer.mlp_norm, torch.float32),
+        input_norm=norm_struct(layer.input_norm),
+        mixed_norm=norm_struct(layer.mixed_norm),
+        mlp_norm=norm_struct(layer.mlp_norm),
+        mlp_added_norm=norm_struct(layer.mlp_added_norm),
         query_norm=pointer(layer.query_norm, torch.float32),
         key_norm=pointer(layer.key_norm, torch.float32),
+        cosines=None if angles is None else pointer(angles.cosines, torch.float32),
+        sines=None if angles is None else pointer(angles.sines, torch.float32),
         experts=experts,
+        delta=delta,
+        rotary_dim=0 if angles is None else 2 * angles.cosines.shape[1],
+        window=layer.window or 0,
+        cache_index=cache_index,
+    )
+
+
+def norm_struct(norm: NativeNorm | None) -> CNorm:
+    if norm is None:
+        return CNorm()
+    weight, bias = (pointer(tensor, torch.float32) for tensor in (norm.weight, norm.bias))
+    return CNorm(weight=weight, bias=bias)
+
+
+def _delta_struct(delta: NativeDelta) -> CDeltaNet:
+    shape = delta.shape
+    assert delta.conv_weight.shape == (shape.conv_kernel, shape.conv_channels)
+    assert delta.norm.shape == (shape.value_head_dim,)
+    return CDeltaNet(
+        num_key_heads=shape.num_key_heads,
+        num_value_heads=shape.num_value_heads,
+        key_head_dim=shape.key_head_dim,
+        value_head_dim=shape.value_head_dim,
+        conv_kernel=shape.conv_kernel,
+        are_value_heads_tiled=shape.are_value_heads_tiled,
+        conv_weight=pointer(delta.conv_weight, torch.float32),
+        decay_rate=pointer(delta.decay_rate, torch.float32),
+        dt_bias=pointer(delta.dt_bias, torch.float32),
+        norm=pointer(delta.norm, torch.float32),
     )
 
 

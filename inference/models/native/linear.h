@@ -35,7 +35,7 @@ struct Linear {
   }
 };
 
-constexpr int kMaxParts = 3;
+constexpr int kMaxParts = 4;
 
 // Weights that one input meets, in different formats: their outputs lie one after the other.
 struct Projection {

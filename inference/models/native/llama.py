@@ -1,4 +1,4 @@
-"""Llama's layers on the native decoder: the ``Model`` of ``registry`` over packed weights.
+"""A decoder's layers in native code: the ``Model`` of ``registry`` over packed weights.
 
 The same function as ``inference.models.decoder``, in one C++ call per forward instead of some
 hundred torch calls. Decode rows and prompt rows take one path, so phase never changes a row's
@@ -13,17 +13,20 @@ from dataclasses import dataclass
 import torch
 
 from inference.models.adapter import AdapterWeights
-from inference.models.adapter_targets import adaptable_shapes
 from inference.models.batch import Batch
+from inference.models.cache_layout import cache_layout
 from inference.models.config import ModelConfig
-from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat
 from inference.models.native.adapters import NativeAdapter, native_adapter
-from inference.models.native.decoder import NativeDecoder
-from inference.models.native.experts import load_experts
-from inference.models.native.layers import NativeLayer
+from inference.models.native.decoder import NativeDecoder, States, StateSlots
+from inference.models.native.load_layer import (
+    in_order_of_layers,
+    load_layer,
+    load_norm,
+    native_angles,
+    stacked_names,
+)
 from inference.models.native.packing import Format, pack
-from inference.models.native.structs import Projection
 from inference.models.rope import check_positions, rope_table
 from inference.models.untouched import untouched_zeros
 from inference.models.weights import WeightSource
@@ -31,13 +34,15 @@ from inference.models.weights import WeightSource
 
 @dataclass(frozen=True, slots=True)
 class NativeKV:
-    """``keys`` and ``values`` (num_layers, num_blocks, num_kv_heads, bytes of a block and head), in
-    the order that element_attention.h and int8_attention.h document."""
+    """``keys`` and ``values`` (layers with attention, num_blocks, num_kv_heads, bytes of a block
+    and head), in the order that element_attention.h and int8_attention.h document."""
 
     keys: torch.Tensor
     values: torch.Tensor
     block_tokens: int
     scratch_slot: int
+    states: States | None = None
+    """Of layers that keep a state instead."""
 
 
 class NativeLlama:
@@ -55,21 +60,23 @@ class NativeLlama:
     ) -> None:
         self.config = config
         self.kv_format = kv_format
-        angles, half = rope_table(config, context_tokens, self.device), config.head_dim // 2
-        self._num_positions = angles.num_positions
+        kinds = set(config.mixer_kinds) - {"delta", "unrotated"}
+        tables = {kind: rope_table(config, context_tokens, self.device, kind) for kind in kinds}
+        angles = {kind: native_angles(table) for kind, table in tables.items()}
+        self._num_positions = min(
+            (table.num_positions for table in tables.values()), default=context_tokens
+        )
         embedding = pack(weights.stored("model.embed_tokens"))
-        layers = [_load_layer(config, weights, i) for i in range(config.num_layers)]
+        layers = [load_layer(config, weights, i, angles) for i in range(config.num_layers)]
         self._is_packed = any(part.format is not Format.F32 for part in layers[0].qkv)
-        self._stacked = [_stacked_names(config, i) for i in range(config.num_layers)]
+        self._stacked = [stacked_names(config, i) for i in range(config.num_layers)]
         self.decoder = NativeDecoder(
             library,
             config,
             layers=layers,
-            final_norm=_float(weights, "model.norm.weight"),
+            final_norm=load_norm(config, weights, "model.norm"),
             embedding=embedding,
             head=embedding if config.tie_embeddings else pack(weights.stored("lm_head")),
-            cosines=angles.cosines[:, :half].contiguous(),
-            sines=angles.sines[:, half:].contiguous(),
             kv_format=kv_format,
             num_threads=torch.get_num_threads(),
         )
@@ -78,7 +85,9 @@ class NativeLlama:
         """One block more than asked for: the last is scratch, where padding rows write."""
         assert block_tokens == self.decoder.block_tokens
         region_bytes = self.decoder.kv_region_bytes
-        shape = (self.config.num_layers, num_blocks + 1, self.config.num_kv_heads, region_bytes)
+        layout = cache_layout(self.config)
+        num_layers = len(layout.attention_layers)
+        shape = (num_layers, num_blocks + 1, self.config.num_kv_heads, region_bytes)
         # Small pages keep memory down, and slow long contexts of the wider formats down as well:
         # ``benchmarks.engine.kv_pages``.
         huge_pages = self.kv_format != "int8"
@@ -91,7 +100,16 @@ class NativeLlama:
             values=values,
             block_tokens=block_tokens,
             scratch_slot=num_blocks * block_tokens,
+            states=self._new_states(len(layout.state_layers), num_state_slots),
         )
+
+    def _new_states(self, num_layers: int, num_slots: int) -> States | None:
+        delta = self.config.delta
+        if delta is None:
+            return None
+        slots = num_layers, num_slots
+        shapes = (*slots, *delta.conv_shape), (*slots, *delta.recurrent_shape)
+        return States(*(untouched_zeros(shape, torch.float32, self.device) for shape in shapes))
 
     def forward(self, batch: Batch, kv: NativeKV) -> torch.Tensor:
         """Write the rows' keys and values, return the logits of ``batch.logit_rows``:
@@ -106,13 +124,27 @@ class NativeLlama:
             logit_rows=rows if batch.logit_rows is None else batch.logit_rows,
             keys=kv.keys,
             values=kv.values,
+            states=kv.states,
+            state_slots=None if kv.states is None else _state_slots(batch),
             adapters=batch.adapters,
         )
 
     def prepare_adapter(self, weights: AdapterWeights) -> NativeAdapter:
         dtypes = {module.down.dtype for module in weights.modules.values()}
         is_narrow = self._is_packed or dtypes == {torch.bfloat16}
-        return native_adapter(weights, self._stacked, is_narrow=is_narrow)
+        ordered = in_order_of_layers(self.config, weights)
+        return native_adapter(ordered, self._stacked, is_narrow=is_narrow)
+
+
+def _state_slots(batch: Batch) -> StateSlots:
+    """Of the sequences in the order of ``_sequences``."""
+    reads = torch.tensor([span.state_read for span in batch.spans], dtype=torch.int64)
+    writes = torch.tensor([span.state_write for span in batch.spans], dtype=torch.int64)
+    if batch.state_reads is None or batch.state_writes is None:
+        return StateSlots(reads, writes)
+    return StateSlots(
+        torch.cat((batch.state_reads, reads)), torch.cat((batch.state_writes, writes))
+    )
 
 
 def _sequences(batch: Batch) -> torch.Tensor:
@@ -128,44 +160,3 @@ def _block_tables(batch: Batch) -> torch.Tensor:
     if batch.block_ids is not None:
         tables = [*batch.block_ids.unbind(), *tables]
     return torch.nn.utils.rnn.pad_sequence(tables, batch_first=True)
-
-
-def _load_layer(config: ModelConfig, weights: WeightSource, index: int) -> NativeLayer:
-    names, prefix = family_of(config).layer_names, f"model.layers.{index}."
-
-    def projection(*inner_names: str) -> Projection:
-        stacked = weights.stored_parts(*(prefix + name for name in inner_names))
-        return [pack(stored) for stored in stacked]
-
-    def norm(name: str) -> torch.Tensor:
-        return _float(weights, f"{prefix}{name}.weight")
-
-    is_sparse = config.mlp_kinds[index] == "sparse"
-    assert names.input_norm is not None and names.mlp_norm is not None
-    return NativeLayer(
-        qkv=projection(*names.qkv),
-        output=projection(names.output),
-        gate_up=() if is_sparse else projection(*names.gate_up),
-        down=() if is_sparse else projection(names.down),
-        experts=load_experts(config, weights, f"{prefix}mlp") if is_sparse else None,
-        attention_norm=norm(names.input_norm),
-        mlp_norm=norm(names.mlp_norm),
-        query_norm=norm(names.query_norm) if config.qk_norm else None,
-        key_norm=norm(names.key_norm) if config.qk_norm else None,
-    )
-
-
-def _stacked_names(config: ModelConfig, index: int) -> list[list[tuple[str, int]]]:
-    """Of a layer's qkv, output, gate_up and down: the weights that each stacks, and how many
-    outputs each has. Of those alone that adapters may change."""
-    names, prefix = family_of(config).layer_names, f"model.layers.{index}."
-    shapes = adaptable_shapes(config)
-    stacked = names.qkv, (names.output,), names.gate_up, (names.down,)
-    return [
-        [(prefix + name, shapes[prefix + name][0]) for name in inner if prefix + name in shapes]
-        for inner in stacked
-    ]
-
-
-def _float(weights: WeightSource, name: str) -> torch.Tensor:
-    return weights.tensor(name).float().contiguous()

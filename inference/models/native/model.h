@@ -14,6 +14,10 @@ extern "C" {
 
 enum KVFormat : int32_t { kKVFloat = 0, kKVBfloat16 = 1, kKVInt8 = 2 };
 
+enum NormKind : int32_t { kRms = 0, kLayerNorm = 1 };
+
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+
 enum Scoring : int32_t { kSoftmax = 0, kSigmoid = 1, kSoftmaxOfChosen = 2 };
 
 // A mixture of experts in place of a layer's gate_up and down. All experts that are chosen from are of
@@ -49,13 +53,47 @@ struct Experts {
   }
 };
 
+// What divides a row by its size, and weighs its features.
+struct Norm {
+  const float* weight;  // null: there is none, and rows stay as they are
+  const float* bias;    // null: none
+};
+
+// Gated DeltaNet in place of a layer's attention: see delta_net.h. A row of the layer's `qkv` is
+//   queries, keys (num_key_heads each) | values | gates (num_value_heads each) | betas | decays
+struct DeltaNet {
+  int32_t num_key_heads, num_value_heads, key_head_dim, value_head_dim;
+  int32_t conv_kernel;            // how many rows a convolution looks at, its own included
+  int32_t are_value_heads_tiled;  // whether value head i is of key head i % num_key_heads
+  const float* conv_weight;       // (conv_kernel, conv_channels())
+  const float* decay_rate;        // (num_value_heads,)
+  const float* dt_bias;           // (num_value_heads,)
+  const float* norm;              // (value_head_dim,)
+
+  int group() const { return num_value_heads / num_key_heads; }
+  int key_features() const { return num_key_heads * key_head_dim; }
+  int value_features() const { return num_value_heads * value_head_dim; }
+  int conv_channels() const { return 2 * key_features() + value_features(); }
+  int row_width() const { return conv_channels() + value_features() + 2 * num_value_heads; }
+  int64_t conv_floats() const { return int64_t(conv_kernel - 1) * conv_channels(); }
+  int64_t head_floats() const { return int64_t(key_head_dim) * value_head_dim; }
+  int value_head(int key_head, int i) const {
+    return are_value_heads_tiled ? key_head + i * num_key_heads : key_head * group() + i;
+  }
+};
+
 struct Layer {
   Projection qkv, output, gate_up, down;
-  const float* attention_norm;
-  const float* mlp_norm;
+  Norm input_norm, mixed_norm, mlp_norm, mlp_added_norm;
   const float* query_norm;  // null: none
   const float* key_norm;
+  const float* cosines;  // (max_positions, rotary_dim / 2)
+  const float* sines;
   const Experts* experts;  // null: gate_up and down
+  const DeltaNet* delta;   // null: attention
+  int32_t rotary_dim;   // of each head's first features; 0: none are rotated
+  int32_t window;       // 0: none
+  int32_t cache_index;  // of its keys and values, or of its states
 
   int64_t bytes() const {
     const int64_t of_mlp = experts ? experts->bytes() : gate_up.bytes() + down.bytes();
@@ -65,21 +103,39 @@ struct Layer {
 
 struct Model {
   int32_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
-  int32_t window;   // 0: none
-  int32_t kv_format;  // a KVFormat
+  int32_t kv_format;   // a KVFormat
+  int32_t norm_kind;   // a NormKind
+  int32_t activation;  // an Activation
+  int32_t is_gated;    // whether gate_up has gates, before what goes up
+  int32_t is_parallel;  // whether a layer's MLP reads what its mixer reads
   int32_t is_qk_norm_wide;  // whether query_norm and key_norm are of all heads together
-  float rms_norm_eps;
+  int32_t is_rope_interleaved;  // whether neighbours are rotated together, and not halves
+  int32_t has_output_gate;      // whether a row of qkv begins with gates, as wide as queries
+  float norm_eps;
+  float query_scale;  // of scores, beyond one over the root of head_dim
+  float score_cap, logit_cap;  // 0: none
+  float embedding_multiplier, residual_multiplier, logit_multiplier;
   const Layer* layers;
-  const float* final_norm;
+  Norm final_norm;
   Linear embedding;  // out_features = vocab_size; a table, read by row
   Linear head;
-  const float* cosines;  // (max_positions, head_dim / 2)
-  const float* sines;
 
   int query_width() const { return num_heads * head_dim; }
   int kv_width() const { return num_kv_heads * head_dim; }
-  int qkv_width() const { return query_width() + 2 * kv_width(); }
+  int gate_width() const { return has_output_gate ? query_width() : 0; }
+  int qkv_width() const { return gate_width() + query_width() + 2 * kv_width(); }
   int heads_per_kv_head() const { return num_heads / num_kv_heads; }
+
+  int row_width(const Layer& layer) const {
+    return layer.delta ? layer.delta->row_width() : qkv_width();
+  }
+  // Whether what a part of the layer computes is added to the rows as it is.
+  bool adds_plainly(const Norm& after) const {
+    return !after.weight && residual_multiplier == 1.0f && !is_parallel;
+  }
+  // Whether its last layer needs earlier rows for the states that it leaves, also where nobody wants
+  // their logits.
+  bool ends_with_state() const { return num_layers > 0 && layers[num_layers - 1].delta; }
 };
 
 struct Batch {
@@ -91,9 +147,14 @@ struct Batch {
   const int64_t* sequences;    // (num_rows,) row of block_tables; a sequence's rows in order
   const int64_t* block_tables; // (num_sequences, table_stride)
   const int64_t* logit_rows;   // (num_logit_rows,) rows whose next token is wanted
-  uint8_t* keys;               // (num_layers, num_blocks, num_kv_heads, the format's region_bytes)
+  uint8_t* keys;               // (layers with attention, num_blocks, num_kv_heads, region_bytes)
   uint8_t* values;             // the same
   int64_t num_blocks;
+  const int64_t* state_reads;  // (num_sequences,) slots of the states before, where layers keep any
+  const int64_t* state_writes; // and after these rows
+  float* conv_states;          // (layers with states, num_state_slots, conv_floats())
+  float* states;               // (…, num_state_slots, num_value_heads, head_floats())
+  int64_t num_state_slots;
   float* logits;               // (num_logit_rows, vocab_size)
   const Adapter* const* adapters;  // (num_sequences,) null where it has none; null: nobody has one
   int32_t inner_width;         // the most of any of them

@@ -7,14 +7,9 @@
 #include "element_attention.h"
 #include "int8_attention.h"
 #include "model.h"
+#include "norms.h"
 
 namespace helexa {
-
-inline void normalize_row(const float* in, const float* weight, int width, float eps, float* out) {
-  const float total = sum_of_squares(in, width);
-  const float factor = 1.0f / std::sqrt(total / float(width) + eps);
-  for (int i = 0; i < width; i++) out[i] = in[i] * factor * weight[i];
-}
 
 // Consecutive rows of one sequence, whose queries meet its keys together.
 struct RowTile {
@@ -25,9 +20,11 @@ struct RowTile {
 template <typename KV>
 class RowAttention {
  public:
-  RowAttention(const Model& model, const Batch& batch, int layer, float* qkv)
-      : m_(model), batch_(batch), layer_(model.layers[layer]), qkv_(qkv) {
-    const int64_t offset = layer * batch.num_blocks * m_.num_kv_heads * region_bytes();
+  // `rows` of the whole batch, `stride` apart: gates, queries, keys and values of each.
+  RowAttention(const Model& model, const Batch& batch, const Layer& layer, float* rows, int stride)
+      : m_(model), batch_(batch), layer_(layer), rows_(rows), stride_(stride) {
+    const int64_t offset =
+        layer.cache_index * batch.num_blocks * m_.num_kv_heads * region_bytes();
     keys_ = batch.keys + offset;
     values_ = batch.values + offset;
   }
@@ -35,12 +32,12 @@ class RowAttention {
   // Rotates the row's queries and keys, and keeps its keys and values.
   void rotate_and_cache(int row) const {
     const int position = int(batch_.positions[row]);
-    float* query = qkv_ + int64_t(row) * m_.qkv_width();
+    float* query = queries(row);
     const float *query_norm = layer_.query_norm, *key_norm = layer_.key_norm;
     if (m_.is_qk_norm_wide) {
       float* keys = query + m_.query_width();
-      normalize_row(query, query_norm, m_.query_width(), m_.rms_norm_eps, query);
-      normalize_row(keys, key_norm, m_.kv_width(), m_.rms_norm_eps, keys);
+      rms_norm_row(query, query_norm, m_.query_width(), m_.norm_eps, query);
+      rms_norm_row(keys, key_norm, m_.kv_width(), m_.norm_eps, keys);
       query_norm = key_norm = nullptr;
     }
     for (int h = 0; h < m_.num_heads; h++) rotate(query_norm, position, query + h * m_.head_dim);
@@ -58,17 +55,23 @@ class RowAttention {
     gather_queries(rows, kv_head, tile);
     const int first = int(batch_.positions[rows.first_row]);
     const int last = int(batch_.positions[rows.first_row + rows.count - 1]);
-    const int oldest = m_.window > 0 ? std::max(0, first - m_.window + 1) : 0;
+    const int window = layer_.window, oldest = window > 0 ? std::max(0, first - window + 1) : 0;
+    const float cap = m_.score_cap * kLog2E;
     for (int start = oldest / kBlockTokens * kBlockTokens; start <= last; start += kBlockTokens) {
       const int64_t at = region(rows.first_row, start, kv_head);
       // What lies behind them in the block is not the sequence's: others have left it there.
       const int num_tokens = std::min(kBlockTokens, last - start + 1);
-      KV::attend_block(tile, keys_ + at, values_ + at, {start, num_tokens, m_.window}, m_.head_dim);
+      const BlockView block{start, num_tokens, window, cap};
+      KV::attend_block(tile, keys_ + at, values_ + at, block, m_.head_dim);
     }
     scatter_outputs(tile, kv_head, outputs);
+    if (m_.has_output_gate) gate_outputs(rows, kv_head, outputs);
   }
 
  private:
+  float* gates(int row) const { return rows_ + int64_t(row) * stride_; }
+  float* queries(int row) const { return gates(row) + m_.gate_width(); }
+
   int64_t region_bytes() const { return KV::region_bytes(m_.head_dim); }
 
   // Where the keys, or the values, lie of one block of the row's sequence.
@@ -77,10 +80,11 @@ class RowAttention {
   }
 
   void rotate(const float* norm, int position, float* head) const {
-    const int half = m_.head_dim / 2;
-    const float* cosine = m_.cosines + int64_t(position) * half;
-    const float* sine = m_.sines + int64_t(position) * half;
-    if (norm) normalize_row(head, norm, m_.head_dim, m_.rms_norm_eps, head);
+    const int half = layer_.rotary_dim / 2;
+    const float* cosine = layer_.cosines + int64_t(position) * half;
+    const float* sine = layer_.sines + int64_t(position) * half;
+    if (norm) rms_norm_row(head, norm, m_.head_dim, m_.norm_eps, head);
+    if (m_.is_rope_interleaved) return rotate_neighbours(head, cosine, sine, half);
     for (int i = 0; i < half; i++) {
       const float a = head[i], b = head[i + half];
       head[i] = a * cosine[i] - b * sine[i];
@@ -88,14 +92,21 @@ class RowAttention {
     }
   }
 
+  static void rotate_neighbours(float* head, const float* cosine, const float* sine, int count) {
+    for (int i = 0; i < count; i++) {
+      const float a = head[2 * i], b = head[2 * i + 1];
+      head[2 * i] = a * cosine[i] - b * sine[i];
+      head[2 * i + 1] = b * cosine[i] + a * sine[i];
+    }
+  }
+
   void gather_queries(RowTile rows, int kv_head, QueryTile& tile) const {
     const int group = m_.heads_per_kv_head();
-    const float scale = kLog2E / std::sqrt(float(m_.head_dim));
+    const float scale = kLog2E * m_.query_scale / std::sqrt(float(m_.head_dim));
     tile.count = rows.count * group;
     for (int q = 0; q < tile.count; q++) {
       const int row = rows.first_row + q / group;
-      const float* query =
-          qkv_ + int64_t(row) * m_.qkv_width() + (kv_head * group + q % group) * m_.head_dim;
+      const float* query = queries(row) + (kv_head * group + q % group) * m_.head_dim;
       for (int d = 0; d < m_.head_dim; d++) {
         tile.queries[q][d] = query[d] * scale;
         tile.outputs[q][d] = 0;
@@ -117,10 +128,22 @@ class RowAttention {
     }
   }
 
+  // Times the sigmoid of the gates of the same heads.
+  void gate_outputs(RowTile rows, int kv_head, float* outputs) const {
+    const int width = m_.heads_per_kv_head() * m_.head_dim;
+    for (int row = 0; row < rows.count; row++) {
+      const float* gate = gates(rows.first_row + row) + kv_head * width;
+      float* out = outputs + int64_t(row) * m_.query_width() + kv_head * width;
+      for (int i = 0; i < width; i += kLanes)
+        store(out + i, load(out + i) / (1.0f + exp(-load(gate + i))));
+    }
+  }
+
   const Model& m_;
   const Batch& batch_;
   const Layer& layer_;
-  float* qkv_;
+  float* const rows_;
+  const int stride_;
   uint8_t *keys_, *values_;
 };
 

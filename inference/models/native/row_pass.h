@@ -3,12 +3,15 @@
 #pragma once
 
 #include "buffers.h"
+#include "delta_net.h"
 #include "linear.h"
 #include "model.h"
+#include "norms.h"
 #include "row_attention.h"
 #include "simd.h"
 #include "sparse_mlp.h"
 #include "thread_team.h"
+#include "wavefront.h"
 
 namespace helexa {
 
@@ -16,8 +19,9 @@ namespace helexa {
 // runs: a member that found no memory could not tell the others, who would wait for it for ever.
 struct OwnPlace {
   QueryTile tile;
-  std::vector<RowTile> row_tiles;
+  std::vector<RowTile> row_tiles, runs;
   Routes routes;
+  DeltaScratch delta;
   AdaptedRows adapted;
 };
 
@@ -26,6 +30,8 @@ struct Workplace {
   Buffers& all;
   Scratch& own;
   OwnPlace& member;
+  Turns* turns = nullptr;  // of blocks of rows, where each has a pass of its own
+  int block = 0;
 };
 
 template <typename KV>
@@ -35,15 +41,15 @@ class RowPass {
   RowPass(const Model& model, const Batch& batch, int first, int last, const Crew& crew,
           const Workplace& at)
       : m_(model), batch_(batch), first_(first), num_rows_(last - first), crew_(crew),
-        hidden_(at.all.hidden.data() + int64_t(first) * model.hidden_size), qkv_(at.all.qkv.data()),
-        own_(at.own), tile_(at.member.tile), tiles_(at.member.row_tiles), routes_(at.member.routes),
-        adapted_(at.member.adapted) {
+        hidden_(at.all.hidden.data() + int64_t(first) * model.hidden_size),
+        projected_(at.all.projected.data()), stride_(at.all.row_width), own_(at.own), place_(at.member),
+        turns_(at.turns), block_(at.block) {
     cut_into_tiles();
     if (batch_.adapters) sort_by_adapter();
   }
 
   // From where the pass before `layer` ended up to the layer's queries, keys and values. Whoever
-  // attends needs those of earlier rows, too.
+  // attends needs those of earlier rows, too. A layer behind the last is its end.
   void come_to(int layer) {
     if (layer == 0) embed();
     else finish_layer(layer - 1);
@@ -52,11 +58,12 @@ class RowPass {
 
   // The rest of the last layer, and the logits of all of the rows.
   void finish() {
-    if (m_.num_layers > 0) finish_layer(m_.num_layers - 1);
+    if (m_.num_layers > 0 && !m_.ends_with_state()) finish_layer(m_.num_layers - 1);
     normalize(m_.final_norm, Projection{1, {m_.head}});
     const Share panels = crew_.share(m_.head.num_panels());
     linear(m_.head, own_.activations(m_.hidden_size), num_rows_, panels.begin, panels.end,
            {batch_.logits, m_.head.out_features}, false);
+    if (m_.logit_multiplier != 1.0f || m_.logit_cap > 0) finish_logits(panels);
   }
 
  private:
@@ -71,10 +78,10 @@ class RowPass {
 
   void begin_layer(int index) {
     const Layer& layer = m_.layers[index];
-    normalize(layer.attention_norm, layer.qkv);
-    float* qkv = qkv_ + int64_t(first_) * m_.qkv_width();
-    project(index, kQkv, layer.qkv, qkv, m_.qkv_width(), false);
-    const RowAttention<KV> attention(m_, batch_, index, qkv_);
+    normalize(layer.input_norm, layer.qkv);
+    project(index, kQkv, layer.qkv, projected_ + int64_t(first_) * stride_, stride_, false);
+    if (layer.delta) return;
+    const RowAttention<KV> attention(m_, batch_, layer, projected_, stride_);
     const Share rows = crew_.share(num_rows_);
     for (int row = rows.begin; row < rows.end; row++) attention.rotate_and_cache(first_ + row);
     crew_.barrier();
@@ -82,24 +89,67 @@ class RowPass {
 
   void finish_layer(int index) {
     const Layer& layer = m_.layers[index];
-    attend(index);
-    quantize(m_.query_width(), layer.output);
-    project(index, kOutput, layer.output, hidden_, m_.hidden_size, true);
+    if (m_.is_parallel) return finish_parallel_layer(layer, index);
+    mix(layer, index);
+    add(index, kOutput, layer.output, layer.mixed_norm);
     if (layer.experts) return add_experts(layer);
-    normalize(layer.mlp_norm, layer.gate_up);
+    go_up(layer, index, layer.mlp_norm);
+    add(index, kDown, layer.down, layer.mlp_added_norm);
+  }
+
+  // What both parts say meets in the scratch: the rows stay as they are until both have read them.
+  void finish_parallel_layer(const Layer& layer, int index) {
+    go_up(layer, index, layer.input_norm);
+    project(index, kDown, layer.down, own_.added.data(), m_.hidden_size, false);
+    mix(layer, index);
+    project(index, kOutput, layer.output, own_.added.data(), m_.hidden_size, true);
+    add_to_rows(Norm{});
+  }
+
+  // values = what earlier rows say to each row, ready for the layer's output.
+  void mix(const Layer& layer, int index) {
+    if (layer.delta) update_states(layer, index);
+    else attend(layer);
+    quantize(layer.output.in_features(), layer.output);
+  }
+
+  // values = what is inside of the layer's MLP, ready for what goes down.
+  void go_up(const Layer& layer, int index, const Norm& norm) {
+    normalize(norm, layer.gate_up);
     project(index, kGateUp, layer.gate_up, own_.gate_up.data(), own_.gate_up_stride, false);
     gate(layer.down);
-    project(index, kDown, layer.down, hidden_, m_.hidden_size, true);
+  }
+
+  void add(int layer, AdaptedKind kind, const Projection& w, const Norm& after) {
+    if (m_.adds_plainly(after)) return project(layer, kind, w, hidden_, m_.hidden_size, true);
+    project(layer, kind, w, own_.added.data(), m_.hidden_size, false);
+    add_to_rows(after);
+  }
+
+  void add_to_rows(const Norm& after) {
+    const Share rows = crew_.share(num_rows_);
+    for (int row = rows.begin; row < rows.end; row++) {
+      float *to = hidden(row), *added = own_.added.data() + int64_t(row) * m_.hidden_size;
+      norm_row(m_, after, added, added);
+      for (int i = 0; i < m_.hidden_size; i++) to[i] += added[i] * m_.residual_multiplier;
+    }
+    crew_.barrier();
   }
 
   void add_experts(const Layer& layer) {
     normalize(layer.mlp_norm, *layer.experts);
     const Activations x = own_.activations(m_.hidden_size);
-    SparseMlp(*layer.experts, x, num_rows_, crew_, own_.experts, routes_).add_to(hidden_);
+    SparseMlp(*layer.experts, x, num_rows_, crew_, own_.experts, place_.routes).add_to(hidden_);
   }
 
   // Reads one output feature of a packed table: the embedding of one token.
   void embed_row(int token, float* out) const {
+    read_embedding(token, out);
+    if (m_.embedding_multiplier == 1.0f) return;
+    for (int i = 0; i < m_.hidden_size; i++) out[i] *= m_.embedding_multiplier;
+  }
+
+  void read_embedding(int token, float* out) const {
     const Linear& table = m_.embedding;
     const int64_t panel = token / kLanes;
     const int lane = token % kLanes;
@@ -117,12 +167,11 @@ class RowPass {
 
   // `next`: the Projection, or the Experts, that read what comes out.
   template <typename Next>
-  void normalize(const float* weight, const Next& next) {
+  void normalize(const Norm& norm, const Next& next) {
     const Share rows = crew_.share(num_rows_);
     const Activations x = own_.activations(m_.hidden_size);
     for (int row = rows.begin; row < rows.end; row++) {
-      float* values = x.values + int64_t(row) * m_.hidden_size;
-      normalize_row(hidden(row), weight, m_.hidden_size, m_.rms_norm_eps, values);
+      norm_row(m_, norm, hidden(row), x.values + int64_t(row) * m_.hidden_size);
       if (next.reads_codes()) quantize_row(x, row, next.reads_half_sums());
     }
     crew_.barrier();
@@ -149,46 +198,74 @@ class RowPass {
     const Share panels = crew_.share(w.num_panels());
     helexa::project(w, own_.activations(w.in_features()), num_rows_, panels.begin, panels.end,
                     {out, stride}, add);
-    if (batch_.adapters && !adapted_.groups().empty()) {
+    const AdaptedRows& adapted = place_.adapted;
+    if (batch_.adapters && !adapted.groups().empty()) {
       const AdaptedPlace at{own_.values.data(), w.in_features(), out, stride, own_.inner.data(),
                             batch_.inner_width};
-      adapt_down(adapted_, layer, kind, w.in_features(), crew_, at);
+      adapt_down(adapted, layer, kind, w.in_features(), crew_, at);
       crew_.barrier();
-      adapt_up(adapted_, layer, kind, crew_, at);
+      adapt_up(adapted, layer, kind, crew_, at);
     }
     crew_.barrier();
   }
 
   void sort_by_adapter() {
-    adapted_.sort(num_rows_, [&](int row) { return batch_.adapters[batch_.sequences[first_ + row]]; });
+    place_.adapted.sort(num_rows_,
+                        [&](int row) { return batch_.adapters[batch_.sequences[first_ + row]]; });
   }
 
+  // Rows of one sequence: as many as meet its keys together, and all.
   void cut_into_tiles() {
     const int most = std::max(1, kTileQueries / m_.heads_per_kv_head());
-    tiles_.clear();
+    std::vector<RowTile>&tiles = place_.row_tiles, &runs = place_.runs;
+    tiles.clear();
+    runs.clear();
     for (int row = first_; row < first_ + num_rows_; row++) {
-      const bool joins = !tiles_.empty() && tiles_.back().count < most &&
-                         batch_.sequences[row] == batch_.sequences[row - 1] &&
+      const bool joins = row > first_ && batch_.sequences[row] == batch_.sequences[row - 1] &&
                          batch_.positions[row] > batch_.positions[row - 1];
-      if (joins) tiles_.back().count++;
-      else tiles_.push_back({row, 1});
+      if (joins && tiles.back().count < most) tiles.back().count++;
+      else tiles.push_back({row, 1});
+      if (joins) runs.back().count++;
+      else runs.push_back({row, 1});
     }
   }
 
-  void attend(int index) {
-    const RowAttention<KV> attention(m_, batch_, index, qkv_);
-    const int num_tiles = int(tiles_.size()), num_tasks = num_tiles * m_.num_kv_heads;
-    for (int task; (task = own_.next_task.fetch_add(1)) < num_tasks;) {
-      const RowTile rows = tiles_[task % num_tiles];
+  void attend(const Layer& layer) {
+    const RowAttention<KV> attention(m_, batch_, layer, projected_, stride_);
+    const std::vector<RowTile>& tiles = place_.row_tiles;
+    const int num_tiles = int(tiles.size());
+    share_tasks(num_tiles * m_.num_kv_heads, [&](int task) {
+      const RowTile rows = tiles[task % num_tiles];
       float* outputs = own_.values.data() + int64_t(rows.first_row - first_) * m_.query_width();
-      attention.attend(rows, task / num_tiles, tile_, outputs);
-    }
+      attention.attend(rows, task / num_tiles, place_.tile, outputs);
+    });
+  }
+
+  // A sequence's rows one after the other, each key head by itself.
+  void update_states(const Layer& layer, int index) {
+    const DeltaNet& d = *layer.delta;
+    const DeltaRows delta(d, batch_, layer.cache_index, m_.norm_eps, projected_, stride_);
+    const std::vector<RowTile>& runs = place_.runs;
+    const int num_runs = int(runs.size());
+    if (turns_) turns_->wait(index, block_);
+    share_tasks(num_runs * d.num_key_heads, [&](int task) {
+      const RowTile rows = runs[task % num_runs];
+      float* outputs = own_.values.data() + int64_t(rows.first_row - first_) * d.value_features();
+      delta.mix(rows.first_row, rows.count, task / num_runs, place_.delta, outputs);
+    });
+    if (turns_) turns_->pass_on(index, block_);
+  }
+
+  // Calls do_task(task) for each, by whoever of the crew is free.
+  template <typename DoTask>
+  void share_tasks(int num_tasks, DoTask do_task) {
+    for (int task; (task = own_.next_task.fetch_add(1)) < num_tasks;) do_task(task);
     crew_.barrier();
     if (crew_.leads()) own_.next_task = 0;
   }
 
-  // values = silu(gate) * up, ready for `next`. Where there are rows for everybody each is quantised
-  // while it is in the cache; else members share a row.
+  // values = activation(gate) * up, or activation(up) where there are no gates, ready for `next`. Where
+  // there are rows for everybody each is quantised while it is in the cache; else members share a row.
   void gate(const Projection& next) {
     const Activations x = own_.activations(m_.intermediate_size);
     if (num_rows_ < crew_.size()) {
@@ -209,10 +286,29 @@ class RowPass {
   // Vectors [first, last) of one row. intermediate_size is a multiple of kLanes.
   void gate_row(const Activations& x, int row, int first, int last) const {
     const float* gates = own_.gate_up.data() + int64_t(row) * own_.gate_up_stride;
+    const float* ups = m_.is_gated ? gates + m_.intermediate_size : nullptr;
     float* out = x.values + int64_t(row) * m_.intermediate_size;
-    for (int i = first * kLanes; i < last * kLanes; i += kLanes) {
-      const f32x16 g = load(gates + i), up = load(gates + m_.intermediate_size + i);
-      store(out + i, g / (1.0f + exp(-g)) * up);
+    const auto activate = [&](auto activation) {
+      for (int i = first * kLanes; i < last * kLanes; i += kLanes) {
+        const f32x16 active = activation(load(gates + i));
+        store(out + i, ups ? active * load(ups + i) : active);
+      }
+    };
+    if (m_.activation == kGeluTanh) activate([](f32x16 x) { return gelu_tanh(x); });
+    else activate([](f32x16 x) { return silu(x); });
+  }
+
+  // logits = cap * tanh(logits * multiplier / cap), of the vocabulary's panels that this member has.
+  void finish_logits(const Share& panels) const {
+    const int vocab_size = m_.head.out_features;
+    const int first = panels.begin * kLanes, last = std::min(vocab_size, panels.end * kLanes);
+    const float cap = m_.logit_cap;
+    for (int row = 0; row < num_rows_; row++) {
+      float* logits = batch_.logits + int64_t(row) * vocab_size;
+      for (int i = first; i < last; i++) {
+        const float x = logits[i] * m_.logit_multiplier;
+        logits[i] = cap > 0 ? cap * std::tanh(x / cap) : x;
+      }
     }
   }
 
@@ -220,13 +316,13 @@ class RowPass {
   const Batch& batch_;
   const int first_, num_rows_;
   const Crew crew_;
-  float* const hidden_;  // of the first of the rows
-  float* const qkv_;     // of the batch
+  float* const hidden_;     // of the first of the rows
+  float* const projected_;  // of the batch
+  const int stride_;        // of rows that are projected
   Scratch& own_;
-  QueryTile& tile_;
-  std::vector<RowTile>& tiles_;
-  Routes& routes_;
-  AdaptedRows& adapted_;
+  OwnPlace& place_;
+  Turns* const turns_;
+  const int block_;
 };
 
 }  // namespace helexa

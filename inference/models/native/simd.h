@@ -237,4 +237,12 @@ HELEXA_INLINE f32x16 exp(f32x16 x) {
   return times_power_of_two(p * r * r + r + 1.0f, whole);
 }
 
+HELEXA_INLINE f32x16 silu(f32x16 x) { return x / (1.0f + exp(-x)); }
+
+// x / 2 * (1 + tanh(y)), where y is nearly x / root 2: the same as x times the sigmoid of 2 y.
+HELEXA_INLINE f32x16 gelu_tanh(f32x16 x) {
+  const f32x16 y = (x + x * x * x * 0.044715f) * 0.7978845608028654f;
+  return x / (1.0f + exp(y * -2.0f));
+}
+
 }  // namespace helexa

@@ -13,7 +13,7 @@ import torch
 from inference.models.native.packing import SUPER_BLOCK_FORMATS, Format, PackedLinear
 from inference.models.stored import GROUP_FEATURES, SUPER_BLOCK_FEATURES
 
-MAX_PARTS = 3
+MAX_PARTS = 4
 """``kMaxParts`` of linear.h."""
 
 
@@ -48,17 +48,47 @@ class CExperts(ctypes.Structure):
     ]
 
 
+class CNorm(ctypes.Structure):
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+    ]
+
+
+class CDeltaNet(ctypes.Structure):
+    _fields_ = [
+        ("num_key_heads", ctypes.c_int32),
+        ("num_value_heads", ctypes.c_int32),
+        ("key_head_dim", ctypes.c_int32),
+        ("value_head_dim", ctypes.c_int32),
+        ("conv_kernel", ctypes.c_int32),
+        ("are_value_heads_tiled", ctypes.c_int32),
+        ("conv_weight", ctypes.c_void_p),
+        ("decay_rate", ctypes.c_void_p),
+        ("dt_bias", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
+    ]
+
+
 class CLayer(ctypes.Structure):
     _fields_ = [
         ("qkv", CProjection),
         ("output", CProjection),
         ("gate_up", CProjection),
         ("down", CProjection),
-        ("attention_norm", ctypes.c_void_p),
-        ("mlp_norm", ctypes.c_void_p),
+        ("input_norm", CNorm),
+        ("mixed_norm", CNorm),
+        ("mlp_norm", CNorm),
+        ("mlp_added_norm", CNorm),
         ("query_norm", ctypes.c_void_p),
         ("key_norm", ctypes.c_void_p),
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
         ("experts", ctypes.POINTER(CExperts)),
+        ("delta", ctypes.POINTER(CDeltaNet)),
+        ("rotary_dim", ctypes.c_int32),
+        ("window", ctypes.c_int32),
+        ("cache_index", ctypes.c_int32),
     ]
 
 
@@ -70,16 +100,25 @@ class CModel(ctypes.Structure):
         ("num_heads", ctypes.c_int32),
         ("num_kv_heads", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
-        ("window", ctypes.c_int32),
         ("kv_format", ctypes.c_int32),
+        ("norm_kind", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+        ("is_gated", ctypes.c_int32),
+        ("is_parallel", ctypes.c_int32),
         ("is_qk_norm_wide", ctypes.c_int32),
-        ("rms_norm_eps", ctypes.c_float),
+        ("is_rope_interleaved", ctypes.c_int32),
+        ("has_output_gate", ctypes.c_int32),
+        ("norm_eps", ctypes.c_float),
+        ("query_scale", ctypes.c_float),
+        ("score_cap", ctypes.c_float),
+        ("logit_cap", ctypes.c_float),
+        ("embedding_multiplier", ctypes.c_float),
+        ("residual_multiplier", ctypes.c_float),
+        ("logit_multiplier", ctypes.c_float),
         ("layers", ctypes.POINTER(CLayer)),
-        ("final_norm", ctypes.c_void_p),
+        ("final_norm", CNorm),
         ("embedding", CLinear),
         ("head", CLinear),
-        ("cosines", ctypes.c_void_p),
-        ("sines", ctypes.c_void_p),
     ]
 
 
@@ -96,6 +135,11 @@ class CBatch(ctypes.Structure):
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
         ("num_blocks", ctypes.c_int64),
+        ("state_reads", ctypes.c_void_p),
+        ("state_writes", ctypes.c_void_p),
+        ("conv_states", ctypes.c_void_p),
+        ("states", ctypes.c_void_p),
+        ("num_state_slots", ctypes.c_int64),
         ("logits", ctypes.c_void_p),
         ("adapters", ctypes.c_void_p),
         ("inner_width", ctypes.c_int32),

@@ -42,4 +42,29 @@ class Wavefront {
   Patience patience_;
 };
 
+// Whose turn it is to do what blocks of rows must do one after the other, in each layer.
+class Turns {
+ public:
+  // Before anybody works.
+  void reset(int num_layers) {
+    if (int(blocks_done_.size()) < num_layers)
+      blocks_done_ = std::vector<std::atomic<int>>(num_layers);
+    for (auto& blocks : blocks_done_) blocks = 0;
+  }
+
+  // Until all blocks in front have had theirs. They were taken earlier, so somebody works on them.
+  void wait(int layer, int block) {
+    patience_.wait(blocks_done_[layer], [&](int blocks) { return blocks >= block; });
+  }
+
+  void pass_on(int layer, int block) {
+    blocks_done_[layer].store(block + 1, std::memory_order_release);
+    blocks_done_[layer].notify_all();
+  }
+
+ private:
+  std::vector<std::atomic<int>> blocks_done_;
+  Patience patience_;
+};
+
 }  // namespace helexa

@@ -10,7 +10,7 @@ import torch
 from inference.models.config import ModelConfig
 from inference.models.experts_config import ExpertsConfig
 from inference.models.native.decoder import NativeDecoder
-from inference.models.native.layers import NativeExperts, NativeLayer
+from inference.models.native.layers import Angles, NativeExperts, NativeLayer, NativeNorm
 from inference.models.native.packing import (
     GROUPED_FORMATS,
     SUPER_BLOCK_FORMATS,
@@ -121,6 +121,10 @@ def decoder(
         )
 
     query_width, kv_width = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
+    turns = torch.outer(
+        torch.arange(float(CONFIG.max_positions)), 10_000 ** (-torch.arange(0, 1, 2 / HEAD_DIM))
+    )
+    angles = Angles(turns.cos().contiguous(), turns.sin().contiguous())
     layers = [
         NativeLayer(
             qkv=[
@@ -130,25 +134,21 @@ def decoder(
             output=[packed(HIDDEN, query_width, 7 * i + 3)],
             gate_up=[packed(INTERMEDIATE, HIDDEN, 7 * i + part) for part in (4, 5)],
             down=[packed(HIDDEN, INTERMEDIATE, 7 * i + 6)],
-            attention_norm=torch.ones(HIDDEN),
-            mlp_norm=torch.ones(HIDDEN),
+            input_norm=NativeNorm(torch.ones(HIDDEN)),
+            mlp_norm=NativeNorm(torch.ones(HIDDEN)),
+            angles=angles,
             experts=mixture(experts) if experts is not None and i == 0 else None,
         )
         for i in range(NUM_LAYERS)
     ]
-    angles = torch.outer(
-        torch.arange(float(CONFIG.max_positions)), 10_000 ** (-torch.arange(0, 1, 2 / HEAD_DIM))
-    )
     embedding = packed(VOCAB_SIZE, HIDDEN, 99)
     return NativeDecoder(
         library,
         replace(CONFIG, experts=experts, mlps=("sparse", "dense") if experts else ()),
         layers=layers,
-        final_norm=torch.ones(HIDDEN),
+        final_norm=NativeNorm(torch.ones(HIDDEN)),
         embedding=embedding,
         head=embedding,
-        cosines=angles.cos().contiguous(),
-        sines=angles.sin().contiguous(),
         kv_format="fp32",
         num_threads=threads,
     )

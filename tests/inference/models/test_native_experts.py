@@ -16,12 +16,11 @@ from inference.models.experts import load_mixture
 from inference.models.experts_config import ExpertsConfig
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.experts import load_experts
-from inference.models.native.layers import NativeLayer
+from inference.models.native.layers import NativeLayer, NativeNorm
 from inference.models.native.packing import Format, pack
 from inference.models.stored import DenseWeight
 from tests.inference.models.packed_decoder import (
     CONFIG,
-    HEAD_DIM,
     HIDDEN,
     VOCAB_SIZE,
     Sequences,
@@ -80,19 +79,17 @@ def only_experts(
     layer = NativeLayer(
         qkv=[pack(DenseWeight(weight=torch.zeros(2 * HIDDEN, HIDDEN)))],
         output=[pack(DenseWeight(weight=nothing))],
-        attention_norm=torch.ones(HIDDEN),
-        mlp_norm=torch.ones(HIDDEN),
+        input_norm=NativeNorm(torch.ones(HIDDEN)),
+        mlp_norm=NativeNorm(torch.ones(HIDDEN)),
         experts=load_experts(model, weights, PREFIX),
     )
     return NativeDecoder(
         library,
         model,
         layers=[layer],
-        final_norm=torch.ones(HIDDEN),
+        final_norm=NativeNorm(torch.ones(HIDDEN)),
         embedding=pack(DenseWeight(weight=table)),
         head=pack(DenseWeight(weight=torch.eye(HIDDEN))),
-        cosines=torch.ones(CONFIG.max_positions, HEAD_DIM // 2),
-        sines=torch.zeros(CONFIG.max_positions, HEAD_DIM // 2),
         kv_format="fp32",
         num_threads=2,
     )

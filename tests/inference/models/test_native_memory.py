@@ -16,9 +16,10 @@ import torch
 from inference.engine.faults.fault_classes import classify
 from inference.engine.faults.kinds import OutOfMemoryFault
 from inference.models.native.decoder import NativeDecoder
+from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import Format, PackedLinear
 from inference.models.native.structs import Draw
-from tests.inference.models.packed_decoder import CONFIG, HEAD_DIM, HIDDEN, Sequences, decoder
+from tests.inference.models.packed_decoder import CONFIG, HIDDEN, Sequences, decoder
 
 MB = 1024**2
 MANY_ROWS = 100_000
@@ -52,11 +53,9 @@ def drawing_decoder(library: ctypes.CDLL, num_threads: int) -> NativeDecoder:
         library,
         replace(CONFIG, num_layers=0),
         layers=[],
-        final_norm=torch.ones(HIDDEN),
+        final_norm=NativeNorm(torch.ones(HIDDEN)),
         embedding=head,
         head=head,
-        cosines=torch.ones(CONFIG.max_positions, HEAD_DIM // 2),
-        sines=torch.zeros(CONFIG.max_positions, HEAD_DIM // 2),
         kv_format="fp32",
         num_threads=num_threads,
     )

@@ -15,12 +15,13 @@ import torch
 
 from inference.models.native import build
 from inference.models.native.build import NativeUnavailableError, load_library
-from inference.models.native.decoder import NativeDecoder, unsupported_reason
+from inference.models.native.decoder import NativeDecoder
+from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import Format, PackedLinear, pack
+from inference.models.native.support import unsupported_reason
 from inference.models.stored import DenseWeight, StoredWeight
 from tests.inference.models.packed_decoder import (
     CONFIG,
-    HEAD_DIM,
     HIDDEN,
     VOCAB_SIZE,
     decoder,
@@ -93,11 +94,9 @@ def without_layers(
         library,
         dataclasses.replace(CONFIG, num_layers=0),
         layers=[],
-        final_norm=torch.ones(HIDDEN),
+        final_norm=NativeNorm(torch.ones(HIDDEN)),
         embedding=embedding,
         head=head,
-        cosines=torch.ones(CONFIG.max_positions, HEAD_DIM // 2),
-        sines=torch.zeros(CONFIG.max_positions, HEAD_DIM // 2),
         kv_format="fp32",
         num_threads=2,
     )

@@ -17,6 +17,7 @@ from inference.engine.sampling.drawing import Draw, Drawer, NativeDrawer, TorchD
 from inference.models.config import ModelConfig
 from inference.models.native.build import NativeUnavailableError, load_library
 from inference.models.native.decoder import NativeDecoder
+from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import pack
 from inference.models.stored import DenseWeight
 from inference.protocol.sampling import SamplingParams
@@ -72,11 +73,9 @@ def empty_decoder(library: object, vocab_size: int) -> NativeDecoder:
         library,  # type: ignore[arg-type]
         config,
         layers=[],
-        final_norm=torch.ones(32),
+        final_norm=NativeNorm(torch.ones(32)),
         embedding=table,
         head=table,
-        cosines=torch.zeros(8, 8),
-        sines=torch.zeros(8, 8),
         kv_format="fp32",
         num_threads=2,
     )

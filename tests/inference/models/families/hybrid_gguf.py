@@ -4,6 +4,7 @@ turns of the key heads that they belong to."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,19 @@ import torch
 from transformers import PreTrainedModel
 
 NESTED = "model.language_model."
+ROUNDED_TO = gguf.GGMLQuantizationType.Q8_0
+KEPT = (".visual.", "conv1d", "mlp.gate.", "shared_expert_gate")
 
 
 def save_gguf(
-    reference: PreTrainedModel, path: Path, arch: gguf.MODEL_ARCH, *, are_value_heads_tiled: bool
+    reference: PreTrainedModel,
+    path: Path,
+    arch: gguf.MODEL_ARCH,
+    *,
+    are_value_heads_tiled: bool,
+    is_quantised: bool = False,
 ) -> Path:
+    """``is_quantised``: what ``rounded`` rounds is written in the format that it rounds to."""
     text = reference.config.get_text_config()
     names = gguf.get_tensor_name_map(arch, text.num_hidden_layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
@@ -26,12 +35,32 @@ def save_gguf(
         for written, values in _as_written(name, tensor, text, are_value_heads_tiled):
             known = names.get_name(written, try_suffixes=(".weight", ".bias"))
             assert known is not None, written
-            writer.add_tensor(known, values.float().contiguous().numpy())
+            numbers = values.float().contiguous().numpy()
+            if is_quantised and _is_rounded(name, tensor):
+                codes = gguf.quantize(numbers, ROUNDED_TO)
+                writer.add_tensor(known, codes, raw_dtype=ROUNDED_TO)
+            else:
+                writer.add_tensor(known, numbers)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def rounded(reference: PreTrainedModel) -> PreTrainedModel:
+    """A copy whose matrices are what they would be after ``save_gguf`` had quantised them."""
+    copied = copy.deepcopy(reference)
+    with torch.no_grad():
+        for name, tensor in copied.state_dict().items():
+            if _is_rounded(name, tensor):
+                codes = gguf.quantize(tensor.float().contiguous().numpy(), ROUNDED_TO)
+                tensor.copy_(torch.from_numpy(gguf.dequantize(codes, ROUNDED_TO)))
+    return copied
+
+
+def _is_rounded(name: str, tensor: torch.Tensor) -> bool:
+    return tensor.dim() > 1 and not any(part in name for part in KEPT)
 
 
 def _add_keys(writer: gguf.GGUFWriter, text: Any) -> None:

@@ -208,7 +208,7 @@ def test_a_load(directory: Path, tmp_path: Path, native_cache_dir: Path) -> None
     has_tower = directory.name.startswith("qwen3_5")
     assert ("tensors of vision left out" in report.quantization) == has_tower
     assert "states of 4 sequences and 8 snapshots" in report.context_reason
-    assert "attention" not in report.compiled and "torch operators" in report.compiled
+    assert report.compiled.startswith(("native decoder", "torch operators"))
     assert "not measured" not in report.quality
     assert isinstance(engine, Engine)
     for length in LENGTHS:

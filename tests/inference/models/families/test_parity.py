@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,10 @@ import torch
 
 from inference.models.families.family import Family
 from inference.models.families.registry import FAMILIES
-from inference.models.native.build import NativeUnavailableError, load_library
-from inference.models.native.decoder import unsupported_reason
 from inference.models.native.llama import NativeLlama
+from inference.models.native.support import unsupported_reason
 from tests.inference.models.families import parity
-from tests.inference.models.families.rows import CONTEXT_TOKENS, ROWS, THETA, Row
+from tests.inference.models.families.rows import CONTEXT_TOKENS, ROWS, Row
 from tests.inference.models.families.test_vision import REFERENCES as GIVEN_PICTURES
 
 
@@ -44,14 +44,12 @@ def test_gguf(row: Row, tmp_path: Path) -> None:
     parity.check_source(reference, path, tmp_path)
 
 
-def test_fused_projections_on_the_native_decoder(tmp_path: Path, native_cache_dir: Path) -> None:
-    row = Row(model_type="phi3", config={"rope_parameters": THETA, "sliding_window": 20})
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model_type)
+def test_natively(library: ctypes.CDLL, row: Row, tmp_path: Path) -> None:
+    """A window and a prompt's chunks in one: the other ways through the engine are the same for all
+    families."""
     reference = parity.build_reference(row)
     model = parity.opened(parity.save_safetensors(reference, tmp_path / "model"), tmp_path)
-    try:
-        library = load_library(native_cache_dir)
-    except NativeUnavailableError as reason:
-        pytest.skip(str(reason))
     assert unsupported_reason(model.config, library) is None
     native = NativeLlama(library, model.config, model.weights, CONTEXT_TOKENS, "fp32")
     model.close()

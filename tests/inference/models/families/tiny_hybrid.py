@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.scheduler import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
+from inference.models.kv_format import KVFormat
+from inference.models.native.llama import NativeLlama
+from inference.models.native.support import unsupported_reason
 from inference.models.registry import AnyModel, build_model
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
@@ -30,7 +34,7 @@ ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 
 TEXT = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
-    "intermediate_size": 48,
+    "intermediate_size": 64,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -38,8 +42,8 @@ TEXT = {
     "max_position_embeddings": CONTEXT_TOKENS,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
     "initializer_range": 0.3,
     "eos_token_id": None,
     "rope_parameters": ROPE | {"mrope_section": [2, 1, 1], "mrope_interleaved": True},
@@ -47,8 +51,8 @@ TEXT = {
 SPARSE = {
     "num_experts": 6,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 24,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
 }
 VISION = {
     "depth": 1,
@@ -126,6 +130,16 @@ def on_torch(source: Path, cache_dir: Path) -> AnyModel:
     return model
 
 
+def natively(
+    library: ctypes.CDLL, source: Path, cache_dir: Path, kv_format: KVFormat = "fp32"
+) -> NativeLlama:
+    files = opened(source, cache_dir)
+    assert unsupported_reason(files.config, library) is None
+    model = NativeLlama(library, files.config, files.weights, CONTEXT_TOKENS, kv_format)
+    files.close()
+    return model
+
+
 @torch.no_grad()
 def greedy(reference: PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
     """What transformers answers."""
@@ -140,14 +154,15 @@ def engine_of(
     model: AnyModel,
     *,
     num_kv_blocks: int = 128,
+    block_tokens: int = BLOCK_TOKENS,
     prefill_tokens_per_step: int = 512,
     max_running: int = 8,
 ) -> Engine:
     return build_engine(
         model,
-        context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * BLOCK_TOKENS),
+        context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * block_tokens),
         num_kv_blocks=num_kv_blocks,
-        block_tokens=BLOCK_TOKENS,
+        block_tokens=block_tokens,
         scheduler_limits=SchedulerLimits(
             prefill_tokens_per_step=prefill_tokens_per_step, max_running=max_running
         ),

@@ -1,0 +1,247 @@
+// Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464) of a batch's rows, row by row:
+//
+//   queries, keys, values ─▶ convolution, SiLU ─▶ queries and keys of length one ─┐
+//   betas, decays ─▶ beta = sigmoid(b), g = exp(-rate * softplus(a + bias)) ──────┤
+//                                                                                 ▼
+//   of each value head:   u = beta (v - g k S)   o = g q S + (q k) u   S ← g S + k ⊗ u
+//                         output = norm(o) * silu(gate)
+//
+// A state S lies in panels of 32 value features, (value_head_dim / 32, key_head_dim, 32), so that a panel
+// stays in the first-level cache while a sequence's rows go through it, and no sum runs across lanes.
+// Rows are never summed over: a row's numbers are the same whichever rows come with it, in a prompt or
+// alone.
+//
+// A sequence reads its state in one slot and writes it to another, which later rows of the same step
+// go on from.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "buffers.h"
+#include "model.h"
+#include "simd.h"
+
+namespace helexa {
+
+constexpr int kStateVectors = 2;  // of a panel
+constexpr int kStateLanes = kStateVectors * kLanes;
+constexpr int kMostConvRows = 4;
+constexpr int kDeltaRows = 64;  // that go through a head's panels together
+constexpr float kUnitEpsilon = 1e-6f;
+
+// Of the rows that one member has in hand, for one key head and one of its value heads.
+struct DeltaScratch {
+  Lines<float> queries, keys, values;  // (kDeltaRows, head_dim) each
+  float products[kDeltaRows];          // of a row's query and key
+  float decays[kDeltaRows], betas[kDeltaRows];
+
+  void reserve(const DeltaNet& d) {
+    grow(queries, size_t(kDeltaRows) * d.key_head_dim);
+    grow(keys, size_t(kDeltaRows) * d.key_head_dim);
+    grow(values, size_t(kDeltaRows) * d.value_head_dim);
+  }
+};
+
+inline float dot(const float* a, const float* b, int count) {
+  f32x16 total{};
+  for (int i = 0; i < count; i += kLanes) total += load(a + i) * load(b + i);
+  return sum(total);
+}
+
+// What a row's key and its query find in a panel. Each sum is made of two, of even and of odd features,
+// because an addition waits for the one before.
+struct PanelSums {
+  f32x16 keyed[2][kStateVectors], queried[2][kStateVectors];
+
+  HELEXA_INLINE PanelSums() {
+    for (int odd = 0; odd < 2; odd++)
+      for (int v = 0; v < kStateVectors; v++) keyed[odd][v] = queried[odd][v] = f32x16{};
+  }
+  HELEXA_INLINE void add(int odd, int v, f32x16 state, float key, float query) {
+    keyed[odd][v] += state * key;
+    queried[odd][v] += state * query;
+  }
+  HELEXA_INLINE f32x16 by_key(int v) const { return keyed[0][v] + keyed[1][v]; }
+  HELEXA_INLINE f32x16 by_query(int v) const { return queried[0][v] + queried[1][v]; }
+};
+
+[[gnu::noinline]] inline PanelSums read_panel(const float* state, int key_dim, const float* key,
+                                              const float* query) {
+  PanelSums sums;
+  for (int i = 0; i < key_dim; i += 2)
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; odd++)
+#pragma GCC unroll 2
+      for (int v = 0; v < kStateVectors; v++)
+        sums.add(odd, v, load(state + (i + odd) * kStateLanes + v * kLanes), key[i + odd],
+                 query[i + odd]);
+  return sums;
+}
+
+// The state after a row, to `to`; and what the next row, where it `HasNext`, finds in it.
+template <bool HasNext>
+[[gnu::noinline]] PanelSums update_panel(const float* from, float* to, int key_dim, float decay,
+                                         const float* key, const f32x16* learnt, const float* next_key,
+                                         const float* next_query) {
+  PanelSums sums;
+  f32x16 own[kStateVectors];
+  for (int v = 0; v < kStateVectors; v++) own[v] = learnt[v];
+  for (int i = 0; i < key_dim; i += 2)
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; odd++)
+#pragma GCC unroll 2
+      for (int v = 0; v < kStateVectors; v++) {
+        const int at = (i + odd) * kStateLanes + v * kLanes;
+        const f32x16 state = load(from + at) * decay + own[v] * key[i + odd];
+        store(to + at, state);
+        if constexpr (HasNext) sums.add(odd, v, state, next_key[i + odd], next_query[i + odd]);
+      }
+  return sums;
+}
+
+// One layer's rows and states.
+class DeltaRows {
+ public:
+  // `rows` of the whole batch, `stride` apart, as the layer's `qkv` gave them.
+  DeltaRows(const DeltaNet& delta, const Batch& batch, int layer, float norm_eps, const float* rows,
+            int stride)
+      : d_(delta), batch_(batch), norm_eps_(norm_eps), rows_(rows), stride_(stride),
+        conv_(batch.conv_states + layer * batch.num_state_slots * delta.conv_floats()),
+        states_(batch.states + layer * batch.num_state_slots * state_floats()) {}
+
+  // What the value heads of `key_head` say to `count` rows of one sequence from `first` on: `outputs`
+  // (count, value_features), of which others are left alone.
+  void mix(int first, int count, int key_head, DeltaScratch& scratch, float* outputs) const {
+    const bool continues = first > 0 && batch_.sequences[first] == batch_.sequences[first - 1];
+    const int64_t sequence = batch_.sequences[first], to = batch_.state_writes[sequence];
+    int64_t from = continues ? to : batch_.state_reads[sequence];
+    for (int row = 0; row < count; row += kDeltaRows, from = to) {
+      const Piece piece{first + row, std::min(kDeltaRows, count - row), from, to};
+      mix_piece(piece, key_head, scratch, outputs + int64_t(row) * d_.value_features());
+    }
+  }
+
+ private:
+  // Rows that are done together, and the slots that they read and write.
+  struct Piece {
+    int first, count;
+    int64_t from, to;
+  };
+
+  int64_t state_floats() const { return d_.num_value_heads * d_.head_floats(); }
+  const float* row(int row) const { return rows_ + int64_t(row) * stride_; }
+
+  void mix_piece(const Piece& piece, int key_head, DeltaScratch& at, float* outputs) const {
+    const int key_dim = d_.key_head_dim, first_key = d_.key_features();
+    convolve(piece, key_head * key_dim, key_dim, at.queries.data());
+    convolve(piece, first_key + key_head * key_dim, key_dim, at.keys.data());
+    const float scale = 1.0f / std::sqrt(float(key_dim));
+    for (int r = 0; r < piece.count; r++) {
+      float *query = &at.queries[size_t(r) * key_dim], *key = &at.keys[size_t(r) * key_dim];
+      make_unit(query, scale);
+      make_unit(key, 1.0f);
+      at.products[r] = dot(query, key, key_dim);
+    }
+    for (int i = 0; i < d_.group(); i++) mix_head(piece, d_.value_head(key_head, i), at, outputs);
+  }
+
+  void make_unit(float* head, float scale) const {
+    const float factor = scale / std::sqrt(sum_of_squares(head, d_.key_head_dim) + kUnitEpsilon);
+    for (int i = 0; i < d_.key_head_dim; i++) head[i] *= factor;
+  }
+
+  void mix_head(const Piece& piece, int head, DeltaScratch& at, float* outputs) const {
+    const int dim = d_.value_head_dim;
+    convolve(piece, 2 * d_.key_features() + head * dim, dim, at.values.data());
+    const int betas = d_.conv_channels() + d_.value_features(), decays = betas + d_.num_value_heads;
+    for (int r = 0; r < piece.count; r++) {
+      const float* own = row(piece.first + r);
+      at.betas[r] = 1.0f / (1.0f + std::exp(-own[betas + head]));
+      at.decays[r] = std::exp(-d_.decay_rate[head] * softplus(own[decays + head] + d_.dt_bias[head]));
+    }
+    const float* from = states_ + piece.from * state_floats() + head * d_.head_floats();
+    float* to = states_ + piece.to * state_floats() + head * d_.head_floats();
+    for (int lane = 0; lane < dim; lane += kStateLanes) {
+      const int64_t panel = int64_t(lane) * d_.key_head_dim;
+      go_through(piece.count, from + panel, to + panel, at, lane, outputs + head * dim + lane);
+    }
+    for (int r = 0; r < piece.count; r++) {
+      float* out = outputs + int64_t(r) * d_.value_features() + head * dim;
+      finish(out, row(piece.first + r) + d_.conv_channels() + head * dim);
+    }
+  }
+
+  static float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+  // `count` rows through one panel of a head's state; `outputs` of those lanes.
+  void go_through(int count, const float* from, float* to, const DeltaScratch& at, int lane,
+                  float* outputs) const {
+    const int key_dim = d_.key_head_dim;
+    const float *key = at.keys.data(), *query = at.queries.data();
+    const float* value = at.values.data() + lane;
+    PanelSums sums = read_panel(from, key_dim, key, query);
+    for (int r = 0; r < count; r++, key += key_dim, query += key_dim, value += d_.value_head_dim) {
+      const float decay = at.decays[r];
+      f32x16 learnt[kStateVectors];
+      for (int v = 0; v < kStateVectors; v++) {
+        learnt[v] = (load(value + v * kLanes) - sums.by_key(v) * decay) * at.betas[r];
+        store(outputs + int64_t(r) * d_.value_features() + v * kLanes,
+              sums.by_query(v) * decay + learnt[v] * at.products[r]);
+      }
+      const float *next_key = key + key_dim, *next_query = query + key_dim;
+      if (r + 1 < count)
+        sums = update_panel<true>(from, to, key_dim, decay, key, learnt, next_key, next_query);
+      else update_panel<false>(from, to, key_dim, decay, key, learnt, nullptr, nullptr);
+      from = to;
+    }
+  }
+
+  void finish(float* out, const float* gate) const {
+    const int dim = d_.value_head_dim;
+    const float mean = sum_of_squares(out, dim) / float(dim);
+    const float factor = 1.0f / std::sqrt(mean + norm_eps_);
+    for (int i = 0; i < dim; i += kLanes)
+      store(out + i, load(out + i) * factor * load(d_.norm + i) * silu(load(gate + i)));
+  }
+
+  // `width` channels from `channel` on of the rows, (count, width), and the inputs that the next rows
+  // look back at.
+  void convolve(const Piece& piece, int channel, int width, float* out) const {
+    switch (d_.conv_kernel) {
+      case 2: return convolve_by<2>(piece, channel, width, out);
+      case 3: return convolve_by<3>(piece, channel, width, out);
+      case 4: return convolve_by<4>(piece, channel, width, out);
+    }
+  }
+
+  template <int Kernel>
+  void convolve_by(const Piece& piece, int channel, int width, float* out) const {
+    static_assert(Kernel <= kMostConvRows);
+    const int64_t channels = d_.conv_channels();
+    for (int i = 0; i < width; i += kLanes) {
+      const float* before = conv_ + piece.from * d_.conv_floats() + channel + i;
+      float* after = conv_ + piece.to * d_.conv_floats() + channel + i;
+      f32x16 window[Kernel], weights[Kernel];
+      for (int k = 0; k < Kernel; k++) weights[k] = load(d_.conv_weight + k * channels + channel + i);
+      for (int k = 0; k + 1 < Kernel; k++) window[k] = load(before + k * channels);
+      for (int r = 0; r < piece.count; r++) {
+        window[Kernel - 1] = load(row(piece.first + r) + channel + i);
+        f32x16 total = window[0] * weights[0];
+        for (int k = 1; k < Kernel; k++) total += window[k] * weights[k];
+        store(out + int64_t(r) * width + i, silu(total));
+        for (int k = 0; k + 1 < Kernel; k++) window[k] = window[k + 1];
+      }
+      for (int k = 0; k + 1 < Kernel; k++) store(after + k * channels, window[k]);
+    }
+  }
+
+  const DeltaNet& d_;
+  const Batch& batch_;
+  const float norm_eps_;
+  const float* const rows_;
+  const int stride_;
+  float *const conv_, *const states_;
+};
+
+}  // namespace helexa

@@ -1,0 +1,179 @@
+"""A decoder layer's weights, packed for the native decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from inference.models.adapter import AdapterWeights
+from inference.models.adapter_targets import adaptable_shapes
+from inference.models.config import MixerKind, ModelConfig
+from inference.models.delta_mixer import conv_weight, decay_rate
+from inference.models.families.registry import family_of
+from inference.models.native.experts import load_experts
+from inference.models.native.layers import Angles, NativeDelta, NativeLayer, NativeNorm
+from inference.models.native.packing import pack
+from inference.models.native.structs import Projection
+from inference.models.norms import rms_weight
+from inference.models.rope import RopeTable
+from inference.models.stored import StoredWeight, with_tensors
+from inference.models.weights import WeightSource
+
+
+def load_layer(
+    config: ModelConfig, weights: WeightSource, index: int, angles: Mapping[MixerKind, Angles]
+) -> NativeLayer:
+    """``angles`` of each kind of mixer that rotates heads."""
+    names, prefix = family_of(config).layer_names, f"model.layers.{index}."
+    kind, is_sparse = config.mixer_kinds[index], config.mlp_kinds[index] == "sparse"
+
+    def stored(*inner_names: str) -> Sequence[StoredWeight]:
+        return weights.stored_parts(*(prefix + name for name in inner_names))
+
+    def projection(*inner_names: str) -> Projection:
+        return [pack(part) for part in stored(*inner_names)]
+
+    def norm(name: str | None) -> NativeNorm | None:
+        return None if name is None else load_norm(config, weights, prefix + name)
+
+    layer = NativeLayer(
+        qkv=(),
+        output=(),
+        gate_up=() if is_sparse else projection(*names.gate_up),
+        down=() if is_sparse else projection(names.down),
+        experts=load_experts(config, weights, f"{prefix}mlp") if is_sparse else None,
+        input_norm=norm(names.input_norm),
+        mixed_norm=norm(names.mixed_norm),
+        mlp_norm=norm(names.mlp_norm),
+        mlp_added_norm=norm(names.mlp_added_norm),
+    )
+    if kind == "delta":
+        return _with_delta(layer, config, weights, index)
+    head_norms = [
+        rms_weight(config, weights, prefix + name).float().contiguous() if config.qk_norm else None
+        for name in (names.query_norm, names.key_norm)
+    ]
+    return replace(
+        layer,
+        qkv=[pack(part) for part in _in_order(stored(*names.qkv), config, index)],
+        output=projection(names.output),
+        query_norm=head_norms[0],
+        key_norm=head_norms[1],
+        angles=angles.get(kind),
+        window=config.window_of(kind),
+    )
+
+
+def load_norm(config: ModelConfig, weights: WeightSource, name: str) -> NativeNorm:
+    """``name``: Hugging Face's, without ``.weight``."""
+    weight, bias = rms_weight(config, weights, name), None
+    if config.norm == "layer" and weights.has(f"{name}.bias"):
+        bias = weights.tensor(f"{name}.bias").float().contiguous()
+    return NativeNorm(weight.float().contiguous(), bias)
+
+
+def native_angles(table: RopeTable) -> Angles:
+    """One angle for each pair of features, in either layout."""
+    step = 2 if table.is_interleaved else 1
+    half = table.rotary_dim // 2
+    pairs = slice(0, None, 2) if step == 2 else slice(0, half)
+    sines = -table.sines[:, pairs]
+    return Angles(table.cosines[:, pairs].contiguous(), sines.contiguous())
+
+
+def stacked_names(config: ModelConfig, index: int) -> list[list[tuple[str, int]]]:
+    """Of a layer's qkv, output, gate_up and down: the weights that each stacks, and how many
+    outputs each has. Of those alone that adapters may change."""
+    names, prefix = family_of(config).layer_names, f"model.layers.{index}."
+    shapes = adaptable_shapes(config)
+    mixer, output = _mixer_names(config, index)
+    return [
+        [(prefix + name, shapes[prefix + name][0]) for name in inner if prefix + name in shapes]
+        for inner in (mixer, (output,), names.gate_up, (names.down,))
+    ]
+
+
+def in_order_of_layers(config: ModelConfig, weights: AdapterWeights) -> AdapterWeights:
+    """Outputs of what is adapted in the order that this file gives them."""
+    modules = dict(weights.modules)
+    for index in range(config.num_layers):
+        name = f"model.layers.{index}.{_mixer_names(config, index)[0][0]}"
+        order = _first_order(config, index)
+        if order is not None and (module := modules.get(name)) is not None:
+            modules[name] = replace(module, up=module.up[order])
+    return AdapterWeights(modules)
+
+
+def _mixer_names(config: ModelConfig, index: int) -> tuple[tuple[str, ...], str]:
+    """Of the weights that a layer's ``qkv`` stacks, and of its output; after the layer's prefix."""
+    if config.mixer_kinds[index] != "delta":
+        names = family_of(config).layer_names
+        return names.qkv, names.output
+    assert config.delta is not None
+    inner = (*config.delta.names.qkvz, *config.delta.names.ba)
+    return tuple(f"linear_attn.{name}" for name in inner), "linear_attn.out_proj"
+
+
+def _first_order(config: ModelConfig, index: int) -> torch.Tensor | None:
+    """Where each output of the first weight of ``qkv`` is in its file; ``None``: in this order.
+
+    Heads with gates have their gates first, and not each head's behind its queries. Each kind of a
+    DeltaNet's features has all its heads in order, also where files go from key head to key head.
+    """
+    shape = config.delta
+    if config.mixer_kinds[index] != "delta":
+        if not config.has_output_gate:
+            return None
+        heads = torch.arange(2 * config.num_heads * config.head_dim)
+        return heads.view(config.num_heads, 2, -1).flip(1).transpose(0, 1).flatten()
+    if shape is None or not shape.names.is_qkvz_grouped:
+        return None
+    values = shape.value_features // shape.num_key_heads
+    return _by_kind(shape.num_key_heads, [shape.key_head_dim] * 2 + [values] * 2)
+
+
+def _with_delta(
+    layer: NativeLayer, config: ModelConfig, weights: WeightSource, index: int
+) -> NativeLayer:
+    shape, prefix = config.delta, f"model.layers.{index}.linear_attn."
+    assert shape is not None
+    names = shape.names
+    parts = list(weights.stored_parts(*(prefix + name for name in names.qkvz)))
+    ba = list(weights.stored_parts(*(prefix + name for name in names.ba)))
+    if names.is_ba_grouped:
+        group = shape.num_value_heads // shape.num_key_heads
+        ba = [_with_first(ba[0], _by_kind(shape.num_key_heads, [group, group]))]
+    return replace(
+        layer,
+        qkv=[pack(part) for part in (*_in_order(parts, config, index), *ba)],
+        output=[pack(part) for part in weights.stored_parts(f"{prefix}out_proj")],
+        delta=NativeDelta(
+            shape=shape,
+            conv_weight=conv_weight(weights, prefix),
+            decay_rate=decay_rate(shape, weights, prefix).contiguous(),
+            dt_bias=weights.tensor(f"{prefix}dt_bias").float().contiguous(),
+            norm=weights.tensor(f"{prefix}norm.weight").float().contiguous(),
+        ),
+    )
+
+
+def _in_order(
+    parts: Sequence[StoredWeight], config: ModelConfig, index: int
+) -> Sequence[StoredWeight]:
+    order = _first_order(config, index)
+    return parts if order is None else [_with_first(parts[0], order), *parts[1:]]
+
+
+def _by_kind(num_groups: int, sizes: Sequence[int]) -> torch.Tensor:
+    """Indices that put outputs of ``num_groups`` equal groups, each with so many of every kind,
+    into the order of their kinds."""
+    rows = torch.arange(num_groups * sum(sizes)).view(num_groups, -1)
+    return torch.cat([kind.flatten() for kind in torch.split(rows, list(sizes), dim=1)])
+
+
+def _with_first(stored: StoredWeight, order: torch.Tensor) -> StoredWeight:
+    """The weight with its first outputs in another order."""
+    order = torch.cat((order, torch.arange(len(order), stored.shape[0])))
+    return with_tensors(stored, lambda tensor: tensor.index_select(0, order))

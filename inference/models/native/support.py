@@ -1,0 +1,62 @@
+"""Which models the native decoder can run."""
+
+from __future__ import annotations
+
+import ctypes
+
+from inference.models.config import ModelConfig
+from inference.models.delta_config import DeltaConfig
+from inference.models.families.registry import family_of
+from inference.models.native.decoder import ACTIVATIONS
+from inference.models.native.packing import LANES
+
+MOST_QUERY_GROUPS = 24
+"""``kTileQueries`` of attention.h."""
+STATE_LANES = 32
+"""``kStateLanes`` of delta_net.h."""
+MOST_CONV_ROWS = 4
+"""``kMostConvRows`` of delta_net.h."""
+
+
+def unsupported_reason(config: ModelConfig, library: ctypes.CDLL) -> str | None:
+    """Why this model cannot run natively, or ``None``."""
+    if reason := _unbuilt_variation(config):
+        return f"the native decoder has no {reason}"
+    if config.head_dim % LANES or config.head_dim > library.helexa_max_head_dim():
+        return f"head_dim {config.head_dim} is not a multiple of {LANES} within the native limit"
+    if config.num_query_groups > MOST_QUERY_GROUPS:
+        return f"{config.num_query_groups} query heads per KV head are more than a native tile"
+    for size in _intermediate_sizes(config):
+        if size % LANES:
+            return f"intermediate_size {size} is not a multiple of {LANES}"
+    return None if config.delta is None else _unsupported_delta(config.delta)
+
+
+def _unsupported_delta(shape: DeltaConfig) -> str | None:
+    if shape.key_head_dim % LANES or shape.value_head_dim % STATE_LANES:
+        dims = f"{shape.key_head_dim} and {shape.value_head_dim}"
+        return f"DeltaNet heads of {dims} are not multiples of {LANES} and {STATE_LANES}"
+    if not 2 <= shape.conv_kernel <= MOST_CONV_ROWS:
+        return f"a convolution over {shape.conv_kernel} rows is not built natively"
+    return None
+
+
+def _intermediate_sizes(config: ModelConfig) -> list[int]:
+    sizes = [config.intermediate_size] if "dense" in config.mlp_kinds else []
+    if config.experts is not None:
+        sizes += [config.experts.intermediate_size, config.experts.shared_intermediate_size or 0]
+    return sizes
+
+
+def _unbuilt_variation(config: ModelConfig) -> str | None:
+    """The first thing declared that the native layers do not compute."""
+    is_sparse = "sparse" in config.mlp_kinds
+    variations = {
+        "rotation by a picture's rows and columns": config.vision is not None,
+        f"{config.activation} MLPs": config.activation not in ACTIVATIONS,
+        "experts beside a mixer": is_sparse and config.is_parallel,
+        "experts of this activation": is_sparse and config.activation != "silu",
+        "norms after experts": is_sparse and family_of(config).layer_names.mlp_added_norm,
+        "multipliers of experts": is_sparse and config.residual_multiplier != 1.0,
+    }
+    return next((words for words, is_declared in variations.items() if is_declared), None)

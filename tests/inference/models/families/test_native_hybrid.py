@@ -1,0 +1,307 @@
+"""Hybrids on the native decoder: token for token what transformers answers, and to the bit the same
+for a row whoever its neighbours are, however its prompt was cut."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from inference.models.adapter import AdapterWeights, LowRank
+from inference.models.adapter_targets import adaptable_shapes
+from inference.models.batch import (
+    ALL_ROWS,
+    EMPTY_STATE,
+    LONE_STATE,
+    NUM_LONE_STATES,
+    Batch,
+    PrefillSpan,
+)
+from inference.models.native.llama import NativeLlama
+from inference.models.registry import AnyModel, build_model
+from tests.inference.models.families import tiny_hybrid as tiny
+from tests.inference.models.families.hybrid_gguf import rounded, save_gguf
+
+REFERENCES = {
+    "qwen3_5": tiny.qwen3_5,
+    "qwen3_5_moe": tiny.qwen3_5_moe,
+    "qwen3_next": tiny.qwen3_next,
+}
+NUM_TOKENS = 6
+BLOCK_TOKENS = 32
+LENGTHS = (1, 33, 90)
+
+
+@pytest.fixture(scope="module", params=sorted(REFERENCES))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def reference(name: str) -> PreTrainedModel:
+    return REFERENCES[name]()
+
+
+@pytest.fixture(scope="module")
+def directory(reference: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save(reference, tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture(scope="module")
+def model(library: ctypes.CDLL, directory: Path) -> NativeLlama:
+    return tiny.natively(library, directory, directory / "cache")
+
+
+def prompt_of(length: int) -> list[int]:
+    return random.Random(length).choices(range(tiny.VOCAB_SIZE), k=length)
+
+
+@torch.no_grad()
+def check_greedy(reference: PreTrainedModel, prompt: list[int], answer: list[int]) -> None:
+    """Each token of ``answer`` is the reference's likeliest after all before it."""
+    logits = reference(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+    assert answer == logits.argmax(dim=-1).tolist()
+
+
+def test_batch_mates_in_chunks(model: AnyModel, reference: PreTrainedModel) -> None:
+    engine = tiny.engine_of(model, block_tokens=BLOCK_TOKENS, prefill_tokens_per_step=19)
+    for length in LENGTHS:
+        tiny.submit(engine, str(length), prompt_of(length), NUM_TOKENS)
+    found, _ = tiny.run(engine)
+    for length in LENGTHS:
+        check_greedy(reference, prompt_of(length), found[str(length)])
+
+
+def test_preemption_and_prefix_hits(model: AnyModel, reference: PreTrainedModel) -> None:
+    """Recomputed, and started from a snapshot."""
+    engine = tiny.engine_of(model, num_kv_blocks=5, block_tokens=BLOCK_TOKENS)
+    prompts = {"a": prompt_of(60), "b": prompt_of(62)}
+    for sequence_id, prompt in prompts.items():
+        tiny.submit(engine, sequence_id, prompt, NUM_TOKENS)
+    found, _ = tiny.run(engine)
+    assert engine.stats().num_preemptions > 0
+    for sequence_id, prompt in prompts.items():
+        check_greedy(reference, prompt, found[sequence_id])
+    follow = [*prompts["b"], *found["b"], *prompt_of(4)]
+    tiny.submit(engine, "next", follow, NUM_TOKENS)
+    found, cached = tiny.run(engine)
+    assert cached["next"] > 0
+    check_greedy(reference, follow, found["next"])
+
+
+GGUF = {
+    "qwen3_5": (gguf.MODEL_ARCH.QWEN35, True),
+    "qwen3_5_moe": (gguf.MODEL_ARCH.QWEN35MOE, True),
+    "qwen3_next": (gguf.MODEL_ARCH.QWEN3NEXT, False),
+}
+
+
+ROUNDED_ACTIVATIONS = 0.3
+"""Relative error of logits: a row of a model this narrow is one group of 8-bit codes. Features in a
+wrong order make it more than one."""
+
+
+def test_quantised_gguf(
+    name: str, library: ctypes.CDLL, reference: PreTrainedModel, directory: Path
+) -> None:
+    """Weights of 8 bits. torch computes in float32 what they stand for, as transformers does; the
+    native decoder rounds its activations, too."""
+    arch, are_value_heads_tiled = GGUF[name]
+    exact = rounded(reference)
+    file = directory / "gguf" / "model.gguf"
+    file.parent.mkdir()
+    shutil.copy(directory / "tokenizer.json", file.parent)
+    save_gguf(exact, file, arch, are_value_heads_tiled=are_value_heads_tiled, is_quantised=True)
+    prompt = prompt_of(90)
+    with torch.no_grad():
+        expected = exact(torch.tensor([prompt])).logits[0]
+    on_torch = logits_of(tiny.on_torch(file, directory / "cache"), prompt)
+    torch.testing.assert_close(on_torch, expected, rtol=1e-3, atol=1e-3)
+    native = logits_of(tiny.natively(library, file, directory / "cache"), prompt)
+    error = float((native - expected).norm() / expected.norm())
+    assert 0 < error < ROUNDED_ACTIVATIONS
+
+
+@torch.inference_mode()
+def logits_of(model: AnyModel, prompt: list[int]) -> torch.Tensor:
+    """Of all of its tokens."""
+    kv = model.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
+    batch = Batch.of_sequence(torch.tensor(prompt), BLOCK_TOKENS, logit_rows=ALL_ROWS)
+    return model.forward(batch, kv)
+
+
+class Sequences:
+    """Some sequences' keys, values and states, and how far each has come."""
+
+    def __init__(self, model: NativeLlama, num_sequences: int) -> None:
+        self._model = model
+        self._lengths = [0] * num_sequences
+        self._turns = [0] * num_sequences
+        self._blocks = torch.arange(num_sequences * 8).view(num_sequences, 8)
+        self._kv = model.new_kv(num_sequences * 8, BLOCK_TOKENS, 1 + 2 * num_sequences)
+
+    @torch.inference_mode()
+    def run(self, spans: list[tuple[int, list[int]]]) -> torch.Tensor:
+        """Each the next tokens of a sequence, all in one step; the logits of every row. States are
+        read in one slot and written to the other."""
+        made, positions, ids = [], [], []
+        for sequence, token_ids in spans:
+            start = self._lengths[sequence]
+            end = start + len(token_ids)
+            slots = [1 + 2 * sequence + turn for turn in (0, 1)]
+            self._turns[sequence] ^= 1
+            write, read = slots[self._turns[sequence]], slots[1 - self._turns[sequence]]
+            made.append(
+                PrefillSpan(
+                    len(ids),
+                    len(ids) + len(token_ids),
+                    start,
+                    end,
+                    self._blocks[sequence, : -(-end // BLOCK_TOKENS)],
+                    read if start else EMPTY_STATE,
+                    write,
+                )
+            )
+            self._lengths[sequence] = end
+            positions += range(start, end)
+            ids += token_ids
+        batch = Batch(
+            token_ids=torch.tensor(ids),
+            positions=torch.tensor(positions),
+            slots=torch.zeros(len(ids), dtype=torch.int64),  # the native decoder has blocks
+            spans=tuple(made),
+        )
+        return self._model.forward(batch, self._kv)
+
+
+TOKENS = prompt_of(150)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_row_is_the_same_in_every_batch(
+    library: ctypes.CDLL, directory: Path, one_by_one: torch.Tensor, threads: int
+) -> None:
+    """A prompt at once, which goes through the layers in blocks, and in parts beside others."""
+    with num_threads(threads):
+        model = tiny.natively(library, directory, directory / "cache")
+    whole = Sequences(model, 1).run([(0, TOKENS)])
+    assert torch.equal(whole, one_by_one)
+    rows = Sequences(model, 4)
+    parts = []
+    for first, end in ((0, 1), (1, 38), (38, 40), (40, 113), (113, 150)):
+        mates = [(1, prompt_of(first + 3)), (3, [first])]
+        found = rows.run([mates[0], (2, TOKENS[first:end]), mates[1]])
+        parts.append(found[first + 3 : first + 3 + end - first])
+    assert torch.equal(torch.cat(parts), one_by_one)
+    model.decoder.close()
+
+
+@pytest.fixture(scope="module")
+def one_by_one(model: NativeLlama) -> torch.Tensor:
+    """Each token by itself."""
+    rows = Sequences(model, 1)
+    return torch.cat([rows.run([(0, [token])]) for token in TOKENS])
+
+
+@contextlib.contextmanager
+def num_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_near_identical_keys(model: NativeLlama, reference: PreTrainedModel) -> None:
+    """Where one token is said again and again the triangular system of its keys is all but
+    singular."""
+    for prompt in ([7] * 120, [7, 9] * 60):
+        with torch.no_grad():
+            expected = reference(torch.tensor([prompt])).logits[0]
+        torch.testing.assert_close(logits_of(model, prompt), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_step_reads_one_slot_and_writes_another(model: NativeLlama) -> None:
+    """So that it can be run again."""
+    rows = Sequences(model, 2)
+    rows.run([(0, TOKENS[:40]), (1, TOKENS[:7])])
+    states = rows._kv.states
+    assert states is not None
+    before = [tensor.clone() for tensor in (states.conv, states.recurrent)]
+    rows.run([(1, TOKENS[7:9])])
+    for tensor, old in zip((states.conv, states.recurrent), before, strict=True):
+        changed = (tensor != old).flatten(2).any(-1).any(0)
+        assert changed.nonzero().flatten().tolist() == [3]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_state_in_the_last_layer(library: ctypes.CDLL, directory: Path, threads: int) -> None:
+    """It goes through all rows, also where only some have logits."""
+    files = tiny.opened(directory, directory / "cache")
+    config = replace(files.config, num_layers=3, mixers=files.config.mixers[:3])
+    with num_threads(threads):
+        native = NativeLlama(library, config, files.weights, tiny.CONTEXT_TOKENS, "fp32")
+    on_torch = build_model(config, files.weights, tiny.CONTEXT_TOKENS)
+    files.close()
+    found = []
+    with torch.inference_mode():
+        for model in (native, on_torch):
+            kv = model.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
+            for start in (0, 70):
+                ids = torch.tensor(TOKENS[start : start + 70])
+                batch = Batch.of_sequence(ids, BLOCK_TOKENS, start=start)
+                found.append(model.forward(batch, kv))
+    native.decoder.close()
+    torch.testing.assert_close(found[:2], found[2:], rtol=1e-3, atol=1e-3)
+
+
+@torch.inference_mode()
+def test_adapters_change_the_heads_that_they_name(model: NativeLlama, directory: Path) -> None:
+    """Also where a file's order of heads is not the native decoder's."""
+    on_torch = tiny.on_torch(directory, directory / "cache")
+    generator = torch.Generator().manual_seed(1)
+    modules = {
+        name: LowRank(
+            down=torch.randn(3, shape[1], generator=generator),
+            up=torch.randn(shape[0], 3, generator=generator),
+            scale=0.1,
+        )
+        for name, shape in adaptable_shapes(model.config).items()
+        if ".self_attn." in name or ".linear_attn." in name
+    }
+    assert len(modules) >= 4
+    prompt = prompt_of(40)
+    found = []
+    for one in (model, on_torch):
+        kv = one.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
+        adapter = one.prepare_adapter(AdapterWeights(modules))
+        batch = Batch.of_sequence(torch.tensor(prompt), BLOCK_TOKENS, logit_rows=ALL_ROWS)
+        found.append(one.forward(replace(batch, adapters=(adapter,)), kv))
+    assert not torch.allclose(found[1], logits_of(on_torch, prompt), atol=0.1)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_ten_thousand_tokens(model: NativeLlama, directory: Path) -> None:
+    """What is left of roundings after as many: the two paths sum in other orders."""
+    tokens = random.Random(3).choices(range(tiny.VOCAB_SIZE), k=10_000)
+    native_kv = model.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
+    on_torch = tiny.on_torch(directory, directory / "cache")
+    torch_kv = on_torch.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
+    with torch.inference_mode():
+        for first in range(0, len(tokens), 200):
+            # Attention forgets at each turn: it is the states that go on.
+            batch = Batch.of_sequence(torch.tensor(tokens[first : first + 200]), BLOCK_TOKENS)
+            if first:
+                (span,) = batch.spans
+                batch = replace(batch, spans=(replace(span, state_read=LONE_STATE),))
+            found, expected = model.forward(batch, native_kv), on_torch.forward(batch, torch_kv)
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
