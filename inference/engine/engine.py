@@ -125,8 +125,7 @@ class Engine:
             if outcome.faults:
                 self._times.record_in_parts(schedule, outcome.faults)
             else:
-                step_s = self._step_end_s - started_s
-                self._times.record(schedule, step_s=step_s, now_s=self._clock())
+                self._record_time(schedule, outcome, self._step_end_s - started_s)
         if self._check_when_idle and not self._sequences:
             self._scheduler.check_integrity()
         return self.take_outputs()
@@ -191,6 +190,8 @@ class Engine:
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
             prefill_speed=average.speed if average is not None else None,
             adapters=self._adapters.names,
+            num_drafted_tokens=self._scheduler.num_drafted_tokens,
+            num_accepted_drafts=self._scheduler.num_accepted_drafts,
         )
 
     def check_integrity(self) -> None:
@@ -241,10 +242,23 @@ class Engine:
             return self._scheduler.schedule(pacer), self._executor.execute
         return self._run_ahead.next_schedule(pacer), self._run_ahead.execute
 
+    def _record_time(
+        self, schedule: Schedule, outcome: Outcome[Schedule, Sampled], step_s: float
+    ) -> None:
+        """Of a step that ran whole."""
+        num_run_tokens = sum(sampled.num_run_tokens for _, sampled in outcome.done)
+        self._times.record(
+            schedule, step_s=step_s, now_s=self._clock(), num_run_tokens=num_run_tokens
+        )
+        speculator = self._scheduler.speculator
+        if speculator is not None and not schedule.prefills:
+            speculator.record_step(schedule.num_decode_rows, step_s)
+
     def _settle(self, outcome: Outcome[Schedule, Sampled]) -> None:
         """Commit and emit what ran, end what is at fault."""
         for part, sampled in outcome.done:
-            self._scheduler.commit(part, sampled.token_ids)
+            self._scheduler.commit(part, sampled.token_ids, sampled.runs)
+            self._emit_runs(part, sampled)
             for sequence_id, logprobs in sampled.prompt_logprobs.items():
                 step = SequenceStep(sequence_id=sequence_id, token_ids=[], prompt_logprobs=logprobs)
                 self._outputs.add(step)
@@ -257,6 +271,17 @@ class Engine:
             num_rows=sum(len(sampled.token_ids) for _, sampled in outcome.done),
             num_failed=sum(len(sampled.failed) for _, sampled in outcome.done),
         )
+
+    def _emit_runs(self, schedule: Schedule, sampled: Sampled) -> None:
+        """Drafts that turned out right, before the token that the step ends with."""
+        for row, run in sampled.runs.items():
+            sequence_id = schedule.decodes[row].sequence_id
+            logprobs = run.logprobs or None
+            self._outputs.add(
+                SequenceStep(
+                    sequence_id=sequence_id, token_ids=run.token_ids, logprobs=logprobs
+                )
+            )
 
     def _emit(self, schedule: Schedule, sampled: Sampled) -> None:
         """One ``SequenceStep`` per sequence that got a token; end those that are done."""

@@ -12,6 +12,7 @@ from inference.engine.model_runner import ModelRunner
 from inference.engine.sampling.logprobs import prompt_logprobs
 from inference.engine.sampling.sampled import Sampled
 from inference.engine.sampling.sampler import Chosen, Sampler
+from inference.engine.sampling.verifying import DraftedChoice, choose_drafted, read_drafted
 from inference.engine.scheduling.scheduler import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.to_device import on_device
@@ -22,10 +23,11 @@ class LaunchedStep:
     schedule: Schedule
     logits: torch.Tensor
     """Of the sampled sequences, then of the scored tokens: see ``ModelRunner.run``."""
-    chosen: Chosen
+    chosen: Chosen | DraftedChoice
 
     def token_ids_of(self, sequences: list[Sequence]) -> torch.Tensor:
         """What it sampled for each of them: (num_sequences,) int64, on the device."""
+        assert isinstance(self.chosen, Chosen), "nothing starts from a step with drafts unread"
         token_ids, sampled = self.chosen.token_ids(), self.chosen.sequences
         if sequences == sampled:
             return token_ids
@@ -47,12 +49,16 @@ class TensorExecutor:
         """Waits for nothing on the device. ``after``: see ``run_ahead.LaunchingExecutor``."""
         unread_ids = None if after is None else after.token_ids_of(schedule.decodes)
         logits = self._runner.run(schedule, unread_ids)
-        num_unread = 0 if after is None else 1
+        if schedule.drafts:
+            return LaunchedStep(schedule, logits, choose_drafted(self._sampler, schedule, logits))
+        num_ahead = 0 if after is None else 1
         sampled = schedule.sampled
-        chosen = self._sampler.choose(sampled, logits[: len(sampled)], num_unread=num_unread)
+        chosen = self._sampler.choose(sampled, logits[: len(sampled)], num_ahead=num_ahead)
         return LaunchedStep(schedule, logits, chosen)
 
     def read(self, step: LaunchedStep) -> Sampled:
+        if isinstance(step.chosen, DraftedChoice):
+            return read_drafted(self._sampler, step.chosen)
         chunks = step.schedule.prefills
         scored = prompt_logprobs(chunks, step.logits[len(step.chosen.sequences) :])
         sampled = self._sampler.read(step.chosen)

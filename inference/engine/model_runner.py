@@ -2,6 +2,7 @@
 device in one copy.
 
     rows    [ one of each decoding sequence ][ chunk of a prompt ][ chunk ... ]
+    drafts  [ its last token ][ its drafts ][ the next one's ... ]
 
 Knows no sampling.
 """
@@ -47,7 +48,8 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, schedule: Schedule, unread_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Logits for ``schedule.sampled`` and then for the scored tokens of its prompts:
-        (num_sampled + num_scored, vocab_size) float32. ``unread_ids`` (num_decodes,) int64: one
+        (num_sampled + num_scored, vocab_size) float32; those of a sequence with drafts are followed
+        by its drafts'. ``unread_ids`` (num_decodes,) int64: one
         more token of each decoding sequence, which only the device knows so far."""
         return self._model.forward(self._batch(schedule, unread_ids), self._kv)
 
@@ -56,9 +58,12 @@ class ModelRunner:
 
     def _batch(self, schedule: Schedule, unread_ids: torch.Tensor | None) -> Batch:
         size, sequences = self._kv.block_tokens, schedule.decodes
-        last = -1 if unread_ids is None else 0
-        token_ids = [] if unread_ids is not None else [s.token_ids[-1] for s in sequences]
-        positions = [len(s.token_ids) + last for s in sequences]
+        if schedule.drafts:
+            sequences, token_ids, positions = _drafted_rows(schedule)
+        else:
+            last = -1 if unread_ids is None else 0
+            token_ids = [] if unread_ids is not None else [s.token_ids[-1] for s in sequences]
+            positions = [len(s.token_ids) + last for s in sequences]
         slots = [
             s.block_ids[position // size] * size + position % size
             for s, position in zip(sequences, positions, strict=True)
@@ -88,7 +93,8 @@ class ModelRunner:
             batch,
             state_reads=states[0],
             state_writes=states[1],
-            adapters=_adapters_of(schedule) if has_adapters else None,
+            adapters=_adapters_of(sequences, schedule.prefills) if has_adapters else None,
+            decode_runs=_decode_runs(schedule) if schedule.drafts else None,
             pictures=pictures,
         )
 
@@ -138,10 +144,30 @@ class _Rows:
         return Batch(token_ids, positions, slots, block_ids, spans, logit_rows)
 
 
-def _adapters_of(schedule: Schedule) -> tuple[Any, ...] | None:
+def _adapters_of(
+    decodes: list[Sequence], prefills: list[PrefillChunk]
+) -> tuple[Any, ...] | None:
     """Of each row that decodes and then of each span; ``None``: there are none."""
-    found = tuple(sequence.adapter for sequence in schedule.sequences)
+    found = tuple(s.adapter for s in (*decodes, *(chunk.sequence for chunk in prefills)))
     return None if all(adapter is None for adapter in found) else found
+
+
+def _drafted_rows(schedule: Schedule) -> tuple[list[Sequence], list[int], list[int]]:
+    """Each row's sequence, token and position: of the last token, then of the drafts."""
+    sequences: list[Sequence] = []
+    token_ids: list[int] = []
+    positions: list[int] = []
+    for sequence in schedule.decodes:
+        draft = schedule.drafts.get(sequence, [])
+        first = len(sequence.token_ids) - 1
+        sequences += [sequence] * (len(draft) + 1)
+        token_ids += [sequence.token_ids[-1], *draft]
+        positions += range(first, first + len(draft) + 1)
+    return sequences, token_ids, positions
+
+
+def _decode_runs(schedule: Schedule) -> tuple[int, ...]:
+    return tuple(len(schedule.drafts.get(s, [])) + 1 for s in schedule.decodes)
 
 
 def _read_slot(sequence: Sequence) -> int:

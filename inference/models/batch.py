@@ -89,6 +89,9 @@ class Batch:
     pictures: Pictures | None = None
     """Where no sequence has any, all rows are rotated by their positions. Only of the whole batch:
     ``decodes`` and ``prompts`` are for attention, whose rows are rotated already."""
+    decode_runs: tuple[int, ...] | None = None
+    """How many of the rows that decode belong to each sequence, one after the other, in order of
+    position; ``None``: one. Each row has its own ``block_ids``. Only in a batch without spans."""
 
     @property
     def num_decodes(self) -> int:

@@ -143,6 +143,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int = 0
     prefix_hit_tokens: int = 0
     """Prompt tokens served from the prefix cache since the start."""
+    num_drafted_tokens: int = 0
+    """Tokens that were guessed and run, since the start."""
+    num_accepted_drafts: int = 0
+    """Of those, the ones that are in an answer."""
     prefill_speed: PrefillSpeed | None = None
     """Live average over the prompts of requests, each step weighing as much as it had tokens;
     ``None`` where it is not measured."""

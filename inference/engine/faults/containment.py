@@ -69,9 +69,12 @@ def contain(
 
 def divide_schedule(schedule: Schedule, fault: StepFault) -> list[Schedule]:
     """Decodes go on while the chunks beside them are looked at; then halves of either. A chunk
-    that does not fit is made shorter: the rest of it is scheduled in the next steps."""
+    that does not fit is made shorter: the rest of it is scheduled in the next steps. Drafts are
+    left out, which changes no answer."""
     if schedule.has_ended_rows:
         return [schedule.without_ended_rows()]
+    if schedule.drafts:
+        return [Schedule(decodes=schedule.decodes)]
     decodes, prefills = schedule.decodes, schedule.prefills
     if decodes and prefills:
         return [Schedule(decodes=decodes), Schedule(prefills=prefills)]

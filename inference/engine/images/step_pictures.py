@@ -26,12 +26,12 @@ def step_pictures(
     if all(sequence.images is None for sequence in schedule.sequences):
         return None
     places = np.tile(np.array(positions, dtype=np.int64), (3, 1))
-    for row, sequence in enumerate(schedule.decodes):
+    for row, sequence in enumerate(schedule.decode_rows):
         if sequence.images is not None:
             places[:, row] -= sequence.images.lag
     row_ids: list[int] = []
     parts: list[PictureRows] = []
-    first_row = len(schedule.decodes)
+    first_row = schedule.num_decode_rows
     for chunk in schedule.prefills:
         _add(chunk, first_row, places, row_ids, parts, rows_of)
         first_row += chunk.end - chunk.start

@@ -19,6 +19,7 @@ from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.rates import PrefillAverage
 from inference.engine.scheduling.run_ahead import RunAhead
 from inference.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from inference.engine.speculation.speculator import Speculator
 from inference.models.cache_layout import cache_layout
 from inference.models.graphed import GraphedDecoder
 from inference.models.registry import AnyModel, tower_of
@@ -40,6 +41,7 @@ def build_engine(
     image_processor: ImageProcessor | None = None,
     prefill_average: PrefillAverage | None = None,
     run_ahead: bool | None = None,
+    speculator: Speculator | None = None,
     clock: Callable[[], float] = time.monotonic,
     check_when_idle: bool = False,
 ) -> Engine:
@@ -47,7 +49,7 @@ def build_engine(
     its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.kv_cache``.
     ``num_state_slots``: of a model with recurrent layers; ``None`` for as many as are wanted.
     ``image_processor``: of a model with a tower. ``drawer`` and ``run_ahead``: ``None`` for what
-    suits the model's device."""
+    suits the model's device. ``speculator``: ``None`` for no drafts."""
     assert num_kv_blocks * block_tokens >= context_tokens
     limits = scheduler_limits or SchedulerLimits()
     if not cache_layout(model.config).has_states:
@@ -66,7 +68,7 @@ def build_engine(
         images = ImageRows(tower, image_processor, KEPT_ROWS_BYTES)
     runner = ModelRunner(model, kv, adapters, images)
     executor = TensorExecutor(runner, sampler, model.device)
-    scheduler = Scheduler(kv_cache, limits)
+    scheduler = Scheduler(kv_cache, limits, speculator)
     if run_ahead is None:
         run_ahead = model.device.type == "cuda"
     return Engine(

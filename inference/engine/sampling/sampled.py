@@ -9,10 +9,22 @@ from inference.engine.faults.kinds import NumericalFault
 from inference.protocol.sampling import TokenLogprob
 
 
+@dataclass(slots=True)
+class Run:
+    """Drafts that turned out right, in order."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of each, where they were asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """One token per row of a step's logits. ``failed`` are rows whose logits were not numbers;
-    their token ids mean nothing. ``logprobs`` are those of rows that asked for them."""
+    their token ids mean nothing. ``logprobs`` are those of rows that asked for them.
+
+    Where a sequence had drafts, its row is its last that counts, and those before are a run.
+    """
 
     token_ids: list[int]
     failed: frozenset[int]
@@ -25,6 +37,12 @@ class Sampled:
     """Rows whose grammar could not be followed, and why; their token ids mean nothing."""
     prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     """Those of prompts that asked for them, by sequence id."""
+    runs: dict[int, Run] = field(default_factory=dict)
+    """By row: what comes before its token."""
+
+    @property
+    def num_run_tokens(self) -> int:
+        return sum(len(run.token_ids) for run in self.runs.values())
 
     def failure(self, row: int) -> tuple[str, str] | None:
         """Code and message, where the row has no token."""

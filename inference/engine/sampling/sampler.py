@@ -48,8 +48,9 @@ class _Choice:
     """Rows of ``scores``, which are the step's logits where nothing adjusts them."""
     masked: Masked
     """By index in ``rows``."""
-    num_unread: int
-    """Tokens of each sequence that are on the device alone."""
+    num_ahead: int
+    """Tokens of each sequence that come before and are not among its ``token_ids`` yet: on the
+    device alone, or drafts that turned out right."""
     tensors: tuple[torch.Tensor, ...] = ()
     """Token ids, (num_rows,); and where any were drawn whether each row's filters were short of
     candidates."""
@@ -96,13 +97,13 @@ class Sampler:
 
     @torch.inference_mode()
     def choose(
-        self, sequences: list[Sequence], logits: torch.Tensor, *, num_unread: int = 0
+        self, sequences: list[Sequence], logits: torch.Tensor, *, num_ahead: int = 0
     ) -> Chosen:
-        """Waits for nothing on the device. ``num_unread``: see ``_Choice``; not 0 only for settled
-        sequences."""
+        """Waits for nothing on the device. ``num_ahead``: see ``_Choice``; what the host has not
+        read may be among them only for settled sequences."""
         greedy, are_finite = self._likeliest(logits)
         special = [row for row, sequence in enumerate(sequences) if is_special(sequence)]
-        choice = self._choose(sequences, logits, greedy, special, num_unread)
+        choice = self._choose(sequences, logits, greedy, special, num_ahead)
         reading = Reading([are_finite, greedy, *choice.tensors])
         return Chosen(sequences, logits, greedy, choice, reading)
 
@@ -119,7 +120,8 @@ class Sampler:
             if row not in failed and is_refused(token_ids[row], sequence)
         ]
         if refused:
-            choice = self._choose(sequences, logits, greedy, refused)
+            num_ahead = chosen.choice.num_ahead
+            choice = self._choose(sequences, logits, greedy, refused, num_ahead)
             self._settle(choice, read_back(choice.tensors), token_ids, masked, failed)
         logprobs = self._logprobs(sequences, logits, token_ids, failed)
         complete = self._follow(sequences, token_ids, masked)
@@ -142,20 +144,20 @@ class Sampler:
         logits: torch.Tensor,
         greedy: torch.Tensor,
         rows: list[int],
-        num_unread: int = 0,
+        num_ahead: int = 0,
     ) -> _Choice:
         """For all but greedy rows whose answer is known; ``greedy`` are all rows' largest logits.
         Waits for nothing on the device."""
         chosen = [sequences[row] for row in rows]
         if not rows:
-            return _Choice(rows, chosen, logits, [], Masked(), num_unread)
+            return _Choice(rows, chosen, logits, [], Masked(), num_ahead)
         if not any(map(is_adjusted, chosen)):
-            choice = _Choice(rows, chosen, logits, rows, Masked(), num_unread)
+            choice = _Choice(rows, chosen, logits, rows, Masked(), num_ahead)
             likeliest = greedy.index_select(0, on_device(rows, torch.int64, greedy.device))
             return replace(choice, tensors=self._draw_over(likeliest, choice))
         scores = logits.clone() if len(rows) == len(logits) else rows_of(logits, rows)
         masked = self._adjust(scores, chosen)
-        choice = _Choice(rows, chosen, scores, list(range(len(rows))), masked, num_unread)
+        choice = _Choice(rows, chosen, scores, list(range(len(rows))), masked, num_ahead)
         likeliest = self._drawer.likeliest(scores)[0]
         return replace(choice, tensors=self._draw_over(likeliest, choice))
 
@@ -259,7 +261,7 @@ class Sampler:
         stream = self._random.get(sequence.sequence_id)
         if stream is None:
             stream = self._random[sequence.sequence_id] = RandomStream(sequence.params.seed)
-        return stream.uniform(sequence.num_output_tokens + choice.num_unread)
+        return stream.uniform(sequence.num_output_tokens + choice.num_ahead)
 
     def _logprobs(
         self,

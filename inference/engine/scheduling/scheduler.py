@@ -17,14 +17,18 @@ sequence always gets to its end.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from inference.engine.errors import IntegrityError
 from inference.engine.kv_cache import KVCache
+from inference.engine.sampling.sampled import Run
 from inference.engine.scheduling.chunks import end_of_chunk
 from inference.engine.scheduling.sequence import Sequence, SequenceState
 from inference.engine.scheduling.waiting_queue import WaitingQueue
+from inference.engine.speculation.speculator import Speculator
 
 SCORED_TOKENS_PER_STEP = 128
 """Each needs a row of logits as wide as the vocabulary, which a prompt token otherwise does not."""
@@ -58,6 +62,10 @@ class Pace(Protocol):
     def prefill_tokens(self, num_decode_rows: int) -> int: ...
 
 
+NO_DRAFTS: Mapping[Sequence, list[int]] = MappingProxyType({})
+NO_RUNS: Mapping[int, Run] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
     """Tokens ``[start, end)`` of a sequence; ``is_last`` when its logits are wanted."""
@@ -82,6 +90,9 @@ class Schedule:
 
     decodes: list[Sequence] = field(default_factory=list)
     prefills: list[PrefillChunk] = field(default_factory=list)
+    drafts: Mapping[Sequence, list[int]] = field(default_factory=lambda: NO_DRAFTS)
+    """Tokens that some of ``decodes`` may go on with, none of them empty: each is a row more. Only
+    in a step without prompts."""
 
     @property
     def is_empty(self) -> bool:
@@ -96,6 +107,17 @@ class Schedule:
         """Whether a sequence ended after the step was launched. Prompts' never do: such a step is
         read before anything else happens."""
         return any(s.state is SequenceState.ENDED for s in self.decodes)
+
+    @property
+    def decode_rows(self) -> list[Sequence]:
+        """Whose each row that decodes is."""
+        if not self.drafts:
+            return self.decodes
+        return [s for s in self.decodes for _ in range(len(self.drafts.get(s, ())) + 1)]
+
+    @property
+    def num_decode_rows(self) -> int:
+        return len(self.decodes) + sum(map(len, self.drafts.values()))
 
     def without_ended_rows(self) -> Schedule:
         live = [s for s in self.decodes if s.state is not SequenceState.ENDED]
@@ -116,14 +138,20 @@ class Schedule:
 
 
 class Scheduler:
-    def __init__(self, kv_cache: KVCache, limits: SchedulerLimits) -> None:
+    def __init__(
+        self, kv_cache: KVCache, limits: SchedulerLimits, speculator: Speculator | None = None
+    ) -> None:
+        assert speculator is None or kv_cache.states is None, "states have no way back"
         self.kv_cache = kv_cache
         self.limits = limits
+        self.speculator = speculator
         self.running: list[Sequence] = []
         self.waiting = WaitingQueue()
         self._num_admitted = 0
         self.num_preemptions = 0
         self.prefix_hit_tokens = 0
+        self.num_drafted_tokens = 0
+        self.num_accepted_drafts = 0
         self._short_of_blocks = False
         """Whether the head of the queue lacked blocks when it was last looked at, which every step
         does: free seats do not help."""
@@ -175,7 +203,21 @@ class Scheduler:
                 self._short_of_blocks = True
                 break
             budget -= self._schedule_chunk(schedule, first, budget)
+        if self.speculator is not None and schedule.decodes and not schedule.prefills:
+            schedule.drafts = self._with_slots(self.speculator.drafts(schedule.decodes))
         return schedule
+
+    def _with_slots(self, drafts: dict[Sequence, list[int]]) -> dict[Sequence, list[int]]:
+        """As much of them as there are blocks for: nobody gives any up for a draft."""
+        fitting: dict[Sequence, list[int]] = {}
+        for sequence, draft in drafts.items():
+            num_tokens = len(sequence.token_ids)
+            if not self.kv_cache.grow(sequence, num_tokens + len(draft)):
+                num_slots = len(sequence.block_ids) * self.kv_cache.block_tokens
+                draft = draft[: num_slots - num_tokens]
+            if draft:
+                fitting[sequence] = draft
+        return fitting
 
     def _schedule_decodes(self, schedule: Schedule) -> None:
         block_tokens = self.kv_cache.block_tokens
@@ -194,8 +236,12 @@ class Scheduler:
         or a block is missing. The KV blocks that the rows write to are theirs when this returns."""
         if self.kv_cache.states is not None:
             return None  # a step that failed could not be run again after the next has begun
+        if schedule.drafts:
+            return None
         sampled = [s for s in schedule.sampled if s.state is not SequenceState.ENDED]
         if len(sampled) != len(self.running) or self._can_admit():
+            return None
+        if self.speculator is not None and self.speculator.expects_drafts(sampled):
             return None
         decodes = [s for s in sampled if len(s.token_ids) + 1 < s.max_length]
         for sequence in decodes:
@@ -261,9 +307,17 @@ class Scheduler:
         schedule.prefills.append(PrefillChunk(sequence, start, end, is_last))
         return end - start if wanted == len(sequence.token_ids) else budget
 
-    def commit(self, schedule: Schedule, token_ids: list[int]) -> None:
+    def commit(
+        self,
+        schedule: Schedule,
+        token_ids: list[int],
+        runs: Mapping[int, Run] = NO_RUNS,
+    ) -> None:
         """Record that the step ran: ``token_ids`` are what was sampled, in ``schedule.sampled``'s
-        order. Filled blocks become known to the prefix cache."""
+        order; ``runs``, by index there, the drafts that come before. Filled blocks become known to
+        the prefix cache."""
+        if self.speculator is not None and schedule.decodes:
+            self._commit_drafts(schedule, token_ids, runs)
         block_tokens = self.kv_cache.block_tokens
         num_decodes = len(schedule.decodes)
         for sequence, token_id in zip(schedule.decodes, token_ids, strict=False):
@@ -287,6 +341,26 @@ class Scheduler:
                 chunk.sequence.token_ids.append(next(sampled))
         if self.kv_cache.states is not None:
             self.kv_cache.commit_states(schedule.sequences)
+
+    def _commit_drafts(
+        self, schedule: Schedule, token_ids: list[int], runs: Mapping[int, Run]
+    ) -> None:
+        """All of ``commit`` that comes before each row's last token."""
+        assert self.speculator is not None
+        for row, sequence in enumerate(schedule.decodes):
+            if sequence.state is SequenceState.ENDED:
+                continue
+            run = runs[row].token_ids if row in runs else []
+            self.speculator.record(sequence, [*run, token_ids[row]])
+            if (draft := schedule.drafts.get(sequence)) is None:
+                continue
+            sequence.num_accepted_drafts += len(run)
+            sequence.num_rejected_drafts += len(draft) - len(run)
+            self.num_drafted_tokens += len(draft)
+            self.num_accepted_drafts += len(run)
+            sequence.token_ids += run
+            sequence.num_computed_tokens += len(run)
+            self.kv_cache.register_computed(sequence)
 
     def end(self, sequence: Sequence) -> None:
         """Take a sequence out, in whatever state, and free what it holds."""

@@ -22,9 +22,11 @@ class StepTimes:
         self.prefill_average = prefill_average
         self.last_forward_unix_s: float | None = None
 
-    def record(self, schedule: Schedule, *, step_s: float, now_s: float) -> None:
-        """Of a step that ran whole."""
-        num_decodes, num_prefill_tokens = len(schedule.decodes), schedule.num_prefill_tokens
+    def record(
+        self, schedule: Schedule, *, step_s: float, now_s: float, num_run_tokens: int = 0
+    ) -> None:
+        """Of a step that ran whole. ``num_run_tokens``: drafts that turned out right."""
+        num_decodes, num_prefill_tokens = schedule.num_decode_rows, schedule.num_prefill_tokens
         self.last_forward_unix_s = time.time()
         self.pacer.record(
             num_decode_rows=num_decodes, num_prefill_tokens=num_prefill_tokens, step_s=step_s
@@ -32,7 +34,7 @@ class StepTimes:
         self.rates.record(
             now_s=now_s,
             step_s=step_s,
-            num_decode_tokens=num_decodes,
+            num_decode_tokens=len(schedule.decodes) + num_run_tokens,
             num_prefill_tokens=num_prefill_tokens,
         )
         if self.prefill_average is not None and not num_decodes:

@@ -119,7 +119,7 @@ class NativeLlama:
         return self.decoder.forward(
             token_ids=batch.token_ids,
             positions=batch.positions,
-            sequences=_sequences(batch) if batch.spans else rows,
+            sequences=rows if not batch.spans and batch.decode_runs is None else _sequences(batch),
             block_tables=_block_tables(batch) if batch.spans else batch.decode_blocks.contiguous(),
             logit_rows=rows if batch.logit_rows is None else batch.logit_rows,
             keys=kv.keys,
@@ -149,6 +149,10 @@ def _state_slots(batch: Batch) -> StateSlots:
 
 def _sequences(batch: Batch) -> torch.Tensor:
     """(num_rows,) numbers of the sequences that rows belong to: those that decode, then spans."""
+    if batch.decode_runs is not None:
+        assert not batch.spans
+        runs = torch.tensor(batch.decode_runs)
+        return (runs.cumsum(0) - runs).repeat_interleave(runs)  # that of their first rows
     lengths = [1] * batch.num_decodes
     lengths += [span.last_row - span.first_row for span in batch.spans]
     return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))

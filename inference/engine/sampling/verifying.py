@@ -1,0 +1,154 @@
+"""Samples the rows of a step with drafts: each token as the sampler would have, had the ones before
+it come one by one.
+
+    draft  a b c        rows  [ last token ][ a ][ b ][ c ]
+                        token      a          b    x          a and b were right, x is the step's own
+
+A row counts only if all drafts before it turned out right, so a token depends on nothing that was
+guessed, and on the same random number as without drafts: greedy or not, a draft changes no answer,
+only how many steps it takes. That is rejection sampling for proposals that are certain of
+themselves: a draft is taken with the model's own probability of it.
+
+Rows whose token is the largest logit's are looked at all at once, others a round after the other:
+what a grammar, a penalty or a thinking budget says of a token depends on the one before.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import torch
+
+from inference.engine.sampling.sampled import Run, Sampled
+from inference.engine.sampling.sampler import Chosen, Sampler
+from inference.engine.sampling.sampling_needs import is_special
+from inference.engine.scheduling.scheduler import Schedule
+from inference.engine.scheduling.sequence import Sequence
+from inference.engine.to_device import rows_of
+from inference.protocol.sampling import TokenLogprob
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedChoice:
+    """A step's first round, chosen and not read."""
+
+    sequences: list[Sequence]
+    drafts: list[list[int]]
+    """Of each; empty: none."""
+    logits: torch.Tensor
+    first_rows: list[int]
+    """Of each sequence, in ``logits``."""
+    num_first: list[int]
+    """How many of each sequence's rows are in the first round."""
+    chosen: Chosen
+
+
+def choose_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) -> DraftedChoice:
+    """``logits`` (num_decode_rows, vocab_size) float32, a sequence's rows one after the other.
+    Waits for nothing on the device."""
+    sequences = schedule.decodes
+    drafts = [schedule.drafts.get(sequence, []) for sequence in sequences]
+    first_rows, num_first, rows, of_rows = [], [], [], []
+    next_row = 0
+    for sequence, draft in zip(sequences, drafts, strict=True):
+        count = len(draft) + 1 if _is_plain(sequence) else 1
+        first_rows.append(next_row)
+        num_first.append(count)
+        rows += range(next_row, next_row + count)
+        of_rows += [sequence] * count
+        next_row += len(draft) + 1
+    first = logits if len(rows) == len(logits) else rows_of(logits, rows)
+    chosen = sampler.choose(of_rows, first)
+    return DraftedChoice(sequences, drafts, logits, first_rows, num_first, chosen)
+
+
+def read_drafted(sampler: Sampler, choice: DraftedChoice) -> Sampled:
+    """One row for each sequence: its last that counts; see ``Sampled``."""
+    first = sampler.read(choice.chosen)
+    verified = _Verified(choice)
+    row, going_on = 0, []
+    for index, count in enumerate(choice.num_first):
+        for depth in range(count):
+            if not verified.take(index, depth, first, row + depth):
+                break
+        else:
+            going_on.append(index)
+        row += count
+    depth = 1
+    while going_on := [i for i in going_on if depth <= len(choice.drafts[i])]:
+        round_ = _sample_round(sampler, choice, going_on, depth)
+        if round_ is None:
+            break
+        going_on = [
+            index for at, index in enumerate(going_on) if verified.take(index, depth, round_, at)
+        ]
+        depth += 1
+    return verified.sampled
+
+
+def _sample_round(
+    sampler: Sampler, choice: DraftedChoice, going_on: list[int], depth: int
+) -> Sampled | None:
+    """``None`` where it raises: the tokens before are right, and the same rows come first in the
+    next step, where it is found out whose fault it is."""
+    sequences = [choice.sequences[index] for index in going_on]
+    rows = [choice.first_rows[index] + depth for index in going_on]
+    try:
+        logits = rows_of(choice.logits, rows)
+        return sampler.read(sampler.choose(sequences, logits, num_ahead=depth))
+    except Exception:  # whatever an operator raises
+        log.exception("drafts were not looked at")
+        return None
+
+
+@dataclass(slots=True)
+class _Verified:
+    """What is known of each sequence's rows so far."""
+
+    choice: DraftedChoice
+    sampled: Sampled = field(init=False)
+    _last_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sampled = Sampled(
+            [0] * len(self.choice.sequences), set(), {}, set(), set(), {}, {}, {}
+        )
+
+    def take(self, index: int, depth: int, found: Sampled, row: int) -> bool:
+        """``row`` of ``found`` is the sequence's at ``depth``. Returns whether the next one counts:
+        this token was drafted, and nothing ends with it."""
+        sampled, draft = self.sampled, self.choice.drafts[index]
+        if depth:
+            run = sampled.runs.setdefault(index, Run())
+            run.token_ids.append(draft[depth - 1])
+            if (logprob := sampled.logprobs.pop(index, None)) is not None:
+                run.logprobs.append(logprob)
+        token_id = sampled.token_ids[index] = found.token_ids[row]
+        if (logprob := found.logprobs.get(row)) is not None:
+            sampled.logprobs[index] = logprob
+        if row in found.broken:
+            sampled.broken[index] = found.broken[row]
+        is_over = False
+        for ours, theirs in (
+            (sampled.failed, found.failed),
+            (sampled.complete, found.complete),
+            (sampled.ended, found.ended),
+        ):
+            if row in theirs:
+                ours.add(index)
+                is_over = True
+        if is_over or row in found.broken or token_id in self.choice.sequences[index].stop_ids:
+            return False
+        return depth < len(draft) and token_id == draft[depth]
+
+
+def _is_plain(sequence: Sequence) -> bool:
+    """Whether its tokens are its rows' largest logits', whatever the ones before were."""
+    return (
+        sequence.grammar is None
+        and sequence.params.top_logprobs is None
+        and not is_special(sequence)
+    )

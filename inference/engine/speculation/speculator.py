@@ -1,0 +1,122 @@
+"""Which sequences get drafts in the next step, and how many: as many as pay, by how often a
+sequence's proposals were right and by what more rows cost on this device.
+
+    schedule ─▶ propose ─▶ as long as it pays ─▶ drafts, verified in the step
+    commit   ◀─ what came, compared with what was proposed, also where that was not run
+
+Knows no tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from inference.engine.scheduling.sequence import Sequence
+from inference.engine.speculation.acceptance import Acceptance, match_class
+from inference.engine.speculation.draft_length import best_length
+from inference.engine.speculation.prompt_lookup import PromptLookup, Proposal
+from inference.engine.speculation.step_costs import StepCosts
+
+DEFAULT_DRAFT_TOKENS = 8
+MOST_DRAFT_TOKENS = 16
+"""Within a block, so that a step needs one more block of a sequence at most."""
+MOST_SEQUENCES = 32
+"""That decode at once: with more, rows fill a device already, and nobody looks for drafts."""
+MOST_ROWS = 128
+"""Of a step with drafts."""
+
+
+class Speculator(Protocol):
+    """What a scheduler asks for drafts."""
+
+    def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
+        """For those of ``sequences``, all that decode in the next step, for which drafts pay. None
+        reaches past the sequence's last allowed token."""
+        ...
+
+    def expects_drafts(self, sequences: list[Sequence]) -> bool:
+        """Whether ``drafts`` would have some, as far as is known one token before."""
+        ...
+
+    def record(self, sequence: Sequence, came: list[int]) -> None:
+        """``came``: the step's tokens, about to be added to the sequence."""
+        ...
+
+    def record_step(self, num_rows: int, step_s: float) -> None:
+        """Of a step in which rows only decode."""
+        ...
+
+
+@dataclass(slots=True)
+class _Lookup:
+    """Kept with a sequence."""
+
+    acceptance: Acceptance
+    index: PromptLookup = field(default_factory=PromptLookup)
+    proposal: Proposal | None = None
+    """What it may go on with, whether or not that is run."""
+    length_then: int = 0
+    """Of the sequence when that was proposed."""
+
+
+class LookupSpeculator:
+    """Drafts from the sequence's own text."""
+
+    def __init__(self, most_tokens: int = DEFAULT_DRAFT_TOKENS) -> None:
+        self._most_tokens = min(most_tokens, MOST_DRAFT_TOKENS)
+        self._acceptance = Acceptance()
+        self._costs = StepCosts()
+
+    def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
+        if len(sequences) > MOST_SEQUENCES:
+            return {}
+        proposals: dict[Sequence, Proposal] = {}
+        candidates: list[tuple[int, float]] = []
+        for sequence in sequences:
+            most = min(self._most_tokens, most_drafts(sequence))
+            if most < 1:
+                continue
+            lookup = self._lookup_of(sequence)
+            proposal = lookup.index.propose(sequence.token_ids, most)
+            lookup.proposal, lookup.length_then = proposal, len(sequence.token_ids)
+            if proposal is None:
+                continue
+            proposals[sequence] = proposal
+            rate = lookup.acceptance.rates[match_class(proposal.match_length)]
+            candidates.append((len(proposal.token_ids), rate))
+        if not proposals:
+            return {}
+        length = best_length(len(sequences), candidates, self._costs, MOST_ROWS)
+        if not length:
+            return {}
+        return {sequence: found.token_ids[:length] for sequence, found in proposals.items()}
+
+    def expects_drafts(self, sequences: list[Sequence]) -> bool:
+        return bool(self.drafts(sequences))
+
+    def record(self, sequence: Sequence, came: list[int]) -> None:
+        lookup = sequence.drafting
+        if not isinstance(lookup, _Lookup) or lookup.proposal is None:
+            return
+        proposal, lookup.proposal = lookup.proposal, None
+        if lookup.length_then == len(sequence.token_ids):
+            of_class = match_class(proposal.match_length)
+            lookup.acceptance.record(of_class, proposal.token_ids, came)
+
+    def record_step(self, num_rows: int, step_s: float) -> None:
+        self._costs.record(num_rows, step_s)
+
+    def _lookup_of(self, sequence: Sequence) -> _Lookup:
+        found = sequence.drafting
+        if not isinstance(found, _Lookup):
+            found = sequence.drafting = _Lookup(Acceptance(self._acceptance))
+        return found
+
+
+def most_drafts(sequence: Sequence) -> int:
+    """Tokens that a step may draft for it: the step's own token comes on top. What an answer must
+    not end before is sampled one by one."""
+    if sequence.num_output_tokens < sequence.params.min_tokens:
+        return 0
+    return sequence.max_length - len(sequence.token_ids) - 1

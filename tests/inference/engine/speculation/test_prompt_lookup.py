@@ -1,0 +1,77 @@
+"""What is proposed after a text that repeats itself."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from inference.engine.speculation import prompt_lookup
+from inference.engine.speculation.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, PromptLookup
+
+
+def longest_match(text: list[int]) -> int:
+    """By looking everywhere."""
+    best = 0
+    for end in range(1, len(text)):
+        length = 0
+        while length < min(end, LONGEST_MATCH) and text[end - 1 - length] == text[-1 - length]:
+            length += 1
+        best = max(best, length)
+    return best
+
+
+def test_what_followed_is_proposed() -> None:
+    proposal = PromptLookup().propose([5, 1, 2, 3, 4, 9, 9, 1, 2], 3)
+    assert proposal is not None
+    assert proposal.token_ids == [3, 4, 9]
+    assert proposal.match_length == 2
+
+
+def test_the_longest_match_wins_over_the_last() -> None:
+    text = [7, 1, 2, 30, 8, 1, 2, 40, 7, 1, 2]
+    proposal = PromptLookup().propose(text, 1)
+    assert proposal is not None and proposal.token_ids == [30]
+
+
+def test_the_last_of_equals() -> None:
+    proposal = PromptLookup().propose([1, 2, 30, 9, 1, 2, 40, 8, 1, 2], 1)
+    assert proposal is not None and proposal.token_ids == [40]
+
+
+def test_a_text_that_goes_in_circles_goes_on() -> None:
+    proposal = PromptLookup().propose([4, 5, 6, 4, 5, 6, 4], 8)
+    assert proposal is not None
+    assert proposal.token_ids == [5, 6, 4, 5, 6, 4, 5, 6]
+
+
+@pytest.mark.parametrize("text", [[], [1], [1, 1], [1, 2, 3, 4], [1, 2, 1]])
+def test_nothing_to_go_by(text: list[int]) -> None:
+    assert PromptLookup().propose(text, 4) is None
+
+
+@pytest.mark.parametrize("num_words", [2, 3, 8])
+def test_as_good_as_looking_everywhere(num_words: int) -> None:
+    """One that grows token by token and one that sees it whole propose the same; where a match is
+    short only the last few places are looked at."""
+    generator = random.Random(num_words)
+    text: list[int] = []
+    grown = PromptLookup()
+    for _ in range(200):
+        text.append(generator.randrange(num_words) + 1_000_000)
+        found, afresh = grown.propose(text, 4), PromptLookup().propose(text, 4)
+        assert found == afresh
+        best = longest_match(text)
+        if found is None:
+            assert best < SHORTEST_MATCH
+        else:
+            assert best >= found.match_length >= min(best, prompt_lookup.LONG_MATCH - 1) - 2
+
+
+def test_a_long_prompt_is_taken_in_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_lookup, "INDEXED_AT_ONCE", 10)
+    text = [*range(40), 3, 4, 5]
+    lookup = PromptLookup()
+    found = [lookup.propose(text, 2) for _ in range(6)]
+    assert found[:4] == [None] * 4
+    assert found[4] is not None and found[4].token_ids == [6, 7]
