@@ -45,6 +45,9 @@ class ReplicaView:
     num_preemptions: int = 0
     prefix_hit_tokens: int = 0
     """Prompt tokens served from the prefix cache since its engine started."""
+    num_drafted_tokens: int = 0
+    num_accepted_drafts: int = 0
+    """As in ``EngineStats``."""
     decode_tokens_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
     last_forward_age_s: float | None = None
@@ -234,6 +237,8 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         kv_blocks_total=stats.kv_blocks_total,
         num_preemptions=stats.num_preemptions,
         prefix_hit_tokens=stats.prefix_hit_tokens,
+        num_drafted_tokens=stats.num_drafted_tokens,
+        num_accepted_drafts=stats.num_accepted_drafts,
         decode_tokens_per_s=stats.decode_tokens_per_s,
         prefill_tokens_per_s=stats.prefill_tokens_per_s,
         last_forward_age_s=_age_s(heartbeat, stats.last_forward_unix_s),

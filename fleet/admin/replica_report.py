@@ -41,6 +41,7 @@ def report_rows(replica: Replica) -> list[tuple[str, str]]:
         ("Vocabulary", _count(report.get("vocab_size"))),
         ("Vectors", _vectors(report)),
         ("Decode step", report.get("compiled", "")),
+        ("Drafts", report.get("speculation", "")),
         ("Loaded in", _seconds(report.get("load_seconds"))),
         ("Sampling defaults", _defaults(report.get("generation_defaults") or {})),
         ("Structured output", report.get("grammar_problem") or ""),

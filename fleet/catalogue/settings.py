@@ -19,7 +19,7 @@ from typing import Literal, get_args
 from fleet.catalogue.kinds import MAX_BYTES, Count, Flag, Money, NeuronNames, Text, Word
 from fleet.catalogue.setting import Section, Setting, setting
 from inference.protocol.adapters import DEFAULT_ADAPTER_SLOTS
-from inference.protocol.load import KVDtype, Quantization
+from inference.protocol.load import KVDtype, Quantization, Speculation
 from metering.prices import Prices
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -29,6 +29,9 @@ DEFAULT_MAX_PREFILL_S = 300
 """Half of the 600 s after which the OpenAI and Anthropic SDKs give up on an answer: a prompt that
 fills the context gets its first token in time even behind another one. Two slow cores read the
 default model's whole context in about a tenth of it."""
+
+MOST_DRAFT_TOKENS = 16
+"""Half a block of keys and values."""
 
 UNPINNED_PRIORITY = 100
 PINNED_PRIORITY = 1000
@@ -196,6 +199,29 @@ class CatalogueSettings:
             Section.LIMITS,
             "How many adapters (LoRA) may be loaded beside it at once; the one that was used "
             "longest ago makes room for another. 0: none.",
+            travels=True,
+        ),
+    )
+
+    speculation: Speculation = field(
+        default="off",
+        metadata=setting(
+            Word(get_args(Speculation)),
+            Section.LIMITS,
+            "prompt_lookup: where an answer repeats what is in the prompt or in itself, several "
+            "of its tokens are computed in one step. Answers stay what they are; where it does "
+            "not pay it is left out.",
+            travels=True,
+        ),
+    )
+    max_draft_tokens: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(most=MOST_DRAFT_TOKENS),
+            Section.LIMITS,
+            "How many tokens of a request are guessed ahead in one step at most. Empty: 8. "
+            "Fewer are where more do not pay.",
+            label="longest draft (tokens)",
             travels=True,
         ),
     )

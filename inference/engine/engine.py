@@ -278,9 +278,7 @@ class Engine:
             sequence_id = schedule.decodes[row].sequence_id
             logprobs = run.logprobs or None
             self._outputs.add(
-                SequenceStep(
-                    sequence_id=sequence_id, token_ids=run.token_ids, logprobs=logprobs
-                )
+                SequenceStep(sequence_id=sequence_id, token_ids=run.token_ids, logprobs=logprobs)
             )
 
     def _emit(self, schedule: Schedule, sampled: Sampled) -> None:

@@ -82,6 +82,16 @@ REPLICA_COUNTERS: tuple[tuple[str, str, Read], ...] = (
         "Tokens of prompts that were served from the prefix cache.",
         lambda replica: replica.prefix_hit_tokens,
     ),
+    (
+        "helexa_engine_drafted_tokens",
+        "Tokens that were guessed and verified.",
+        lambda replica: replica.num_drafted_tokens,
+    ),
+    (
+        "helexa_engine_accepted_draft_tokens",
+        "Guessed tokens that were right and are in an answer.",
+        lambda replica: replica.num_accepted_drafts,
+    ),
 )
 DEVICE_GAUGES: tuple[tuple[str, str, ReadDevice], ...] = (
     (

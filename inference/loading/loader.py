@@ -206,6 +206,10 @@ def _refuse_settings_of_text(spec: LoadSpec) -> None:
         raise BadSourceError(
             "kv_dtype has no meaning for a model that makes embeddings; set it to auto"
         )
+    if spec.speculation != "off":
+        raise BadSourceError(
+            "speculation has no meaning for a model that makes embeddings; set it to off"
+        )
 
 
 def _describe(

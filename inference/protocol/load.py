@@ -21,6 +21,11 @@ KVDtype = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
 that runs there does not have is refused."""
 
 
+Speculation = Literal["off", "prompt_lookup"]
+"""Where drafts of an answer's next tokens come from, which a step verifies together.
+``prompt_lookup``: from what followed the same tokens before, in the prompt or the answer."""
+
+
 class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What earlier loads of the same model showed on a device of this kind. It sharpens estimates
     and changes nothing of what is loaded; on a device of another kind it is left aside."""
@@ -65,6 +70,9 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kv_memory_bytes: int | None = None
     """``None``: what a few contexts need, of the memory that is free after the weights (CUDA), or
     the configured share of it (CPU)."""
+    speculation: Speculation = "off"
+    max_draft_tokens: int | None = None
+    """Of one sequence in one step, at most 16; ``None``: 8."""
     max_concurrent_sequences: int = 256
     """At most; on a slow device fewer run at once, so that a step stays short."""
     max_queue_depth: int = 256
@@ -167,6 +175,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     measured; empty where nothing was quantised."""
     compiled: str
     """In words: ``compiled decoder layer (inductor)`` or why it runs eager."""
+    speculation: str = ""
+    """In words: where drafts come from, or why there are none though they were asked for."""
     load_seconds: float
     tokenizer_dir: str
     """Holds tokenizer.json, tokenizer_config.json and, where the model has one, the template."""

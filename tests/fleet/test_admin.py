@@ -27,6 +27,7 @@ FORM = {
     "dtype": "auto",
     "quantization": "auto",
     "kv_dtype": "auto",
+    "speculation": "off",
     "device": "auto",
     "min_devices": "1",
     "min_replicas": "0",

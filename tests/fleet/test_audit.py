@@ -83,6 +83,7 @@ def test_an_operator_in_the_admin(client: Client) -> None:
         "dtype": "auto",
         "quantization": "auto",
         "kv_dtype": "auto",
+        "speculation": "off",
         "device": "auto",
         "min_devices": "1",
         "min_replicas": "0",

@@ -33,6 +33,7 @@ from inference.engine.load.memory import (
 )
 from inference.engine.load.memory_use import HostGauge, give_back_freed
 from inference.engine.load.quality import quality_in_words
+from inference.engine.load.speculation import choose_speculator
 from inference.engine.load.trial import Trial, try_out, with_memory
 from inference.engine.load.warmup import warm_up
 from inference.engine.sampling.drawer_choice import choose_drawer
@@ -110,6 +111,7 @@ def load_engine(
         opened.close()
     plan = _plan(spec, opened, built)
     processor, no_images = open_image_processor(opened.directory, opened.config)
+    speculator, speculation = choose_speculator(spec, opened.config)
     engine = build_engine(
         built.model,
         context_tokens=plan.context_tokens,
@@ -122,11 +124,13 @@ def load_engine(
         adapters=Adapters(AdapterLoader(built.model, data_dir / "models"), spec.adapter_slots),
         image_processor=processor,
         prefill_average=PrefillAverage(built.trial.bound.speed),
+        speculator=speculator,
         check_when_idle=check_when_idle,
     )
     warm_up(engine, opened.config.vocab_size, on_progress)
     seconds = time.monotonic() - started_s
     report = _report(opened, built, plan, seconds, grammars.wait_ready())
+    report = msgspec.structs.replace(report, speculation=speculation)
     if processor is not None:
         report = msgspec.structs.replace(report, vision=vision_input(opened.config))
     elif no_images:

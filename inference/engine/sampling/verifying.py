@@ -2,7 +2,7 @@
 it come one by one.
 
     draft  a b c        rows  [ last token ][ a ][ b ][ c ]
-                        token      a          b    x          a and b were right, x is the step's own
+                        token      a          b    x           a and b were right, x is new
 
 A row counts only if all drafts before it turned out right, so a token depends on nothing that was
 guessed, and on the same random number as without drafts: greedy or not, a draft changes no answer,

@@ -64,7 +64,12 @@ class PromptLookup:
 
     def _index(self, text: list[int]) -> None:
         """All places but the end of the text, which would find itself."""
-        latest, latest_long, earlier, key = self._latest, self._latest_long, self._earlier, self._key
+        latest, latest_long, earlier, key = (
+            self._latest,
+            self._latest_long,
+            self._earlier,
+            self._key,
+        )
         first = self._num_indexed
         last = min(len(text) - 1, first + INDEXED_AT_ONCE)
         for end, token_id in enumerate(text[first:last], start=first + 1):

@@ -1,8 +1,8 @@
 """What a step costs by the number of its rows that decode, learned from the times of steps.
 
-A few rows share the weights that are read for them, so that four may cost little more than one; from
-some number on each costs as much as the last. Where that is, only the device knows. Pure: times are
-arguments.
+A few rows share the weights that are read for them, so that four may cost little more than one;
+from some number on each costs as much as the last. Where that is, only the device knows. Pure:
+times are arguments.
 """
 
 from __future__ import annotations

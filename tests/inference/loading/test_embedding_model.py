@@ -108,6 +108,7 @@ def test_the_operators_clamp(embedding_model_dir: Path, tmp_path: Path) -> None:
         {"chat_template": "x"},
         {"max_output_tokens": 5},
         {"kv_dtype": "bf16"},
+        {"speculation": "prompt_lookup"},
     ],
 )
 def test_settings_of_text_are_refused(

@@ -1,4 +1,4 @@
-"""A speculator whose drafts a test chooses: right so far as its answers are, wrong where it likes."""
+"""A speculator whose drafts a test chooses: right as far as its answers are, but for some."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ VOCAB_SIZE = 128
 
 
 class ScriptedSpeculator:
-    """Drafts what ``answers`` have next, by sequence id, with every ``wrong_every``-th token another
-    one, in lengths that vary; now and then none."""
+    """Drafts what ``answers`` have next, by sequence id, one token in ``wrong_every`` another one,
+    in lengths that vary; now and then none."""
 
     def __init__(self, answers: dict[str, list[int]], *, wrong_every: float = 4) -> None:
         self._answers = answers

@@ -14,7 +14,7 @@ from inference.protocol.sampling import SamplingParams
 NUM_DRAWS = 1500
 VOCAB_SIZE = 6
 CRITICAL = 20.5
-"""Of chi-square with 5 degrees of freedom, at one in a thousand. Seeds are fixed: no chance here."""
+"""Chi-square with 5 degrees of freedom, at one in a thousand. Seeds are fixed: no chance here."""
 LOGITS = torch.tensor(
     [
         [0.0, 1.0, -1.0, 0.5, 2.0, -2.0],

@@ -1,5 +1,5 @@
-"""Whatever is drafted, right or wrong, for whomever: answers are those without drafts, to the token,
-on the native decoder and on torch's operators."""
+"""Whatever is drafted, right or wrong, for whomever: answers are those without drafts, token for
+token, on the native decoder and on torch's operators."""
 
 from __future__ import annotations
 

@@ -1,0 +1,54 @@
+"""Which drafts a model is loaded with, and what its report says of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from inference.engine.load.load_engine import load_engine
+from inference.engine.load.speculation import choose_speculator
+from inference.engine.speculation.speculator import LookupSpeculator
+from inference.protocol.engine import SequenceStep, SubmitSequence
+from inference.protocol.load import LoadSpec
+from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.load.test_state_plan import CONFIG as HYBRID
+
+
+def spec_of(**settings: object) -> LoadSpec:
+    return LoadSpec(job_id="1", model="m", source="path:/m", **settings)  # type: ignore[arg-type]
+
+
+def test_none_where_nobody_asks() -> None:
+    assert choose_speculator(spec_of(), replace(HYBRID, mixers=None)) == (None, "")
+
+
+def test_recurrent_layers_have_none_and_the_report_says_why() -> None:
+    speculator, words = choose_speculator(spec_of(speculation="prompt_lookup"), HYBRID)
+    assert speculator is None
+    assert "recurrent" in words
+
+
+def test_a_model_that_was_asked_for_it_drafts(tiny_model_dir: Path, data_dir: Path) -> None:
+    spec = LoadSpec(
+        job_id="1",
+        model="m",
+        source=f"path:{tiny_model_dir}",
+        devices=["cpu"],
+        kv_memory_bytes=4_000_000,
+        speculation="prompt_lookup",
+        max_draft_tokens=4,
+    )
+    loaded = load_engine(spec, data_dir, lambda progress: None)
+    assert loaded.report.speculation == "prompt lookup, up to 4 tokens a step"
+    engine = loaded.engine
+    assert isinstance(engine._scheduler.speculator, LookupSpeculator)  # type: ignore[union-attr]
+    few_words = dict.fromkeys((5, 6, 7), 100.0)
+    params = SamplingParams(max_tokens=30, temperature=0.0, logit_bias=few_words)
+    engine.submit(SubmitSequence(sequence_id="a", token_ids=[1, 2, 3], params=params))
+    num_tokens = 0
+    while engine.has_work:
+        for output in engine.step().outputs:
+            assert isinstance(output, SequenceStep)
+            num_tokens += len(output.token_ids)
+    assert num_tokens == 30
+    assert engine.stats().num_drafted_tokens > 0
