@@ -144,9 +144,7 @@ class _Rows:
         return Batch(token_ids, positions, slots, block_ids, spans, logit_rows)
 
 
-def _adapters_of(
-    decodes: list[Sequence], prefills: list[PrefillChunk]
-) -> tuple[Any, ...] | None:
+def _adapters_of(decodes: list[Sequence], prefills: list[PrefillChunk]) -> tuple[Any, ...] | None:
     """Of each row that decodes and then of each span; ``None``: there are none."""
     found = tuple(s.adapter for s in (*decodes, *(chunk.sequence for chunk in prefills)))
     return None if all(adapter is None for adapter in found) else found
