@@ -16,7 +16,7 @@ what a grammar, a penalty or a thinking budget says of a token depends on the on
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -51,7 +51,10 @@ def choose_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) -
     Waits for nothing on the device."""
     sequences = schedule.decodes
     drafts = [schedule.drafts.get(sequence, []) for sequence in sequences]
-    first_rows, num_first, rows, of_rows = [], [], [], []
+    first_rows: list[int] = []
+    num_first: list[int] = []
+    rows: list[int] = []
+    of_rows: list[Sequence] = []
     next_row = 0
     for sequence, draft in zip(sequences, drafts, strict=True):
         count = len(draft) + 1 if _is_plain(sequence) else 1
@@ -86,7 +89,7 @@ def read_drafted(sampler: Sampler, choice: DraftedChoice) -> Sampled:
             index for at, index in enumerate(going_on) if verified.take(index, depth, round_, at)
         ]
         depth += 1
-    return verified.sampled
+    return verified.sampled()
 
 
 def _sample_round(
@@ -104,45 +107,59 @@ def _sample_round(
         return None
 
 
-@dataclass(slots=True)
 class _Verified:
     """What is known of each sequence's rows so far."""
 
-    choice: DraftedChoice
-    sampled: Sampled = field(init=False)
-    _last_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    def __init__(self, choice: DraftedChoice) -> None:
+        self._choice = choice
+        self._token_ids = [0] * len(choice.sequences)
+        self._logprobs: dict[int, TokenLogprob] = {}
+        self._runs: dict[int, Run] = {}
+        self._failed: set[int] = set()
+        self._complete: set[int] = set()
+        self._ended: set[int] = set()
+        self._broken: dict[int, str] = {}
 
-    def __post_init__(self) -> None:
-        self.sampled = Sampled(
-            [0] * len(self.choice.sequences), set(), {}, set(), set(), {}, {}, {}
+    def sampled(self) -> Sampled:
+        return Sampled(
+            self._token_ids,
+            frozenset(self._failed),
+            self._logprobs,
+            frozenset(self._complete),
+            self._ended,
+            self._broken,
+            runs=self._runs,
         )
 
     def take(self, index: int, depth: int, found: Sampled, row: int) -> bool:
         """``row`` of ``found`` is the sequence's at ``depth``. Returns whether the next one counts:
         this token was drafted, and nothing ends with it."""
-        sampled, draft = self.sampled, self.choice.drafts[index]
+        draft = self._choice.drafts[index]
         if depth:
-            run = sampled.runs.setdefault(index, Run())
+            run = self._runs.setdefault(index, Run())
             run.token_ids.append(draft[depth - 1])
-            if (logprob := sampled.logprobs.pop(index, None)) is not None:
+            if (logprob := self._logprobs.pop(index, None)) is not None:
                 run.logprobs.append(logprob)
-        token_id = sampled.token_ids[index] = found.token_ids[row]
+        token_id = self._token_ids[index] = found.token_ids[row]
         if (logprob := found.logprobs.get(row)) is not None:
-            sampled.logprobs[index] = logprob
-        if row in found.broken:
-            sampled.broken[index] = found.broken[row]
-        is_over = False
-        for ours, theirs in (
-            (sampled.failed, found.failed),
-            (sampled.complete, found.complete),
-            (sampled.ended, found.ended),
-        ):
-            if row in theirs:
-                ours.add(index)
-                is_over = True
-        if is_over or row in found.broken or token_id in self.choice.sequences[index].stop_ids:
+            self._logprobs[index] = logprob
+        if self._is_over(index, found, row):
             return False
-        return depth < len(draft) and token_id == draft[depth]
+        is_stop = token_id in self._choice.sequences[index].stop_ids
+        return not is_stop and depth < len(draft) and token_id == draft[depth]
+
+    def _is_over(self, index: int, found: Sampled, row: int) -> bool:
+        if row in found.failed:
+            self._failed.add(index)
+        elif row in found.broken:
+            self._broken[index] = found.broken[row]
+        elif row in found.ended:
+            self._ended.add(index)
+        elif row in found.complete:
+            self._complete.add(index)
+        else:
+            return False
+        return True
 
 
 def _is_plain(sequence: Sequence) -> bool:

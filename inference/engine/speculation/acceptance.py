@@ -27,7 +27,7 @@ class Acceptance:
     def __init__(self, parent: Acceptance | None = None) -> None:
         self._parent = parent
         self._gain = GAIN if parent is not None else ENGINE_GAIN
-        self.rates = list(parent.rates if parent is not None else PRIORS)
+        self.rates: list[float] = list(parent.rates if parent is not None else PRIORS)
 
     def record(self, of_class: int, proposed: Ordered[int], came: Ordered[int]) -> None:
         """``came``: the tokens that were to be foreseen, as far as they are known."""
