@@ -31,6 +31,7 @@ from metering import store
 from metering.entries import Release, Settle
 from metering.models import GatewayLease, Reservation
 from metering.prices import FREE, Prices
+from metering.receipts import Receipts
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ def accounts_settle(
     *,
     client: redis.Redis,
     prices_of: Callable[[str], Prices | None],
+    receipts: Receipts,
     now_unix_s: float,
     using: str = "default",
 ) -> int:
@@ -57,7 +59,8 @@ def accounts_settle(
     while entries := cast(
         list[tuple[bytes, dict[bytes, bytes]]], client.xrange(ACCOUNTS, count=ACCOUNTS_PER_BATCH)
     ):
-        accounts = [account for _, fields in entries if (account := _read(fields)) is not None]
+        read = (_read(fields, receipts) for _, fields in entries)
+        accounts = [account for account in read if account is not None]
         _settle(accounts, prices_of, now_unix_s, using)
         client.xdel(ACCOUNTS, *(entry_id for entry_id, _ in entries))
         num_settled += len(accounts)
@@ -114,7 +117,7 @@ def _held_by_neurons(client: redis.Redis, gateway_id: str) -> set[str]:
     return known
 
 
-def _read(fields: dict[bytes, bytes]) -> RequestAccount | None:
+def _read(fields: dict[bytes, bytes], receipts: Receipts) -> RequestAccount | None:
     """``None``, and a line in the log, for what no honest neuron of this version writes."""
     try:
         account = decode_request_account(fields.get(ACCOUNT_FIELD, b""))
@@ -123,6 +126,13 @@ def _read(fields: dict[bytes, bytes]) -> RequestAccount | None:
         return None
     if not REQUEST_ID.fullmatch(account.request_id):
         logger.error("an account of neuron %r has no request's id", account.neuron)
+        return None
+    if not receipts.is_good(account.receipt, account.request_id, account.neuron):
+        logger.error(
+            "an account of request %s is not settled: neuron %r was not sent it",
+            account.request_id,
+            account.neuron,
+        )
         return None
     return account
 

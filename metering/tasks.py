@@ -15,6 +15,7 @@ from django.db import Error as DatabaseError
 from fleet import live, selectors
 from helexa_site.celery import TASK_FORGET_LEDGER_ENTRIES, TASK_SETTLE_ORPHANS, app
 from metering import orphans, retention
+from metering.receipts import Receipts
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,10 @@ def settle_orphans() -> None:
     now_unix_s = time.time()
     try:
         orphans.accounts_settle(
-            client=client, prices_of=selectors.catalogue_prices, now_unix_s=now_unix_s
+            client=client,
+            prices_of=selectors.catalogue_prices,
+            receipts=Receipts(settings.SECRET_KEY),
+            now_unix_s=now_unix_s,
         )
         orphans.reservations_sweep(client=client, now_unix_s=now_unix_s)
     except (redis.RedisError, OSError, DatabaseError) as error:

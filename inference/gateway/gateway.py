@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import redis.asyncio
+from django.conf import settings
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -52,6 +53,7 @@ from inference.protocol.keys import WAITING_INTERVAL_S
 from inference.wire.errors import ApiError
 from metering.principal import Principal, Scope
 from metering.rate_limiter import RateLimiter
+from metering.receipts import Receipts
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class Gateway:
         self.gateway_id = uuid.uuid4().hex
         self.metrics = Metrics()
         self.identifier = Identifier(config, directory)
+        self.receipts = Receipts(settings.SECRET_KEY)
         self._directory = directory
         self._ledger = make_ledger(self.gateway_id)
         self.metrics.watch(

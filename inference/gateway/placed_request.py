@@ -165,8 +165,9 @@ class PlacedRequest:
         cap = None
         if granted is not None and bounds.output_tokens is None:
             cap = granted.output_tokens // bounds.num_choices
+        request_id = self._attempt_id()
         return Submit(
-            request_id=self._attempt_id(),
+            request_id=request_id,
             gateway_id=self._gateway.gateway_id,
             model=place.model,
             request=self._request,
@@ -177,6 +178,7 @@ class PlacedRequest:
             is_anonymous=principal.is_anonymous,
             yields=self._call.yields,
             endpoint=self._call.endpoint,
+            receipt=self._gateway.receipts.of(request_id, place.neuron),
             max_prompt_tokens=None if granted is None else bounds.prompt_tokens,
             cap_output_tokens=cap,
             adapter=self._adapter,

@@ -111,6 +111,7 @@ class AccountBook:
             outcome=outcome,
             started_unix_s=live.started_unix_s,
             ended_unix_s=now_unix_s,
+            receipt=submit.receipt,
             code=code,
             time_to_first_token_s=first_token_s,
         )

@@ -38,6 +38,8 @@ class RequestAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     started_unix_s: float
     """When the neuron took it from its inbox."""
     ended_unix_s: float
+    receipt: str = ""
+    """The request's own, as its gateway made it for this neuron."""
     code: str | None = None
     """The failure's code, where it failed."""
     time_to_first_token_s: float | None = None

@@ -35,9 +35,11 @@ from metering.batches import Batches, Job, Outcome, Waiter
 from metering.entries import Granted, Operation
 from metering.models import Budget, LedgerEntry, Reservation, UsageHour
 from metering.prices import Prices
+from metering.receipts import Receipts
 from tests.metering.databases import clear
 from tests.metering.operations import NOON_UNIX_S, make_budget, narrow, release, reserve, settle
 
+RECEIPTS = Receipts("of a test")
 PRICES = Prices(input_micro_usd=200_000, cached_input_micro_usd=50_000, output_micro_usd=700_000)
 FAR_AHEAD_S = 100_000
 FAULTS = (None, None, None, "before", "after", "locked")
@@ -358,6 +360,7 @@ class Fleet(RuleBasedStateMachine):
                         outcome="cancelled",
                         started_unix_s=request.ended_unix_s,
                         ended_unix_s=request.ended_unix_s,
+                        receipt=RECEIPTS.of(request.id, "beast"),
                     )
                 )
 
@@ -366,6 +369,7 @@ class Fleet(RuleBasedStateMachine):
         orphans.accounts_settle(
             client=client,
             prices_of=lambda _: PRICES,
+            receipts=RECEIPTS,
             now_unix_s=self.now_unix_s,
             using=self.using,
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.conf import settings
 from django.db import OperationalError
 
 from fleet import live, selectors, services
@@ -20,11 +21,13 @@ from metering.actor import COMMAND
 from metering.models import Budget, GatewayLease, LedgerEntry, Reservation, UsageHour
 from metering.orphans import SWEEP_GRACE_S
 from metering.prices import Prices
+from metering.receipts import Receipts
 from tests.metering.operations import make_budget, reserve, settle
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 NOW_UNIX_S = 1_800_000_000.0
+RECEIPTS = Receipts(settings.SECRET_KEY)
 
 
 def account(request_id: str = "r1", **changes: Any) -> RequestAccount:
@@ -42,7 +45,9 @@ def account(request_id: str = "r1", **changes: Any) -> RequestAccount:
         "ended_unix_s": NOW_UNIX_S - 1,
         "time_to_first_token_s": 0.25,
     }
-    return RequestAccount(**values | changes)
+    values |= changes
+    receipt = RECEIPTS.of(values["request_id"], values["neuron"])
+    return RequestAccount(**{"receipt": receipt} | values)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +64,10 @@ def publish(client: redis.Redis, *accounts: RequestAccount) -> None:
 
 def settle_all(client: redis.Redis) -> int:
     return orphans.accounts_settle(
-        client=client, prices_of=selectors.catalogue_prices, now_unix_s=NOW_UNIX_S
+        client=client,
+        prices_of=selectors.catalogue_prices,
+        receipts=RECEIPTS,
+        now_unix_s=NOW_UNIX_S,
     )
 
 
@@ -143,6 +151,21 @@ def test_a_control_that_dies_before_it_deletes_charges_once(redis_db: redis.Redi
     for _, fields in entries:
         redis_db.xadd(ACCOUNTS, fields)
     settle_all(redis_db)
+    assert amounts(id) == (70, 0)
+
+
+def test_nobody_accounts_for_another_neurons_request(
+    redis_db: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    id = hold()
+    of_another = RECEIPTS.of("r1", "beast")
+    forged = account(neuron="intruder", receipt=of_another), account(receipt="")
+    publish(redis_db, *forged, account("r2", receipt=of_another))
+    assert settle_all(redis_db) == 0
+    assert amounts(id) == (0, 300)
+    assert caplog.text.count("was not sent it") == 3
+    publish(redis_db, account())
+    assert settle_all(redis_db) == 1
     assert amounts(id) == (70, 0)
 
 

@@ -31,6 +31,7 @@ def _live(request_id: str, gateway_id: str = "gw", *, is_orphan: bool = False) -
         account="acme",
         key="hx-1",
         endpoint="/v1/completions",
+        receipt="of the request",
     )
     return LiveRequest(submit, 100.0, is_orphan=is_orphan, first_token_unix_s=100.5)
 
@@ -57,6 +58,7 @@ def test_an_account_says_who_asked_for_what_and_how_it_ended() -> None:
             outcome="failed",
             started_unix_s=100.0,
             ended_unix_s=103.0,
+            receipt="of the request",
             code="engine_crashed",
             time_to_first_token_s=0.5,
         )
