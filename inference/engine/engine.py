@@ -119,6 +119,9 @@ class Engine:
         else:
             if self._run_ahead is not None and self._run_ahead.is_ahead:
                 started_s = self._step_end_s  # until then the device had another
+            for chunk in schedule.prefills:
+                if chunk.sequence.started_s is None:
+                    chunk.sequence.started_s = started_s
             outcome = contain(schedule, execute, self._executor.recover, divide_schedule)
             self._step_end_s = self._clock()
             self._settle(outcome)
@@ -298,6 +301,8 @@ class Engine:
             is_complete = is_stop or row in sampled.complete
             is_end = is_complete or len(sequence.token_ids) >= sequence.max_length
             num_output_tokens = sequence.num_output_tokens
+            if num_output_tokens == 1:
+                sequence.first_token_s = self._step_end_s
             logprob = sampled.logprobs.get(row)
             self._outputs.add(
                 SequenceStep(
@@ -309,6 +314,7 @@ class Engine:
                     else None,
                     finish_reason="stop" if is_complete else "length" if is_end else None,
                     num_output_tokens=num_output_tokens if is_end else 0,
+                    timing=sequence.timing(self._step_end_s) if is_end else None,
                 )
             )
             if is_end:

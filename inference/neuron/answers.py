@@ -15,7 +15,12 @@ from typing import Literal
 from inference.neuron.choice_events import ChoiceEvents
 from inference.neuron.echo import Echo
 from inference.neuron.text_logprobs import text_logprob
-from inference.protocol.engine import SequencesEmbedded, SequenceStep, SequenceUsage
+from inference.protocol.engine import (
+    SequencesEmbedded,
+    SequenceStep,
+    SequenceTiming,
+    SequenceUsage,
+)
 from inference.protocol.events import Event, Finished, FinishReason, TextLogprob, Usage
 from inference.protocol.sampling import TokenLogprob
 from inference.text.choice_text import ChoiceText, Piece
@@ -45,6 +50,8 @@ class Choice:
         """Nothing more comes of it."""
         self.has_begun = False
         """Its first token has come, so all of its prompt is computed."""
+        self.timing: SequenceTiming | None = None
+        """``None`` until the engine has brought it to its end."""
         self._num_prompt_tokens = 0
         """What the engine said of a choice that it cut off before that."""
         self._text = text
@@ -63,6 +70,7 @@ class Choice:
         engine's word or, while the sequence still runs there, by a stop string."""
         if step.num_cached_tokens is not None:
             self.num_cached_tokens = step.num_cached_tokens
+        self.timing = step.timing
         if step.prompt_logprobs is not None:
             self._keep(step.prompt_logprobs)
             return []
@@ -174,7 +182,8 @@ class Answer:
             self._num_open -= 1
             if self._num_open == 0:
                 usage = self.usage() or Usage(prompt_tokens=0, completion_tokens=0)
-                events.append(Finished(request_id=self._request_id, usage=usage))
+                timing = choice.timing if self.num_sequences == 1 else None
+                events.append(Finished(request_id=self._request_id, usage=usage, timing=timing))
         return events
 
     def cut(self, index: int, used: SequenceUsage) -> None:

@@ -71,6 +71,18 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
 EngineCommand = SubmitSequence | EmbedSequences | CancelSequence | DropAdapter | Shutdown
 
 
+class SequenceTiming(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the engine worked on a sequence that came to its end, without its time in the
+    queue. Steps are shared with others: this is what the sequence saw of them."""
+
+    prefill_ms: float
+    """From the start of its first step to its first token."""
+    decode_ms: float
+    """From there to its last token."""
+    prefill_tokens: int
+    """Of the prompt, computed and not taken from the prefix cache."""
+
+
 class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
     """Tokens that one sequence gained in one step, and its end when it ended.
 
@@ -89,6 +101,8 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """A grammar that is complete ends a sequence with ``stop``."""
     num_output_tokens: int = 0
     """Output tokens so far, the stop token included; set when ``finish_reason`` is."""
+    timing: SequenceTiming | None = None
+    """Set when ``finish_reason`` is."""
 
 
 class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

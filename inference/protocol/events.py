@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from inference.protocol.engine import SequenceTiming
+
 FinishReason = Literal["stop", "length", "tool_calls", "context"]
 """``length``: max_tokens. ``context``: the context was full before that."""
 
@@ -148,11 +150,14 @@ class ChoiceFinished(
     num_tokens: int = 0
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="finished"):
     """Every choice has finished. ``usage`` counts each prompt once and every choice's output."""
 
     request_id: str
     usage: Usage
+    timing: SequenceTiming | None = None
+    """Of a request's only choice, where the engine brought it to its end: one that a stop string
+    ended has none."""
 
 
 class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):

@@ -12,6 +12,7 @@ from inference.protocol.events import (
     ChoiceFinished,
     Delta,
     Event,
+    Finished,
     FinishReason,
     ReasoningDelta,
     ToolCallDelta,
@@ -41,6 +42,8 @@ class ToldUsage(StrEnum):
     """A chunk of its own before [DONE]."""
     RUNNING = "running"
     """That one, and every other what it is so far."""
+    TIMED = "timed"
+    """As LAST, with the engine's own times in it; so in a body."""
 
 
 def answer_head(answer_id: str, kind: str, created_unix_s: int, model: str) -> dict[str, Any]:
@@ -89,11 +92,11 @@ class Chunks:
         start = self.start if more_head is None else _start({**self._head, **more_head})
         return start + orjson.dumps({"index": index, **content, **end}) + self.end
 
-    def last(self, usage: Usage) -> bytes:
+    def last(self, event: Finished) -> bytes:
         """The usage chunk, where one is due, and the end of the stream."""
         if self._usage is ToldUsage.NEVER:
             return DONE_FRAME
-        told = orjson.dumps(usage_object(usage))
+        told = orjson.dumps(told_usage_object(event, self._usage))
         return self.start + b'],"usage":' + told + b"}\n\n" + DONE_FRAME
 
 
@@ -134,8 +137,23 @@ def told_stream(encoder: Encoder, usage: ToldUsage, *, pads: bool) -> Encoder:
     return Obfuscated(encoder, marks=CHOICE_MARK) if pads else encoder
 
 
-def whole_body(head: dict[str, Any], choices: list[dict[str, Any]], usage: Usage) -> bytes:
-    return orjson.dumps({**head, "choices": choices, "usage": usage_object(usage)})
+def whole_body(
+    head: dict[str, Any], choices: list[dict[str, Any]], event: Finished, usage: ToldUsage
+) -> bytes:
+    told = told_usage_object(event, usage)
+    return orjson.dumps({**head, "choices": choices, "usage": told})
+
+
+def told_usage_object(event: Finished, usage: ToldUsage) -> dict[str, Any]:
+    """With times where they were asked for and the engine has them."""
+    told = usage_object(event.usage)
+    if usage is ToldUsage.TIMED and event.timing is not None:
+        told["helexa_timing"] = {
+            "prefill_ms": round(event.timing.prefill_ms, 3),
+            "decode_ms": round(event.timing.decode_ms, 3),
+            "prefill_tokens": event.timing.prefill_tokens,
+        }
+    return told
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class ChatRequest:
 
     def body_encoder(self, *, request_id: str, clock: UnixClock) -> ChatBodyEncoder:
         head = self._head("chat.completion", request_id, clock())
-        return ChatBodyEncoder(head, self.generation, self.reasoning)
+        return ChatBodyEncoder(head, self.generation, self.reasoning, self.usage)
 
     def _head(self, kind: str, request_id: str, created_unix_s: int) -> dict[str, Any]:
         return answer_head(f"chatcmpl-{request_id}", kind, created_unix_s, self.generation.model)
@@ -233,13 +233,7 @@ def _continued(read: dict[str, Any], choice: ToolChoice) -> tuple[list[ChatMessa
 
 
 def _shown_reasoning(read: dict[str, Any], context: RequestContext) -> Reasoning:
-    inline = context.headers.get(INLINE_REASONING_HEADER, "false").lower()
-    if inline not in ("true", "false"):
-        raise InvalidRequestError(
-            f"The header '{INLINE_REASONING_HEADER}' must be true or false.",
-            param=INLINE_REASONING_HEADER,
-        )
-    if inline == "true":
+    if openai_sampling.flag_header(context, INLINE_REASONING_HEADER):
         return Reasoning.INLINE
     return Reasoning.FIELD if read.get("include_reasoning", False) else Reasoning.HIDDEN
 

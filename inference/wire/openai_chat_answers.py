@@ -25,12 +25,12 @@ from inference.protocol.events import (
     TextLogprob,
     ToolCallDelta,
     ToolCallStarted,
-    Usage,
 )
 from inference.protocol.generation import GenerationRequest
 from inference.wire.openai_answers import (
     LEAST_LOGPROB,
     Chunks,
+    ToldUsage,
     finish_reason,
     told_system,
     whole_body,
@@ -106,7 +106,7 @@ class ChatStreamEncoder:
             case ChoiceFinished():
                 return self._chunk(event.index, {}, finish_reason=finish_reason(event.reason))
             case Finished():
-                return self._chunks.last(event.usage)
+                return self._chunks.last(event)
         return b""
 
     def _begin(self, event: Accepted) -> bytes:
@@ -170,9 +170,14 @@ class ChatBodyEncoder:
     """The same events folded into one body, which the last one completes."""
 
     def __init__(
-        self, head: dict[str, Any], generation: GenerationRequest, reasoning: Reasoning
+        self,
+        head: dict[str, Any],
+        generation: GenerationRequest,
+        reasoning: Reasoning,
+        usage: ToldUsage,
     ) -> None:
         self._head = head
+        self._usage = usage
         self._reasoning = reasoning
         self._shows_logprobs = generation.sampling.top_logprobs is not None
         self._shows_token_ids = generation.returns_token_ids
@@ -193,10 +198,10 @@ class ChatBodyEncoder:
             case ChoiceFinished():
                 self._choices[event.index].finish_reason = finish_reason(event.reason)
             case Finished():
-                return self._body(event.usage)
+                return self._body(event)
         return b""
 
-    def _body(self, usage: Usage) -> bytes:
+    def _body(self, event: Finished) -> bytes:
         choices = [
             {
                 "index": index,
@@ -207,7 +212,7 @@ class ChatBodyEncoder:
             }
             for index, choice in enumerate(self._choices)
         ]
-        return whole_body(self._head, choices, usage)
+        return whole_body(self._head, choices, event, self._usage)
 
 
 def prompt_ids_of(event: Accepted) -> dict[str, Any] | None:

@@ -23,11 +23,11 @@ from inference.protocol.events import (
     OutputTokens,
     ReasoningDelta,
     TextLogprob,
-    Usage,
 )
 from inference.wire.openai_answers import (
     LEAST_LOGPROB,
     Chunks,
+    ToldUsage,
     finish_reason,
     told_system,
     whole_body,
@@ -113,7 +113,7 @@ class CompletionStreamEncoder:
                 reason = finish_reason(event.reason)
                 return self._chunks.choice(event.index, {"text": ""}, finish_reason=reason)
             case Finished():
-                return self._chunks.last(event.usage)
+                return self._chunks.last(event)
         return b""
 
     def _prompts(self, event: Accepted) -> bytes:
@@ -138,8 +138,11 @@ class Choice:
 class CompletionBodyEncoder:
     """The same events folded into one body, which the last one completes."""
 
-    def __init__(self, head: dict[str, Any], num_choices: int, *, shows_logprobs: bool) -> None:
+    def __init__(
+        self, head: dict[str, Any], num_choices: int, usage: ToldUsage, *, shows_logprobs: bool
+    ) -> None:
         self._head = head
+        self._usage = usage
         self._prompts: list[list[int]] = []
         """Of the choices, where they were asked for."""
         self._choices = [Choice(Logprobs() if shows_logprobs else None) for _ in range(num_choices)]
@@ -159,10 +162,10 @@ class CompletionBodyEncoder:
             case ChoiceFinished():
                 self._choices[event.index].finish_reason = finish_reason(event.reason)
             case Finished():
-                return self._body(event.usage)
+                return self._body(event)
         return b""
 
-    def _body(self, usage: Usage) -> bytes:
+    def _body(self, event: Finished) -> bytes:
         choices = [
             {
                 "index": index,
@@ -173,7 +176,7 @@ class CompletionBodyEncoder:
             }
             for index, choice in enumerate(self._choices)
         ]
-        return whole_body(self._head, choices, usage)
+        return whole_body(self._head, choices, event, self._usage)
 
     def _ids(self, index: int) -> dict[str, Any]:
         if not self._prompts:

@@ -72,6 +72,7 @@ class CompletionRequest:
         return CompletionBodyEncoder(
             self._head(request_id, clock()),
             self.num_choices,
+            self.usage,
             shows_logprobs=self.generation.sampling.top_logprobs is not None,
         )
 

@@ -26,6 +26,10 @@ from inference.wire.fields import (
 )
 from inference.wire.openai_answers import ToldUsage
 
+TIMING_HEADER = "x-helexa-timing"
+"""``true``: the client wants the engine's own times beside the usage. A header, because servers
+that know nothing of it refuse a field and skip a header."""
+
 MAX_TOKENS = 2**31 - 1
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
@@ -165,6 +169,13 @@ def pads_chunks(read: dict[str, Any]) -> bool:
     return pads
 
 
+def flag_header(context: RequestContext, name: str) -> bool:
+    told = context.headers.get(name, "false").lower()
+    if told not in ("true", "false"):
+        raise InvalidRequestError(f"The header '{name}' must be true or false.", param=name)
+    return told == "true"
+
+
 def told_usage(read: dict[str, Any], context: RequestContext) -> ToldUsage:
     """Stream options without a stream are refused."""
     options = read.get("stream_options", {})
@@ -172,6 +183,7 @@ def told_usage(read: dict[str, Any], context: RequestContext) -> ToldUsage:
         raise InvalidRequestError(
             "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
         )
+    tells_timing = flag_header(context, TIMING_HEADER)
     includes_usage = context.always_include_usage or options.get("include_usage", False)
     if options.get("continuous_usage_stats", False):
         if not includes_usage:
@@ -179,5 +191,12 @@ def told_usage(read: dict[str, Any], context: RequestContext) -> ToldUsage:
                 "'continuous_usage_stats' is only allowed when 'include_usage' is true.",
                 param="stream_options.continuous_usage_stats",
             )
+        if tells_timing:
+            raise InvalidRequestError(
+                f"The header '{TIMING_HEADER}' goes with the usage of the last chunk alone.",
+                param="stream_options.continuous_usage_stats",
+            )
         return ToldUsage.RUNNING
+    if tells_timing:
+        return ToldUsage.TIMED
     return ToldUsage.LAST if includes_usage else ToldUsage.NEVER

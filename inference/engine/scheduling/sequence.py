@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from inference.engine.errors import IntegrityError
-from inference.protocol.engine import SequenceUsage
+from inference.protocol.engine import SequenceTiming, SequenceUsage
 from inference.protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Sequence:
         "cache_salt",
         "deadline_s",
         "drafting",
+        "first_token_s",
         "grammar",
         "images",
         "is_anonymous",
@@ -74,6 +75,7 @@ class Sequence:
         "same_prompt_as",
         "sequence_id",
         "snapshot",
+        "started_s",
         "state",
         "state_slot",
         "stop_ids",
@@ -125,6 +127,10 @@ class Sequence:
         """Of the prompt; ``None`` where it has none."""
         self.grammar: GrammarState | None = None
         """``None`` until it is compiled, where ``params`` have one."""
+        self.started_s: float | None = None
+        """On the engine's clock: when the first step with a part of its prompt began."""
+        self.first_token_s = 0.0
+        """On the engine's clock, once there is an output token."""
         self.state = SequenceState.WAITING
         self.num_computed_tokens = 0
         self.num_prefilled_tokens = 0
@@ -191,6 +197,15 @@ class Sequence:
             num_prompt_tokens=self.num_prefilled_tokens,
             num_cached_tokens=min(self.num_cached_tokens or 0, self.num_prefilled_tokens),
             num_output_tokens=self.num_output_tokens - num_unusable_tokens,
+        )
+
+    def timing(self, now_s: float) -> SequenceTiming:
+        """Of one whose last token came at ``now_s``."""
+        assert self.started_s is not None, "an output token without a step"
+        return SequenceTiming(
+            prefill_ms=1000 * (self.first_token_s - self.started_s),
+            decode_ms=1000 * (now_s - self.first_token_s),
+            prefill_tokens=self.num_prompt_tokens - (self.num_cached_tokens or 0),
         )
 
     def move_to(self, state: SequenceState) -> None:

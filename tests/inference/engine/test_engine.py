@@ -19,6 +19,7 @@ from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
     SequenceStep,
+    SequenceTiming,
     SequenceUsage,
     SubmitSequence,
 )
@@ -105,6 +106,23 @@ def test_stop_token_is_counted_and_not_emitted() -> None:
     last = harness.drain()[-1]
     assert isinstance(last, SequenceStep)
     assert (last.token_ids, last.finish_reason, last.num_output_tokens) == ([], "stop", 3)
+
+
+def test_the_end_tells_how_long_the_engine_worked_on_it() -> None:
+    harness = Harness()
+    execute = harness.executor.execute
+
+    def execute_in_half_a_second(schedule: Schedule) -> Sampled:
+        harness.now_s += 0.5
+        return execute(schedule)
+
+    harness.executor.execute = execute_in_half_a_second  # type: ignore[method-assign]
+    harness.submit("a", num_tokens=4, max_tokens=3)
+    harness.now_s += 7.0  # in the queue
+    *before, last = harness.drain()
+    assert isinstance(last, SequenceStep)
+    assert last.timing == SequenceTiming(prefill_ms=500.0, decode_ms=1000.0, prefill_tokens=4)
+    assert [step.timing for step in before if isinstance(step, SequenceStep)] == [None, None]
 
 
 def test_context_ends_a_sequence() -> None:

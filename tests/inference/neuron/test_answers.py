@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inference.neuron.answers import Answer, Choice
 from inference.neuron.choice_events import call_id
 from inference.neuron.echo import Echo
-from inference.protocol.engine import SequenceStep
+from inference.protocol.engine import SequenceStep, SequenceTiming
 from inference.protocol.events import (
     ChoiceFinished,
     Delta,
@@ -302,3 +302,34 @@ def test_token_ids_are_told_up_to_the_stop(tokenizer: Tokenizer, cuts: list[int]
 def test_token_ids_are_told_only_where_asked_for(tokenizer: Tokenizer) -> None:
     events = _events(tokenizer, "one")
     assert not any(isinstance(event, OutputTokens) for event in events)
+
+
+class TestTiming:
+    """The engine's own times, of a request's only sequence."""
+
+    TIMING = SequenceTiming(prefill_ms=5.0, decode_ms=20.0, prefill_tokens=2)
+
+    def _end(self, answer: Answer, ids: list[int], index: int = 0) -> Event:
+        *steps, last = _steps(ids, [])
+        timed = msgspec.structs.replace(last, timing=self.TIMING)
+        return _tell(answer, [*steps, timed], index)[-1]
+
+    def test_goes_up_with_the_end(self, tokenizer: Tokenizer) -> None:
+        ids = tokenizer.encode("Paris is nice", add_special_tokens=False)
+        answer = _answer(Choice(request_id="r", text=_text(tokenizer)))
+        end = self._end(answer, ids)
+        assert isinstance(end, Finished)
+        assert end.timing == self.TIMING
+
+    def test_is_not_told_of_several_choices_or_of_what_a_stop_string_ended(
+        self, tokenizer: Tokenizer
+    ) -> None:
+        ids = tokenizer.encode("Paris is nice", add_special_tokens=False)
+        two = [Choice(request_id="r", text=_text(tokenizer), index=index) for index in (0, 1)]
+        answer = _answer(*two, n=2)
+        self._end(answer, ids)
+        end = self._end(answer, ids, index=1)
+        assert isinstance(end, Finished) and end.timing is None
+        stopped = _answer(Choice(request_id="r", text=_text(tokenizer, stop=["is"])))
+        end = self._end(stopped, ids)
+        assert isinstance(end, Finished) and end.timing is None

@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "prompt_tokens_details": {"cached_tokens": 4},
             },
         }
-        if self.script.tells_timing:
+        if self.script.tells_timing and self.headers["x-helexa-timing"] == "true":
             last["usage"]["helexa_timing"] = self.script.timing()
         yield last
 
