@@ -8,11 +8,12 @@ Pure: no ORM, no Redis, no clock. A neuron that is not in here is away.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from fleet.turns import Turn
 from fleet.wishes import NO_WISHES, Admission, Wishes
+from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
     Capability,
     DeviceInfo,
@@ -23,6 +24,16 @@ from inference.protocol.heartbeat import (
 from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
 
 EXPECTED_BACK = (ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING)
+NO_STATS = EngineStats(
+    in_flight=0,
+    queue_depth=0,
+    kv_blocks_used=0,
+    kv_blocks_total=0,
+    decode_tokens_per_s=0.0,
+    prefill_tokens_per_s=0.0,
+    last_forward_unix_s=None,
+)
+"""Of an engine that has told nothing yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +218,8 @@ def _neuron_view(heartbeat: NeuronHeartbeat, wishes: Wishes) -> NeuronView:
 
 
 def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaView:
-    view = ReplicaView(
+    stats = state.stats or NO_STATS
+    return ReplicaView(
         neuron=heartbeat.name,
         model=state.model,
         job_id=state.job_id,
@@ -225,12 +237,6 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         devices=tuple(state.devices),
         memory_bytes=state.memory_bytes,
         last_used_age_s=_age_s(heartbeat, state.last_used_unix_s),
-    )
-    if state.stats is None:
-        return view
-    stats = state.stats
-    return replace(
-        view,
         in_flight=stats.in_flight,
         queue_depth=stats.queue_depth,
         kv_blocks_used=stats.kv_blocks_used,

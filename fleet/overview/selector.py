@@ -143,13 +143,13 @@ def _device_line(
     readings: LiveReadings,
 ) -> DeviceLine:
     name = "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
-    recorded = DeviceLine(
-        id=f"{device.kind}:{device.index}",
+    device_id = f"{device.kind}:{device.index}"
+    line = readings.devices.get((neuron.name, device_id)) or DeviceLine(
+        id=device_id,
         name=device.name,
         total_memory_bytes=device.total_memory_bytes,
         free_memory_bytes=device.free_memory_bytes,
     )
-    line = readings.devices.get((neuron.name, recorded.id), recorded)
     return replace(line, held=tuple(held.get(name, ())))
 
 

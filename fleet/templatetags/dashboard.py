@@ -1,5 +1,6 @@
-"""The rows of replicas on the board. There may be a thousand of them every two seconds, which as a
-template's loop take half a second: here they are plain text, and everything in it is escaped."""
+"""The devices and replicas on the board. There may be hundreds of the ones and a thousand of the
+others every two seconds, which as a template's loops take most of a second: here they are plain
+text, and everything in it is escaped."""
 
 from __future__ import annotations
 
@@ -9,9 +10,34 @@ from django import template
 from django.template.loader import render_to_string
 from django.utils.safestring import SafeString, mark_safe
 
-from fleet.dashboard.rows import NeuronRow, ReplicaRow
+from fleet.dashboard.rows import DeviceRow, NeuronRow, ReplicaRow, SegmentRow
 
 register = template.Library()
+
+
+@register.simple_tag
+def device_bars(neuron: NeuronRow) -> SafeString:
+    """Each device with its memory as a bar."""
+    return mark_safe("".join(map(_device, neuron.devices)))
+
+
+def _device(device: DeviceRow) -> str:
+    told = f"{device.memory}, {device.readings}" if device.readings else device.memory
+    held = ", ".join(segment.label for segment in device.segments)
+    return (
+        '<div class="hx-device"><div class="hx-head">'
+        f"<span><strong>{escape(device.id)}</strong> {escape(device.name)}</span>"
+        f'<span class="hx-quiet">{escape(told)}</span></div>'
+        f'<div class="hx-memory" role="img" aria-label="Memory of {escape(device.id)}: '
+        f'{escape(held)}">{"".join(map(_segment, device.segments))}</div></div>'
+    )
+
+
+def _segment(segment: SegmentRow) -> str:
+    return (
+        f'<span class="hx-segment hx-color-{segment.color}" style="width: {segment.percent}%" '
+        f'title="{escape(segment.label)}"></span>'
+    )
 
 
 @register.simple_tag

@@ -255,8 +255,10 @@ def test_what_neurons_say_is_text_on_the_board(admin_client, beat, build) -> Non
         model=f'a"{script}',
         status=ReplicaStatus.FAILED,
         failure=LoadFailure(code="bad_file", message=script),
+        devices=["cuda:0"],
+        memory_bytes=GIB,
     )
-    beat(replicas=[failed])
+    beat(replicas=[failed], devices=[build.device(kind="cuda", name=f'"{script}')])
     text = page(admin_client, BOARD)
     assert script not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
