@@ -1,16 +1,19 @@
-"""The operator's console for accounts, keys, budgets and the ledger. Every write calls a
-service."""
+"""The operator's console for people, accounts, keys, budgets and the ledger. Every write but
+Django's own of people calls a service."""
 
 from metering.admin.account import AccountAdmin
 from metering.admin.budget import BudgetAdmin
 from metering.admin.key import ApiKeyAdmin
 from metering.admin.records import AuditEntryAdmin, LedgerEntryAdmin, UsageHourAdmin
+from metering.admin.user import GroupAdmin, UserAdmin
 
 __all__ = [
     "AccountAdmin",
     "ApiKeyAdmin",
     "AuditEntryAdmin",
     "BudgetAdmin",
+    "GroupAdmin",
     "LedgerEntryAdmin",
     "UsageHourAdmin",
+    "UserAdmin",
 ]

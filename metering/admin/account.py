@@ -109,7 +109,7 @@ class AccountAdmin(UnfoldAdmin):
         if formset.model is Budget:
             budgets_save(actor_of(request), formset)
         elif formset.model is Membership:
-            _memberships_save(actor_of(request), formset)
+            memberships_save(actor_of(request), formset)
         else:
             formset.save(commit=False)  # keys are only shown; the admin asks what it has saved
 
@@ -125,7 +125,7 @@ class AccountAdmin(UnfoldAdmin):
         return int(account.people_count)
 
 
-def _memberships_save(actor: Actor, formset: Any) -> None:
+def memberships_save(actor: Actor, formset: Any) -> None:
     """A row whose person was changed is one person who leaves and one who comes."""
     formset.save(commit=False)
     for membership in formset.deleted_objects:

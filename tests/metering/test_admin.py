@@ -228,3 +228,53 @@ class TestKeys:
         client.post(url("apikey", "changelist"), form)
         assert ApiKey.objects.get().revoked_at is None
         assert client.post(url("apikey", "add"), self.FORM).status_code == 403
+
+
+class TestPeople:
+    """Django's own pages of people, in the looks of the others, with their accounts."""
+
+    FORM = {
+        "username": "mia",
+        "password1": "a long password",
+        "password2": "a long password",
+        "usable_password": "true",
+        "memberships-TOTAL_FORMS": "1",
+        "memberships-INITIAL_FORMS": "0",
+        "memberships-0-role": "member",
+    }
+
+    def test_a_colleague_is_made_with_their_account(
+        self, operator: Client, account: Account
+    ) -> None:
+        form = self.FORM | {"memberships-0-account": account.name}
+        response = operator.post("/admin/auth/user/add/", form)
+        assert response.status_code == 302, response.context["errors"]
+        mia = User.objects.get(username="mia")
+        assert mia.check_password("a long password")
+        assert Membership.objects.get(user=mia).account == account
+        told = set(AuditEntry.objects.values_list("actor", "action", "object_id"))
+        assert ("user:carol", "user.create", "mia") in told
+        assert ("user:carol", "membership.set", f"{account.name}/mia") in told
+
+    def test_their_changes_are_audited_without_what_is_secret(self, operator: Client) -> None:
+        mia = User.objects.create_user("mia", password="a long password")
+        where = f"/admin/auth/user/{mia.pk}/password/"
+        new = {"password1": "another long one", "password2": "another long one"}
+        assert operator.post(where, new | {"usable_password": "true"}).status_code == 302
+        mia.refresh_from_db()
+        assert mia.check_password("another long one")
+        entry = AuditEntry.objects.first()
+        assert entry is not None
+        assert (entry.actor, entry.action, entry.object_id) == ("user:carol", "user.update", "mia")
+        assert "another long one" not in str(entry.detail) and "password" in str(entry.detail)
+        operator.post(f"/admin/auth/user/{mia.pk}/delete/", {"post": "yes"})
+        assert newest() == ("user:carol", "user.delete", "mia")
+
+    @pytest.mark.parametrize("path", ["user/add/", "group/add/", "user/", "group/"])
+    def test_their_pages_look_like_the_others(self, operator: Client, path: str) -> None:
+        response = operator.get(f"/admin/auth/{path}")
+        assert response.status_code == 200
+        if path == "user/add/":
+            assert response.content.decode().count("border-base-200") > 5
+            widget = response.context["adminform"].form.fields["password1"].widget
+            assert "rounded" in widget.attrs["class"]

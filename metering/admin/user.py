@@ -1,0 +1,98 @@
+"""People who log in: their passwords, rights and accounts.
+
+The admin's own forms, in unfold's looks; what its history keeps goes into the audit as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
+from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
+from django.contrib.auth.models import Group, User
+from django.db import transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+
+from fleet.admin.loading import actor_of
+from fleet.admin.unfold_types import UnfoldAdmin
+from metering.admin.account import memberships_save
+from metering.admin.forms import AnyForm
+from metering.models import Membership
+from metering.services.audit import audit_entry_create
+
+if TYPE_CHECKING:
+    TabularInline = admin.TabularInline[Any, Any]
+    BaseUserAdmin = DjangoUserAdmin[User]
+else:
+    from unfold.admin import TabularInline
+
+    BaseUserAdmin = DjangoUserAdmin
+
+
+class AccountInline(TabularInline):
+    """Whose budget the person asks from: without an account they see no playground."""
+
+    model = Membership
+    extra = 0
+    fields = ("account", "role")
+    verbose_name = "account"
+    verbose_name_plural = "accounts"
+
+
+admin.site.unregister([User, Group])
+
+
+@admin.register(User)
+class UserAdmin(BaseUserAdmin, UnfoldAdmin):
+    form = UserChangeForm
+    add_form = UserCreationForm
+    change_password_form = AdminPasswordChangeForm
+    inlines = (AccountInline,)
+
+    def save_formset(self, request: HttpRequest, form: AnyForm, formset: Any, change: bool) -> None:
+        memberships_save(actor_of(request), formset)
+
+    def user_change_password(
+        self, request: HttpRequest, id: str, form_url: str = ""
+    ) -> HttpResponse:
+        with transaction.atomic():
+            return super().user_change_password(request, id, form_url)
+
+    def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
+        self._audit(request, "user.create", obj)
+        return super().log_addition(request, obj, message)
+
+    def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
+        self._audit(request, "user.update", obj, {"changed": _changed(message)})
+        return super().log_change(request, obj, message)
+
+    def log_deletions(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
+        for user in queryset:
+            self._audit(request, "user.delete", user)
+        return super().log_deletions(request, queryset)
+
+    def _audit(
+        self, request: HttpRequest, action: str, user: User, detail: dict[str, Any] | None = None
+    ) -> None:
+        with transaction.atomic():
+            audit_entry_create(
+                actor=actor_of(request),
+                action=action,
+                object_id=user.get_username(),
+                detail=detail,
+            )
+
+
+@admin.register(Group)
+class GroupAdmin(DjangoGroupAdmin, UnfoldAdmin):
+    pass
+
+
+def _changed(message: Any) -> list[str]:
+    """The fields that the admin's history names: never what is in them."""
+    if not isinstance(message, list):
+        return []
+    return [field for part in message for field in part.get("changed", {}).get("fields", [])]
