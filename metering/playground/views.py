@@ -18,6 +18,7 @@ def playground(request: HttpRequest, reader: Reader) -> HttpResponse:
     settings = {
         "accounts": accounts_for(reader),
         "user": reader.username,
+        "may_add_models": request.user.has_perm("fleet.add_cataloguemodel"),
         "base_url": request.build_absolute_uri("/").rstrip("/"),
     }
     context = {"settings": settings}

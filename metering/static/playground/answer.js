@@ -47,6 +47,7 @@ export class AnswerReader {
     const decodeMs = this.firstMs === null ? 0 : endedMs - this.firstMs;
     this.turn.isRunning = false;
     this.turn.stats = {
+      isCut: this.turn.finish === "length",
       promptTokens: this.usage?.prompt_tokens ?? null,
       cachedTokens: this.usage?.prompt_tokens_details?.cached_tokens ?? 0,
       tokens,
@@ -64,6 +65,7 @@ export function inWords(stats) {
     stats.tokens === null ? "" : `${stats.tokens} out`,
     stats.firstMs === null ? "" : `first after ${stats.firstMs} ms`,
     stats.tokensPerS === null ? "" : `${stats.tokensPerS.toFixed(1)} tok/s`,
+    stats.isCut ? "cut off: max_tokens, the context or the budget was reached" : "",
   ]
     .filter(Boolean)
     .join(" · ");

@@ -21,6 +21,7 @@ function playground(settings, csrfToken, keyUrl) {
     accounts: settings.accounts,
     account: settings.accounts[0] ?? "",
     models: [],
+    hasAsked: false, // Whether the server has said which models there are.
     model: "",
     system: "",
     sampling: { ...SAMPLING },
@@ -55,7 +56,7 @@ function playground(settings, csrfToken, keyUrl) {
     },
 
     get seesImages() {
-      return this.card?.capabilities.includes("vision") ?? false;
+      return isAbleTo(this.card, "vision");
     },
 
     get canThink() {
@@ -66,8 +67,9 @@ function playground(settings, csrfToken, keyUrl) {
       if (!this.account) return;
       try {
         const all = await api.models(this.account);
-        this.models = all.filter(({ capabilities }) => !capabilities.includes("embeddings"));
+        this.models = all.filter((card) => !isAbleTo(card, "embeddings"));
         this.outage = "";
+        this.hasAsked = true;
       } catch (error) {
         this.outage = error.message;
       }
@@ -209,6 +211,11 @@ function playground(settings, csrfToken, keyUrl) {
     statsOf: (turn) => inWords(turn.stats),
     partsOf,
   };
+}
+
+// Nobody knows what a model can do that was never loaded: its capabilities are null.
+function isAbleTo(card, capability) {
+  return card?.capabilities?.includes(capability) ?? false;
 }
 
 function progressOf({ status, progress }) {
