@@ -174,6 +174,12 @@ UNFOLD = {
                         "icon": "dashboard",
                         "link": reverse_lazy("admin:index"),
                     },
+                    {"title": "Playground", "icon": "chat", "link": reverse_lazy("playground")},
+                    {
+                        "title": "Who used what",
+                        "icon": "payments",
+                        "link": reverse_lazy("usage-accounts"),
+                    },
                 ],
             },
             {
