@@ -90,7 +90,6 @@ def test_a_sweep_of_the_fleet_and_of_an_endpoint_that_gets_slower(serve: Serve) 
     assert cached["chat:64:warm"] > cached["chat:64"]
     chats = [run for run in runs if run["scenario_id"] == "chat:64"]
     assert {run["prefill_ms"] > 0 and run["decode_ms"] > 0 for run in chats} == {True}
-    assert {run["timing"] for run in chats} == {"server"}
     assert {run["swap_load_ms"] > 0 for run in runs if run["scenario_id"] == "load"} == {True}
 
     compared = bench(serve, "compare", "peer", "--metric", "decode_tps", "--format", "json")
