@@ -24,6 +24,17 @@ from selenium.webdriver.support.ui import WebDriverWait
 WAIT_S = 90.0
 PAGE_TIMEOUT_S = 150
 MAX_TABS = 400
+WEBP_QUALITY = 80
+CHOOSE = """
+    const field = document.querySelector(arguments[0]);
+    const found = [...field.options].find(
+        (option) => option.value === arguments[1] || option.text === arguments[1]
+    );
+    if (!found) return false;
+    field.value = found.value;
+    field.dispatchEvent(new Event("change", {bubbles: true}));
+    return true;
+"""
 SCREENSHOTS_DIR = Path(__file__).resolve().parent.parent.parent / "var" / "screenshots"
 FLAGS = (
     "--headless=new",
@@ -84,6 +95,12 @@ class Browser:
         """Nobody is logged in, nothing is logged."""
         self._driver.get("about:blank")
         self._driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
+        self.look_as(view)
+        self._driver.get_log("browser")
+        self._driver.get_log("performance")
+
+    def look_as(self, view: View) -> None:
+        """From now on, on a screen like that."""
         self._driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
             {
@@ -95,8 +112,6 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if view.is_dark else "light"}
         self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-        self._driver.get_log("browser")
-        self._driver.get_log("performance")
 
     def open(self, path: str) -> None:
         self._driver.get(self._url + path)
@@ -133,6 +148,27 @@ class Browser:
         """What has the focus gets them."""
         self._driver.switch_to.active_element.send_keys(*keys)
 
+    def type(self, css: str, *words: str) -> None:
+        """Into a field, in place of what stands there."""
+        field = self.find(css)
+        field.clear()
+        field.send_keys(*words)
+
+    def choose(self, css: str, words: str) -> None:
+        """What a select offers by that value or label."""
+        self.find(css)
+        is_chosen = self.run(CHOOSE, css, words)
+        assert is_chosen, f"{css} at {self.path} does not offer {words}"
+
+    def press_button(self, css: str) -> None:
+        """By the keyboard: nothing that floats above it is in the way."""
+        self.find(css).send_keys(Keys.ENTER)
+
+    def follow(self, words: str) -> None:
+        """The link that says so."""
+        links = self.wait(lambda: self._driver.find_elements(By.LINK_TEXT, words), words)
+        links[0].send_keys(Keys.ENTER)
+
     def tab_to(self, element_id: str) -> None:
         """By the keyboard alone."""
         focused = "return document.activeElement && document.activeElement.id"
@@ -155,10 +191,16 @@ class Browser:
 
     def photograph(self, name: str) -> None:
         """The whole page, for people who look at a run."""
+        self._take(f"{name}.png", captureBeyondViewport=True)
+
+    def photograph_small(self, name: str) -> None:
+        """What is seen without scrolling, for a page of documentation."""
+        self._take(f"{name}.webp", format="webp", quality=WEBP_QUALITY)
+
+    def _take(self, file_name: str, **how: Any) -> None:
         SCREENSHOTS_DIR.mkdir(parents=True, exist_ok=True)
-        whole = {"captureBeyondViewport": True}
-        picture = self._driver.execute_cdp_cmd("Page.captureScreenshot", whole)
-        (SCREENSHOTS_DIR / f"{name}.png").write_bytes(base64.b64decode(picture["data"]))
+        picture = self._driver.execute_cdp_cmd("Page.captureScreenshot", how)
+        (SCREENSHOTS_DIR / file_name).write_bytes(base64.b64decode(picture["data"]))
 
     def _overflow(self) -> str:
         width, seen = self.run(

@@ -1,7 +1,8 @@
 """One server and one Chromium for all tests in a browser; each test is a visitor of its own.
 
 They skip where Debian's Chromium is not installed; ``.ci/run`` installs it. Pictures of the pages
-are in ``var/screenshots/`` afterwards.
+are in ``var/screenshots/`` afterwards; three of them are copied to ``docs/pictures/`` for the
+README.
 """
 
 from __future__ import annotations
@@ -17,9 +18,18 @@ from tests.private_redis import running_redis
 
 
 @pytest.fixture(scope="session")
-def pages_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PagesServer]:
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
     if not is_installed():
         pytest.skip("Chromium is not installed: apt-get install chromium chromium-driver")
+    with running_chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def pages_server(
+    chromium: webdriver.Chrome, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PagesServer]:
+    """After Chromium, so that nothing starts where that is not."""
     directory = tmp_path_factory.mktemp("pages")
     with running_redis(directory) as redis_url:
         server = PagesServer(directory, redis_url)
@@ -27,14 +37,6 @@ def pages_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PagesServ
             yield server
         finally:
             server.stop()
-
-
-@pytest.fixture(scope="session")
-def chromium(
-    pages_server: PagesServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[webdriver.Chrome]:
-    with running_chromium(tmp_path_factory.mktemp("chromium")) as driver:
-        yield driver
 
 
 @pytest.fixture

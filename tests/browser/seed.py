@@ -1,7 +1,7 @@
 """Fills the database and the Redis of the pages' server: ``python -m tests.browser.seed``.
 
-An operator (olga) and a member (mia), a fleet of one neuron that is here and one that is away, and
-a month of usage.
+An operator (olga) and a member (mia), a fleet of one neuron that is here and one that is away, a
+month of usage, and a bench whose last build got slower.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def main() -> None:
     services.budget_create(actor=COMMAND, account=account, cap=cap)
     _fleet()
     _usage()
+    _bench()
 
 
 def _fleet() -> None:
@@ -121,6 +122,12 @@ def _usage() -> None:
             cost_micro_usd=100,
             duration_ms=900,
         )
+
+
+def _bench() -> None:
+    from tests.metering.bench import results
+
+    results.a_regression()
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class PagesServer:
             "HELEXA_DATA_DIR": str(directory),
             "HELEXA_SECRET_KEY": "of tests in a browser alone, and no secret",
             "HELEXA_METRICS_LISTEN": "off",
+            "HELEXA_BENCH_PUBLIC": "1",
             "PYTHONPATH": str(REPOSITORY_DIR),
         }
         self._seed()

@@ -1,0 +1,216 @@
+"""An operator's first hour, in a real browser: a new server with the default model's file, from the
+first log-in to the audit. The README's pictures are made here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.keys import Keys
+
+from tests.browser.chromium import DESKTOP, PHONE, Browser
+from tests.live.conftest import with_caches
+from tests.live.serving import Serve
+
+pytestmark = [pytest.mark.slow, pytest.mark.limit_s(1200)]
+
+COLLEAGUE, PASSWORD = "mia", "what-a-colleague-types"
+ACCOUNT, MODEL = "research", "smollm2"
+BUDGET_USD = "0.002"
+"""Enough for a few answers, at the price below: the browser asks until it is spent."""
+MAX_QUESTIONS = 12
+QUESTIONS = (
+    "What is the capital of France?",
+    "Why is the sky blue? Explain it in three sentences.",
+    "Tell me a long story about a lighthouse keeper and a storm.",
+)
+
+
+@pytest.fixture
+def serve(
+    chromium: webdriver.Chrome,
+    tmp_path: Path,
+    model_cache_dir: Path,
+    native_cache_dir: Path,
+    default_gguf: Path,
+) -> Iterator[Serve]:
+    """Without a model: the operator adds it."""
+    serve = Serve(with_caches(tmp_path / "var", model_cache_dir, native_cache_dir), "--no-model")
+    try:
+        serve.wait_ready()
+        yield serve
+    finally:
+        serve.end()
+
+
+@pytest.fixture
+def browser(serve: Serve, chromium: webdriver.Chrome) -> Browser:
+    visitor = Browser(chromium, serve.url)
+    visitor.start_anew(DESKTOP)
+    return visitor
+
+
+def test_an_operators_first_hour(browser: Browser, serve: Serve, default_gguf: Path) -> None:
+    operator = operators_password(serve)
+    browser.open("/")
+    browser.wait_for_path("/login/")
+    browser.log_in("admin", operator)
+    browser.wait_for_path("/admin/")
+    browser.wait_for_text("What to do next")
+    browser.wait_for_text("The catalogue is empty.")
+    browser.wait_for_text("online")
+
+    add_the_model(browser, default_gguf)
+    load_it(browser)
+    key = make_a_key_for_a_colleague(browser)
+    assert serve_answers(serve, key)
+
+    browser.start_anew(DESKTOP)
+    browser.log_in(COLLEAGUE, PASSWORD)
+    browser.wait_for_path("/playground/")
+    chat_until_the_budget_says_stop(browser)
+    read_ones_usage(browser)
+
+    browser.start_anew(DESKTOP)
+    browser.log_in("admin", operator)
+    see_it_as_operator(browser)
+    find_it_in_the_audit(browser)
+    assert browser.check() == []
+
+
+def operators_password(serve: Serve) -> str:
+    found = re.search(r"^login +admin, password (\S+)", serve.output, re.MULTILINE)
+    assert found, serve.output
+    return found[1]
+
+
+def add_the_model(browser: Browser, file: Path) -> None:
+    browser.follow("From files or by hand")
+    browser.type("#id_name", MODEL)
+    browser.type("#id_source", f"path:{file}")
+    browser.type("#id_input_price_micro_usd", "1")
+    browser.type("#id_output_price_micro_usd", "2")
+    browser.press_button('[name="_save"]')
+    browser.wait_for_path("/admin/fleet/cataloguemodel/")
+    browser.wait_for_text(MODEL)
+
+
+def load_it(browser: Browser) -> None:
+    """Where it is started, its progress is seen."""
+    browser.open("/admin/")
+    browser.press_button(f"#load-{MODEL}")
+    browser.wait_for_text(f"Loading {MODEL} on ")
+    browser.wait_for_text("loaded on ")
+    browser.wait_for_text("1 ready")
+    assert browser.check() == []
+
+
+def make_a_key_for_a_colleague(browser: Browser) -> str:
+    browser.open("/admin/metering/account/add/")
+    browser.type("#id_name", ACCOUNT)
+    browser.press_button("#budgets-group a.add-row")
+    browser.type("#id_budgets-0-amount", BUDGET_USD)
+    browser.choose("#id_budgets-0-unit", "micro_usd")
+    browser.choose("#id_budgets-0-window", "balance")
+    browser.press_button('[name="_save"]')
+    browser.wait_for_path("/admin/metering/account/")
+
+    browser.open("/admin/auth/user/add/")
+    browser.type("#id_username", COLLEAGUE)
+    browser.type("#id_password1", PASSWORD)
+    browser.type("#id_password2", PASSWORD)
+    browser.press_button("#memberships-group a.add-row")
+    browser.choose("#id_memberships-0-account", ACCOUNT)
+    browser.choose("#id_memberships-0-role", "member")
+    browser.press_button('[name="_save"]')
+    browser.wait(lambda: browser.path.endswith("/change/"), "the colleague is there")
+
+    browser.open("/admin/metering/apikey/add/")
+    browser.choose("#id_account", ACCOUNT)
+    browser.type("#id_name", f"{COLLEAGUE}'s editor")
+    browser.press_button('[name="_save"]')
+    key = browser.find("#api-key").text
+    assert key.startswith("hx-")
+    assert browser.check() == []
+    return key
+
+
+def serve_answers(serve: Serve, key: str) -> bool:
+    """The key that the page showed is one."""
+    headers = {"Authorization": f"Bearer {key}"}
+    usage = httpx.get(f"{serve.url}/api/usage", headers=headers, timeout=60.0)
+    return usage.status_code == 200
+
+
+def chat_until_the_budget_says_stop(browser: Browser) -> None:
+    browser.wait(lambda: browser.run(CHOSEN_MODEL) == MODEL, "the model is there to choose")
+    browser.type('[name="temperature"]', "0")
+    for number in range(MAX_QUESTIONS):
+        browser.type('[name="draft"]', QUESTIONS[number % len(QUESTIONS)], Keys.ENTER)
+        is_answered = partial(has_ended, browser, number + 1)
+        browser.wait(is_answered, "an answer, or a refusal")
+        if number == 0:
+            assert "Paris" in browser.text, browser.text
+            assert "tok/s" in browser.text
+        if number == 1:
+            browser.photograph_small("readme-playground")
+        if refusal := browser.run(LAST_ERROR):
+            assert "budget" in refusal
+            browser.photograph("playground-when-the-budget-is-spent")
+            assert all("429" in problem for problem in browser.check())
+            return
+    raise AssertionError(f"{MAX_QUESTIONS} answers, and the budget is not spent")
+
+
+CHOSEN_MODEL = "return Alpine.$data(document.querySelector('.pg-page')).model"
+LAST_ERROR = """
+    const shown = [...document.querySelectorAll(".pg-answer .hx-bad")];
+    return shown.length ? shown.at(-1).innerText.trim() : "";
+"""
+
+
+def has_ended(browser: Browser, num_answers: int) -> bool:
+    answers = browser.run("return document.querySelectorAll('.pg-answer').length")
+    running = browser.run("return Alpine.$data(document.querySelector('.pg-page')).isRunning")
+    return bool(answers == num_answers and not running)
+
+
+def read_ones_usage(browser: Browser) -> None:
+    browser.open("/usage/?by=model")
+    browser.wait_for_text("What is left")
+    browser.wait_for_text(MODEL)
+    left = browser.run("return document.querySelector('meter').value")
+    assert left < 50
+    browser.photograph("usage-when-the-budget-is-spent")
+    browser.look_as(PHONE)
+    browser.open("/usage/")
+    browser.wait_for_text(ACCOUNT)
+    assert browser.check() == []
+
+
+def see_it_as_operator(browser: Browser) -> None:
+    browser.wait_for_path("/admin/")
+    browser.wait_for_text("insufficient_quota")
+    browser.photograph_small("readme-dashboard")
+    browser.open("/usage/accounts")
+    browser.wait_for_text(ACCOUNT)
+    browser.wait_for_text("insufficient_quota")
+    browser.wait_for_text("$1.00")
+    browser.photograph_small("readme-usage")
+
+
+def find_it_in_the_audit(browser: Browser) -> None:
+    browser.open("/usage/audit")
+    browser.type('[name="actor"]', "user:admin")
+    browser.type('[name="action"]', "key.create", Keys.ENTER)
+    browser.wait_for_text("1 entry")
+    browser.wait_for_text(f"{COLLEAGUE}'s editor")
+    assert "neuron.admit" not in browser.text
+    browser.open("/usage/audit")
+    for action in ("model.create", "user.create", "membership.set", "budget.create"):
+        browser.wait_for_text(action)
