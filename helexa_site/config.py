@@ -81,6 +81,17 @@ class Config:
     """What a request of a batch costs less."""
     max_open_body_bytes: int = 256 * 1024 * 1024
     """What the bodies of open requests may take together."""
+    max_image_bytes: int = 20 * 1024 * 1024
+    """Of one image of a request."""
+    max_image_pixels: int = 50_000_000
+    max_images: int = 100
+    """Of one request, what it builds on included."""
+    max_images_bytes: int = 64 * 1024 * 1024
+    """Of those together."""
+    image_hosts: tuple[str, ...] = ()
+    """Where images are fetched from that clients give by address: ``images.example.org``,
+    ``*.example.org``, ``10.0.0.5:8080``, or ``*`` for all that are public. None: such images are
+    refused."""
     response_retention_days: int = 30
     """Stored responses are forgotten after so long; 0 keeps them for ever."""
     ledger_retention_days: int = 400
@@ -143,6 +154,11 @@ def _config(told: Variables) -> Config:
         max_open_body_bytes=told.integer(
             "HELEXA_MAX_OPEN_BODY_BYTES", 256 * 1024 * 1024, minimum=1024
         ),
+        max_image_bytes=told.integer("HELEXA_MAX_IMAGE_BYTES", 20 * 1024 * 1024, minimum=1),
+        max_image_pixels=told.integer("HELEXA_MAX_IMAGE_PIXELS", 50_000_000, minimum=1),
+        max_images=told.integer("HELEXA_MAX_IMAGES", 100, minimum=0),
+        max_images_bytes=told.integer("HELEXA_MAX_IMAGES_BYTES", 64 * 1024 * 1024, minimum=0),
+        image_hosts=told.image_hosts("HELEXA_IMAGE_HOSTS"),
         response_retention_days=told.integer("HELEXA_RESPONSE_RETENTION_DAYS", 30, minimum=0),
         ledger_retention_days=told.integer("HELEXA_LEDGER_RETENTION_DAYS", 400, minimum=0),
         has_public_bench=told.flag("HELEXA_BENCH_PUBLIC"),

@@ -13,6 +13,8 @@ TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 """Scheme, host and port, as browsers send it: no path, no slash at the end."""
+HOST = re.compile(r"(\*\.)?([a-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
+"""A name or an address; the port where it is not the usual one."""
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -81,6 +83,13 @@ class Variables:
             if origin != "*" and not ORIGIN.fullmatch(origin):
                 raise ConfigError(f"{name}: {origin!r} is not like https://chat.example.org")
         return origins
+
+    def image_hosts(self, name: str) -> tuple[str, ...]:
+        hosts = tuple(word.lower() for word in self.words(name))
+        for host in hosts:
+            if host != "*" and not HOST.fullmatch(host):
+                raise ConfigError(f"{name}: {host!r} is not like images.example.org or 10.0.0.5:80")
+        return hosts
 
     def networks(self, name: str) -> tuple[Network, ...]:
         """Addresses and CIDR networks, as ``127.0.0.1, 10.1.0.0/16``."""

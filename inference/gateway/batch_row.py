@@ -10,6 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from inference.gateway.gateway import Gateway
@@ -49,7 +50,8 @@ class BatchRow:
     ) -> bytes:
         """The body of its answer. What may succeed later is tried again. Raises ``ApiError``,
         ``ExpiredError``."""
-        parsed = PARSERS[self._endpoint](self._line.body, RequestContext())
+        parse = partial(PARSERS[self._endpoint], self._line.body, RequestContext())
+        parsed = await self._gateway.images.parsed(parse)
         if getattr(parsed, "stream", False):
             raise InvalidRequestError("A request of a batch is not streamed.", param="stream")
         while True:

@@ -38,6 +38,9 @@ class Bounds:
             )
         self.num_body_bytes += num_bytes
 
+    def free_body(self, num_bytes: int) -> None:
+        self.num_body_bytes -= num_bytes
+
     def close_request(self, num_body_bytes: int) -> None:
         """``num_body_bytes``: what it took of bodies."""
         self.num_open_requests -= 1

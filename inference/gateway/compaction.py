@@ -31,7 +31,7 @@ class CompactionConsumer(ApiConsumer):
         await self.respond(200, await self._compacted(body))
 
     async def _compacted(self, body: bytes) -> bytes:
-        asked = self.parsed(openai_responses_compact.parse, body)
+        asked = await self.read(openai_responses_compact.parse, body)
         history = await self._store.history(asked.previous_response_id, self.call.who)
         request = await self._store.continued(asked, self.call.who, history)
         conversation = [*history, *request.items]

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from channels.consumer import AsyncConsumer
@@ -127,6 +128,10 @@ class ApiConsumer(AbortableConsumer):
             parsed = parse(body, self.context())
         self._ignored_fields = ignored
         return parsed
+
+    async def read(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
+        """``parsed``, with its images. Raises ``ApiError``."""
+        return await self.gateway.images.parsed(partial(self.parsed, parse, body))
 
     def stop_working(self) -> None:
         if self._handler is not None and not self._handler.done():

@@ -35,6 +35,7 @@ from inference.gateway.dispatch import Dispatcher
 from inference.gateway.event_reader import EventReader
 from inference.gateway.held_requests import LOOK_INTERVAL_S, HeldRequestsWatch
 from inference.gateway.identity import Directory, Identifier
+from inference.gateway.images import ImageReader, ImageSender, image_rules
 from inference.gateway.limiting import Limiting
 from inference.gateway.liveness import Liveness, repeat
 from inference.gateway.metrics import Metrics
@@ -51,6 +52,7 @@ from inference.protocol.generation import Submit
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import WAITING_INTERVAL_S
 from inference.wire.errors import ApiError
+from inference.wire.images import ImageFile
 from metering.principal import Principal, Scope
 from metering.rate_limiter import RateLimiter
 from metering.receipts import Receipts
@@ -106,6 +108,7 @@ class Gateway:
             max_open_requests=config.max_open_requests,
             max_open_body_bytes=config.max_open_body_bytes,
         )
+        self.images = ImageReader(image_rules(config), config.image_hosts)
         self._refusals = RefusalCounts()
         self.outcomes = Outcomes(
             self.accounting.settle,
@@ -129,6 +132,7 @@ class Gateway:
         stall_limit_s = self.config.redis_stall_s
         self.streams = RequestStreams()
         self.dispatcher = Dispatcher(self._frames_link, stall_limit_s=stall_limit_s)
+        self._image_sender = ImageSender(self._redis, stall_limit_s=stall_limit_s)
         reader = EventReader(
             self._events_link, self.gateway_id, self.streams, stall_limit_s=stall_limit_s
         )
@@ -239,9 +243,30 @@ class Gateway:
         self.streams.add(stream)
         return stream
 
-    def submit(self, stream: RequestStream, submit: Submit) -> None:
+    def submit(
+        self, stream: RequestStream, submit: Submit, images: Sequence[ImageFile] = ()
+    ) -> None:
         """Returns at once; the stream fails when its frame cannot be delivered."""
-        stream.follow(self.dispatcher.push(stream.neuron, submit))
+        if images:
+            stream.follow(asyncio.ensure_future(self._submit_with_images(stream, submit, images)))
+        else:
+            stream.follow(self.dispatcher.push(stream.neuron, submit))
+
+    async def _submit_with_images(
+        self, stream: RequestStream, submit: Submit, images: Sequence[ImageFile]
+    ) -> None:
+        """First, so that the neuron finds them."""
+        await self._image_sender.put(
+            stream.neuron,
+            submit.request_id,
+            images,
+            timeout_s=submit.deadline_unix_s - time.time(),
+        )
+        await self.dispatcher.push(stream.neuron, submit)
+
+    def forget_images(self, stream: RequestStream) -> None:
+        """Its neuron has read them, or nobody will."""
+        self._image_sender.forget_soon(stream.neuron, stream.request_id)
 
     def close_stream(self, stream: RequestStream) -> None:
         """Unless it is settled, the neuron is told to drop the request: it may still hold blocks.

@@ -43,7 +43,7 @@ class GenerationConsumer(StreamingConsumer):
         """The last event has come."""
 
     async def answer(self, body: bytes) -> None:
-        await self._generate(self.parsed(self._parse, body))
+        await self._generate(await self.read(self._parse, body))
 
     async def _generate(self, request: ParsedRequest) -> None:
         if request.stream:

@@ -60,7 +60,8 @@ def _of_messages(running: hashlib.blake2b, messages: list[ChatMessage]) -> tuple
 
 def _words(message: ChatMessage) -> bytes:
     content = message.content or ""
-    return f"{message.role}/{len(content)}/{content}".encode()
+    images = "".join(f"/{image.digest}" for image in message.images)
+    return f"{message.role}/{len(content)}/{content}{images}".encode()
 
 
 def _of_text(running: hashlib.blake2b, text: str) -> tuple[bytes, ...]:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from fleet.catalogue import CatalogueEntry
 from fleet.placement import RoutingHint
@@ -30,6 +31,7 @@ from inference.protocol.adapters import AdapterSpec
 from inference.protocol.events import Event
 from inference.protocol.generation import Request, Submit
 from inference.wire.errors import ApiError
+from inference.wire.images import ImageFile
 from metering.entries import Granted
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class PlacedRequest:
         entry: CatalogueEntry,
         *,
         adapter: AdapterSpec | None = None,
+        files: Sequence[ImageFile] = (),
         deadline_s: float,
         abort: Callable[[], None],
     ) -> None:
@@ -58,6 +61,7 @@ class PlacedRequest:
         self._request = request
         self._entry = entry
         self._adapter = adapter
+        self._files = files
         self._deadline_s = deadline_s
         self._abort = abort
         self._num_attempts = 0
@@ -108,6 +112,7 @@ class PlacedRequest:
     def close(self) -> None:
         if self._stream is not None:
             self._gateway.close_stream(self._stream)
+        self._forget_images()
 
     def _hint(self) -> RoutingHint:
         who = self._call.who
@@ -129,7 +134,7 @@ class PlacedRequest:
         self._num_attempts += 1
         timeout_s = self._deadline_s - asyncio.get_running_loop().time()
         self._call.neuron = place.neuron
-        self._call.tally = Tally(self._accepted)
+        self._call.tally = Tally(partial(self._accepted, self._num_attempts))
         self._stream = self._gateway.open_stream(
             self._attempt_id(),
             place,
@@ -137,16 +142,25 @@ class PlacedRequest:
             abort=self._abort,
             tally=self._call.tally,
         )
-        self._gateway.submit(self._stream, self._submit(place, bounds, timeout_s))
+        self._gateway.submit(self._stream, self._submit(place, bounds, timeout_s), self._files)
 
     def _leave(self, stream: RequestStream, error: ApiError) -> None:
         """A neuron that fell silent may be there after all, and is told to drop it."""
         self._gateway.placer.refused(stream.model, stream.neuron)
         self._gateway.close_stream(stream)
+        if self._files:
+            self._gateway.forget_images(stream)
         if error.code == "neuron_lost":
             self._gateway.dispatcher.cancel_soon(stream.neuron, stream.request_id)
 
-    def _accepted(self, prompt_tokens: int) -> None:
+    def _forget_images(self) -> None:
+        if self._files and self._stream is not None:
+            self._gateway.forget_images(self._stream)
+            self._files = ()
+
+    def _accepted(self, attempt: int, prompt_tokens: int) -> None:
+        if attempt == self._num_attempts:
+            self._forget_images()
         granted, bounds = self._granted, self._bounds
         if granted is not None and bounds is not None and prompt_tokens < bounds.prompt_tokens:
             self._gateway.accounting.narrow(
@@ -187,5 +201,8 @@ class PlacedRequest:
 
 def _bounds_at(place: Place, request: Request) -> TokenBounds:
     return token_bounds(
-        request, context_tokens=place.context_tokens, max_output_tokens=place.max_output_tokens
+        request,
+        context_tokens=place.context_tokens,
+        max_output_tokens=place.max_output_tokens,
+        vision=place.vision,
     )

@@ -29,6 +29,7 @@ from inference.gateway.streams import RequestStreams
 from inference.gateway.waiting_room import WaitingRoom
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.images import VisionInput
 from inference.protocol.keys import HEARTBEAT_INTERVAL_S
 from inference.protocol.waiting import WaitingModel
 from inference.wire.errors import RequestFailedError, ServiceUnavailableError
@@ -55,6 +56,7 @@ class Place:
     model: str
     context_tokens: int | None = None
     max_output_tokens: int | None = None
+    vision: VisionInput | None = None
     was_cold: bool = False
     """It was loaded for this request, or the request waited for its load."""
 
@@ -188,6 +190,7 @@ def _place_of(decision: Route, snapshot: FleetSnapshot, *, was_cold: bool) -> Pl
         model=decision.model,
         context_tokens=replica.context_tokens,
         max_output_tokens=replica.max_output_tokens,
+        vision=None if replica.report is None else replica.report.vision,
         was_cold=was_cold,
     )
 

@@ -27,6 +27,7 @@ from inference.wire.errors import (
     PreviousResponseNotFoundError,
     ResponseNotFoundError,
 )
+from inference.wire.images import ImageReading, images_read
 from inference.wire.openai_responses import ResponsesRequest
 from inference.wire.openai_responses_input import InputItem, items, with_ids
 from inference.wire.unknown_fields import unknown_fields_ignored
@@ -171,6 +172,6 @@ def record_of(request: ResponsesRequest, response: dict[str, Any], *, call: Call
 
 def read_back(stored: list[dict[str, Any]]) -> list[InputItem]:
     """Items as the parser reads them: what was stored is what it once took or what was answered,
-    perhaps while unknown fields were ignored."""
-    with unknown_fields_ignored():
+    perhaps while unknown fields were ignored, or images might be larger."""
+    with unknown_fields_ignored(), images_read(ImageReading(is_stored=True)):
         return [items([item], "stored")[0] for item in stored]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -55,7 +56,7 @@ class ResponseTurn:
 
     async def run(self, message: bytes, kept: KeptTurn | None) -> KeptTurn:
         """``kept``: the turn before. Raises ``ApiError``."""
-        asked = parse_message(message)
+        asked = await self._gateway.images.parsed(partial(parse_message, message))
         if asked.response.store:
             await self._store.ensure_room(self.call.who)
         history = await self._history(asked.response, kept)

@@ -9,16 +9,19 @@ For whoever has a request to run, with a client waiting or not. Must not know HT
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 from fleet.catalogue import CatalogueEntry
 from inference.gateway.call import Call
 from inference.gateway.gateway import Gateway
+from inference.gateway.images import without_files
 from inference.gateway.placed_request import PlacedRequest
 from inference.gateway.token_bounds import TokenBounds, is_billed, token_bounds
-from inference.protocol.generation import Request
-from inference.wire.errors import ModelNotAllowedError
+from inference.protocol.generation import Request, TokenCountRequest, TokenizeRequest
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.wire.errors import ModelNotAllowedError, VisionUnsupportedError
+from inference.wire.images import ImageFile
 from metering.prices import FREE
 
 
@@ -31,26 +34,45 @@ async def run_request(
     are not taken as fast as they come. Raises ``ApiError``."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + gateway.config.request_timeout_s
+    request, files = without_files(request, gateway.images.rules)
     entry = await gateway.catalogue.find(request.model)
     call.model = entry.name
     call.is_billed = is_billed(request)
     call.prices = (entry.prices or FREE).less(call.discount_percent)
     base = entry if entry.base is None else await gateway.catalogue.find(entry.base)
     await permit(gateway, call, entry, base, request)
-    placed = PlacedRequest(
-        gateway,
-        call,
-        request,
-        base,
-        adapter=entry.adapter_spec(),
-        deadline_s=deadline_s,
-        abort=abort,
-    )
-    await placed.begin()
+    if files:
+        await check_sees(gateway, base, files)
+    if isinstance(request, TokenCountRequest | TokenizeRequest):
+        files = []  # their sizes are enough
+    with _stored_counted(gateway, files):
+        placed = PlacedRequest(
+            gateway,
+            call,
+            request,
+            base,
+            adapter=entry.adapter_spec(),
+            files=files,
+            deadline_s=deadline_s,
+            abort=abort,
+        )
+        await placed.begin()
+        try:
+            yield placed
+        finally:
+            placed.close()
+
+
+@contextmanager
+def _stored_counted(gateway: Gateway, files: Sequence[ImageFile]) -> Iterator[None]:
+    """Images that came with the body are counted with it; stored ones take as much room. Raises
+    ``ServiceUnavailableError``."""
+    num_bytes = sum(image.num_bytes for image in files if image.path is None)
+    gateway.bounds.take_body(num_bytes)
     try:
-        yield placed
+        yield
     finally:
-        placed.close()
+        gateway.bounds.free_body(num_bytes)
 
 
 async def permit(
@@ -77,3 +99,16 @@ def _least(request: Request) -> TokenBounds:
         default_output_tokens=bounds.num_choices,
         num_choices=bounds.num_choices,
     )
+
+
+async def check_sees(gateway: Gateway, entry: CatalogueEntry, files: Sequence[ImageFile]) -> None:
+    """Refuses before anything is placed, where a replica is there to tell: the same files may be
+    another model on none. Raises ``VisionUnsupportedError``."""
+    snapshot = await gateway.liveness.placing_snapshot()
+    ready = [
+        replica
+        for replica in snapshot.replicas_of(entry.name)
+        if replica.status is ReplicaStatus.READY
+    ]
+    if ready and not any("vision" in replica.capabilities for replica in ready):
+        raise VisionUnsupportedError(files[0].path)

@@ -14,6 +14,7 @@ import msgspec
 
 from inference.protocol.generation import (
     ChatInput,
+    ChatMessage,
     GenerationRequest,
     PairsInput,
     Request,
@@ -21,6 +22,13 @@ from inference.protocol.generation import (
     TokenCountRequest,
     TokenizeRequest,
     TokensInput,
+)
+from inference.protocol.images import (
+    ImageRatioError,
+    ImageRef,
+    VisionInput,
+    image_grid,
+    num_image_tokens,
 )
 
 TEMPLATE_TOKENS = 256
@@ -30,6 +38,12 @@ TURN_TOKENS = 16
 TOOLS_FACTOR = 3
 """Templates show tools with indentation, and explain how to call them."""
 SPECIAL_TOKENS = 4
+IMAGE_MARKERS = 4
+"""Around one image."""
+UNKNOWN_VISION = VisionInput(
+    pad_token_id=0, patch_px=14, merge=2, min_pixels=65_536, max_pixels=16_777_216
+)
+"""No model that is known makes more tokens of an image."""
 BYTES_PER_TOKEN = 4
 """A usual rate, for estimates that are corrected later."""
 
@@ -46,11 +60,15 @@ class TokenBounds:
 
 
 def token_bounds(
-    request: Request, *, context_tokens: int | None, max_output_tokens: int | None
+    request: Request,
+    *,
+    context_tokens: int | None,
+    max_output_tokens: int | None,
+    vision: VisionInput | None = None,
 ) -> TokenBounds:
     """The limits are those of the replica that the request goes to; ``None``: it has told none."""
     prompts = num_prompts(request)
-    prompt = prompt_bound(request)
+    prompt = prompt_bound(request, vision)
     if context_tokens is not None:
         prompt = min(prompt, prompts * context_tokens)
     if not isinstance(request, GenerationRequest):
@@ -87,7 +105,28 @@ def num_prompts(request: Request) -> int:
             return 1
 
 
-def prompt_bound(request: Request) -> int:
+def prompt_bound(request: Request, vision: VisionInput | None = None) -> int:
+    """``vision``: how the model takes images, where that is known."""
+    return _text_bound(request) + _image_bound(request, vision or UNKNOWN_VISION)
+
+
+def _image_bound(request: Request, vision: VisionInput) -> int:
+    """Exact where the model is known. What is too narrow to be read is refused by the neuron."""
+    if not isinstance(request.input, ChatInput):
+        return 0
+    images = (image for message in request.input.messages for image in message.images)
+    return sum(IMAGE_MARKERS + _image_tokens(image, vision) for image in images)
+
+
+def _image_tokens(image: ImageRef, vision: VisionInput) -> int:
+    try:
+        grid = image_grid(image.width_px, image.height_px, vision)
+    except ImageRatioError:
+        return 0
+    return num_image_tokens(grid, vision.merge)
+
+
+def _text_bound(request: Request) -> int:
     match request.input:
         case TokensInput(prompts=prompts):
             return sum(len(prompt) + SPECIAL_TOKENS for prompt in prompts)
@@ -96,10 +135,16 @@ def prompt_bound(request: Request) -> int:
         case PairsInput() as given:
             return sum(map(_pair_bound, given.pairs))
         case ChatInput() as chat:
-            messages = len(msgspec.json.encode(chat.messages)) + TURN_TOKENS * len(chat.messages)
+            turns = [_without_parts(message) for message in chat.messages]
+            messages = len(msgspec.json.encode(turns)) + TURN_TOKENS * len(turns)
             tools = TOOLS_FACTOR * len(msgspec.json.encode(chat.tools)) if chat.tools else 0
             kwargs = len(msgspec.json.encode(chat.template_kwargs))
             return messages + tools + kwargs + _utf8_bytes(chat.answer_start) + TEMPLATE_TOKENS
+
+
+def _without_parts(message: ChatMessage) -> ChatMessage:
+    """Its text is in ``content`` as well."""
+    return msgspec.structs.replace(message, parts=[]) if message.parts else message
 
 
 def _pair_bound(pair: tuple[str, str]) -> int:
@@ -112,7 +157,8 @@ def prompt_estimate(request: Request) -> int:
         case TokensInput():
             return prompt_bound(request)
         case _:
-            return 1 + prompt_bound(request) // BYTES_PER_TOKEN
+            text = _text_bound(request) // BYTES_PER_TOKEN
+            return 1 + text + _image_bound(request, UNKNOWN_VISION)
 
 
 def _utf8_bytes(text: str) -> int:

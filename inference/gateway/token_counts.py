@@ -1,6 +1,6 @@
 """Answering how many tokens a request's prompt has: rendered and tokenized where its model is.
 
-    read ─▶ run_request ─▶ TokensCounted ─▶ one body
+    asked ─▶ run_request ─▶ TokensCounted ─▶ one body
 
 The neuron counts with the model's own template and tokenizer, so the number is the one that the
 same request would be held to. Its engine is not asked.
@@ -21,13 +21,13 @@ class TokenCountConsumer(ApiConsumer):
     method = "POST"
 
     async def answer(self, body: bytes) -> None:
-        request = await self.read(body)
+        request = await self.asked(body)
         async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
             *_, last = await stream.next_events()
             assert isinstance(last, TokensCounted), "a count was answered with something else"
         await self.respond(200, self.count_body(last.prompt_tokens))
 
-    async def read(self, body: bytes) -> TokenCountRequest:
+    async def asked(self, body: bytes) -> TokenCountRequest:
         """Raises ``ApiError``."""
         raise NotImplementedError
 
@@ -43,8 +43,8 @@ class MessageTokenCountConsumer(TokenCountConsumer):
     def __init__(self, *, gateway: Gateway) -> None:
         super().__init__(gateway=gateway, errors=anthropic_errors)
 
-    async def read(self, body: bytes) -> TokenCountRequest:
-        return self.parsed(anthropic_messages.parse_count, body)
+    async def asked(self, body: bytes) -> TokenCountRequest:
+        return await self.read(anthropic_messages.parse_count, body)
 
     def count_body(self, num_tokens: int) -> bytes:
         return anthropic_messages.count_body(num_tokens)
@@ -59,8 +59,8 @@ class ResponseTokenCountConsumer(TokenCountConsumer):
         super().__init__(gateway=gateway)
         self._store = store
 
-    async def read(self, body: bytes) -> TokenCountRequest:
-        asked = self.parsed(openai_responses_count.parse, body)
+    async def asked(self, body: bytes) -> TokenCountRequest:
+        asked = await self.read(openai_responses_count.parse, body)
         return openai_responses_count.count_of(await self._store.continued(asked, self.call.who))
 
     def count_body(self, num_tokens: int) -> bytes:

@@ -32,7 +32,7 @@ class TokenizeConsumer(ApiConsumer):
         self._parse, self._write = vllm_tokenize.parse, vllm_tokenize.body
 
     async def answer(self, body: bytes) -> None:
-        request = self.parsed(self._parse, body)
+        request = await self.read(self._parse, body)
         async with run_request(self.gateway, self.call, request, abort=self.abort) as stream:
             *_, last = await stream.next_events()
             assert isinstance(last, Tokenized), "tokens were answered with something else"

@@ -24,7 +24,7 @@ from inference.protocol.generation import (
 from inference.protocol.sampling import SamplingOptions
 from inference.wire import anthropic_fields as options
 from inference.wire.answer_start import without_answer_start
-from inference.wire.anthropic_content import BLOCK_FIELDS, REFERENCE_FIELDS
+from inference.wire.anthropic_content import BLOCK_FIELDS, REFERENCE_FIELDS, SOURCE_FIELDS
 from inference.wire.anthropic_encoders import MessageBodyEncoder, MessageStreamEncoder, Style
 from inference.wire.anthropic_fields import MAX_TOKENS, Thinking
 from inference.wire.anthropic_tools import (
@@ -136,6 +136,7 @@ FIELDS = table(
 NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
     **{f"{role} messages": fields for role, fields in MESSAGE_FIELDS.items()},
     **{f"{kind} blocks": fields for kind, fields in BLOCK_FIELDS.items()},
+    **{f"source {kind} of an image": fields for kind, fields in SOURCE_FIELDS.items()},
     "tool_reference blocks of a result": REFERENCE_FIELDS,
     "tools": TOOL_FIELDS,
     **{f"tool_choice {kind}": fields for kind, fields in CHOICE_FIELDS.items()},

@@ -107,7 +107,7 @@ def _capabilities(card: ModelCard) -> dict[str, Any]:
         "code_execution": _NO,
         "context_management": {**_NO, **dict.fromkeys(CONTEXT_EDITS, _NO)},
         "effort": {**thinks, **dict.fromkeys(EFFORTS, thinks)},
-        "image_input": _NO,
+        "image_input": {"supported": bool(card.can("vision"))},
         "pdf_input": _NO,
         "server_tools": {**_NO, "code_execution": _NO, "web_search": _NO},
         "structured_outputs": {"supported": bool(card.can("structured_output"))},

@@ -19,6 +19,7 @@ from inference.wire.anthropic_content import (
     ASSISTANT_BLOCKS,
     USER_BLOCKS,
     Block,
+    Picture,
     Text,
     ToolResult,
     blocks,
@@ -36,7 +37,7 @@ from inference.wire.fields import (
     table,
     wrong_type,
 )
-from inference.wire.turn_parts import PART_SEPARATOR, Called, Thought
+from inference.wire.turn_parts import PART_SEPARATOR, Called, Thought, parts_with_images
 
 MAX_MESSAGES = 100_000
 SYSTEM_SEPARATOR = "\n\n"
@@ -152,7 +153,12 @@ def _user_messages(content: Iterable[Block], open_ids: set[str]) -> Iterator[Cha
         open_ids.remove(call_id)
         yield block.returned.message
     if rest:
-        yield ChatMessage(role="user", content=_texts(rest))
+        images = parts_with_images(
+            block.text if isinstance(block, Text) else block.image
+            for block in rest
+            if isinstance(block, Text | Picture)
+        )
+        yield ChatMessage(role="user", content=_texts(rest), parts=images)
 
 
 def _assistant_message(content: list[Block]) -> ChatMessage:

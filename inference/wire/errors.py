@@ -8,6 +8,7 @@
     │   ├── UnsupportedParameterError   400 unsupported_parameter
     │   │   └── ThreadUnsupportedError  400 thread_unsupported_request
     │   ├── PreviousResponseNotFoundError 400 previous_response_not_found
+    │   ├── InvalidImageError           400 invalid_image
     │   └── VisionUnsupportedError      400 vision_unsupported
     ├── InvalidApiKeyError              401 invalid_api_key
     ├── ForbiddenError                  403 origin_not_allowed, host_not_allowed
@@ -96,10 +97,19 @@ class ThreadUnsupportedError(UnsupportedParameterError):
     code = "thread_unsupported_request"
 
 
+class InvalidImageError(InvalidRequestError):
+    """No image, or one that passes a bound; ``reason`` says which."""
+
+    code = "invalid_image"
+
+    def __init__(self, reason: str, param: str | None) -> None:
+        super().__init__(f"Invalid image: {reason}.", param=param)
+
+
 class VisionUnsupportedError(InvalidRequestError):
     code = "vision_unsupported"
 
-    def __init__(self, param: str) -> None:
+    def __init__(self, param: str | None) -> None:
         super().__init__("This model reads text only; it was sent an image.", param=param)
 
 

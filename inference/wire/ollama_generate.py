@@ -24,7 +24,7 @@ from inference.wire.fields import (
 )
 from inference.wire.ollama_chat import OllamaRequest, chat_input, request_of
 from inference.wire.ollama_fields import SHARED_FIELDS
-from inference.wire.ollama_messages import IMAGES
+from inference.wire.ollama_messages import IMAGES, seen
 
 FIELDS = table(
     *SHARED_FIELDS,
@@ -45,18 +45,18 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
     """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), FIELDS, required=("model",))
     prompt: str = read.get("prompt", "")
-    if read.get("raw", False) and prompt:
+    if read.get("raw", False) and (prompt or read.get("images")):
         _check_raw(read)
         return request_of(read, TextInput(texts=[prompt]), is_chat=False, only_loads=False)
-    turns = [ChatMessage(role="user", content=prompt)]
+    turns = [ChatMessage(role="user", content=prompt, parts=seen(read, "prompt"))]
     if system := read.get("system", ""):
         turns.insert(0, ChatMessage(role="system", content=system))
     chat = chat_input(read, turns)
-    return request_of(read, chat, is_chat=False, only_loads=not prompt)
+    return request_of(read, chat, is_chat=False, only_loads=not prompt and not turns[-1].images)
 
 
 def _check_raw(read: dict[str, Any]) -> None:
-    for name in ("system", "think"):
+    for name in ("system", "think", "images"):
         if read.get(name):
             raise InvalidRequestError(
                 f"'{name}' is for the chat template, which 'raw' leaves out.", param=name

@@ -6,15 +6,17 @@ comes next. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import orjson
 
 from inference.protocol.generation import ChatMessage, ToolCall
+from inference.protocol.images import ImageRef
 from inference.wire.errors import (
     InvalidRequestError,
     MissingParameterError,
-    VisionUnsupportedError,
+    UnsupportedParameterError,
 )
 from inference.wire.fields import (
     array,
@@ -29,24 +31,18 @@ from inference.wire.fields import (
     text,
     wrong_type,
 )
+from inference.wire.images import base64_image
 from inference.wire.openai_tools import MAX_CALL_ID_CHARS
+from inference.wire.turn_parts import parts_with_images
 
 _string = text()
 
 
-def images(value: Any, path: str) -> list[Any]:
-    """None."""
-    checked: list[Any] = array(_any)(value, path)
-    if checked:
-        raise VisionUnsupportedError(path)
-    return checked
-
-
-def _any(value: Any, _path: str) -> Any:
-    return value
-
-
-IMAGES = neutral("images", images, "[]")
+IMAGES = honoured(
+    "images",
+    array(base64_image),
+    "Base64 of PNG, JPEG, WebP or GIF files, not animated: seen before the text.",
+)
 CALLED_FIELDS = table(
     honoured("name", text(256, min_chars=1), "Which function."),
     honoured("arguments", json_object, "An object."),
@@ -88,6 +84,12 @@ def messages(value: Any, path: str) -> list[ChatMessage]:
     return [reader.read(item, f"{path}[{index}]") for index, item in enumerate(value)]
 
 
+def seen(read: Mapping[str, Any], text_name: str) -> list[str | ImageRef]:
+    """Parts of a turn: its images come before its text."""
+    said = read.get(text_name, "")
+    return parts_with_images([*read.get("images", []), *([said] if said else [])])
+
+
 class _Reader:
     """Knows which calls have no result yet."""
 
@@ -105,6 +107,10 @@ class _Reader:
             raise InvalidRequestError(
                 f"'{path}.role' must be one of {known}.", param=f"{path}.role"
             )
+        if read.get("images") and role not in ("user", "tool"):
+            raise UnsupportedParameterError(
+                f"{path}.images", "only turns of the user and of tools have images"
+            )
         if role == "assistant":
             return self._assistant(read, path)
         if "tool_calls" in read:
@@ -116,7 +122,7 @@ class _Reader:
             raise MissingParameterError(f"{path}.content")
         if role == "tool":
             return self._result(read)
-        return ChatMessage(role=role, content=read["content"])
+        return ChatMessage(role=role, content=read["content"], parts=seen(read, "content"))
 
     def _assistant(self, read: dict[str, Any], path: str) -> ChatMessage:
         if not {"content", "thinking", "tool_calls"} & read.keys():
@@ -147,7 +153,13 @@ class _Reader:
         if answered is not None:
             self._open.remove(answered)
             name, call_id = name or answered.name, answered.id
-        return ChatMessage(role="tool", content=read["content"], name=name, tool_call_id=call_id)
+        return ChatMessage(
+            role="tool",
+            content=read["content"],
+            name=name,
+            tool_call_id=call_id,
+            parts=seen(read, "content"),
+        )
 
     def _answered(self, name: str | None, call_id: str | None) -> ToolCall | None:
         """``None``: it answers no call of this conversation."""

@@ -29,6 +29,7 @@ SHOW_FIELDS = table(
 CAPABILITIES = {
     "chat": "completion",
     "tool_call": "tools",
+    "vision": "vision",
     "reasoning": "thinking",
     "embeddings": "embedding",
 }

@@ -43,7 +43,12 @@ from inference.wire.openai_formats import (
     check_with_tools,
     output_format,
 )
-from inference.wire.openai_messages import MESSAGE_FIELDS, PART_FIELDS, messages
+from inference.wire.openai_messages import (
+    IMAGE_URL_FIELDS,
+    MESSAGE_FIELDS,
+    PART_FIELDS,
+    messages,
+)
 
 MAX_TOP_LOGPROBS = 20
 THINKING_EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -124,6 +129,7 @@ FIELDS = table(
 NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
     **{f"{role} messages": fields for role, fields in MESSAGE_FIELDS.items()},
     **{f"{kind} parts": fields for kind, fields in PART_FIELDS.items()},
+    "image_url": IMAGE_URL_FIELDS,
     "tool calls": openai_tools.CALL_FIELDS,
     "the function of a tool call": openai_tools.CALLED_FIELDS,
     "tools": openai_tools.TOOL_FIELDS,

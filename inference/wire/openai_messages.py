@@ -1,7 +1,8 @@
 """The turns of an OpenAI chat request, checked and turned into ``ChatMessage``.
 
 A message's fields depend on its role, so there is one table for each. ``developer`` is OpenAI's
-newer word for ``system`` and becomes that. Text parts are joined with a newline. Pure.
+newer word for ``system`` and becomes that. Text parts are joined with a newline; images stay where
+they are. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from inference.wire.errors import (
     InvalidRequestError,
     MissingParameterError,
     UnsupportedParameterError,
-    VisionUnsupportedError,
 )
 from inference.wire.fields import (
     Field,
@@ -22,6 +22,7 @@ from inference.wire.fields import (
     json_object,
     kind_of,
     neutral,
+    object_of,
     only,
     read_fields,
     refused,
@@ -30,15 +31,19 @@ from inference.wire.fields import (
     text,
     wrong_type,
 )
+from inference.wire.images import detail, image_url
 from inference.wire.openai_tools import CACHE_CONTROL, MAX_CALL_ID_CHARS, tool_calls
-from inference.wire.turn_parts import PART_SEPARATOR
+from inference.wire.turn_parts import PART_SEPARATOR, Part, joined_text, parts_with_images
 
 MAX_NAME_CHARS = 256
-IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
 
 _string = text()
 
 _TYPE = honoured("type", _string, "Which kind of part.")
+IMAGE_URL_FIELDS = table(
+    honoured("url", image_url, "A data URI; an address only where the operator allows its host."),
+    neutral("detail", detail, "auto or high: as large as the model reads images."),
+)
 PART_FIELDS = {
     "text": table(
         _TYPE,
@@ -51,49 +56,63 @@ PART_FIELDS = {
         CACHE_CONTROL,
     ),
     "refusal": table(_TYPE, honoured("refusal", _string, "Why it would not answer.")),
+    "image_url": table(
+        _TYPE,
+        honoured(
+            "image_url",
+            object_of(IMAGE_URL_FIELDS, required=("url",)),
+            "A PNG, JPEG, WebP or GIF, not animated.",
+        ),
+        CACHE_CONTROL,
+    ),
 }
-"""By type. A part's text is in the field of that name."""
+"""By type. What a part holds is in the field of that name."""
 
 
-def content(value: Any, path: str) -> str:
-    """A string, or text parts joined with a newline; no parts are no text."""
-    return _joined(value, path, kinds=("text",))
+def content(value: Any, path: str) -> list[Part]:
+    """A string, or text parts; no parts are no text."""
+    return _parts(value, path, kinds=("text",))
 
 
-def assistant_content(value: Any, path: str) -> str:
-    """The same, where a part may also say why the assistant refused."""
-    return _joined(value, path, kinds=("text", "refusal"))
+def seen_content(value: Any, path: str) -> list[Part]:
+    """The same, with images among them."""
+    return _parts(value, path, kinds=("text", "image_url"))
 
 
-def _joined(value: Any, path: str, *, kinds: tuple[str, ...]) -> str:
+def assistant_content(value: Any, path: str) -> list[Part]:
+    """Text, and parts that say why the assistant refused."""
+    return _parts(value, path, kinds=("text", "refusal"))
+
+
+def _parts(value: Any, path: str, *, kinds: tuple[str, ...]) -> list[Part]:
     if isinstance(value, str):
-        return value
+        return [value]
     if not isinstance(value, list):
         raise wrong_type(path, "a string or an array of parts", value)
-    parts = [_part_text(part, f"{path}[{index}]", kinds) for index, part in enumerate(value)]
-    return PART_SEPARATOR.join(parts)
+    return [_part(part, f"{path}[{index}]", kinds) for index, part in enumerate(value)]
 
 
-def _part_text(part: Any, path: str, kinds: tuple[str, ...]) -> str:
+def _part(part: Any, path: str, kinds: tuple[str, ...]) -> Part:
     kind = kind_of(part, path)
-    if kind in IMAGE_PARTS:
-        raise VisionUnsupportedError(path)
     if kind not in kinds:
         raise UnsupportedParameterError(
             f"{path}.type", f"'{shown(kind)}' parts are not read here, only {' and '.join(kinds)}"
         )
-    return str(read_fields(part, PART_FIELDS[kind], path=f"{path}.", required=(kind,))[kind])
+    held = read_fields(part, PART_FIELDS[kind], path=f"{path}.", required=(kind,))[kind]
+    made: Part = held["url"] if kind == "image_url" else held
+    return made
 
 
 _role = honoured("role", _string, "system, developer, user, assistant or tool.")
 _content = honoured("content", content, "A string or text parts.")
+_seen = honoured("content", seen_content, "A string, or text and image parts.")
 _name = honoured("name", text(MAX_NAME_CHARS, min_chars=1), "Handed to the chat template.")
 _reasoning = "What it thought; handed to the chat template."
 
 MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
     "system": table(_role, _content, _name, CACHE_CONTROL),
     "developer": table(_role, _content, _name, CACHE_CONTROL),
-    "user": table(_role, _content, _name, CACHE_CONTROL),
+    "user": table(_role, _seen, _name, CACHE_CONTROL),
     "assistant": table(
         _role,
         honoured("content", assistant_content, "A string, text parts or refusal parts."),
@@ -111,7 +130,7 @@ MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
     ),
     "tool": table(
         _role,
-        _content,
+        _seen,
         _name,
         honoured("tool_call_id", text(MAX_CALL_ID_CHARS, min_chars=1), "Which call it answers."),
         CACHE_CONTROL,
@@ -147,14 +166,16 @@ def _message(value: Any, path: str) -> ChatMessage:
         return _assistant(read, path)
     return ChatMessage(
         role=INTERNAL_ROLES[role],
-        content=read["content"],
+        content=joined_text(read["content"]),
         name=read.get("name"),
         tool_call_id=read.get("tool_call_id"),
+        parts=parts_with_images(read["content"]),
     )
 
 
 def _assistant(read: dict[str, Any], path: str) -> ChatMessage:
-    said = [read[name] for name in ("content", "refusal") if read.get(name)]
+    texts = {"content": joined_text(read.get("content", [])), "refusal": read.get("refusal")}
+    said = [text for text in texts.values() if text]
     calls = read.get("tool_calls", [])
     reasoning = _one_reasoning(read, path)
     if not calls and reasoning is None and "content" not in read and "refusal" not in read:

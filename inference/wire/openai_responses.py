@@ -145,7 +145,7 @@ FIELDS = table(
     refused("access_programs", "there are none here"),
     refused("context_management", "nothing is compacted"),
     refused("conversation", "use previous_response_id"),
-    refused("image", "images are not read"),
+    refused("image", "images are parts of input"),
     refused("moderation", "nothing is moderated here"),
     refused("prompt", "prompts are not stored; send the text itself"),
 )

@@ -31,7 +31,7 @@ from inference.wire.fields import (
     text,
     wrong_type,
 )
-from inference.wire.openai_responses_parts import TextContent, content
+from inference.wire.openai_responses_parts import Content, content
 from inference.wire.openai_responses_reasoning import (
     carried,
     encrypted_content,
@@ -81,7 +81,7 @@ ITEM_FIELDS: dict[str, dict[str, Field]] = {
         _id,
         _status,
         honoured("role", _string, "system, developer, user or assistant."),
-        honoured("content", content, "A string or text parts."),
+        honoured("content", content, "A string or parts; images only of the user."),
         neutral(
             "phase",
             one_of("commentary", "final_answer"),
@@ -104,7 +104,7 @@ ITEM_FIELDS: dict[str, dict[str, Field]] = {
         _id,
         _status,
         _call_id,
-        honoured("output", content, "A string or text parts."),
+        honoured("output", content, "A string, or text and image parts."),
         neutral("name", text(MAX_ID_CHARS), "The call's id says which function it was."),
         neutral("namespace", text(MAX_ID_CHARS), "The call's id says which function it was."),
         _caller,
@@ -163,9 +163,9 @@ def _item(value: Any, path: str) -> InputItem:
         case "function_call":
             return _call(read)
         case "function_call_output":
-            output: TextContent = read["output"]
+            output: Content = read["output"]
             given = {"call_id": read["call_id"], "output": output.as_given}
-            return InputItem(_object(kind, read, given), Returned(read["call_id"], output.text))
+            return InputItem(_object(kind, read, given), Returned(read["call_id"], output.parts))
         case "reasoning":
             return _reasoning(read)
         case "compaction":
@@ -194,10 +194,12 @@ def _message(read: dict[str, Any], path: str) -> InputItem:
     if role not in ROLES:
         known = ", ".join(ROLES)
         raise InvalidRequestError(f"'{path}.role' must be one of {known}.", param=f"{path}.role")
-    said: TextContent = read["content"]
+    said: Content = read["content"]
+    if said.has_images and role != "user":
+        raise UnsupportedParameterError(f"{path}.content", "only the user's messages have images")
     content_type = "output_text" if role == "assistant" else "input_text"
-    named = {"role": role, "content": said.parts(content_type)}
-    return InputItem(_object("message", read, named), Said(ROLES[role], said.text))
+    named = {"role": role, "content": said.objects(content_type)}
+    return InputItem(_object("message", read, named), Said(ROLES[role], said.parts))
 
 
 def _call(read: dict[str, Any]) -> InputItem:

@@ -1,14 +1,12 @@
-"""The content of a Responses message or function result: a string, or text parts. Pure."""
+"""The content of a Responses message or function result: a string, or text and image parts.
+Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from inference.wire.errors import (
-    UnsupportedParameterError,
-    VisionUnsupportedError,
-)
+from inference.wire.errors import UnsupportedParameterError
 from inference.wire.fields import (
     Field,
     honoured,
@@ -16,15 +14,17 @@ from inference.wire.fields import (
     neutral,
     only,
     read_fields,
+    refused,
     shown,
     table,
     text,
     wrong_type,
 )
-from inference.wire.turn_parts import PART_SEPARATOR
+from inference.wire.images import FILE_REASON, ImageFile, detail, image_url
+from inference.wire.turn_parts import Part, joined_text
 
 _string = text()
-_type = honoured("type", _string, "input_text, output_text or refusal.")
+_type = honoured("type", _string, "input_text, input_image, output_text or refusal.")
 _text = honoured("text", _string, "The text.")
 
 
@@ -34,15 +34,23 @@ def _ignored_logprobs(value: Any, path: str) -> None:
         raise wrong_type(path, "an array", value)
 
 
+_breakpoint = neutral(
+    "prompt_cache_breakpoint",
+    only({"mode": "explicit"}, reason="only mode explicit, without a lifetime"),
+    "Every prefix is cached, marked or not.",
+)
 PART_FIELDS: dict[str, dict[str, Field]] = {
-    "input_text": table(
+    "input_text": table(_type, _text, _breakpoint),
+    "input_image": table(
         _type,
-        _text,
-        neutral(
-            "prompt_cache_breakpoint",
-            only({"mode": "explicit"}, reason="only mode explicit, without a lifetime"),
-            "Every prefix is cached, marked or not.",
+        honoured(
+            "image_url",
+            image_url,
+            "A data URI; an address only where the operator allows its host.",
         ),
+        neutral("detail", detail, "auto or high: as large as the model reads images."),
+        refused("file_id", FILE_REASON),
+        _breakpoint,
     ),
     "output_text": table(
         _type,
@@ -52,49 +60,68 @@ PART_FIELDS: dict[str, dict[str, Field]] = {
     ),
     "refusal": table(_type, honoured("refusal", _string, "Text like any other.")),
 }
-TEXT_FIELD = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
+HELD_IN = {
+    "input_text": "text",
+    "input_image": "image_url",
+    "output_text": "text",
+    "refusal": "refusal",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class TextContent:
-    """``texts`` are those of the parts; ``is_string`` when it was given as one string."""
+class Content:
+    """``parts`` are texts and images; ``is_string`` when it was given as one string."""
 
-    texts: tuple[str, ...]
+    parts: tuple[Part, ...]
     is_string: bool
 
     @property
     def text(self) -> str:
-        return PART_SEPARATOR.join(self.texts)
+        return joined_text(self.parts)
+
+    @property
+    def has_images(self) -> bool:
+        return any(isinstance(part, ImageFile) for part in self.parts)
 
     @property
     def as_given(self) -> str | list[dict[str, Any]]:
-        return self.text if self.is_string else self.parts("input_text")
+        return self.text if self.is_string else self.objects("input_text")
 
-    def parts(self, kind: str) -> list[dict[str, Any]]:
-        """As parts of that type, which is ``input_text`` or ``output_text``."""
+    def objects(self, kind: str) -> list[dict[str, Any]]:
+        """As the API lists parts; those of text are ``input_text`` or ``output_text``."""
         more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
-        return [{"type": kind, "text": said, **more} for said in self.texts]
+        return [
+            _image_object(part)
+            if isinstance(part, ImageFile)
+            else {"type": kind, "text": part, **more}
+            for part in self.parts
+        ]
 
 
-def content(value: Any, path: str) -> TextContent:
+def _image_object(image: ImageFile) -> dict[str, Any]:
+    """With its bytes, wherever they came from: what is stored outlives addresses."""
+    return {"type": "input_image", "image_url": image.data_uri, "detail": "auto"}
+
+
+def content(value: Any, path: str) -> Content:
     if isinstance(value, str):
-        return TextContent((value,), is_string=True)
+        return Content((value,), is_string=True)
     if not isinstance(value, list):
         raise wrong_type(path, "a string or an array of parts", value)
-    texts = [_part_text(part, f"{path}[{index}]") for index, part in enumerate(value)]
-    return TextContent(tuple(texts), is_string=False)
+    parts = [_part(part, f"{path}[{index}]") for index, part in enumerate(value)]
+    return Content(tuple(parts), is_string=False)
 
 
-def _part_text(part: Any, path: str) -> str:
+def _part(part: Any, path: str) -> Part:
     kind = kind_of(part, path)
-    if kind in ("input_image", "image_url", "computer_screenshot"):
-        raise VisionUnsupportedError(path)
     if kind not in PART_FIELDS:
         raise UnsupportedParameterError(
-            f"{path}.type", f"'{shown(kind)}' parts are not read, only text"
+            f"{path}.type", f"'{shown(kind)}' parts are not read, only text and input_image"
         )
-    name = TEXT_FIELD[kind]
-    return str(read_fields(part, PART_FIELDS[kind], path=f"{path}.", required=(name,))[name])
+    name = HELD_IN[kind]
+    read = read_fields(part, PART_FIELDS[kind], path=f"{path}.", required=(name,))
+    held: Part = read[name]
+    return held
 
 
 def typed_texts(kind: str) -> Any:

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inference.protocol.generation import ChatMessage
-from inference.wire.turn_parts import PART_SEPARATOR, Called, Returned, Thought
+from inference.wire.turn_parts import (
+    PART_SEPARATOR,
+    Called,
+    Part,
+    Returned,
+    Thought,
+    joined_text,
+    parts_with_images,
+)
 
 ROLES: dict[str, Literal["system", "user", "assistant"]] = {
     "system": "system",
@@ -25,7 +33,11 @@ SUMMARY_LEAD = "The conversation so far, in short:"
 @dataclass(frozen=True, slots=True)
 class Said:
     role: Literal["system", "user", "assistant"]
-    text: str
+    parts: tuple[Part, ...]
+
+    @property
+    def text(self) -> str:
+        return joined_text(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +63,11 @@ def chat_messages(parts: Iterable[TurnPart]) -> list[ChatMessage]:
     turns: list[ChatMessage] = []
     for part in parts:
         match part:
-            case Said(role="assistant", text=said):
-                _extend_assistant(turns, ChatMessage(role="assistant", content=said))
-            case Said(role=role, text=said):
-                turns.append(ChatMessage(role=role, content=said))
+            case Said(role="assistant"):
+                _extend_assistant(turns, ChatMessage(role="assistant", content=part.text))
+            case Said(role=role):
+                images = parts_with_images(part.parts)
+                turns.append(ChatMessage(role=role, content=part.text, parts=images))
             case Thought(text=thought) if thought:
                 _extend_assistant(turns, ChatMessage(role="assistant", reasoning=thought))
             case Summarised(text=summary):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from inference.wire import openai_responses
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import ApiError
+from inference.wire.images import ImageReading, images_read
 from inference.wire.openai_responses_input import items, with_ids
 from inference.wire.openai_responses_replay import replay
 from inference.wire.openai_responses_stored import (
@@ -31,20 +32,23 @@ ITEMS = [{"id": f"msg_{number}"} for number in range(7)]
 
 
 def test_what_was_accepted_parses_again() -> None:
-    """Item by item, as it comes back from the store, and to the same turns."""
+    """Item by item, as it comes back from the store, and to the same turns. Where an image stood
+    in the body is not stored."""
     paths = [case.path for case in cases() if case.dialect == "openai_responses"]
     answered = [path for path in paths if not (path / "error.json").exists()]
     seeds = [json.loads((path / "request.json").read_bytes()) for path in answered]
     num_accepted = 0
     for body in random_bodies(seeds, NUM_BODIES, seed=5):
         try:
-            request = openai_responses.parse(body, NO_CONTEXT)
+            with images_read(ImageReading(is_stored=True)):
+                request = openai_responses.parse(body, NO_CONTEXT)
         except ApiError:
             continue
         num_accepted += 1
         for item in with_ids(request.items, "r"):
             stored = json.loads(json.dumps(item.object))
-            (again,) = items([stored], "stored")
+            with images_read(ImageReading(is_stored=True)):
+                (again,) = items([stored], "stored")
             assert again.object == item.object
             if not isinstance(again.part, Referred):
                 assert again.part == item.part
