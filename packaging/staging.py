@@ -14,7 +14,14 @@ from documents import completion_text, manual_text
 from release import ROOT, Release
 
 CODE = ("manage.py", "fleet", "helexa_site", "inference", "metering", "templates", "LICENSE")
-REQUIREMENTS = ("requirements.txt", "requirements-gateway.txt", "requirements-neuron.txt")
+REQUIREMENTS = (
+    "requirements.txt",
+    "requirements-gateway.txt",
+    "requirements-neuron.txt",
+    "requirements-gateway.lock",
+    "requirements-neuron.lock",
+    "requirements-cuda.lock",
+)
 LIBRARY = "usr/lib/helexa"
 FILES = Path(__file__).resolve().parent / "files"
 UNITS = Path(__file__).resolve().parent / "units"

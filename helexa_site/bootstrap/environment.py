@@ -16,13 +16,27 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.errors import SetUpError
-from helexa_site.bootstrap.requirements import Requirement, unmet_requirements
+from helexa_site.bootstrap.lock_files import (
+    CHECK_VARIABLE,
+    CPU_LABEL,
+    OF_CUDA,
+    OF_NEURON,
+    cpu_build,
+    locks_of,
+    not_locked,
+)
+from helexa_site.bootstrap.requirements import (
+    Requirement,
+    installed_version,
+    unmet_requirements,
+)
 from helexa_site.bootstrap.torch_build import torch_here
 
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent.parent
@@ -31,6 +45,7 @@ ATTEMPT_VARIABLE = "HELEXA_ENVIRONMENT_ATTEMPT"
 """How often this start has re-executed itself: a guard against doing so for ever."""
 MAX_ATTEMPTS = 3
 NAMES_SHOWN = 4
+OTHER_HASH = "DO NOT MATCH THE HASHES"
 NETWORK_TROUBLE = re.compile(
     r"NewConnectionError|ConnectTimeout|name resolution|Network is unreachable|Max retries"
     r"|Connection (refused|reset)|ProxyError|timed out|getaddrinfo",
@@ -128,21 +143,50 @@ def _runs(python: Path) -> bool:
 
 def _install(requirements: Path, unmet: list[Requirement]) -> None:
     _ensure_pip()
+    locks = locks_of(requirements, os.environ)
+    if locks and (others := not_locked(unmet, locks)):
+        say("environment", f"the lock files do not have {_names(others)}: hashes are not checked")
+        locks = ()
     if (build := torch_here(unmet)) is not None:
         say("environment", build.words)
-        if build.index is not None:
-            _install_torch(next(str(one) for one in unmet if one.name == "torch"), build.index)
+        if build.index is not None or (locks and not build.has_cuda):
+            torch = next(one for one in unmet if one.name == "torch")
+            _install_torch(str(torch), build.index, cpu_build(torch, locks))
     say("environment", f"installing {requirements.name}: {_names(unmet)}")
-    pip = _pip("--requirement", str(requirements))
+    wanted = ["--require-hashes", *_each(_with_cuda(locks))] if locks else _each([requirements])
+    pip = _pip(*wanted)
     if pip.returncode != 0:
         raise SetUpError(_install_failure(requirements, pip.stderr))
 
 
-def _install_torch(wanted: str, index: str) -> None:
-    """Alone: what it needs comes with the rest. Where this fails the rest brings a torch along."""
-    pip = _pip("--no-deps", "--index-url", index, wanted)
+def _each(paths: Iterable[Path]) -> list[str]:
+    return [word for path in paths for word in ("--requirement", str(path))]
+
+
+def _with_cuda(locks: tuple[Path, ...]) -> tuple[Path, ...]:
+    """With CUDA's libraries, unless torch is there already and does without them."""
+    needs_cuda = (
+        sys.platform == "linux"
+        and locks[-1].name == OF_NEURON
+        and not (installed_version("torch") or "").endswith(CPU_LABEL)
+    )
+    return (*locks, locks[-1].with_name(OF_CUDA)) if needs_cuda else locks
+
+
+def _install_torch(wanted: str, index: str | None, locked: str) -> None:
+    """Alone: what it needs comes with the rest. Where this fails the rest brings a torch along.
+    ``locked``: of a lock file; empty: its hash is not checked."""
+    source = () if index is None else ("--index-url", index)
+    with tempfile.NamedTemporaryFile("w", suffix=".lock") as lock:
+        lock.write(locked)
+        lock.flush()
+        what = ("--require-hashes", "--requirement", lock.name) if locked else (wanted,)
+        pip = _pip("--no-deps", *source, *what)
     if pip.returncode != 0:
-        say("environment", f"{index} does not have {wanted} for this Python and machine")
+        if OTHER_HASH in pip.stderr:
+            raise SetUpError(_other_hash(wanted))
+        place = index or "the package index"
+        say("environment", f"{place} does not have {wanted} for this Python and machine")
 
 
 def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -159,12 +203,21 @@ def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _install_failure(requirements: Path, pip_errors: str) -> str:
+    if OTHER_HASH in pip_errors:
+        return _other_hash(requirements.name)
     if NETWORK_TROUBLE.search(pip_errors):
         return (
             f"cannot install {requirements.name}: no package index can be reached; "
             "check the network (or PIP_INDEX_URL) and start again"
         )
     return f"cannot install {requirements.name}: {_last_line(pip_errors)}"
+
+
+def _other_hash(what: str) -> str:
+    return (
+        f"cannot install {what}: the package index has another file than the one that was locked, "
+        f"which may be somebody's attack; if it builds packages itself, set {CHECK_VARIABLE}=0"
+    )
 
 
 def _ensure_pip() -> None:

@@ -44,6 +44,11 @@ class Requirement:
         return f"{self.name}{extras}=={self.version}"
 
 
+def normal_name(name: str) -> str:
+    """As package indexes compare names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def read_requirements(path: Path) -> Iterator[Requirement]:
     """The pins that apply to this interpreter. Raises ``ValueError`` naming a line that is not
     understood."""

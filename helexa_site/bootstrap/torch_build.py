@@ -39,6 +39,8 @@ class TorchBuild:
     """To take torch alone from, before the rest; ``None``: as pip is set up."""
     words: str
     """For the operator."""
+    has_cuda: bool = False
+    """Wanted so, because there is a driver."""
 
 
 def choose_torch(
@@ -55,7 +57,9 @@ def choose_torch(
         return None
     if has_driver:
         return TorchBuild(
-            None, f"there is an NVIDIA driver: torch with CUDA, {CUDA_SIZE} with its libraries"
+            None,
+            f"there is an NVIDIA driver: torch with CUDA, {CUDA_SIZE} with its libraries",
+            has_cuda=True,
         )
     if index is not None and answers(f"{index}/torch/"):
         return TorchBuild(index, f"no NVIDIA driver: torch for CPUs, {CPU_SIZE}, from {index}")

@@ -18,6 +18,7 @@ OF_OTHER_PROCESSES = frozenset(
         # commands and the start
         "HELEXA_ENVIRONMENT_ATTEMPT",
         "HELEXA_LOG_FORMAT",
+        "HELEXA_REQUIRE_HASHES",
         "HELEXA_TORCH_CPU_INDEX",
         "HELEXA_URL",
         "HELEXA_VENV",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -157,3 +158,42 @@ def test_a_package_that_does_not_exist_is_one_line(
     assert code == 1
     assert errors.count("\n") == 1
     assert "helexa-elsewhere==1.0" in errors
+
+
+LOCKS = ("requirements-gateway.lock", "requirements-neuron.lock", "requirements-cuda.lock")
+
+
+def locked(tmp_path: Path, sha256: str, version: str = "1.0") -> Checkout:
+    checkout = Checkout(tmp_path)
+    for name in LOCKS:
+        (tmp_path / name).write_text("")
+    (tmp_path / LOCKS[0]).write_text(
+        f"helexa-sample=={version} \\\n    --hash=sha256:{sha256}\n    # via -r x.txt\n"
+    )
+    return checkout
+
+
+def test_another_file_than_the_locked_one_is_refused(tmp_path: Path) -> None:
+    checkout = locked(tmp_path, "0" * 64)
+    code, _, errors = checkout.start()
+    assert code == 1
+    assert "the package index has another file than the one that was locked" in errors
+    code, output, errors = checkout.start(HELEXA_REQUIRE_HASHES="0")
+    assert code == 0, errors
+    assert "inside" in output
+
+
+def test_a_pin_that_is_not_locked_is_said(tmp_path: Path) -> None:
+    code, output, errors = locked(tmp_path, "0" * 64, version="0.9").start()
+    assert code == 0, errors
+    assert "the lock files do not have helexa-sample==1.0: hashes are not checked" in output
+
+
+def test_the_locked_file_is_installed(tmp_path: Path) -> None:
+    checkout = locked(tmp_path, "")
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (tmp_path / LOCKS[0]).write_text(f"helexa-sample==1.0 \\\n    --hash=sha256:{sha256}\n")
+    code, output, errors = checkout.start()
+    assert code == 0, errors
+    assert "hashes are not checked" not in output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,7 @@ def test_torch_comes_first_and_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
     class Done:
         returncode = 0
+        stderr = ""
 
     def pip(*arguments: str) -> Done:
         ran.append(arguments)
@@ -83,3 +85,40 @@ def test_torch_comes_first_and_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert said[0] == "200 MB"
     assert ran[0] == ("--no-deps", "--index-url", "https://cpu", "torch==2.13.0")
     assert ran[1][0] == "--requirement"
+
+
+def test_without_an_index_the_locked_build_for_cpus_is_looked_for_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[tuple[str, ...]] = []
+    locked: list[str] = []
+
+    class Done:
+        returncode = 0
+        stderr = ""
+
+    def pip(*arguments: str) -> Done:
+        ran.append(arguments)
+        if "--no-deps" in arguments:
+            locked.append(Path(arguments[-1]).read_text())
+        return Done()
+
+    monkeypatch.setattr(environment, "_ensure_pip", lambda: None)
+    monkeypatch.setattr(environment, "_pip", pip)
+    monkeypatch.setattr(environment, "say", lambda step, text: None)
+    monkeypatch.setattr(environment, "torch_here", lambda unmet: TorchBuild(None, "no driver"))
+    monkeypatch.setattr(environment, "installed_version", lambda name: "2.13.0+cpu")
+    requirements = environment.REPOSITORY_DIR / "requirements.txt"
+    environment._install(requirements, [TORCH])
+    assert ran[0][:-1] == ("--no-deps", "--require-hashes", "--requirement")
+    assert locked[0].startswith("torch==2.13.0+cpu \\\n    --hash=sha256:")
+    names = [Path(word).name for word in ran[1] if word.endswith(".lock")]
+    assert names == ["requirements-gateway.lock", "requirements-neuron.lock"]
+    # PyPI's: its libraries are locked apart.
+    monkeypatch.setattr(environment, "installed_version", lambda name: None)
+    driver = TorchBuild(None, "a driver", has_cuda=True)
+    monkeypatch.setattr(environment, "torch_here", lambda unmet: driver)
+    environment._install(requirements, [TORCH])
+    (last,) = ran[2:]
+    assert last[0] == "--require-hashes"
+    assert last[-1].endswith("requirements-cuda.lock")
