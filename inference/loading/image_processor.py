@@ -113,10 +113,10 @@ class QwenImageProcessor:
             return False
 
 
-def vision_input(config: ModelConfig) -> VisionInput:
-    """Of a model that is given images: what its prompts are rendered and counted by."""
-    vision = config.vision
-    assert vision is not None
+def vision_input(config: ModelConfig) -> VisionInput | None:
+    """What the prompts of a model that is given images are rendered and counted by."""
+    if (vision := config.vision) is None:
+        return None
     return VisionInput(
         pad_token_id=vision.image_token_id,
         patch_px=vision.patch_px,

@@ -128,6 +128,14 @@ class Schedule:
         return sum(chunk.end - chunk.start for chunk in self.prefills)
 
     @property
+    def has_image_rows(self) -> bool:
+        return any(
+            chunk.sequence.images is not None
+            and bool(chunk.sequence.images.overlapping(chunk.start, chunk.end))
+            for chunk in self.prefills
+        )
+
+    @property
     def num_scored_tokens(self) -> int:
         return sum(len(chunk.scored) for chunk in self.prefills)
 

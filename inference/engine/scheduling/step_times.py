@@ -28,14 +28,16 @@ class StepTimes:
         """Of a step that ran whole. ``num_run_tokens``: drafts that turned out right."""
         num_decodes, num_prefill_tokens = schedule.num_decode_rows, schedule.num_prefill_tokens
         self.last_forward_unix_s = time.time()
-        self.pacer.record(
-            num_decode_rows=num_decodes, num_prefill_tokens=num_prefill_tokens, step_s=step_s
-        )
         self.rates.record(
             now_s=now_s,
             step_s=step_s,
             num_decode_tokens=len(schedule.decodes) + num_run_tokens,
             num_prefill_tokens=num_prefill_tokens,
+        )
+        if schedule.has_image_rows:
+            return  # the tower may have run for longer than the decoder
+        self.pacer.record(
+            num_decode_rows=num_decodes, num_prefill_tokens=num_prefill_tokens, step_s=step_s
         )
         if self.prefill_average is not None and not num_decodes:
             spans = ((chunk.start, chunk.end) for chunk in schedule.prefills)

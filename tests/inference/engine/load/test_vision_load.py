@@ -16,6 +16,7 @@ from inference.loading import image_processor
 from inference.models.registry import tower_of
 from inference.models.vision.tower import VisionTower
 from inference.models.vision_config import KEPT_ROWS_BYTES
+from inference.protocol.engine import SequenceFailed
 from inference.protocol.images import SequenceImage, VisionInput, image_grid, num_image_tokens
 from inference.protocol.load import LoadSpec
 from tests.inference.loading.test_image_processor import encoded, picture
@@ -88,6 +89,11 @@ def test_without_pillow_it_is_a_text_model(
     monkeypatch.setattr(image_processor, "find_spec", lambda name: None)
     found = loaded(directory, tmp_path)
     assert found.report.vision is None
+    assert isinstance(found.engine, Engine)
+    picture_of_seed = tiny_vision.Prompt([5], (b"1", 2, 2), [6])
+    tiny_vision.submit(found.engine, "it", picture_of_seed, 3)
+    (refused,) = found.engine.step().outputs
+    assert isinstance(refused, SequenceFailed) and refused.code == "vision_unsupported"
     assert "no images: Pillow is not installed" in found.report.quantization
 
 
