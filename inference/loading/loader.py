@@ -217,11 +217,11 @@ def _describe(
 ) -> _Described:
     """The architecture is checked before anything else about the model."""
     if not files.is_gguf:
-        safetensors = SafetensorsFiles(files.weights)
         config = read_directory_config(files.directory)
         config = with_bounded_pixels(config, device.type, os.environ)
-        config = without_absent_tower(config, safetensors.names)
         tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
+        safetensors = SafetensorsFiles(files.weights)
+        config = without_absent_tower(config, safetensors.names)
         named = NamedFiles(safetensors, family_of(config), config)
         return _Described(config, by_expert(named), tokenizer_dir, named.left_out)
     header = read_headers(files.weights)
