@@ -362,8 +362,6 @@ class Scheduler:
             self.speculator.record(sequence, [*run, token_ids[row]])
             if (draft := schedule.drafts.get(sequence)) is None:
                 continue
-            sequence.num_accepted_drafts += len(run)
-            sequence.num_rejected_drafts += len(draft) - len(run)
             self.num_drafted_tokens += len(draft)
             self.num_accepted_drafts += len(run)
             sequence.token_ids += run

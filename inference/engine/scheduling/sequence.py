@@ -62,13 +62,11 @@ class Sequence:
         "is_anonymous",
         "max_length",
         "next_state_slot",
-        "num_accepted_drafts",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_prefilled_tokens",
         "num_prompt_tokens",
         "num_registered_blocks",
-        "num_rejected_drafts",
         "num_scored_tokens",
         "params",
         "parent_content",
@@ -153,10 +151,6 @@ class Sequence:
         """Content id of the state that it left last for later prompts while it decodes."""
         self.drafting: object | None = None
         """What a ``Speculator`` knows of it."""
-        self.num_accepted_drafts = 0
-        """Output tokens that were drafted."""
-        self.num_rejected_drafts = 0
-        """Drafted tokens that were run and are not in the output."""
 
     @property
     def num_output_tokens(self) -> int:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from inference.engine.images.prompt_images import PromptImages, image_problem
+from inference.engine.images.step_pictures import step_pictures
+from inference.engine.scheduling.scheduler import Schedule
+from inference.engine.scheduling.sequence import Sequence
 from inference.models.vision_config import VisionConfig
 from inference.protocol.images import SequenceImage
+from inference.protocol.sampling import SamplingParams
 
 PAD = 9
 VISION = VisionConfig(
@@ -112,3 +117,24 @@ def test_images_over_each_other_or_too_large() -> None:
     large = image_problem([image(0, 1, 7)], [PAD] * 7, VISION)
     assert both is not None and large is not None
     assert large[1] == "an image has more pixels than the model is given"
+
+
+def test_drafts_are_rotated_as_the_outputs_they_may_become() -> None:
+    """Two drafts behind an image, beside a sequence without any."""
+    seeing, reading = (
+        Sequence(
+            name,
+            [1, PAD, PAD, PAD, PAD, 2, 3],
+            SamplingParams(max_tokens=9),
+            context_tokens=64,
+            arrival=1,
+            deadline_s=0.0,
+        )
+        for name in ("seeing", "reading")
+    )
+    seeing.images = PromptImages([image(1, 2, 2)], 7, merge=2)
+    schedule = Schedule(decodes=[seeing, reading], drafts={seeing: [4, 5]})
+    assert schedule.decode_rows == [seeing, seeing, seeing, reading]
+    pictures = step_pictures(schedule, [6, 7, 8, 6], lambda image: None, torch.device("cpu"))  # type: ignore[arg-type, return-value]
+    assert pictures is not None
+    assert pictures.rotary.tolist() == [[4, 5, 6, 6]] * 3
