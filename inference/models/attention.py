@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from inference.models.batch import Batch, PrefillSpan
 from inference.models.paged_kv import LayerKV
@@ -21,6 +21,9 @@ MOST_GATHERED_BYTES = 128 * 1024**2
 may be more."""
 MOST_PARTS = 32
 """Of a decode row's context, which a kernel may compute side by side: a power of two."""
+
+SINK_FEATURES = 8
+"""One is needed; kernels want heads of a multiple."""
 
 
 class DecodeAttention(Protocol):
@@ -70,28 +73,45 @@ class TorchAttention:
         return TorchDecode(batch, block_tokens, self._window, self._dtype, self._soft_cap)
 
     def for_prefill(self, batch: Batch, block_tokens: int) -> PrefillAttention:
+        return TorchPrefill(batch, block_tokens, self._window, self._dtype, self._soft_cap)
+
+
+class TorchPrefill:
+    """Attention of a step's prompt rows, span by span."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        block_tokens: int,
+        window: int | None,
+        dtype: torch.dtype,
+        soft_cap: float | None,
+    ) -> None:
         device = batch.positions.device
-        masks = [prefill_mask(span, self._window, self._dtype, device) for span in batch.spans]
+        self._spans = batch.spans
+        self._masks = [prefill_mask(span, window, dtype, device) for span in batch.spans]
+        self._block_tokens = block_tokens
+        self._soft_cap = soft_cap
 
-        def attend(
-            queries: torch.Tensor,
-            keys: torch.Tensor | None,
-            values: torch.Tensor | None,
-            layer_kv: LayerKV,
-        ) -> torch.Tensor:
-            assert keys is not None and values is not None, "torch's rotation gives them"
-            parts = []
-            for span, mask in zip(batch.spans, masks, strict=True):
-                rows = slice(span.first_row, span.last_row)
-                own = keys[rows], values[rows]
-                parts.append(
-                    attend_prefill(
-                        queries[rows], *own, layer_kv, span, block_tokens, mask, self._soft_cap
-                    )
-                )
-            return torch.cat(parts)
-
-        return attend
+    def __call__(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor | None,
+        values: torch.Tensor | None,
+        layer_kv: LayerKV,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``sinks``: see ``attend_with_sinks``."""
+        assert keys is not None and values is not None, "torch's rotation gives them"
+        parts = []
+        for span, mask in zip(self._spans, self._masks, strict=True):
+            rows = slice(span.first_row, span.last_row)
+            own = keys[rows], values[rows]
+            size, cap = self._block_tokens, self._soft_cap
+            parts.append(
+                attend_prefill(queries[rows], *own, layer_kv, span, size, mask, cap, sinks)
+            )
+        return torch.cat(parts)
 
 
 class TorchDecode:
@@ -115,18 +135,21 @@ class TorchDecode:
         self._of_all_rows: ContextMask | None = None
         """Where they are all done at once: the same in every layer."""
 
-    def __call__(self, queries: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
+    def __call__(
+        self, queries: torch.Tensor, layer_kv: LayerKV, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``sinks``: see ``attend_with_sinks``."""
         num_rows, block_ids, cap = len(queries), self._block_ids, self._soft_cap
         at_once = max(1, MOST_GATHERED_BYTES // (self._num_context * gathered_bytes(layer_kv)))
         if num_rows <= at_once:
             if self._of_all_rows is None:
                 self._of_all_rows = self._mask(slice(None))
-            return attend_decode(queries, layer_kv, block_ids, self._of_all_rows, cap)
+            return attend_decode(queries, layer_kv, block_ids, self._of_all_rows, cap, sinks)
         parts = []
         for first in range(0, num_rows, at_once):
             rows = slice(first, first + at_once)
             mask = self._mask(rows)
-            parts.append(attend_decode(queries[rows], layer_kv, block_ids[rows], mask, cap))
+            parts.append(attend_decode(queries[rows], layer_kv, block_ids[rows], mask, cap, sinks))
         return torch.cat(parts)
 
     def _mask(self, rows: slice) -> ContextMask:
@@ -187,6 +210,7 @@ def attend_decode(
     block_ids: torch.Tensor,
     mask: ContextMask,
     soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """(num_rows, heads, head_dim) over each row's blocks -> (num_rows, heads * head_dim).
 
@@ -200,7 +224,9 @@ def attend_decode(
     context = gathered.view(num_rows, num_context, 2, num_kv_heads, head_dim)
     context = context.permute(2, 0, 3, 1, 4)
     grouped = queries.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    attended = _attend(grouped, context[0], context[1], mask.added, soft_cap)
+    if sinks is not None:
+        sinks = sinks.view(1, num_kv_heads, -1)
+    attended = _attend(grouped, context[0], context[1], mask.added, soft_cap, sinks)
     return attended.reshape(num_rows, num_heads * head_dim)
 
 
@@ -213,6 +239,7 @@ def attend_prefill(
     block_tokens: int,
     mask: torch.Tensor | None,
     soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One span's (num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim).
 
@@ -230,6 +257,7 @@ def attend_prefill(
         values.transpose(0, 1).unsqueeze(0),
         mask,
         soft_cap,
+        None if sinks is None else sinks.view(1, num_heads, 1),
     )
     return attended.squeeze(0).transpose(0, 1).reshape(num_tokens, num_heads * head_dim)
 
@@ -240,8 +268,12 @@ def _attend(
     values: torch.Tensor,
     mask: torch.Tensor | None,
     soft_cap: float | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """(sequences, heads, rows, head_dim); ``mask`` is added to scores, ``None``: causal."""
+    if sinks is not None:
+        assert soft_cap is None, "no family has both"
+        return attend_with_sinks(queries, keys, values, mask, sinks)
     num_groups = queries.shape[1] // keys.shape[1]
     if soft_cap is None:
         return scaled_dot_product_attention(
@@ -256,6 +288,45 @@ def _attend(
     else:
         scores = scores + mask
     return scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values
+
+
+def attend_with_sinks(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor,
+) -> torch.Tensor:
+    """Attention whose softmax has one more score, the head's sink, that takes weight from the
+    context and adds nothing. ``sinks`` has ``queries``' shape without the last axis, or broadcasts
+    to it.
+
+    The sink is a key before the others, and every head has some features more: there the sink's key
+    is 1 and a query holds its score, undivided; the other keys are 0.
+
+        queries  [ q ........ | sink / scale  0 ... ]
+        keys     [ 0 ........ |      1        0 ... ]    the sink's
+                 [ k ........ |      0        0 ... ]    the context's
+    """
+    num_rows, width = queries.shape[2], queries.shape[3]
+    scale = width**-0.5
+    if mask is None:
+        square = torch.zeros(num_rows, num_rows, dtype=queries.dtype, device=queries.device)
+        hidden = torch.ones_like(square, dtype=torch.bool).triu(1)
+        mask = square.masked_fill_(hidden, float("-inf"))
+    queries, keys, values = (pad(heads, (0, SINK_FEATURES)) for heads in (queries, keys, values))
+    queries[..., width] = sinks / scale
+    keys, values = (pad(heads, (0, 0, 1, 0)) for heads in (keys, values))
+    keys[:, :, 0, width] = 1.0
+    attended = scaled_dot_product_attention(
+        queries,
+        keys,
+        values,
+        pad(mask, (1, 0)),
+        enable_gqa=queries.shape[1] > keys.shape[1],
+        scale=scale,
+    )
+    return attended[..., :width]
 
 
 def prefill_mask(

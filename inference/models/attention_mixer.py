@@ -23,6 +23,7 @@ class AttentionMixer:
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
     query_scale: float = 1.0
+    sinks: torch.Tensor | None = None
     gated_heads: tuple[int, int] | None = None
     """Number and width of the heads that come with a gate; ``None``: none do."""
 
@@ -62,6 +63,7 @@ def load_attention(config: ModelConfig, weights: WeightSource, index: int) -> At
         query_norm=head_norm(names.query_norm),
         key_norm=head_norm(names.key_norm),
         query_scale=_query_scale(config),
+        sinks=weights.tensor(prefix + names.sinks) if config.has_sinks else None,
         gated_heads=(config.num_heads, config.head_dim) if config.has_output_gate else None,
     )
 

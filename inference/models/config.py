@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from inference.models.delta_config import DeltaConfig
 from inference.models.experts_config import ExpertsConfig
@@ -26,6 +27,8 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    truncates: bool = True
+    """Whether yarn's ramp begins and ends at whole dimensions."""
 
 
 MixerKind = Literal["attention", "sliding", "unrotated", "delta"]
@@ -76,6 +79,9 @@ class ModelConfig:
     has_output_gate: bool = False
     """Whether attention's queries come with a gate as wide, whose sigmoid weighs what was
     attended to. Head by head: a head's queries, then its gate."""
+    has_sinks: bool = False
+    """Whether each head of attention has a score of its own that takes weight from the context and
+    adds nothing."""
     mlps: tuple[MlpKind, ...] = ()
     """Of each layer; empty: all dense."""
     experts: ExpertsConfig | None = None
@@ -105,6 +111,8 @@ class ModelConfig:
     logit_multiplier: float = 1.0
     vision: VisionConfig | None = None
     """Of a model that is given pictures; ``None``: it reads text alone."""
+    module_config: Mapping[str, Any] | None = None
+    """config.json, of a model that transformers' own module computes."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, float | int] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from inference.models.attention_mixer import load_attention
 from inference.models.batch import Batch
 from inference.models.config import MixerKind, MlpKind, ModelConfig
 from inference.models.delta_mixer import load_delta
-from inference.models.experts import load_sparse_mlp
+from inference.models.experts_loading import load_sparse_mlp
 from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat
 from inference.models.mlp import load_dense_mlp

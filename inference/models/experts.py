@@ -5,23 +5,23 @@ chooses, and their outputs are added up by the router's weights.
          ─▶ gate|up ─▶ silu(gate) * up * weight ─▶ down ─▶ each row's k outputs added up
 
 The weight meets the activations before ``down``, which is linear: a row's outputs are then only
-added up. Knows no files.
+added up. Where ``down`` has a bias, the weight meets what comes out. Knows no files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch.nn.functional import linear
 
-from inference.models.config import ModelConfig
 from inference.models.experts_config import ExpertsConfig
-from inference.models.pointwise import Pointwise, TorchPointwise
+from inference.models.pointwise import Pointwise
 from inference.models.step import Step
-from inference.models.weights import Linear, WeightSource
+from inference.models.weights import Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +84,47 @@ class Experts(Protocol):
         ...
 
 
+Gate = Callable[[torch.Tensor], torch.Tensor]
+"""(num_rows, 2 * intermediate_size), gates first -> (num_rows, intermediate_size)."""
+
+
+def gate_of(config: ExpertsConfig, pointwise: Pointwise) -> Gate:
+    if config.limit is None:
+        assert config.swish_gain == 1.0, "no family has the one without the other"
+        return pointwise.gate
+    return partial(clamped_gate, limit=config.limit, gain=config.swish_gain)
+
+
+def clamped_gate(gate_up: torch.Tensor, *, limit: float, gain: float) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * gain))
+
+
 class GatedExpert:
     """``gate_up`` has the gates' outputs first."""
 
-    def __init__(self, gate_up: Linear, down: Linear, pointwise: Pointwise) -> None:
+    def __init__(
+        self, gate_up: Linear, down: Linear, gate: Gate, *, has_bias: bool = False
+    ) -> None:
+        """``has_bias``: whether ``down`` has one, which is weighed as well."""
         self.is_phaseless = gate_up.is_phaseless and down.is_phaseless
         self._gate_up = gate_up
         self._down = down
-        self._pointwise = pointwise
+        self._gate = gate
+        self._has_bias = has_bias
 
     def decode(self, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         """``weights`` (num_rows, 1) float32, of what comes out."""
-        inner = self._pointwise.gate(self._gate_up.decode(x))
+        inner = self._gate(self._gate_up.decode(x))
+        if self._has_bias:
+            return _weighted(self._down.decode(inner), weights)
         return self._down.decode(_weighted(inner, weights))
 
     def prefill(self, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        inner = self._pointwise.gate(self._gate_up.prefill(x))
+        inner = self._gate(self._gate_up.prefill(x))
+        if self._has_bias:
+            return _weighted(self._down.prefill(inner), weights)
         return self._down.prefill(_weighted(inner, weights))
 
 
@@ -151,18 +176,24 @@ class GroupedExperts:
 
     is_phaseless = True
 
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, pointwise: Pointwise) -> None:
+    def __init__(
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        gate: Gate,
+        biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:
         """``gate_up`` (num_experts, 2 * intermediate_size, hidden); ``down`` (num_experts, hidden,
-        intermediate_size)."""
+        intermediate_size). ``biases``: of both, (num_experts, out_features)."""
         self._gate_up = gate_up
         self._down = down
-        self._pointwise = pointwise
+        self._gate = gate
+        self._biases = biases
 
     def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
         sorted_rows = SortedRows.of(routes, self._gate_up.shape[0])
         entries = x.index_select(0, sorted_rows.rows).to(self._gate_up.dtype)
-        inner = self._pointwise.gate(_grouped(entries, self._gate_up, sorted_rows.ends))
-        outputs = _grouped(_weighted(inner, sorted_rows.weights), self._down, sorted_rows.ends)
+        outputs = self._outputs(entries, sorted_rows)
         # In float32, and each row's in the order of its experts: adding in place would take
         # whichever comes first.
         num_rows, per_row = routes.experts.shape
@@ -170,6 +201,18 @@ class GroupedExperts:
         return outputs[own].view(num_rows, per_row, -1).float().sum(dim=1).to(x.dtype)
 
     prefill = decode
+
+    def _outputs(self, entries: torch.Tensor, sorted_rows: SortedRows) -> torch.Tensor:
+        """Of each entry, weighted."""
+        ends, weights = sorted_rows.ends, sorted_rows.weights
+        if self._biases is None:
+            inner = self._gate(_grouped(entries, self._gate_up, ends))
+            return _grouped(_weighted(inner, weights), self._down, ends)
+        entry = torch.arange(len(entries), device=ends.device, dtype=ends.dtype)
+        experts = torch.searchsorted(ends, entry, right=True)
+        of_inner, of_output = (bias.index_select(0, experts) for bias in self._biases)
+        inner = self._gate(_grouped(entries, self._gate_up, ends) + of_inner)
+        return _weighted(_grouped(inner, self._down, ends) + of_output, weights)
 
 
 def _grouped(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -199,10 +242,12 @@ class SparseMlp:
         router: torch.Tensor,
         experts: Experts,
         shared: SharedExpert | None = None,
+        router_bias: torch.Tensor | None = None,
     ) -> None:
         """``router`` (num_experts, hidden)."""
         self.config = config
         self._router = router
+        self._router_bias = router_bias
         self._experts = experts
         self._shared = shared
         self.is_phaseless = experts.is_phaseless and (shared is None or shared.is_phaseless)
@@ -226,53 +271,4 @@ class SparseMlp:
         return added
 
     def _routes(self, x: torch.Tensor) -> Routes:
-        return route(self.config, linear(x, self._router))
-
-
-def load_sparse_mlp(config: ModelConfig, weights: WeightSource, index: int) -> SparseMlp:
-    assert config.experts is not None, "its layers are sparse"
-    return load_mixture(config.experts, weights, f"model.layers.{index}.mlp")
-
-
-def load_mixture(config: ExpertsConfig, weights: WeightSource, prefix: str) -> SparseMlp:
-    """The mixture at ``prefix``, as ``model.layers.0.mlp``. Each expert has names of its own:
-    ``loading/expert_files.py`` cuts stacks up."""
-    pointwise = TorchPointwise()
-    shared = None
-    if config.shared_intermediate_size is not None:
-        gate = None
-        if config.gates_shared:
-            gate = weights.tensor(f"{prefix}.shared_expert_gate.weight").view(1, -1)
-        shared = SharedExpert(_expert(weights, f"{prefix}.shared_expert", pointwise), gate)
-    experts: Experts
-    if weights.device.type == "cpu":
-        prefixes = expert_prefixes(config, prefix)
-        experts = LoopedExperts([_expert(weights, name, pointwise) for name in prefixes])
-    else:
-        experts = _load_grouped(config, weights, prefix, pointwise)
-    return SparseMlp(config, weights.tensor(f"{prefix}.gate.weight"), experts, shared)
-
-
-def expert_prefixes(config: ExpertsConfig, prefix: str) -> Iterator[str]:
-    return (f"{prefix}.experts.{index}" for index in range(config.num_experts))
-
-
-def _expert(weights: WeightSource, prefix: str, pointwise: Pointwise) -> GatedExpert:
-    gate_up = weights.linear(f"{prefix}.gate_proj", f"{prefix}.up_proj")
-    return GatedExpert(gate_up, weights.linear(f"{prefix}.down_proj"), pointwise)
-
-
-def _load_grouped(
-    config: ExpertsConfig, weights: WeightSource, prefix: str, pointwise: Pointwise
-) -> GroupedExperts:
-    """Expert by expert onto the device, so that no second copy of all of them is made."""
-    gate_ups, downs = None, None
-    for index, name in enumerate(expert_prefixes(config, prefix)):
-        gate_up = torch.cat([weights.dense(f"{name}.{part}_proj") for part in ("gate", "up")])
-        down = weights.dense(f"{name}.down_proj")
-        if gate_ups is None or downs is None:
-            gate_ups = gate_up.new_empty((config.num_experts, *gate_up.shape))
-            downs = down.new_empty((config.num_experts, *down.shape))
-        gate_ups[index], downs[index] = gate_up, down
-    assert gate_ups is not None and downs is not None
-    return GroupedExperts(gate_ups, downs, pointwise)
+        return route(self.config, linear(x, self._router, self._router_bias))

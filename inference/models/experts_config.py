@@ -24,3 +24,10 @@ class ExpertsConfig:
     """Of the expert that every row goes through beside its own, where there is one."""
     gates_shared: bool = True
     """Whether a sigmoid of the row weighs what the shared expert says."""
+    has_bias: bool = False
+    """Of the router and of each expert's projections."""
+    swish_gain: float = 1.0
+    """Of the gate: ``gate * sigmoid(gain * gate)``."""
+    limit: float | None = None
+    """What gates are clamped to from above and the rest from both sides, which is then raised by
+    one; ``None``: neither."""

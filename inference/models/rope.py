@@ -166,8 +166,10 @@ def _yarn(plain: torch.Tensor, scaling: RopeScaling, theta: float) -> tuple[torc
         ratio = scaling.original_max_positions / (num_turns * 2 * math.pi)
         return rotary_dim * math.log(ratio) / (2 * math.log(theta))
 
-    low = max(math.floor(dimension_that_turns(scaling.beta_fast)), 0)
-    high = min(math.ceil(dimension_that_turns(scaling.beta_slow)), rotary_dim - 1)
+    low, high = map(dimension_that_turns, (scaling.beta_fast, scaling.beta_slow))
+    if scaling.truncates:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
     width = max(high - low, 0.001)
     ramp = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     frequencies = plain / scaling.factor * ramp + plain * (1 - ramp)

@@ -29,6 +29,11 @@ class AttentionWeights(Protocol):
         """Of rotated queries, beyond one over the root of their width."""
         ...
 
+    @property
+    def sinks(self) -> torch.Tensor | None:
+        """(heads,) scores that take weight from the context and add nothing."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RotatedHeads:

@@ -6,6 +6,8 @@ Operators (of a model, once) ─▶ Step (of a batch) ─▶ rotation and attent
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -15,6 +17,8 @@ from inference.models.attention import (
     DecodeAttention,
     PrefillAttention,
     TorchAttention,
+    TorchDecode,
+    TorchPrefill,
 )
 from inference.models.batch import Batch
 from inference.models.config import MixerKind, ModelConfig
@@ -121,12 +125,53 @@ class StepAttention:
         queries, keys, values = heads.queries, heads.keys, heads.values
         if weights.query_scale != 1.0:
             queries = queries * weights.query_scale
-        if self.prefill is None:
-            assert self.decode is not None, "a step has rows"
-            return self.decode(queries, layer_kv)
-        if self.decode is None:
-            return self.prefill(queries, keys, values, layer_kv)
-        first = self.num_decodes
-        decoded = self.decode(queries[:first], layer_kv)
-        keys, values = (None if own is None else own[first:] for own in (keys, values))
-        return torch.cat((decoded, self.prefill(queries[first:], keys, values, layer_kv)))
+        return attend_rows(self, queries, keys, values, layer_kv, weights.sinks)
+
+
+class PhasedAttention(Protocol):
+    """Attention over a step's rows; ``None`` for a phase that none of them is in."""
+
+    @property
+    def num_decodes(self) -> int: ...
+
+    @property
+    def decode(self) -> DecodeAttention | None: ...
+
+    @property
+    def prefill(self) -> PrefillAttention | None: ...
+
+
+def attend_rows(
+    attention: PhasedAttention,
+    queries: torch.Tensor,
+    keys: torch.Tensor | None,
+    values: torch.Tensor | None,
+    layer_kv: LayerKV,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A step's rows (num_rows, heads, head_dim), whose keys and values are written, each in its
+    phase -> (num_rows, heads * head_dim). ``sinks`` (heads,): see ``attend_with_sinks``."""
+    decode, prefill = attention.decode, attention.prefill
+    if sinks is not None:
+        decode, prefill = _with_sinks(decode, prefill, sinks)
+    if prefill is None:
+        assert decode is not None, "a step has rows"
+        return decode(queries, layer_kv)
+    if decode is None:
+        return prefill(queries, keys, values, layer_kv)
+    first = attention.num_decodes
+    decoded = decode(queries[:first], layer_kv)
+    keys, values = (None if own is None else own[first:] for own in (keys, values))
+    return torch.cat((decoded, prefill(queries[first:], keys, values, layer_kv)))
+
+
+def _with_sinks(
+    decode: DecodeAttention | None, prefill: PrefillAttention | None, sinks: torch.Tensor
+) -> tuple[DecodeAttention | None, PrefillAttention | None]:
+    """Only torch's operators have them."""
+    assert decode is None or isinstance(decode, TorchDecode)
+    assert prefill is None or isinstance(prefill, TorchPrefill)
+    return (
+        None if decode is None else partial(decode, sinks=sinks),
+        None if prefill is None else partial(prefill, sinks=sinks),
+    )

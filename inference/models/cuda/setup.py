@@ -95,6 +95,8 @@ def _install_pointwise(model: DecoderModel) -> None:
 
 def attention_reason(config: ModelConfig) -> str | None:
     """What of this model's attention no kernel computes; ``None`` where they do."""
+    if config.has_sinks:
+        return "sinks are not built"
     return "soft caps of scores are not built" if config.attention_soft_cap else None
 
 

@@ -83,6 +83,8 @@ def attention_tensors(
     for name, features in zip(names.qkv, widths, strict=True):
         yield from projection(name, "column", (features, hidden), has_bias=config.qkv_bias)
     yield from projection(names.output, "row", (hidden, heads), has_bias=config.output_bias)
+    if config.has_sinks:
+        yield TensorRole(names.sinks, "norm", (config.num_heads,))
     if config.qk_norm:
         is_wide = config.is_qk_norm_wide
         for name, features in ((names.query_norm, heads), (names.key_norm, kv)):

@@ -45,13 +45,20 @@ def read_decoder(config: Json, generation: Json, **declared: Any) -> ModelConfig
         "rope_theta": float(rope.get("rope_theta") or 10000.0),
         "rope_scaling": scaling,
         "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+        **generation_facts(config, generation),
+    }
+    return ModelConfig(**(common | declared))
+
+
+def generation_facts(config: Json, generation: Json) -> dict[str, Any]:
+    """Fields of ``ModelConfig``: which tokens begin and end a text, and how to sample."""
+    return {
         "bos_token_id": _first_id(config.get("bos_token_id", generation.get("bos_token_id"))),
         "eos_token_ids": _ids(generation.get("eos_token_id", config.get("eos_token_id"))),
         "generation_defaults": {
             key: generation[key] for key in GENERATION_DEFAULTS if generation.get(key) is not None
         },
     }
-    return ModelConfig(**(common | declared))
 
 
 def extended_positions(declared: int, scaling: RopeScaling | None) -> int:
@@ -141,7 +148,7 @@ def rope_scaling(rope: Json, max_positions: int) -> RopeScaling | None:
         return None
     if kind not in ("linear", "llama3", "yarn"):
         raise BadFileError(f"rope scaling {kind!r} is not supported; known: linear, llama3, yarn")
-    if refused := sorted({"mscale", "mscale_all_dim", "truncate"} & rope.keys()):
+    if refused := sorted({"mscale", "mscale_all_dim"} & rope.keys()):
         raise BadFileError(f"rope scaling with {', '.join(refused)} is not supported")
     factor = rope.get("attention_factor")
     return RopeScaling(
@@ -153,6 +160,7 @@ def rope_scaling(rope: Json, max_positions: int) -> RopeScaling | None:
         beta_fast=float(rope.get("beta_fast") or 32.0),
         beta_slow=float(rope.get("beta_slow") or 1.0),
         attention_factor=None if factor is None else float(factor),
+        truncates=bool(rope.get("truncate", True)),
     )
 
 

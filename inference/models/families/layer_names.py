@@ -14,6 +14,8 @@ class LayerNames:
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
+    """Where attention has sinks: the tensor's whole name."""
     output: str = "self_attn.o_proj"
     mixed_norm: str | None = None
     """Of what the mixer adds."""

@@ -54,6 +54,8 @@ def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
     assert experts is not None, "its layers are sparse"
     count, inner = experts.num_experts, experts.intermediate_size
     yield TensorRole("mlp.gate.weight", "router", (count, hidden))
+    if experts.has_bias:
+        yield TensorRole("mlp.gate.bias", "router", (count,))
     for name, shape in (
         ("gate_proj", (inner, hidden)),
         ("up_proj", (inner, hidden)),
@@ -61,6 +63,9 @@ def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
     ):
         parts = tuple(f"mlp.experts.{index}.{name}.weight" for index in range(count))
         yield TensorRole(f"mlp.experts.{name}.weight", "experts", (count, *shape), parts)
+        if experts.has_bias:
+            biases = tuple(part.replace(".weight", ".bias") for part in parts)
+            yield TensorRole(f"mlp.experts.{name}.bias", "norm", (count, shape[0]), biases)
     if experts.shared_intermediate_size is None:
         return
     if experts.gates_shared:

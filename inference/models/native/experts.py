@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inference.models.config import ModelConfig
-from inference.models.experts import expert_prefixes
+from inference.models.experts_loading import expert_prefixes
 from inference.models.native.layers import NativeExperts
 from inference.models.native.packing import pack
 from inference.models.native.structs import Projection

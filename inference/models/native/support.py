@@ -53,6 +53,8 @@ def _unbuilt_variation(config: ModelConfig) -> str | None:
     is_sparse = "sparse" in config.mlp_kinds
     variations = {
         "rotation by a picture's rows and columns": config.vision is not None,
+        "sinks of attention": config.has_sinks,
+        "biased experts": config.experts is not None and config.experts.has_bias,
         f"{config.activation} MLPs": config.activation not in ACTIVATIONS,
         "experts beside a mixer": is_sparse and config.is_parallel,
         "experts of this activation": is_sparse and config.activation != "silu",

@@ -23,11 +23,10 @@ from inference.models.experts import (
     Routes,
     SortedRows,
     SparseMlp,
-    expert_prefixes,
-    load_mixture,
     route,
 )
 from inference.models.experts_config import ExpertsConfig
+from inference.models.experts_loading import expert_prefixes, load_mixture
 from inference.models.linear import LinearFactory
 from inference.models.pointwise import TorchPointwise
 
@@ -111,7 +110,7 @@ def grouped(config: ExpertsConfig, weights: OpenedWeights) -> GroupedExperts:
     for own in expert_prefixes(config, PREFIX):
         gate_up.append(torch.cat([weights.dense(f"{own}.{p}_proj") for p in ("gate", "up")]))
         down.append(weights.dense(f"{own}.down_proj"))
-    return GroupedExperts(torch.stack(gate_up), torch.stack(down), TorchPointwise())
+    return GroupedExperts(torch.stack(gate_up), torch.stack(down), TorchPointwise().gate)
 
 
 @torch.inference_mode()

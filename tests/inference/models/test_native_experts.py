@@ -12,8 +12,8 @@ from torch.nn.functional import rms_norm
 
 from inference.models.config import ModelConfig
 from inference.models.dense import DenseWeights
-from inference.models.experts import load_mixture
 from inference.models.experts_config import ExpertsConfig
+from inference.models.experts_loading import load_mixture
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.experts import load_experts
 from inference.models.native.layers import NativeLayer, NativeNorm
