@@ -81,6 +81,9 @@ class RandomWeights:
             return [self._dense(out_features, in_features)]
         return [self._grouped(out_features, in_features)]
 
+    def all_tensors(self) -> dict[str, torch.Tensor]:
+        raise NotImplementedError("made as they are asked for")
+
     def report(self) -> str:
         return f"random {self._format}"
 

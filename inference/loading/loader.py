@@ -39,6 +39,7 @@ from inference.loading.gguf_header import read_headers
 from inference.loading.gguf_tensors import GGUFTensorFiles
 from inference.loading.gguf_tokenizer_files import tokenizer_directory
 from inference.loading.image_processor import with_bounded_pixels
+from inference.loading.interleaved_experts import cut_interleaved
 from inference.loading.kv_choice import foreseen_kv_format
 from inference.loading.named_files import NamedFiles, without_absent_tower
 from inference.loading.opened_weights import OpenedWeights
@@ -222,7 +223,10 @@ def _describe(
         tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
         safetensors = SafetensorsFiles(files.weights)
         config = without_absent_tower(config, safetensors.names)
-        named = NamedFiles(safetensors, family_of(config), config)
+        family = family_of(config)
+        if family.is_foreign:
+            return _Described(config, safetensors, tokenizer_dir, "")
+        named = NamedFiles(cut_interleaved(safetensors), family, config)
         return _Described(config, by_expert(named), tokenizer_dir, named.left_out)
     header = read_headers(files.weights)
     config = read_gguf_config(header)

@@ -73,6 +73,14 @@ class OpenedWeights:
         self._record([name], _storage(stored))
         return self._factory.embedding(stored)
 
+    def all_tensors(self) -> dict[str, torch.Tensor]:
+        found = {}
+        for name in self._files.names:
+            self._note(name)
+            self._outcomes[f"{self._files.format_of(name)} dense"] += 1
+            found[name] = self._files.dense(name).to(self.activation_dtype)
+        return found
+
     def report(self) -> str:
         return "; ".join(
             f"{count} x {outcome}{_megabytes(self._packed_bytes[outcome])}"

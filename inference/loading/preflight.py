@@ -19,7 +19,7 @@ SHORTEST_CONTEXT_TOKENS = 256
 """What must fit beside the weights for the model to be of any use."""
 
 GROUPED_4_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K", "q4"})
-GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0", "q8"})
+GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0", "q8", "MXFP4"})
 FP8 = "fp8"
 """Small letters: quantised while loading."""
 BYTES_PER_4_BIT_WEIGHT = 0.5 + 4 / 32

@@ -118,6 +118,7 @@ def check_quantization(
         _refuse_without_fp8(device)
     if wanted is not None:
         _refuse_float32(spec, device)
+        _refuse_foreign(config, wanted)
     _refuse_other_formats(files, roles_of(config), wanted)
     has_dense_matrix = any(
         _is_dense(files, name) and len(files.shape_of(name)) == 2 for name in files.names
@@ -163,6 +164,14 @@ def _refuse_without_fp8(device: torch.device) -> None:
         raise BadSourceError(
             f"quantization fp8 needs a CUDA device of compute capability {least} or more, which "
             f"{device} is not; use q8"
+        )
+
+
+def _refuse_foreign(config: ModelConfig, wanted: InSitu) -> None:
+    if family_of(config).is_foreign:
+        raise BadSourceError(
+            f"quantization {wanted} is not built for {config.architecture}, which transformers' "
+            "own module computes; set it to auto"
         )
 
 

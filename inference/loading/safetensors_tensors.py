@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from inference.loading.errors import BadFileError, MissingTensorError
 from inference.models.stored import DenseWeight, StoredWeight
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+CODES = "U8"
+_CODES_OF_EXPERTS = re.compile(r".*\.experts\.\w+_(blocks|scales)")
+"""What ``interleaved_experts`` unpacks."""
 
 
 class SafetensorsFiles:
@@ -30,7 +34,8 @@ class SafetensorsFiles:
             raise BadFileError(f"{path} is not a readable safetensors file: {error}") from None
         for name in file.keys():  # noqa: SIM118 -- the handle is not iterable
             dtype = file.get_slice(name).get_dtype()
-            if dtype not in DTYPE_BYTES:
+            is_code = dtype == CODES and _CODES_OF_EXPERTS.fullmatch(name) is not None
+            if dtype not in DTYPE_BYTES and not is_code:
                 raise BadFileError(
                     f"{path.name}: {name} is stored as {dtype}; BF16, F16 and F32 are read"
                 )
@@ -53,6 +58,15 @@ class SafetensorsFiles:
             return DenseWeight(weight=view[first:last])
         index, begin = divmod(first, shape[1])
         return DenseWeight(weight=view[index, begin : begin + last - first])
+
+    def part(self, name: str, index: int) -> torch.Tensor:
+        """One entry of the first axis, as stored; nothing else is read."""
+        entry: torch.Tensor = self._find(name).get_slice(name)[index]
+        return entry
+
+    def element_bytes(self, name: str) -> int:
+        """Of a tensor of floats."""
+        return DTYPE_BYTES[self.format_of(name)]
 
     def format_of(self, name: str) -> str:
         dtype: str = self._find(name).get_slice(name).get_dtype()

@@ -69,5 +69,8 @@ class DenseWeights:
     def embedding(self, name: str) -> DenseEmbedding:
         return DenseEmbedding(self.tensor(f"{name}.weight"))
 
+    def all_tensors(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.to(self.activation_dtype) for name, tensor in self._tensors.items()}
+
     def report(self) -> str:
         return f"dense {self.activation_dtype}"

@@ -6,6 +6,7 @@ ModelError
 ├── PositionError               a step reaches beyond the positions that the model was built for
 ├── UnknownArchitectureError    no family here is called that
 ├── UnsupportedAdapterError     this path does not compute what an adapter changes
+├── UnsupportedModuleError      a module of transformers' does what paged attention cannot follow
 └── UnsupportedKVError          keys and values cannot be stored like that on this path
 """
 
@@ -30,6 +31,10 @@ class UnknownArchitectureError(ModelError):
 
 class UnsupportedAdapterError(ModelError):
     """The message names the first weight that cannot be adapted."""
+
+
+class UnsupportedModuleError(ModelError):
+    """Found before weights are read: by a run of the module without any."""
 
 
 class UnsupportedKVError(ModelError):

@@ -42,5 +42,8 @@ class NamedWeights:
     def stored_parts(self, *names: str) -> Sequence[StoredWeight]:
         return self._weights.stored_parts(*names)
 
+    def all_tensors(self) -> dict[str, torch.Tensor]:
+        return self._weights.all_tensors()
+
     def report(self) -> str:
         return self._weights.report()

@@ -16,6 +16,7 @@ from inference.models.cuda.setup import accelerate
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnknownArchitectureError
 from inference.models.families.registry import find_family, known_model_types
+from inference.models.foreign.model import ForeignModel
 from inference.models.kv_format import KVFormat, choose_kv_format
 from inference.models.native.build import (
     NativeUnavailableError,
@@ -115,6 +116,10 @@ def build_fastest_model(
     it; and in words which, and why not the other.
     ``kv_format`` ``None``: what suits the path. Raises ``UnknownArchitectureError`` and
     ``UnsupportedKVError``."""
+    if config.module_config is not None:
+        model = build_model(config, weights, context_tokens, kv_format)
+        assert isinstance(model, ForeignModel), "its family is foreign"
+        return model, model.execution
     if weights.device.type != "cpu":
         model = build_model(config, weights, context_tokens, kv_format)
         return accelerate(model) if isinstance(model, DecoderModel) else (model, "torch operators")

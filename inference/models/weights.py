@@ -86,6 +86,11 @@ class WeightSource(Protocol):
         one, so there is one more for each change of format."""
         ...
 
+    def all_tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor of the files by its name there, dense, on the CPU in the activation dtype:
+        for a module that knows what to make of them itself."""
+        ...
+
     def report(self) -> str:
         """For people: which weights stayed packed and with which kernel, which were dequantised."""
         ...

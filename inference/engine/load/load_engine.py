@@ -43,11 +43,11 @@ from inference.engine.scheduling.rates import PrefillAverage
 from inference.engine.scheduling.scheduler import SchedulerLimits
 from inference.loading.devices import free_memory_bytes
 from inference.loading.embedding_files import OpenedEmbeddingModel
-from inference.loading.errors import BadSourceError
+from inference.loading.errors import BadSourceError, UnknownArchitectureError
 from inference.loading.image_processor import open_image_processor, vision_input
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import PREFILL_TOKENS_PER_STEP, OpenedModel, open_model
-from inference.models.errors import UnsupportedKVError
+from inference.models.errors import UnsupportedKVError, UnsupportedModuleError
 from inference.models.graphed import GraphedDecoder, captured_in_words
 from inference.models.native.llama import NativeLlama
 from inference.models.registry import AnyModel, build_fastest_model
@@ -192,6 +192,8 @@ def _fastest_model(
         )
     except UnsupportedKVError as error:
         raise BadSourceError(str(error)) from None
+    except UnsupportedModuleError as error:
+        raise UnknownArchitectureError(str(error)) from error
 
 
 def _scheduler_limits(spec: LoadSpec, model: AnyModel) -> SchedulerLimits:

@@ -109,6 +109,8 @@ class Family:
     """How many heads' rows stand in GGUF's interleaved rotary order in the tensor of this Hugging
     Face name; ``None`` where rows are in their natural order."""
     features: frozenset[Feature] = frozenset({"prefix_reuse"})
+    is_foreign: bool = False
+    """Whether transformers' own modules compute it, which read their files' tensors themselves."""
     builder: str
     """``module:name`` of what builds the model on torch operators, imported when one is built:
     ``(config, weights, context_tokens, kv_format) -> Model``."""

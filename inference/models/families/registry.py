@@ -6,8 +6,11 @@ from inference.loading.errors import UnknownArchitectureError
 from inference.models.config import ModelConfig
 from inference.models.families.cohere import COHERE, COHERE2
 from inference.models.families.family import Family
+from inference.models.families.foreign import FOREIGN
+from inference.models.families.foreign_types import REFUSED_TYPES
 from inference.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from inference.models.families.glm import GLM, GLM4
+from inference.models.families.gpt_oss import GPT_OSS
 from inference.models.families.granite import GRANITE
 from inference.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from inference.models.families.mixtral import MIXTRAL
@@ -46,9 +49,11 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_MOE,
     MIXTRAL,
     OLMOE,
+    GPT_OSS,
 )
 
-_BY_MODEL_TYPE = {kind: family for family in FAMILIES for kind in family.model_types}
+_OWN = {kind: family for family in FAMILIES for kind in family.model_types}
+_BY_MODEL_TYPE = dict.fromkeys(FOREIGN.model_types, FOREIGN) | _OWN
 _BY_GGUF = {name: family for family in FAMILIES for name in family.gguf_architectures}
 
 
@@ -67,19 +72,27 @@ def known_model_types() -> tuple[str, ...]:
 
 def check_architecture(model_type: str) -> Family:
     """Raises ``UnknownArchitectureError``, naming the known ones."""
-    return _found(model_type, _BY_MODEL_TYPE)
+    family = _BY_MODEL_TYPE.get(model_type)
+    if family is None:
+        raise UnknownArchitectureError(
+            f"{_refused(model_type)}; this build runs {', '.join(_OWN)}, and as transformers' own "
+            f"modules {', '.join(FOREIGN.model_types)}"
+        )
+    return family
 
 
 def check_gguf_architecture(architecture: str) -> Family:
     """``architecture``: as GGUF spells it. Raises ``UnknownArchitectureError``, naming the known
     ones."""
-    return _found(architecture, _BY_GGUF)
-
-
-def _found(architecture: str, known: dict[str, Family]) -> Family:
-    family = known.get(architecture)
+    family = _BY_GGUF.get(architecture)
     if family is None:
         raise UnknownArchitectureError(
-            f"the model's architecture is {architecture!r}; this build runs {', '.join(known)}"
+            f"{_refused(architecture)}; this build runs {', '.join(_BY_GGUF)}"
         )
     return family
+
+
+def _refused(architecture: str) -> str:
+    reason = REFUSED_TYPES.get(architecture)
+    named = f"the model's architecture is {architecture!r}"
+    return named if reason is None else f"{named}, which {reason}"

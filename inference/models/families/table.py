@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from textwrap import fill
 
 from inference.models.families.family import Family
+from inference.models.families.foreign import FOREIGN
 from inference.models.families.registry import FAMILIES
 
 HEADER = """\
@@ -29,9 +31,28 @@ time, height and width, which neither the native decoder nor captured steps do. 
 """
 
 
+FOREIGN_HEADER = """
+## Transformers' own modules
+
+These decoders have no family here. transformers' module computes them, and its attention runs over
+our blocks: continuous batching, prefix reuse, preemption and cancellation hold as for a family.
+They are slower: projections are neither fused nor packed, and no kernel of ours runs them. The load
+report says so. They are read from dense safetensors only (no GGUF, no quantising while loading),
+and a sliding window saves no memory. Code that lies beside a model's weights is never run.
+
+Which of them run is tested against transformers' own answers. A module whose layers do not all
+attend once through transformers' attention interface, causally or within a window, is refused,
+and so is one that keeps a state beyond keys and values, and rotary scaling that follows the longest
+sequence of a batch (`dynamic`, `longrope`).
+
+"""
+
+
 def markdown(families: Iterable[Family] = FAMILIES) -> str:
     """The page, with a last newline."""
-    return HEADER + "".join(f"{_row(family)}\n" for family in families)
+    rows = "".join(f"{_row(family)}\n" for family in families)
+    names = fill(", ".join(f"`{name}`" for name in FOREIGN.model_types), width=100)
+    return f"{HEADER}{rows}{FOREIGN_HEADER}{names}\n"
 
 
 def _row(family: Family) -> str:

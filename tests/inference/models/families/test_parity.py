@@ -61,7 +61,7 @@ NESTED = {"gemma3"}
 MIXTURES = dict.fromkeys(("qwen3_moe", "qwen2_moe", "mixtral", "olmoe"), "test_mixtures.py")
 QWEN3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 HYBRIDS = dict.fromkeys((*QWEN3_5, "qwen3_next"), "test_hybrid.py")
-TESTED_IN = HYBRIDS | MIXTURES | {"qwen3_vl": "test_vision.py"}
+TESTED_IN = HYBRIDS | MIXTURES | {"qwen3_vl": "test_vision.py", "gpt-oss": "test_gpt_oss.py"}
 """Families whose layers want tests of their own kind, which hold them against transformers too."""
 
 

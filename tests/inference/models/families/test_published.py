@@ -41,7 +41,9 @@ def unfused(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Experts' gates and the rest apart, as files have them."""
     found = {}
     for key, value in state.items():
-        if key.endswith("experts.gate_up_proj"):
+        if "experts." in key and f"{key.removesuffix('_bias')}_bias" in state:
+            found |= interleaved(key, value)
+        elif key.endswith("experts.gate_up_proj"):
             for name, half in zip(("gate_proj", "up_proj"), value.chunk(2, dim=1), strict=True):
                 found[key.replace("gate_up_proj", f"{name}.weight")] = half
         elif key.endswith("experts.down_proj"):
@@ -49,3 +51,16 @@ def unfused(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         else:
             found[key] = value
     return found
+
+
+def interleaved(key: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    """As gpt-oss has them: inputs first, gates and the rest taking turns."""
+    kind = "bias" if key.endswith("_bias") else "weight"
+    turned = value if kind == "bias" else value.transpose(1, 2)
+    name = key.removesuffix("_bias")
+    if not name.endswith("gate_up_proj"):
+        return {f"{name}.{kind}": turned}
+    return {
+        name.replace("gate_up_proj", f"{part}_proj.{kind}"): turned[:, first::2]
+        for first, part in enumerate(("gate", "up"))
+    }

@@ -1,0 +1,116 @@
+"""Decoders that transformers has and no family here: run as its own modules behind our paged
+attention. See ``inference.models.foreign``.
+
+Which of them run is a list, not a guess: each was held against transformers' own answers. What
+memory they take is read from config.json, and the module is held against it before weights are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inference.loading.errors import BadFileError
+from inference.models.config import ModelConfig
+from inference.models.families.family import Family
+from inference.models.families.foreign_types import FOREIGN_TYPES
+from inference.models.families.hub_config import (
+    Json,
+    check_dense,
+    generation_facts,
+    positive_integer,
+    rope_parameters,
+)
+
+NAMES = {
+    "hidden_size": ("hidden_size", "n_embd"),
+    "num_layers": ("num_hidden_layers", "n_layer"),
+    "num_heads": ("num_attention_heads", "n_head"),
+    "max_positions": ("max_position_embeddings", "n_positions"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim"),
+}
+"""What sizes are called in config.json."""
+CHANGING_ROPES = frozenset({"dynamic", "longrope"})
+"""Whose angles follow the longest sequence of a batch."""
+KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+def read_config(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_dense(config)
+    _check_layers(config)
+    _check_rope(config)
+    hidden_size, num_heads = _size(config, "hidden_size"), _size(config, "num_heads")
+    return ModelConfig(
+        architecture=str(config["model_type"]),
+        vocab_size=positive_integer(config, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_find(config, "intermediate_size") or 4 * hidden_size,
+        num_layers=_size(config, "num_layers"),
+        num_heads=num_heads,
+        num_kv_heads=_num_kv_heads(config, num_heads),
+        head_dim=_head_dim(config, hidden_size, num_heads),
+        max_positions=_size(config, "max_positions"),
+        rms_norm_eps=0.0,
+        rope_theta=0.0,
+        module_config=config,
+        **generation_facts(config, generation),
+    )
+
+
+def _check_layers(config: Json) -> None:
+    if config.get("is_encoder_decoder"):
+        raise BadFileError("models with an encoder are not supported")
+    if unknown := sorted(set(config.get("layer_types") or ()) - KNOWN_LAYERS):
+        raise BadFileError(
+            f"layers of the type {unknown[0]!r} are not supported; this build runs "
+            f"{' and '.join(sorted(KNOWN_LAYERS))}"
+        )
+
+
+def _check_rope(config: Json) -> None:
+    """Raises ``BadFileError``."""
+    rope: Any = rope_parameters(config)
+    by_kind = [inner for inner in rope.values() if isinstance(inner, dict)]
+    for inner in (rope, *by_kind):
+        kind = inner.get("rope_type", inner.get("type"))
+        if kind in CHANGING_ROPES:
+            raise BadFileError(
+                f"rope scaling {kind!r} is not supported: its angles follow the longest sequence "
+                "of a batch"
+            )
+
+
+def _num_kv_heads(config: Json, num_heads: int) -> int:
+    """With latent attention every head gets keys of its own."""
+    if config.get("kv_lora_rank") or config.get("multi_query"):
+        return 1 if config.get("multi_query") else num_heads
+    return int(config.get("num_key_value_heads") or num_heads)
+
+
+def _head_dim(config: Json, hidden_size: int, num_heads: int) -> int:
+    if config.get("kv_lora_rank"):
+        return positive_integer(config, "qk_nope_head_dim") + positive_integer(
+            config, "qk_rope_head_dim"
+        )
+    return int(config.get("head_dim") or hidden_size // num_heads)
+
+
+def _size(config: Json, name: str) -> int:
+    """Raises ``BadFileError``."""
+    found = next((key for key in NAMES[name] if config.get(key)), NAMES[name][0])
+    return positive_integer(config, found)
+
+
+def _find(config: Json, name: str) -> int | None:
+    return next((int(config[key]) for key in NAMES[name] if config.get(key)), None)
+
+
+FOREIGN = Family(
+    name="transformers' own modules",
+    model_types=tuple(FOREIGN_TYPES),
+    read_config=read_config,
+    # Only transformers knows what its modules' tensors are called: they are missed at the load.
+    tensors=lambda config: (),
+    is_foreign=True,
+    builder="inference.models.foreign.model:ForeignModel",
+)

@@ -1,0 +1,190 @@
+"""What a module of transformers asks of attention, found by running it without weights.
+
+The module is built on torch's meta device, where tensors have shapes and no numbers, and run with
+an attention function and a mask function that take notes. Whatever paged attention does not
+compute is refused here, by name, before a weight is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from inference.models.errors import UnsupportedModuleError
+
+INSPECTED = "helexa_inspected"
+NUM_ROWS = 5
+PASSED_OVER = frozenset(
+    {
+        *("dropout", "position_ids", "use_cache", "sliding_window", "is_causal"),
+        *("output_router_logits", "output_attentions"),
+    }
+)
+"""What modules also pass to attention. Masks say what windows there are; the others say nothing
+that is not known."""
+NEAR, FAR = 66, 70_000
+"""Where masks without a window are looked at."""
+
+META = torch.device("meta")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """How one layer attends."""
+
+    module: str
+    """The name of its attention module."""
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    """Of queries and keys."""
+    value_dim: int
+    scale: float
+    """Of scores."""
+    window: int | None
+    soft_cap: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenMask:
+    """Stands for a mask: causal, and within ``window`` where there is one."""
+
+    window: int | None
+
+
+def inspect(model: Any) -> list[AttentionCall]:
+    """Of a causal language model on the meta device, by layer. Raises
+    ``UnsupportedModuleError``."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    names = {module: name for name, module in model.named_modules()}
+    calls: list[AttentionCall] = []
+
+    def attend(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        scaling: float | None = None,
+        **others: Any,
+    ) -> tuple[torch.Tensor, None]:
+        seen = _Seen(query, key, value, attention_mask, scaling, others)
+        calls.append(seen.call(names[module], getattr(module, "layer_idx", None)))
+        width = value.shape[-1]
+        return query.new_empty(query.shape[0], query.shape[2], query.shape[1], width), None
+
+    AttentionInterface.register(INSPECTED, attend)
+    AttentionMaskInterface.register(INSPECTED, _seen_mask)
+    model.set_attn_implementation(INSPECTED)
+    try:
+        _run(model)
+    except UnsupportedModuleError:
+        raise
+    except Exception as error:
+        raise UnsupportedModuleError(
+            f"transformers' {type(model).__name__} does not run behind paged attention: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return _by_layer(model, calls)
+
+
+@torch.no_grad()
+def _run(model: Any) -> None:
+    rows = torch.arange(NUM_ROWS, device=META)[None]
+    # A mask of padding is given, though nothing is padded: without it transformers would look for
+    # several sequences in one row, by positions that have no numbers here.
+    model(input_ids=rows, position_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: Any
+    scaling: float | None
+    others: Mapping[str, Any]
+
+    def call(self, name: str, layer: int | None) -> AttentionCall:
+        """Raises ``UnsupportedModuleError``."""
+        num_heads, num_kv_heads = self.query.shape[1], self.key.shape[1]
+        head_dim, value_dim = self.query.shape[3], self.value.shape[3]
+        others = dict(self.others)
+        soft_cap, sinks = others.pop("softcap", None), others.pop("s_aux", None)
+        unknown = [
+            key for key, value in others.items() if key not in PASSED_OVER and value is not None
+        ]
+        shape = (1, num_kv_heads, NUM_ROWS)
+        problems = {
+            "does not say which layer it is": layer is None,
+            f"passes {', '.join(sorted(unknown))} to attention": bool(unknown),
+            "makes masks of its own": not isinstance(self.mask, SeenMask),
+            "is not causal": others.get("is_causal") is False,
+            "attends to other rows than its own": self.key.shape[:3] != shape
+            or self.value.shape[:3] != shape
+            or self.query.shape[2] != NUM_ROWS,
+            "has heads that do not share keys evenly": bool(num_heads % num_kv_heads),
+            "has values wider than its keys": value_dim > head_dim,
+            "has sinks of another shape": sinks is not None
+            and (sinks.shape != (num_heads,) or soft_cap is not None),
+        }
+        if problem := next((words for words, is_there in problems.items() if is_there), None):
+            raise UnsupportedModuleError(
+                f"transformers' {name} {problem}, which paged attention does not follow"
+            )
+        return AttentionCall(
+            module=name,
+            layer=int(layer or 0),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            scale=head_dim**-0.5 if self.scaling is None else float(self.scaling),
+            window=self.mask.window,
+            soft_cap=None if soft_cap is None else float(soft_cap),
+        )
+
+
+def _by_layer(model: Any, calls: list[AttentionCall]) -> list[AttentionCall]:
+    found = sorted(calls, key=lambda call: call.layer)
+    num_layers = model.config.get_text_config().num_hidden_layers
+    if [call.layer for call in found] != list(range(num_layers)):
+        raise UnsupportedModuleError(
+            f"transformers' {type(model).__name__} has {num_layers} layers and attends "
+            f"{len(found)} times through its attention interface; only modules whose every layer "
+            "attends once run behind paged attention"
+        )
+    return found
+
+
+def _seen_mask(
+    *,
+    mask_function: Callable[..., torch.Tensor],
+    local_size: int | None = None,
+    **_: Any,
+) -> SeenMask:
+    """Stands in for what makes masks. Raises ``UnsupportedModuleError`` for one that is neither
+    causal nor causal within a window, as looked at where they would differ."""
+    size = local_size or NEAR
+    near = torch.arange(0, NEAR, device=CPU)
+    edges = [size * times + offset for times in (1, 2, 3) for offset in (-2, -1, 0, 1)]
+    edges += [FAR, FAR - size, FAR - size + 1]
+    positions = torch.cat((near, torch.tensor(edges, device=CPU).clamp(min=0)))
+    rows, context = positions[:, None], positions[None]
+    zero = torch.zeros((), dtype=torch.int64, device=CPU)
+    allowed = torch.as_tensor(mask_function(zero, zero, rows, context))
+    expected = context <= rows
+    if local_size is not None:
+        expected = expected & (context > rows - local_size)
+    if not torch.equal(allowed.broadcast_to(expected.shape), expected):
+        raise UnsupportedModuleError(
+            "the module masks attention by a rule other than causal or causal within a window, "
+            "which paged attention does not follow"
+        )
+    return SeenMask(local_size)

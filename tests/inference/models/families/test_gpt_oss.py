@@ -1,0 +1,157 @@
+"""gpt-oss, from dense files and from files in MXFP4 as they are published, against transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from inference.loading.errors import BadFileError
+from inference.loading.interleaved_experts import MXFP4, cut_interleaved, unpacked
+from inference.loading.safetensors_tensors import SafetensorsFiles
+from inference.models.attention import attend_with_sinks
+from inference.models.families.registry import find_family
+from inference.models.native.support import unsupported_reason
+from inference.models.registry import build_model
+from inference.models.stored import GroupedWeight
+from tests.inference.models.families import parity
+from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
+
+NUM_EXPERTS = 4
+ROW = Row(
+    model_type="gpt_oss",
+    config={
+        "intermediate_size": 32,
+        "num_local_experts": NUM_EXPERTS,
+        "num_experts_per_tok": 2,
+        "sliding_window": 20,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "rope_theta": 10_000.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+        },
+    },
+)
+
+
+@pytest.fixture
+def reference() -> PreTrainedModel:
+    model = parity.build_reference(ROW)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "router" in name or "experts" in name or "sinks" in name:
+                parameter.normal_(std=0.5)
+    return model
+
+
+def check(reference: PreTrainedModel, folder: Path, tmp_path: Path) -> None:
+    parity.check_source(reference, folder, tmp_path)
+
+
+def test_dense_files(reference: PreTrainedModel, tmp_path: Path) -> None:
+    check(reference, parity.save_safetensors(reference, tmp_path / "model"), tmp_path)
+
+
+def test_files_in_mxfp4(reference: PreTrainedModel, tmp_path: Path) -> None:
+    folder = save_mxfp4(reference, tmp_path / "model")
+    check(reference, folder, tmp_path)
+    model = parity.opened(folder, tmp_path)
+    stored = model.weights.stored("model.layers.1.mlp.experts.2.up_proj")
+    assert isinstance(stored, GroupedWeight) and stored.bits == 8
+    held = load_file(folder / "model.safetensors")
+    assert model.weight_bytes == sum(tensor.nbytes for tensor in held.values())
+    model.close()
+
+
+@torch.no_grad()
+def save_mxfp4(reference: PreTrainedModel, folder: Path) -> Path:
+    """With random codes, whose values ``reference`` gets, as transformers unpacks them."""
+    parity.save_safetensors(reference, folder)
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(3)
+    for index, layer in enumerate(reference.model.layers):
+        for name in ("gate_up_proj", "down_proj"):
+            dense = getattr(layer.mlp.experts, name)
+            _, num_inputs, num_outputs = dense.shape
+            shape = NUM_EXPERTS, num_outputs, num_inputs // 32
+            blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+            scales = torch.randint(122, 126, shape, generator=generator, dtype=torch.uint8)
+            dense.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+            stack = f"model.layers.{index}.mlp.experts.{name}"
+            del tensors[stack]
+            tensors |= {f"{stack}_blocks": blocks, f"{stack}_scales": scales}
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_bytes())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_mxfp4_is_unpacked_exactly() -> None:
+    """Every code under scales that float16 could not hold."""
+    blocks = torch.arange(256, dtype=torch.uint8).view(1, 16, 16)
+    scales = torch.arange(0, 254, 16, dtype=torch.uint8).view(1, 16)
+    found = unpacked(blocks, scales).dequantize()
+    expected = convert_moe_packed_tensors(blocks[None], scales[None], dtype=torch.float32)[0].T
+    assert torch.equal(found, expected)
+    with pytest.raises(BadFileError, match="x has a scale that is not a number"):
+        unpacked(blocks, torch.full_like(scales, 255), "x")
+
+
+def test_gates_and_the_rest_are_told_apart(tmp_path: Path) -> None:
+    stack, both = "model.layers.0.mlp.experts", torch.randn(2, 8, 6)
+    tensors = {
+        f"{stack}.gate_up_proj": both,
+        f"{stack}.gate_up_proj_bias": torch.arange(12.0).view(2, 6),
+        f"{stack}.down_proj": torch.randn(2, 3, 8),
+        f"{stack}.down_proj_bias": torch.randn(2, 8),
+        "model.norm.weight": torch.randn(8),
+    }
+    save_file(tensors, tmp_path / "x.safetensors")
+    files = cut_interleaved(SafetensorsFiles([tmp_path / "x.safetensors"]))
+    assert torch.equal(files.dense(f"{stack}.1.up_proj.weight"), both[1, :, 1::2].T)
+    assert files.dense(f"{stack}.1.gate_proj.bias").tolist() == [6.0, 8.0, 10.0]
+    assert files.shape_of(f"{stack}.0.down_proj.weight") == (8, 3)
+    assert len(files.names) == 1 + 2 * 3 * 2
+    assert sum(map(files.bytes_of, files.names)) == sum(t.nbytes for t in tensors.values())
+    assert MXFP4 not in {files.format_of(name) for name in files.names}
+    files.close()
+
+
+def test_files_that_lack_a_stack_are_refused(reference: PreTrainedModel, tmp_path: Path) -> None:
+    folder = save_mxfp4(reference, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.0.mlp.experts.down_proj_scales"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(BadFileError, match=r"lack model.layers.0.mlp.experts.0.down_proj.weight"):
+        parity.opened(folder, tmp_path)
+
+
+def test_a_sink_takes_weight_and_adds_nothing() -> None:
+    torch.manual_seed(0)
+    queries, keys, values = (torch.randn(1, heads, 5, 16) for heads in (4, 2, 2))
+    sinks = torch.randn(4)
+    found = attend_with_sinks(queries, keys, values, None, sinks.view(1, 4, 1))
+    keys, values = (heads.repeat_interleave(2, dim=1) for heads in (keys, values))
+    scores = queries @ keys.transpose(2, 3) / 4
+    scores = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
+    weights = torch.cat((scores, sinks.view(1, 4, 1, 1).expand(1, 4, 5, 1)), dim=-1).softmax(-1)
+    torch.testing.assert_close(found, weights[..., :5] @ values)
+
+
+def test_the_native_decoder_does_not_take_it(reference: PreTrainedModel, tmp_path: Path) -> None:
+    import ctypes
+
+    model = parity.opened(parity.save_safetensors(reference, tmp_path / "model"), tmp_path)
+    reason = unsupported_reason(model.config, ctypes.CDLL(None))
+    assert reason is not None and reason.startswith("the native decoder has no")
+    assert build_model(model.config, model.weights, CONTEXT_TOKENS).config.has_sinks
+    assert find_family("gpt_oss") is not None
+    model.close()
