@@ -26,9 +26,12 @@ class KVCache:
         block_tokens: int = DEFAULT_BLOCK_TOKENS,
         kept_blocks: int | None = None,
         num_state_slots: int = 0,
+        window: int | None = None,
     ) -> None:
-        """``num_state_slots``: of a model with recurrent layers, else 0."""
+        """``num_state_slots``: of a model with recurrent layers, else 0. ``window``: how many
+        tokens a row sees at most, its own among them; ``None`` where a layer sees all."""
         self.block_tokens = block_tokens
+        self.window = window
         self.allocator = BlockAllocator(num_blocks, kept_blocks)
         self.states: StateSlots | None = None
         if num_state_slots:
@@ -118,6 +121,20 @@ class KVCache:
                 sequence.block_ids[index], sequence.parent_content, tokens
             )
             sequence.num_registered_blocks += 1
+        if self.window is not None:
+            self._drop_unseen(sequence, self.window)
+
+    def _drop_unseen(self, sequence: Sequence, window: int) -> None:
+        """Give back the blocks that its next row does not see, nor any after it. The prefix cache
+        may know them for as long as nobody else needs them.
+
+            positions   0 ....... | num_computed - window + 1 ....... num_computed
+                        [ dropped, whole blocks ][ seen by the next row           ]
+        """
+        num_unseen = max(0, sequence.num_computed_tokens - window + 1) // self.block_tokens
+        if num_unseen > sequence.num_dropped_blocks:
+            self.allocator.release(sequence.block_ids[sequence.num_dropped_blocks : num_unseen])
+            sequence.num_dropped_blocks = num_unseen
 
     def end_of_chunk(self, sequence: Sequence, start: int, end: int) -> int:
         """Where a chunk of its tokens ends that could go to ``end``: with recurrent layers at a
@@ -152,8 +169,9 @@ class KVCache:
         self.allocator.distrust(sequence.block_ids)
 
     def release(self, sequence: Sequence) -> None:
-        self.allocator.release(sequence.block_ids)
+        self.allocator.release(_held(sequence))
         sequence.block_ids = []
+        sequence.num_dropped_blocks = 0
         sequence.num_registered_blocks = 0
         sequence.parent_content = sequence.cache_salt
         sequence.num_computed_tokens = 0
@@ -161,7 +179,7 @@ class KVCache:
             self.states.release(sequence)
 
     def check_integrity(self, live: Ordered[Sequence]) -> None:
-        self.allocator.check_integrity([sequence.block_ids for sequence in live])
+        self.allocator.check_integrity([_held(sequence) for sequence in live])
         if self.states is not None:
             self.states.check_integrity(live)
             self.states.check_known(self.allocator.content_ids)
@@ -174,3 +192,9 @@ def _content(sequence: Sequence, start: int, end: int) -> BlockContent:
     if sequence.images is None:
         return tokens
     return tokens + sequence.images.content(start, end)
+
+
+def _held(sequence: Sequence) -> list[int]:
+    if not sequence.num_dropped_blocks:
+        return sequence.block_ids
+    return sequence.block_ids[sequence.num_dropped_blocks :]

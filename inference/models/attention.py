@@ -89,7 +89,9 @@ class TorchPrefill:
     ) -> None:
         device = batch.positions.device
         self._spans = batch.spans
-        self._masks = [prefill_mask(span, window, dtype, device) for span in batch.spans]
+        self._masks = [
+            prefill_mask(span, window, dtype, device, block_tokens) for span in batch.spans
+        ]
         self._block_tokens = block_tokens
         self._soft_cap = soft_cap
 
@@ -249,8 +251,10 @@ def attend_prefill(
     """
     num_tokens, num_heads, head_dim = queries.shape
     if span.start > 0 or layer_kv.entries.dtype != queries.dtype:
-        gathered = layer_kv.gather(span.block_ids, block_tokens, queries.dtype)
-        keys, values = gathered[: span.end].unbind(1)
+        first = 0 if mask is None else span.end - mask.shape[-1]
+        block_ids = span.block_ids[first // block_tokens :]
+        gathered = layer_kv.gather(block_ids, block_tokens, queries.dtype)
+        keys, values = gathered[: span.end - first].unbind(1)
     attended = _attend(
         queries.transpose(0, 1).unsqueeze(0),
         keys.transpose(0, 1).unsqueeze(0),
@@ -330,14 +334,22 @@ def attend_with_sinks(
 
 
 def prefill_mask(
-    span: PrefillSpan, sliding_window: int | None, dtype: torch.dtype, device: torch.device
+    span: PrefillSpan,
+    sliding_window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    block_tokens: int,
 ) -> torch.Tensor | None:
-    """(num_tokens, end), 0 where a row may look, else -inf. ``None``: plain causal, from the start
-    of the sequence."""
+    """(num_tokens, num_context), 0 where a row may look, else -inf. ``None``: plain causal, from
+    the start of the sequence. The context ends with the span, and with a window it begins with the
+    block of the first token that a row sees: blocks before it may be somebody else's already."""
     if span.start == 0 and (sliding_window is None or span.end <= sliding_window):
         return None
+    first = 0
+    if sliding_window is not None:
+        first = max(0, span.start - sliding_window + 1) // block_tokens * block_tokens
     rows = torch.arange(span.start, span.end, device=device).unsqueeze(1)
-    context = torch.arange(span.end, device=device)
+    context = torch.arange(first, span.end, device=device)
     hidden = context > rows
     if sliding_window is not None:
         hidden |= context <= rows - sliding_window

@@ -144,5 +144,10 @@ class ModelConfig:
         kind: MlpKind = "dense"
         return (kind,) * self.num_layers
 
+    @property
+    def widest_window(self) -> int | None:
+        """How many tokens a row sees at most; ``None`` where a layer sees all, or keeps a state."""
+        return self.sliding_window if set(self.mixer_kinds) == {"sliding"} else None
+
     def window_of(self, kind: MixerKind) -> int | None:
         return self.sliding_window if kind == "sliding" else None

@@ -56,7 +56,9 @@ def build_engine(
         num_state_slots = 0
     elif num_state_slots is None:
         num_state_slots = wanted_slots(limits.max_running)
-    kv_cache = KVCache(num_kv_blocks, block_tokens, kept_kv_blocks, num_state_slots)
+    kv_cache = KVCache(
+        num_kv_blocks, block_tokens, kept_kv_blocks, num_state_slots, model.config.widest_window
+    )
     kv = model.new_kv(num_kv_blocks, block_tokens, num_state_slots)
     if isinstance(model, GraphedDecoder):
         model.capture_decode(kv, max_rows=limits.max_running, context_tokens=context_tokens)

@@ -64,6 +64,7 @@ class Sequence:
         "next_state_slot",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_dropped_blocks",
         "num_prefilled_tokens",
         "num_prompt_tokens",
         "num_registered_blocks",
@@ -138,6 +139,9 @@ class Sequence:
         self.num_cached_tokens: int | None = None
         """Prompt tokens that the prefix cache held at the first admission."""
         self.block_ids: list[int] = []
+        self.num_dropped_blocks = 0
+        """Leading blocks that it has given back, for no layer sees them any more. Their ids stay in
+        ``block_ids``, where nobody looks at them."""
         self.num_registered_blocks = 0
         """Leading blocks whose content the prefix cache knows."""
         self.parent_content: int | str = cache_salt

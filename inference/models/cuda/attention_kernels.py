@@ -258,15 +258,18 @@ def prefill_kernel(
         tokens = first + tl.arange(0, tile_tokens)
         distance = (position + rows)[:, None] - tokens[None, :]
         is_visible = distance >= 0
+        is_held = tokens < end
         if window > 0:
             is_visible = is_visible & (distance < window)
+            # Earlier blocks may be somebody else's already.
+            is_held = is_held & (tokens > position - window)
         keys = load_tile(
-            entries, scales, sequence_blocks, tokens, tokens < end, kv_head, 0,
+            entries, scales, sequence_blocks, tokens, is_held, kv_head, 0,
             num_kv_heads, head_dim, padded_dim, block_tokens, group_features, has_scales,
             query.dtype,
         )  # fmt: skip
         values = load_tile(
-            entries, scales, sequence_blocks, tokens, tokens < end, kv_head, 1,
+            entries, scales, sequence_blocks, tokens, is_held, kv_head, 1,
             num_kv_heads, head_dim, padded_dim, block_tokens, group_features, has_scales,
             query.dtype,
         )  # fmt: skip

@@ -74,8 +74,8 @@ class ForeignModel:
     def prepare_adapter(self, weights: AdapterWeights) -> NoReturn:
         """Raises ``UnsupportedAdapterError``."""
         raise UnsupportedAdapterError(
-            f"{self.config.architecture} is computed by transformers' own module, whose projections "
-            "take no adapters here"
+            f"{self.config.architecture} is computed by transformers' own module, whose "
+            "projections take no adapters here"
         )
 
     @torch.inference_mode()

@@ -1,0 +1,104 @@
+"""A model all of whose layers see only a window gives back, while a sequence runs, the blocks that
+slid out of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from inference.engine.engine import Engine
+from inference.engine.kv_cache import KVCache
+from inference.engine.scheduling.sequence import Sequence
+from inference.models.paged_kv import LayerKV, PagedKV
+from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.conftest import Pair, build_pair
+from tests.inference.engine.test_parity import engine_for, prompt_of, run, submit
+
+NUM_TOKENS = 120
+
+
+@pytest.fixture(params=["torch", "native"])
+def sliding(request: pytest.FixtureRequest, native_cache_dir: Path) -> Pair:
+    """A window of 24 tokens."""
+    return build_pair("mistral", request.param, native_cache_dir)
+
+
+def sequence_of(num_tokens: int) -> Sequence:
+    params = SamplingParams(max_tokens=8)
+    tokens = list(range(num_tokens))
+    return Sequence("s", tokens, params, context_tokens=100, arrival=1, deadline_s=0.0)
+
+
+def kv_cache_of(engine: Engine) -> KVCache:
+    return engine._scheduler.kv_cache
+
+
+def spoil_free_blocks(engine: Engine) -> None:
+    """What nobody holds becomes what is not a number, as if others had failed there."""
+    kv_cache = kv_cache_of(engine)
+    held = {b for s in engine._scheduler.running for b in s.block_ids[s.num_dropped_blocks :]}
+    free = torch.tensor([b for b in range(kv_cache.allocator.num_blocks) if b not in held])
+    kv = engine._executor._runner._kv  # type: ignore[attr-defined]
+    if not isinstance(kv, PagedKV):
+        for tensor in (kv.keys, kv.values):
+            tensor.view(torch.uint8).index_fill_(1, free, 255)
+        return
+    for layer in kv.layers:
+        assert isinstance(layer, LayerKV)
+        size = kv_cache.block_tokens
+        by_block = layer.entries[: kv_cache.allocator.num_blocks * size].view(-1, size, 2, 2, 16)
+        by_block.index_fill_(0, free, float("nan"))
+
+
+def test_two_run_to_their_ends_where_their_whole_contexts_would_not_fit(sliding: Pair) -> None:
+    contexts = 2 * -(-(40 + NUM_TOKENS) // sliding.block_tokens)
+    engine = engine_for(sliding, num_kv_blocks=contexts * 2 // 3, prefill_tokens_per_step=9)
+    prompts = {"a": prompt_of(40, seed=1), "b": prompt_of(11, seed=2)}
+    for name, prompt in prompts.items():
+        submit(engine, name, prompt, NUM_TOKENS)
+    answers: dict[str, list[int]] = {"a": [], "b": []}
+    while engine.has_work:
+        for output in engine.step().outputs:
+            answers[output.sequence_id].extend(output.token_ids)  # type: ignore[union-attr]
+        engine._scheduler.check_integrity()
+        spoil_free_blocks(engine)
+    assert engine.stats().num_preemptions == 0
+    assert answers == {name: sliding.greedy(p, NUM_TOKENS) for name, p in prompts.items()}
+
+
+def test_what_slid_out_stays_known(sliding: Pair) -> None:
+    engine = engine_for(sliding)
+    prompt = prompt_of(100, seed=3)
+    for name in ("first", "again"):
+        submit(engine, name, prompt, 40)
+        assert run(engine)[name] == sliding.greedy(prompt, 40)
+    assert engine.stats().prefix_hit_tokens >= 64
+
+
+def test_a_sequence_holds_its_window_and_what_is_not_computed_yet() -> None:
+    cache = KVCache(num_blocks=16, block_tokens=4, window=6)
+    sequence = sequence_of(40)
+    assert cache.admit(sequence)
+    held = []
+    for num_computed in (3, 8, 9, 16, 40):
+        sequence.num_computed_tokens = num_computed
+        cache.register_computed(sequence)
+        held.append(cache.allocator.num_used)
+        cache.check_integrity([sequence])
+    # The row at 8 sees 3 to 8, that at 9 sees 4 to 9, that at 16 sees 11 to 16.
+    assert held == [10, 10, 9, 8, 2]
+    cache.release(sequence)
+    cache.check_integrity([])
+    assert cache.allocator.num_used == 0
+    assert cache.admit(sequence) and sequence.num_dropped_blocks == 0
+
+
+def test_without_a_window_nothing_is_given_back() -> None:
+    cache = KVCache(num_blocks=16, block_tokens=4)
+    sequence = sequence_of(40)
+    assert cache.admit(sequence)
+    sequence.num_computed_tokens = 40
+    cache.register_computed(sequence)
+    assert cache.allocator.num_used == 10
