@@ -16,10 +16,11 @@ class RopeScaling:
     """How positions beyond the trained length are mapped (Hugging Face ``rope_scaling``).
 
     ``linear`` divides positions by ``factor``; ``llama3`` is the frequency-banded rule of Llama 3.1
-    and uses the three fields below it; ``yarn`` is Peng et al. 2023, arXiv:2309.00071.
+    and uses the three fields below it; ``yarn`` is Peng et al. 2023, arXiv:2309.00071; ``longrope``
+    is Ding et al. 2024, arXiv:2402.13753, with a divisor for each frequency.
     """
 
-    kind: Literal["linear", "llama3", "yarn"]
+    kind: Literal["linear", "llama3", "yarn", "longrope"]
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -29,6 +30,9 @@ class RopeScaling:
     attention_factor: float | None = None
     truncates: bool = True
     """Whether yarn's ramp begins and ends at whole dimensions."""
+    short_divisors: tuple[float, ...] = ()
+    """Of longrope, where no position is beyond the trained length."""
+    long_divisors: tuple[float, ...] = ()
 
 
 MixerKind = Literal["attention", "sliding", "unrotated", "delta"]

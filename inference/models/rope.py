@@ -89,7 +89,7 @@ def rope_table(
     kind: MixerKind = "attention",
 ) -> RopeTable:
     """Of at least so many positions, for layers of this kind."""
-    frequencies, magnitude = _frequencies(config, kind)
+    frequencies, magnitude = _frequencies(config, kind, num_positions)
     num_positions = -(-num_positions // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = torch.outer(positions, frequencies)
@@ -122,7 +122,9 @@ def _axes(
     return axes.repeat(2)
 
 
-def _frequencies(config: ModelConfig, kind: MixerKind) -> tuple[torch.Tensor, float]:
+def _frequencies(
+    config: ModelConfig, kind: MixerKind, num_positions: int
+) -> tuple[torch.Tensor, float]:
     """(rotary_dim / 2,) radians per position, and what cosines and sines are multiplied by."""
     if kind == "unrotated":
         return torch.empty(0), 1.0
@@ -138,6 +140,8 @@ def _frequencies(config: ModelConfig, kind: MixerKind) -> tuple[torch.Tensor, fl
         return plain / scaling.factor, 1.0
     if scaling.kind == "llama3":
         return _llama3(plain, scaling), 1.0
+    if scaling.kind == "longrope":
+        return _longrope(plain, scaling, num_positions)
     return _yarn(plain, scaling, theta)
 
 
@@ -153,6 +157,20 @@ def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     blended = (1 - blend) * plain / scaling.factor + blend * plain
     stretched = torch.where(wavelengths > shortest_stretched, plain / scaling.factor, blended)
     return torch.where(wavelengths < longest_kept, plain, stretched)
+
+
+def _longrope(
+    plain: torch.Tensor, scaling: RopeScaling, num_positions: int
+) -> tuple[torch.Tensor, float]:
+    """Ding et al. 2024, arXiv:2402.13753. Which divisors hold is decided once, by the longest
+    context that is offered: keys in blocks cannot be turned again when a sequence grows long."""
+    is_long = num_positions > scaling.original_max_positions
+    divisors = torch.tensor(scaling.long_divisors if is_long else scaling.short_divisors)
+    magnitude = scaling.attention_factor
+    if magnitude is None:
+        stretch = math.log(max(scaling.factor, 1.0)) / math.log(scaling.original_max_positions)
+        magnitude = math.sqrt(1 + stretch)
+    return plain / divisors, magnitude
 
 
 def _yarn(plain: torch.Tensor, scaling: RopeScaling, theta: float) -> tuple[torch.Tensor, float]:

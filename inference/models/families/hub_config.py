@@ -146,8 +146,12 @@ def rope_scaling(rope: Json, max_positions: int) -> RopeScaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
+    if kind in ("longrope", "su"):
+        return _longrope(rope, max_positions)
     if kind not in ("linear", "llama3", "yarn"):
-        raise BadFileError(f"rope scaling {kind!r} is not supported; known: linear, llama3, yarn")
+        raise BadFileError(
+            f"rope scaling {kind!r} is not supported; known: linear, llama3, yarn, longrope"
+        )
     if refused := sorted({"mscale", "mscale_all_dim"} & rope.keys()):
         raise BadFileError(f"rope scaling with {', '.join(refused)} is not supported")
     factor = rope.get("attention_factor")
@@ -161,6 +165,23 @@ def rope_scaling(rope: Json, max_positions: int) -> RopeScaling | None:
         beta_slow=float(rope.get("beta_slow") or 1.0),
         attention_factor=None if factor is None else float(factor),
         truncates=bool(rope.get("truncate", True)),
+    )
+
+
+def _longrope(rope: Json, max_positions: int) -> RopeScaling:
+    """Raises ``BadFileError``."""
+    short, long = rope.get("short_factor"), rope.get("long_factor")
+    if not short or not long or len(short) != len(long):
+        raise BadFileError("rope scaling 'longrope' wants short_factor and long_factor")
+    original = positive_integer(rope, "original_max_position_embeddings")
+    factor = rope.get("attention_factor")
+    return RopeScaling(
+        kind="longrope",
+        factor=float(rope.get("factor") or max_positions / original),
+        original_max_positions=original,
+        attention_factor=None if factor is None else float(factor),
+        short_divisors=tuple(map(float, short)),
+        long_divisors=tuple(map(float, long)),
     )
 
 

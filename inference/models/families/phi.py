@@ -1,9 +1,11 @@
-"""Phi-3 and Phi-4 (dense, without LongRoPE): llama's layers with fused projections."""
+"""Phi-3 and Phi-4 (dense): llama's layers with fused projections, and LongRoPE where config.json
+has it."""
 
 from __future__ import annotations
 
 from functools import partial
 
+from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import (
     ATTENTION_NAMES,
@@ -29,9 +31,16 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
     check_activation(config, "silu", "swish")
     window = config.get("sliding_window")
-    return read_decoder(
+    found = read_decoder(
         config, generation, rotary_dim=rotary_dim(config), sliding_window=window or None
     )
+    scaling = found.rope_scaling
+    if scaling is not None and 2 * len(scaling.long_divisors) != found.rotary_dim:
+        raise BadFileError(
+            f"config.json scales {len(scaling.long_divisors)} frequencies, and heads have "
+            f"{found.rotary_dim} features that are rotated in pairs"
+        )
+    return found
 
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:

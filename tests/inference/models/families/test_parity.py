@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from inference.loading.config import parse_config
+from inference.loading.errors import BadFileError
 from inference.models.families.family import Family
 from inference.models.families.registry import FAMILIES
 from inference.models.native.llama import NativeLlama
 from inference.models.native.support import unsupported_reason
+from inference.models.registry import build_model
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, ROWS, Row
 from tests.inference.models.families.test_vision import REFERENCES as GIVEN_PICTURES
@@ -54,6 +57,44 @@ def test_natively(library: ctypes.CDLL, row: Row, tmp_path: Path) -> None:
     native = NativeLlama(library, model.config, model.weights, CONTEXT_TOKENS, "fp32")
     model.close()
     parity.check_batch_mates(reference, native, block_tokens=native.decoder.block_tokens)
+
+
+def test_longrope_is_long_where_a_longer_context_is_offered(tmp_path: Path) -> None:
+    """transformers chooses by the length of each sequence: these are all long, or all short."""
+    divisors = [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    scaling = {
+        "rope_type": "longrope", "rope_theta": 10_000.0, "long_factor": divisors,
+        "short_factor": [1.0 + x / 8 for x in divisors], "partial_rotary_factor": 1.0,
+        "original_max_position_embeddings": 32,
+    }
+    row = Row(
+        model_type="phi3",
+        config={"rope_parameters": scaling, "original_max_position_embeddings": 32},
+    )
+    reference = parity.build_reference(row)
+    model = parity.opened(parity.save_safetensors(reference, tmp_path / "model"), tmp_path)
+    for context_tokens, lengths in ((CONTEXT_TOKENS, (33, 50)), (32, (5, 20))):
+        built = build_model(model.config, model.weights, context_tokens)
+        engine = parity.engine_of(built, prefill_tokens_per_step=19, num_kv_blocks=16)
+        prompts = [parity.prompt_of(length, seed=length) for length in lengths]
+        for prompt, answer in zip(prompts, parity.answers_of(engine, prompts, 9), strict=True):
+            parity.check_greedy(reference, prompt, answer.token_ids)
+    model.close()
+
+
+def test_longrope_without_its_divisors_is_refused() -> None:
+    facts = {
+        "model_type": "phi3", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128,
+        "original_max_position_embeddings": 32,
+    }
+    rope = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    assert parse_config(facts | {"rope_scaling": rope}, {}).rope_scaling is not None
+    with pytest.raises(BadFileError, match="short_factor and long_factor"):
+        parse_config(facts | {"rope_scaling": rope | {"short_factor": [1.0]}}, {})
+    with pytest.raises(BadFileError, match="scales 4 frequencies"):
+        short = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
+        parse_config(facts | {"rope_scaling": rope | short}, {})
 
 
 NESTED = {"gemma3"}
