@@ -168,7 +168,7 @@ def unpacked(blocks: torch.Tensor, scales: torch.Tensor, name: str = "a weight")
     exponents = scales.int() - EXPONENT_BIAS - 1
     if bool((scales == 255).any()):
         raise BadFileError(f"{name} has a scale that is not a number")
-    powers = torch.ldexp(torch.ones(()), exponents)
+    powers = torch.ldexp(torch.ones(exponents.shape), exponents)
     return GroupedWeight(bits=8, codes=codes, scales=powers)
 
 

@@ -178,11 +178,15 @@ def _seen_mask(
     positions = torch.cat((near, torch.tensor(edges, device=CPU).clamp(min=0)))
     rows, context = positions[:, None], positions[None]
     zero = torch.zeros((), dtype=torch.int64, device=CPU)
-    allowed = torch.as_tensor(mask_function(zero, zero, rows, context))
     expected = context <= rows
     if local_size is not None:
         expected = expected & (context > rows - local_size)
-    if not torch.equal(allowed.broadcast_to(expected.shape), expected):
+    try:
+        allowed = torch.as_tensor(mask_function(zero, zero, rows, context))
+        is_known = torch.equal(allowed.broadcast_to(expected.shape), expected)
+    except RuntimeError:
+        is_known = False  # it follows numbers of the batch, and there are none
+    if not is_known:
         raise UnsupportedModuleError(
             "the module masks attention by a rule other than causal or causal within a window, "
             "which paged attention does not follow"

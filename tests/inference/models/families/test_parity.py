@@ -63,8 +63,11 @@ def test_longrope_is_long_where_a_longer_context_is_offered(tmp_path: Path) -> N
     """transformers chooses by the length of each sequence: these are all long, or all short."""
     divisors = [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     scaling = {
-        "rope_type": "longrope", "rope_theta": 10_000.0, "long_factor": divisors,
-        "short_factor": [1.0 + x / 8 for x in divisors], "partial_rotary_factor": 1.0,
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "long_factor": divisors,
+        "short_factor": [1.0 + x / 8 for x in divisors],
+        "partial_rotary_factor": 1.0,
         "original_max_position_embeddings": 32,
     }
     row = Row(
@@ -84,8 +87,13 @@ def test_longrope_is_long_where_a_longer_context_is_offered(tmp_path: Path) -> N
 
 def test_longrope_without_its_divisors_is_refused() -> None:
     facts = {
-        "model_type": "phi3", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128,
+        "model_type": "phi3",
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
         "original_max_position_embeddings": 32,
     }
     rope = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
