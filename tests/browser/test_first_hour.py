@@ -167,7 +167,10 @@ def chat_until_the_budget_says_stop(browser: Browser) -> None:
     raise AssertionError(f"{MAX_QUESTIONS} answers, and the budget is not spent")
 
 
-CHOSEN_MODEL = "return Alpine.$data(document.querySelector('.pg-page')).model"
+CHOSEN_MODEL = """
+    const page = document.querySelector(".pg-page");
+    return page?._x_dataStack ? Alpine.$data(page).model : "";
+"""
 LAST_ERROR = """
     const shown = [...document.querySelectorAll(".pg-answer .hx-bad")];
     return shown.length ? shown.at(-1).innerText.trim() : "";
