@@ -8,7 +8,7 @@ export const LANGUAGES = {
 };
 
 // What the openai package names itself goes beside it; what it does not know, into extra_body.
-const EXTENSIONS = ["top_k", "min_p", "repetition_penalty", "chat_template_kwargs"];
+const EXTENSIONS = ["top_k", "min_p", "repetition_penalty", "chat_template_kwargs", "include_reasoning"];
 
 export function asCode(language, request, baseUrl) {
   return { curl, openai, anthropic, javascript }[language](request, baseUrl);

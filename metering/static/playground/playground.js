@@ -63,6 +63,10 @@ function playground(settings, csrfToken, keyUrl) {
       return this.card?.reasoning ?? false;
     },
 
+    get mayThink() {
+      return !this.card?.capabilities || isAbleTo(this.card, "reasoning");
+    },
+
     async refreshModels() {
       if (!this.account) return;
       try {

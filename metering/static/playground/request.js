@@ -82,6 +82,8 @@ export function requestOf(page, turns) {
   const request = { model: page.model, messages: messagesOf(page.system, turns) };
   Object.assign(request, samplingOf(page.sampling));
   if (page.thinking === "off") request.chat_template_kwargs = { enable_thinking: false };
+  // Thinking is told to those who ask; where it is not, a model need not think at all.
+  if (page.mayThink && page.thinking !== "off") request.include_reasoning = true;
   if (page.thinking === "on") request.chat_template_kwargs = { enable_thinking: true };
   const tools = toolsOf(page.tools);
   if (tools.length) request.tools = tools;
