@@ -23,11 +23,12 @@ from inference.batches.file_store import FileStore
 from inference.batches.models import Batch
 from inference.gateway.database import DatabaseThreads
 from inference.protocol.events import Event, Failed, Failure
-from inference.protocol.generation import Submit
+from inference.protocol.generation import ChatInput, Submit
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import KEY, OTHERS_KEY, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
+from tests.inference.image_files import data_uri, png
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
 CHAT = "/v1/chat/completions"
@@ -277,3 +278,22 @@ def test_a_file_is_not_looked_up_by_a_path(tmp_path: Path) -> None:
     for name in ("../secret", "file-../x", "file-" + "g" * 32, "/etc/passwd"):
         with pytest.raises(AssertionError):
             FileStore(tmp_path).path(name)
+
+
+async def test_lines_may_hold_images(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
+    neuron.capabilities = ["chat", "vision"]
+    await neuron.beat()
+    seen = [{"type": "image_url", "image_url": {"url": data_uri(png(30, 20))}}]
+    bad = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}]
+    batch = await begin(
+        sdk,
+        line("seen", messages=[{"role": "user", "content": seen}]),
+        line("bad", messages=[{"role": "user", "content": bad}]),
+    )
+    batch = await until_ended(sdk, batch.id)
+    assert set(await results(sdk, batch.output_file_id)) == {"seen"}
+    (refused,) = (await results(sdk, batch.error_file_id)).values()
+    assert "invalid_image" in json.dumps(refused)
+    (submit,) = [frame for frame in neuron.frames if isinstance(frame, Submit)]
+    assert isinstance(submit.request.input, ChatInput)
+    assert [image.width_px for image in submit.request.input.messages[0].images] == [30]

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import orjson
 import pytest
 
 from inference.gateway import image_fetch
 from inference.gateway.image_fetch import ImageFetchError, fetch_image
 from inference.gateway.image_hosts import ImageAddressError, check_resolved, image_address
+from inference.gateway.images import ImageReader
+from inference.protocol.generation import ChatInput
+from inference.wire import openai_chat
+from inference.wire.dialect import NO_CONTEXT
+from inference.wire.errors import InvalidImageError
+from inference.wire.images import ImageFile, ImageRules
+from inference.wire.openai_chat import ChatRequest
 from tests.inference.image_files import png
 
 CAT = png(30, 20)
@@ -165,3 +174,25 @@ def test_a_host_inside_is_not_asked_by_a_pattern(host: str) -> None:
         fetch_image(f"http://localhost:{port}/cat.png", ("*",), max_bytes=1000)
     with pytest.raises(ImageFetchError, match="not fetched from this host"):
         fetch_image("http://localhost/cat.png", ("*",), max_bytes=1000)
+
+
+def _asking(url: str) -> Callable[[], ChatRequest]:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [part]}]}
+    return partial(openai_chat.parse, orjson.dumps(body), NO_CONTEXT)
+
+
+async def test_a_body_is_read_with_what_was_fetched_for_it(host: str) -> None:
+    reader = ImageReader(ImageRules(fetches=True), (host,))
+    parsed = await reader.parsed(_asking(f"http://{host}/cat.png"))
+    assert isinstance(parsed.generation.input, ChatInput)
+    (image,) = parsed.generation.input.messages[0].images
+    assert isinstance(image, ImageFile)
+    assert image.data == CAT
+
+
+async def test_a_refusal_names_the_image_that_could_not_be_fetched(host: str) -> None:
+    reader = ImageReader(ImageRules(fetches=True), (host,))
+    with pytest.raises(InvalidImageError, match="status 404") as refused:
+        await reader.parsed(_asking(f"http://{host}/none.png"))
+    assert refused.value.param == "messages[0].content[0].image_url.url"
