@@ -192,6 +192,17 @@ class CatalogueSettings:
         ),
     )
 
+    prefix_disk_bytes: int | None = field(
+        default=None,
+        metadata=setting(
+            Count(most=MAX_BYTES),
+            Section.LIMITS,
+            "How much of a neuron's disk may keep what prompts filled of the KV cache, so that a "
+            "long beginning is not computed again after a reload. Empty: nothing is kept.",
+            label="prefixes on disk (bytes)",
+            travels=True,
+        ),
+    )
     adapter_slots: int = field(
         default=DEFAULT_ADAPTER_SLOTS,
         metadata=setting(

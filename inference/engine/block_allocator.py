@@ -111,6 +111,11 @@ class BlockAllocator:
         """(block id, content id) of the block that holds ``content`` after ``parent``."""
         return self._content.get((parent, content))
 
+    def content_of(self, block_id: int) -> int | None:
+        """Content id of a block that the prefix cache knows."""
+        key = self._key_of.get(block_id)
+        return None if key is None else self._content[key][1]
+
     def register(self, block_id: int, parent: Parent, content: BlockContent) -> int:
         """Make a full block's content known; returns its content id. Where another block already
         holds the same content that one stays the known one."""

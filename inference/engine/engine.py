@@ -17,6 +17,7 @@ from inference.engine.faults.kinds import StepFault
 from inference.engine.faults.numerical_watch import NumericalWatch
 from inference.engine.images.prompt_images import PromptImages, image_problem
 from inference.engine.pending_outputs import PendingOutputs
+from inference.engine.prefix_disk import PrefixDisk
 from inference.engine.prompt_problem import prompt_problem
 from inference.engine.sampling.pending_grammars import GrammarSource, PendingGrammars
 from inference.engine.sampling.sampled import Sampled
@@ -77,6 +78,7 @@ class Engine:
         run_ahead: RunAhead[Any] | None = None,
         grammars: GrammarSource | None = None,
         adapters: Adapters | None = None,
+        prefix_disk: PrefixDisk | None = None,
         prefill_average: PrefillAverage | None = None,
         clock: Callable[[], float] = time.monotonic,
         check_when_idle: bool = False,
@@ -87,6 +89,7 @@ class Engine:
         self._run_ahead = run_ahead
         self._pending_grammars = PendingGrammars(grammars)
         self._adapters = adapters or Adapters(None)
+        self._prefix_disk = prefix_disk
         self._clock = clock
         self._check_when_idle = check_when_idle
         self._sequences: dict[str, Sequence] = {}
@@ -98,7 +101,9 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences or self._outputs)
+        if self._sequences or self._outputs:
+            return True
+        return self._prefix_disk is not None and self._prefix_disk.has_unwritten
 
     @property
     def has_prompts(self) -> bool:
@@ -112,10 +117,11 @@ class Engine:
         self._fail_overdue(started_s)
         self._take_compiled()
         self._take_adapters()
+        if self._prefix_disk is not None:
+            self._prefix_disk.before_step()
         schedule, execute = self._next_schedule()
         if schedule.is_empty:
-            if not self._adapters.wait(COMPILE_WAIT_S):
-                self._pending_grammars.wait(COMPILE_WAIT_S)
+            self._wait()
         else:
             if self._run_ahead is not None and self._run_ahead.is_ahead:
                 started_s = self._step_end_s  # until then the device had another
@@ -129,6 +135,8 @@ class Engine:
                 self._times.record_in_parts(schedule, outcome.faults)
             else:
                 self._record_time(schedule, outcome, self._step_end_s - started_s)
+        if self._prefix_disk is not None:
+            self._prefix_disk.after_step()
         if self._check_when_idle and not self._sequences:
             self._scheduler.check_integrity()
         return self.take_outputs()
@@ -158,7 +166,14 @@ class Engine:
         self._pending_grammars.add(sequence)
         if command.adapter is not None:
             self._adapters.add(sequence, command.adapter)
+        if self._prefix_disk is not None and not command.images:
+            self._prefix_disk.add(sequence)
         self._scheduler.add(sequence)
+
+    def close(self) -> None:
+        """Nothing more will be asked of it: what is to be on disk is written."""
+        if self._prefix_disk is not None:
+            self._prefix_disk.flush()
 
     def drop_adapter(self, name: str) -> None:
         """It leaves its slot once no sequence has it. One that is not here: nothing to do."""
@@ -322,6 +337,13 @@ class Engine:
                 self._forget(sequence)
         self._scheduler.end_many(ended)
 
+    def _wait(self) -> None:
+        """For what a sequence waits for, when there is nothing else to do."""
+        if self._prefix_disk is not None and self._prefix_disk.wait(COMPILE_WAIT_S):
+            return
+        if not self._adapters.wait(COMPILE_WAIT_S):
+            self._pending_grammars.wait(COMPILE_WAIT_S)
+
     def _take_compiled(self) -> None:
         """Let sequences start whose grammar is compiled, and fail those whose does not compile."""
         for sequence, problem in self._pending_grammars.take_done():
@@ -351,4 +373,6 @@ class Engine:
         del self._sequences[sequence.sequence_id]
         self._pending_grammars.forget(sequence)
         self._adapters.forget(sequence)
+        if self._prefix_disk is not None:
+            self._prefix_disk.forget(sequence)
         self._executor.forget(sequence)

@@ -46,7 +46,7 @@ class KVCache:
         """
         if self.states is not None and not self.states.has_seat:
             return False
-        shared, contents = self._known_prefix(sequence)
+        shared, contents = self.known_prefix(sequence)
         if not self._is_enough_beside(shared, sequence):
             return False
         for block_id in shared:
@@ -67,7 +67,7 @@ class KVCache:
             return False
         if self._num_blocks_of(sequence) <= self.allocator.num_free:
             return True  # also without sharing any, which takes longer to find out
-        shared, _ = self._known_prefix(sequence)
+        shared, _ = self.known_prefix(sequence)
         return self._is_enough_beside(shared, sequence)
 
     def _num_blocks_of(self, sequence: Sequence) -> int:
@@ -80,7 +80,7 @@ class KVCache:
         num_fresh = self._num_blocks_of(sequence) - len(shared)
         return num_fresh <= self.allocator.num_free - num_idle
 
-    def _known_prefix(self, sequence: Sequence) -> tuple[list[int], list[int]]:
+    def known_prefix(self, sequence: Sequence) -> tuple[list[int], list[int]]:
         """Block ids and content ids of the longest known chain that leaves one token to run, and
         those that are still to be scored. Recurrent layers go on from where a snapshot is."""
         if sequence.num_tokens_to_score:

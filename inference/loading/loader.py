@@ -85,6 +85,7 @@ class OpenedModel:
     need: MemoryNeed
     factory: LinearFactory
     files: TensorFiles
+    weight_paths: tuple[Path, ...] = ()
     left_out: str = ""
     """In words: what of the files the model does not compute with."""
     unquantized: Unquantized | None = None
@@ -144,6 +145,7 @@ def open_model(
         need=need,
         factory=factory,
         files=described.files,
+        weight_paths=files.weights,
         left_out=described.left_out,
         unquantized=None
         if dense is described.files

@@ -83,6 +83,18 @@ class PagedKV:
             for kind in config.mixer_kinds
         ]
 
+    def block(self, block_id: int) -> dict[str, torch.Tensor]:
+        """Views of one block of every layer of attention, by name."""
+        slots = slice(block_id * self.block_tokens, (block_id + 1) * self.block_tokens)
+        views = {}
+        for index, layer in enumerate(self.layers):
+            if not isinstance(layer, LayerKV):
+                continue
+            views[f"{index}.entries"] = layer.entries[slots]
+            if layer.scales is not None:
+                views[f"{index}.scales"] = layer.scales[slots]
+        return views
+
 
 def new_layer(
     num_slots: int, num_kv_heads: int, head_dim: int, kv_format: KVFormat, device: torch.device

@@ -36,6 +36,10 @@ class KVStorage(Protocol):
     @property
     def block_tokens(self) -> int: ...
 
+    def block(self, block_id: int) -> dict[str, torch.Tensor]:
+        """Views of one block's keys and values, by name; writing to them changes it."""
+        ...
+
 
 KV = TypeVar("KV", bound=KVStorage)
 

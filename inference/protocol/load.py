@@ -85,6 +85,9 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_prefill_s: float | None = None
     """How long the longest prompt may take to its first token, the device to itself: bounds the
     context by measured speed. ``None``: no bound."""
+    prefix_disk_bytes: int | None = None
+    """How much of the neuron's disk prefixes of prompts may take, so that they survive a reload.
+    ``None``: none are kept there."""
     adapter_slots: int = DEFAULT_ADAPTER_SLOTS
     """How many adapters (LoRA) may be loaded beside it at once; 0: none."""
     earlier_loads: EarlierLoads | None = None

@@ -96,6 +96,7 @@ OTHER_VALUES: dict[str, SettingValue] = {
     "max_concurrent_sequences": 8,
     "kv_dtype": "int8",
     "kv_memory_bytes": 2**40,
+    "prefix_disk_bytes": 2**33,
     "adapter_slots": 3,
     "device": "cuda",
     "min_devices": 2,

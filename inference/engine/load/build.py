@@ -12,6 +12,8 @@ from inference.engine.images.image_rows import ImageProcessor, ImageRows
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.load.state_plan import wanted_slots
 from inference.engine.model_runner import ModelRunner
+from inference.engine.prefix_disk import PrefixDisk
+from inference.engine.prefix_files import PrefixFiles
 from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer
 from inference.engine.sampling.grammars import GrammarCompiler
@@ -38,6 +40,8 @@ def build_engine(
     scheduler_limits: SchedulerLimits | None = None,
     grammars: GrammarCompiler | None = None,
     adapters: Adapters | None = None,
+    prefix_files: PrefixFiles | None = None,
+    prefix_fingerprint: str = "",
     image_processor: ImageProcessor | None = None,
     prefill_average: PrefillAverage | None = None,
     run_ahead: bool | None = None,
@@ -48,6 +52,7 @@ def build_engine(
     """``num_kv_blocks`` must hold ``context_tokens``: then the oldest sequence can always run to
     its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.kv_cache``.
     ``num_state_slots``: of a model with recurrent layers; ``None`` for as many as are wanted.
+    ``prefix_files``: where prefixes survive the engine; those of recurrent layers do not.
     ``image_processor``: of a model with a tower. ``drawer`` and ``run_ahead``: ``None`` for what
     suits the model's device. ``speculator``: ``None`` for no drafts."""
     assert num_kv_blocks * block_tokens >= context_tokens
@@ -62,6 +67,9 @@ def build_engine(
     kv = model.new_kv(num_kv_blocks, block_tokens, num_state_slots)
     if isinstance(model, GraphedDecoder):
         model.capture_decode(kv, max_rows=limits.max_running, context_tokens=context_tokens)
+    prefix_disk = None
+    if prefix_files is not None and not num_state_slots:
+        prefix_disk = PrefixDisk(prefix_files, kv_cache, kv, prefix_fingerprint)
     sampler = Sampler(model.config.vocab_size, drawer or choose_drawer(model)[0])
     tower = tower_of(model)
     if tower is None or image_processor is None:
@@ -84,6 +92,7 @@ def build_engine(
         run_ahead=RunAhead(executor, scheduler) if run_ahead else None,
         grammars=grammars,
         adapters=adapters,
+        prefix_disk=prefix_disk,
         prefill_average=prefill_average,
         clock=clock,
         check_when_idle=check_when_idle,

@@ -32,6 +32,7 @@ from inference.engine.load.memory import (
     within_limit,
 )
 from inference.engine.load.memory_use import HostGauge, give_back_freed
+from inference.engine.load.prefix_files import open_prefix_files, prefix_fingerprint
 from inference.engine.load.quality import quality_in_words
 from inference.engine.load.speculation import choose_speculator
 from inference.engine.load.trial import Trial, try_out, with_memory
@@ -125,6 +126,8 @@ def load_engine(
         grammars=grammars,
         adapters=Adapters(AdapterLoader(built.model, data_dir / "models"), spec.adapter_slots),
         image_processor=processor,
+        prefix_files=open_prefix_files(spec, data_dir),
+        prefix_fingerprint=prefix_fingerprint(opened, built.model, built.execution),
         prefill_average=PrefillAverage(built.trial.bound.speed),
         speculator=speculator,
         check_when_idle=check_when_idle,

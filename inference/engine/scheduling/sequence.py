@@ -52,6 +52,7 @@ class Sequence:
         "admission",
         "arrival",
         "awaits_adapter",
+        "awaits_prefix",
         "block_ids",
         "cache_salt",
         "deadline_s",
@@ -122,6 +123,8 @@ class Sequence:
         """As the model prepared it; ``None``: it runs on the model as it is."""
         self.awaits_adapter = False
         """It is to have one, which is not loaded yet."""
+        self.awaits_prefix = False
+        """The beginning of its prompt is being read from disk."""
         self.images = images
         """Of the prompt; ``None`` where it has none."""
         self.grammar: GrammarState | None = None
@@ -174,8 +177,9 @@ class Sequence:
     @property
     def is_held(self) -> bool:
         """Whether it cannot start yet, however much room there is: its grammar is being compiled,
-        its adapter loaded, or the sequence whose prompt it shares is still computing that."""
-        if self.awaits_adapter:
+        its adapter loaded, its prompt's beginning read from disk, or the sequence whose prompt it
+        shares is still computing that."""
+        if self.awaits_adapter or self.awaits_prefix:
             return True
         if self.params.grammar is not None and self.grammar is None:
             return True

@@ -136,6 +136,8 @@ def run(engine: AnyEngine, messenger: Messenger) -> EngineExit:
     watchdog.start()
     try:
         serve(engine, messenger, watchdog)
+        if isinstance(engine, Engine):
+            engine.close()
     except StepFault as fault:
         _end_by_fault(fault, messenger)
     except Exception:

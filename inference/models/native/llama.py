@@ -44,6 +44,10 @@ class NativeKV:
     states: States | None = None
     """Of layers that keep a state instead."""
 
+    def block(self, block_id: int) -> dict[str, torch.Tensor]:
+        """Views of one block, by name."""
+        return {"keys": self.keys[:, block_id], "values": self.values[:, block_id]}
+
 
 class NativeLlama:
     dtype = torch.float32

@@ -1,0 +1,57 @@
+"""Where a model's prefixes lie on disk, and what of the model they belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import shutil
+from pathlib import Path
+
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.prefix_files import PrefixFiles
+from inference.loading.loader import OpenedModel
+from inference.models.registry import AnyModel
+from inference.protocol.load import LoadSpec
+
+log = logging.getLogger(__name__)
+
+LAYOUT = 1
+"""Of what blocks hold: raised when the same numbers come to lie elsewhere in them."""
+
+
+def open_prefix_files(spec: LoadSpec, data_dir: Path) -> PrefixFiles | None:
+    """Those of the catalogue model; ``None`` where it is to have none, and what earlier lives kept
+    is deleted then."""
+    directory = data_dir / "prefixes" / re.sub(r"[^A-Za-z0-9._-]", "_", spec.model)
+    if spec.prefix_disk_bytes is None:
+        shutil.rmtree(directory, ignore_errors=True)
+        return None
+    try:
+        return PrefixFiles(directory, spec.prefix_disk_bytes)
+    except OSError as error:
+        log.warning("no prefixes are kept on disk: %s", error)
+        return None
+
+
+def prefix_fingerprint(opened: OpenedModel, model: AnyModel, execution: str) -> str:
+    """Of all that decides what a block holds beside its tokens and its salt: the weights' files (by
+    name, size and time of change), what became of them while loading, the code that computes, and
+    what keys and values are stored as."""
+    files = [
+        (path.name, status.st_size, status.st_mtime_ns)
+        for path in opened.weight_paths
+        for status in [path.stat()]
+    ]
+    parts = (
+        LAYOUT,
+        files,
+        model.config,
+        opened.weights.report(),
+        str(model.dtype),
+        model.device.type,
+        model.kv_format,
+        DEFAULT_BLOCK_TOKENS,
+        execution,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,0 +1,224 @@
+"""The disk behind the prefix cache: what prompts have filled is written, and read back before a
+prompt is computed whose beginning is only there.
+
+    submitted ─▶ in memory? ─▶ on disk? ─▶ held while it is read ─▶ blocks, known to the cache
+    prompt computed ─▶ copied, some blocks a step ─▶ written in a thread
+
+What is read becomes blocks that nobody references, as a prompt that has ended leaves them: whoever
+is admitted next finds them there. For the engine's thread; files are read and written in others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from inference.engine.kv_cache import KVCache
+from inference.engine.prefix_files import PrefixFiles, Tensors, chain, root_of
+from inference.engine.scheduling.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+LEAST_TOKENS = 256
+"""Shorter prefixes are computed about as fast as they are read."""
+COPIED_PER_STEP = 8
+"""Blocks: copying them takes a part of a millisecond each, for which every sequence waits."""
+MOST_WRITING = 256
+"""Blocks that wait for the disk, in memory."""
+
+
+class BlockStorage(Protocol):
+    """The tensors behind the blocks."""
+
+    def block(self, block_id: int) -> Mapping[str, torch.Tensor]:
+        """Views of one block, by name; writing to them changes it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    sequence: Sequence
+    first_block: int
+    """Of those that are read."""
+    future: Future[list[Tensors]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unwritten:
+    block_id: int
+    content_id: int
+    name: str
+
+
+class PrefixDisk:
+    def __init__(
+        self, files: PrefixFiles, cache: KVCache, storage: BlockStorage, fingerprint: str
+    ) -> None:
+        """``fingerprint`` is of all that decides what a block holds beside its tokens."""
+        self._files = files
+        self._cache = cache
+        self._storage = storage
+        self._fingerprint = fingerprint
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="prefix-reader")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="prefix-writer")
+        self._new: list[Sequence] = []
+        self._readings: list[_Reading] = []
+        self._computing: dict[str, Sequence] = {}
+        self._unwritten: deque[_Unwritten] = deque()
+        self._writes: deque[Future[None]] = deque()
+        self.num_read_blocks = 0
+
+    @property
+    def has_unwritten(self) -> bool:
+        return bool(self._unwritten)
+
+    def add(self, sequence: Sequence) -> None:
+        """One that has been submitted, and whose tokens say all that its blocks hold."""
+        if sequence.num_prompt_tokens < LEAST_TOKENS or sequence.num_tokens_to_score:
+            return
+        sequence.awaits_prefix = True
+        self._new.append(sequence)
+        self._computing[sequence.sequence_id] = sequence
+
+    def forget(self, sequence: Sequence) -> None:
+        """It has ended."""
+        if self._computing.pop(sequence.sequence_id, None) is not None:
+            if sequence.has_prompt_in_blocks:
+                self._remember(sequence)
+            self._new = [s for s in self._new if s is not sequence]
+            self._readings = [r for r in self._readings if r.sequence is not sequence]
+
+    def before_step(self) -> None:
+        """Begin to read for new sequences, and hand over what has been read."""
+        if self._new:
+            waiting, self._new = self._new, []
+            for sequence in waiting:
+                if sequence.awaits_adapter:
+                    self._new.append(sequence)  # whose salt is not known yet
+                else:
+                    self._look(sequence)
+        if self._readings:
+            done = [reading for reading in self._readings if reading.future.done()]
+            self._readings = [reading for reading in self._readings if reading not in done]
+            for reading in done:
+                self._take(reading)
+
+    def after_step(self) -> None:
+        """Remember what prompts have filled, and copy some of it."""
+        if self._computing:
+            self._look_for_computed()
+        if self._unwritten:
+            self._copy_some()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until something is read, or the time is over. Whether there is nothing to do before."""
+        if self._readings:
+            wait([r.future for r in self._readings], timeout_s, FIRST_COMPLETED)
+        elif len(self._writes) >= MOST_WRITING:
+            wait([self._writes[0]], timeout_s)
+        return bool(self._readings or self._unwritten)
+
+    def flush(self) -> None:
+        """Until all that was computed is written. For an engine that ends, and for tests."""
+        while self._unwritten:
+            self._copy_some(wait_for_disk=True)
+        while self._writes:
+            self._writes.popleft().result()
+
+    def _look(self, sequence: Sequence) -> None:
+        """Holds it while its beginning is read, where that is on disk and not in memory."""
+        sequence.awaits_prefix = False
+        names = self._names(sequence)
+        num_known = len(self._cache.known_prefix(sequence)[0])
+        # The last token always runs, so a block that ends with it is of no use.
+        last = (sequence.num_prompt_tokens - 1) // self._cache.block_tokens
+        end = num_known
+        while end < last and self._files.holds(names[end]):
+            end += 1
+        if (end - num_known) * self._cache.block_tokens < LEAST_TOKENS:
+            return
+        sequence.awaits_prefix = True
+        future = self._reader.submit(self._files.read, names[num_known:end])
+        self._readings.append(_Reading(sequence, num_known, future))
+
+    def _take(self, reading: _Reading) -> None:
+        sequence = reading.sequence
+        sequence.awaits_prefix = False
+        try:
+            blocks = reading.future.result()
+        except Exception:  # whatever a disk does: the prompt is computed
+            log.exception("%s: its prefix could not be read", sequence.sequence_id)
+            return
+        self.num_read_blocks += self._insert(sequence, reading.first_block, blocks)
+
+    def _insert(self, sequence: Sequence, first: int, blocks: Ordered[Tensors]) -> int:
+        """Make them known to the prefix cache, where there is room; how many."""
+        known, contents = self._cache.known_prefix(sequence)
+        if len(known) < first:
+            return 0  # what stood before them has left meanwhile
+        allocator, size = self._cache.allocator, self._cache.block_tokens
+        blocks = blocks[len(known) - first :]
+        idle = sum(allocator.is_reusable(block_id) for block_id in known)
+        blocks = blocks[: max(0, allocator.num_free - idle)]
+        for block_id in known:
+            allocator.share(block_id)  # so that they do not make room for those after them
+        parent = contents[-1] if contents else sequence.cache_salt
+        taken = []
+        for index, tensors in enumerate(blocks, start=len(known)):
+            if not self._fits(tensors):
+                break
+            block_id = allocator.allocate()
+            for name, view in self._storage.block(block_id).items():
+                view.copy_(tensors[name])
+            tokens = tuple(sequence.token_ids[index * size : (index + 1) * size])
+            parent = allocator.register(block_id, parent, tokens)
+            taken.append(block_id)
+        allocator.release([*known, *taken])
+        return len(taken)
+
+    def _fits(self, tensors: Tensors) -> bool:
+        wanted = self._storage.block(0)
+        return tensors.keys() == wanted.keys() and all(
+            tensors[name].shape == view.shape and tensors[name].dtype == view.dtype
+            for name, view in wanted.items()
+        )
+
+    def _look_for_computed(self) -> None:
+        for sequence in [s for s in self._computing.values() if s.has_prompt_in_blocks]:
+            del self._computing[sequence.sequence_id]
+            self._remember(sequence)
+
+    def _remember(self, sequence: Sequence) -> None:
+        """What its prompt has filled is to be written, while it has its blocks."""
+        block_ids, contents = self._cache.known_prefix(sequence)
+        names = self._names(sequence)
+        for block_id, content_id, name in zip(block_ids, contents, names, strict=False):
+            if not self._files.holds(name):
+                self._unwritten.append(_Unwritten(block_id, content_id, name))
+
+    def _copy_some(self, *, wait_for_disk: bool = False) -> None:
+        while self._writes and (wait_for_disk or self._writes[0].done()):
+            self._writes.popleft().result()
+        for _ in range(min(COPIED_PER_STEP, len(self._unwritten))):
+            if len(self._writes) >= MOST_WRITING:
+                return
+            unwritten = self._unwritten.popleft()
+            if self._cache.allocator.content_of(unwritten.block_id) != unwritten.content_id:
+                continue  # it has been given to others
+            views = self._storage.block(unwritten.block_id)
+            copies = {name: view.to("cpu", copy=True).contiguous() for name, view in views.items()}
+            self._writes.append(self._writer.submit(self._files.write, unwritten.name, copies))
+
+    def _names(self, sequence: Sequence) -> list[str]:
+        """Of the whole blocks of its prompt."""
+        size, tokens = self._cache.block_tokens, sequence.token_ids
+        num_blocks = sequence.num_prompt_tokens // size
+        blocks = [tokens[i * size : (i + 1) * size] for i in range(num_blocks)]
+        return chain(root_of(self._fingerprint, sequence.cache_salt), blocks)

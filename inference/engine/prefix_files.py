@@ -1,0 +1,160 @@
+"""Blocks of keys and values as files: one of safetensors each, within a budget of bytes.
+
+    name       SHA-256 of the model's fingerprint, the salt and every token up to the block's end
+    metadata   the name again, and the SHA-256 of what the tensors hold
+
+A file that is not what its name and its metadata say is deleted and counts as not there. The one
+that was used longest ago makes room. Knows no sequences and no blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import save
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".safetensors"
+Tensors = Mapping[str, torch.Tensor]
+
+
+def chain(root: bytes, blocks: Sequence[Sequence[int]]) -> list[str]:
+    """The name of each block whose tokens follow those of the blocks before it."""
+    names = []
+    parent = root
+    for tokens in blocks:
+        text = b",".join(b"%d" % token for token in tokens)
+        parent = hashlib.sha256(parent + text).digest()
+        names.append(parent.hex())
+    return names
+
+
+def root_of(fingerprint: str, salt: str) -> bytes:
+    """Of the chains of a model's blocks under one salt."""
+    return hashlib.sha256(f"{fingerprint}\0{salt}".encode()).digest()
+
+
+class PrefixFiles:
+    """``holds`` is for any thread; files are read and written by one thread of the owner's each."""
+
+    def __init__(self, directory: Path, budget_bytes: int) -> None:
+        """Finds what earlier lives left there."""
+        self._directory = directory
+        self._budget_bytes = budget_bytes
+        self._lock = threading.Lock()
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        """The least recently used first."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._find()
+        self._make_room()
+
+    @property
+    def num_bytes(self) -> int:
+        with self._lock:
+            return sum(self._sizes.values())
+
+    def holds(self, name: str) -> bool:
+        return name in self._sizes
+
+    def read(self, names: Sequence[str]) -> list[Tensors]:
+        """The first of them, as far as they are there and sound."""
+        found: list[Tensors] = []
+        for name in names:
+            tensors = self._read(name)
+            if tensors is None:
+                break
+            found.append(tensors)
+        # A chain's tail goes before its head.
+        for name in reversed(names[: len(found)]):
+            self._touch(name)
+        return found
+
+    def write(self, name: str, tensors: Tensors) -> None:
+        """Contiguous, on the CPU. What the disk refuses is logged, and not there."""
+        if self.holds(name):
+            self._touch(name)
+            return
+        data = save(dict(tensors), {"name": name, "sha256": _digest(tensors)})
+        path = self._path(name)
+        partial = path.with_suffix(".partial")
+        try:
+            partial.write_bytes(data)
+            partial.rename(path)
+        except OSError as error:
+            log.warning("a prefix is not kept: %s", error)
+            partial.unlink(missing_ok=True)
+            return
+        with self._lock:
+            self._sizes[name] = len(data)
+        self._make_room()
+
+    def _read(self, name: str) -> Tensors | None:
+        if not self.holds(name):
+            return None
+        try:
+            with safetensors.safe_open(self._path(name), framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except (safetensors.SafetensorError, OSError) as error:
+            log.warning("the prefix %s cannot be read and is dropped: %s", name, error)
+            self._drop(name)
+            return None
+        if metadata.get("name") != name or metadata.get("sha256") != _digest(tensors):
+            log.warning("the prefix %s is damaged and is dropped", name)
+            self._drop(name)
+            return None
+        return tensors
+
+    def _find(self) -> None:
+        found = []
+        for path in self._directory.iterdir():
+            if path.suffix == SUFFIX:
+                status = path.stat()
+                found.append((status.st_mtime_ns, path.stem, status.st_size))
+            elif path.suffix == ".partial":
+                path.unlink(missing_ok=True)
+        self._sizes.update((name, size) for _, name, size in sorted(found))
+
+    def _touch(self, name: str) -> None:
+        with self._lock:
+            if name in self._sizes:
+                self._sizes.move_to_end(name)
+        try:
+            os.utime(self._path(name))
+        except OSError:
+            self._drop(name)
+
+    def _make_room(self) -> None:
+        with self._lock:
+            total = sum(self._sizes.values())
+            while total > self._budget_bytes and self._sizes:
+                name, size = self._sizes.popitem(last=False)
+                total -= size
+                self._path(name).unlink(missing_ok=True)
+
+    def _drop(self, name: str) -> None:
+        with self._lock:
+            self._sizes.pop(name, None)
+        self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name}{SUFFIX}"
+
+
+def _digest(tensors: Tensors) -> str:
+    """Of names, shapes, dtypes and what they hold."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,192 @@
+"""Prefixes on disk: a prompt's beginning is warm after a reload, and what is not what it should be
+is computed."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from inference.engine import prefix_disk
+from inference.engine.adapters import Adapters
+from inference.engine.engine import Engine
+from inference.engine.load.adapter_loader import AdapterLoader
+from inference.engine.load.build import build_engine
+from inference.engine.prefix_files import PrefixFiles, Tensors
+from inference.protocol.adapters import AdapterSpec
+from inference.protocol.engine import CancelSequence, SequenceStep, SubmitSequence
+from inference.protocol.sampling import SamplingParams
+from tests.inference.adapter_files import spec_of, write_adapter
+from tests.inference.engine.conftest import CONTEXT_TOKENS, Pair
+
+NUM_BLOCKS = 5
+BUDGET_BYTES = 1 << 30
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture(autouse=True)
+def _short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_disk, "LEAST_TOKENS", 8)
+
+
+@pytest.fixture
+def make(llama: Pair, tmp_path: Path) -> MakeEngine:
+    """Each is a life of its own over the same directory."""
+
+    def made(
+        fingerprint: str = "one", budget_bytes: int = BUDGET_BYTES, num_kv_blocks: int = 64
+    ) -> Engine:
+        return build_engine(
+            llama.model,
+            context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * llama.block_tokens),
+            num_kv_blocks=num_kv_blocks,
+            block_tokens=llama.block_tokens,
+            adapters=Adapters(AdapterLoader(llama.model, tmp_path)),
+            prefix_files=PrefixFiles(tmp_path / "prefixes", budget_bytes),
+            prefix_fingerprint=fingerprint,
+            check_when_idle=True,
+        )
+
+    return made
+
+
+def prompt_of(llama: Pair, num_blocks: int = NUM_BLOCKS, seed: int = 1) -> list[int]:
+    return random.Random(seed).choices(range(128), k=num_blocks * llama.block_tokens + 3)
+
+
+def answer(
+    engine: Engine, prompt: list[int], *, salt: str = "", adapter: AdapterSpec | None = None
+) -> tuple[list[int], int]:
+    """Tokens, and how many of the prompt's blocks' tokens were not computed. The engine then ends
+    as one that is told to."""
+    command = SubmitSequence(
+        sequence_id="one",
+        token_ids=prompt,
+        params=SamplingParams(max_tokens=4, temperature=0.0),
+        cache_salt=salt,
+        adapter=adapter,
+    )
+    engine.submit(command)
+    tokens: list[int] = []
+    num_cached = 0
+    while engine.has_work:
+        for output in engine.step().outputs:
+            assert isinstance(output, SequenceStep), output
+            tokens += output.token_ids
+            num_cached += output.num_cached_tokens or 0
+    engine.close()
+    return tokens, num_cached
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "prefixes").glob("*.safetensors"))
+
+
+def test_a_prompt_is_warm_in_the_next_life(llama: Pair, make: MakeEngine, tmp_path: Path) -> None:
+    prompt = prompt_of(llama)
+    wanted = llama.greedy(prompt, 4)
+    assert answer(make(), prompt) == (wanted, 0)
+    assert len(files(tmp_path)) == NUM_BLOCKS
+    assert answer(make(), prompt) == (wanted, NUM_BLOCKS * llama.block_tokens)
+    longer = prompt[: 3 * llama.block_tokens] + prompt_of(llama, 2, seed=2)
+    assert answer(make(), longer) == (llama.greedy(longer, 4), 3 * llama.block_tokens)
+
+
+def test_nobody_elses_blocks_are_read(llama: Pair, make: MakeEngine, tmp_path: Path) -> None:
+    """Of another account, another adapter, or other weights."""
+    prompt = prompt_of(llama)
+    base = {name: weight.detach() for name, weight in llama.reference.state_dict().items()}
+    write_adapter(tmp_path / "sql", base, seed=1)
+    sql = spec_of(tmp_path / "sql")
+    size = NUM_BLOCKS * llama.block_tokens
+    assert answer(make(), prompt, salt="alice")[1] == 0
+    assert answer(make(), prompt, salt="bob")[1] == 0
+    assert answer(make(), prompt)[1] == 0
+    assert answer(make("other weights"), prompt, salt="alice")[1] == 0
+    adapted = answer(make(), prompt, salt="alice", adapter=sql)
+    assert adapted[1] == 0
+    assert answer(make(), prompt, salt="alice") == (llama.greedy(prompt, 4), size)
+    assert answer(make(), prompt, salt="alice", adapter=sql) == (adapted[0], size)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-7] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def swap(path: Path) -> None:
+    other = next(one for one in path.parent.glob("*.safetensors") if one != path)
+    path.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize("damage", [flip, cut, empty, swap, Path.unlink])
+def test_what_is_damaged_is_dropped_and_computed(
+    llama: Pair, make: MakeEngine, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    prompt = prompt_of(llama)
+    wanted = llama.greedy(prompt, 4)
+    answer(make(), prompt)
+    before = files(tmp_path)
+    engine = make()
+    for path in before:
+        damage(path)
+    assert answer(engine, prompt) == (wanted, 0)
+    assert answer(make(), prompt)[0] == wanted
+    assert files(tmp_path) == before, "they are written again"
+
+
+def test_the_budget_holds_and_the_oldest_go(llama: Pair, make: MakeEngine, tmp_path: Path) -> None:
+    first, second = prompt_of(llama, seed=1), prompt_of(llama, seed=2)
+    answer(make(), first)
+    num_bytes = sum(path.stat().st_size for path in files(tmp_path))
+    of_first = set(files(tmp_path))
+    budget = num_bytes * 2 - 1
+    answer(make(budget_bytes=budget), second)
+    assert sum(path.stat().st_size for path in files(tmp_path)) <= budget
+    assert len(of_first - set(files(tmp_path))) == 1
+    assert answer(make(budget_bytes=budget), second)[1] == NUM_BLOCKS * llama.block_tokens
+    make(budget_bytes=0)
+    assert files(tmp_path) == []
+
+
+def test_what_is_read_takes_no_blocks_that_are_in_use(llama: Pair, make: MakeEngine) -> None:
+    prompt = prompt_of(llama)
+    wanted = llama.greedy(prompt, 4)
+    answer(make(), prompt)
+    tokens, num_cached = answer(make(num_kv_blocks=NUM_BLOCKS + 1), prompt)
+    assert (tokens, num_cached) == (wanted, NUM_BLOCKS * llama.block_tokens)
+
+
+def test_one_that_is_cancelled_while_it_is_read(
+    llama: Pair, make: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = prompt_of(llama)
+    answer(make(), prompt)
+    engine, may_read = make(), threading.Event()
+    read = PrefixFiles.read
+
+    def slow_read(files: PrefixFiles, names: Sequence[str]) -> list[Tensors]:
+        assert may_read.wait(60)
+        return read(files, names)
+
+    monkeypatch.setattr(PrefixFiles, "read", slow_read)
+    params = SamplingParams(max_tokens=4, temperature=0.0)
+    engine.submit(SubmitSequence(sequence_id="gone", token_ids=prompt, params=params))
+    engine.step()
+    assert engine.stats().queue_depth == 1, "it is held"
+    engine.cancel(CancelSequence(sequence_id="gone"))
+    engine.take_outputs()
+    may_read.set()
+    assert answer(engine, prompt)[0] == llama.greedy(prompt, 4)
