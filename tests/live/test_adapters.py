@@ -53,8 +53,12 @@ def test_adapters_of_a_real_model(serve: Serve, default_gguf: Path, tmp_path: Pa
     config = tmp_path / "broken" / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True}))
 
-    first = serve.answer(model="base:first")
-    answers = {name: serve.answer(model=name) for name in ("base", "first", "second")}
+    def answer(name: str) -> str:
+        # What a random adapter says has no end of its own.
+        return serve.answer(model=name, max_tokens=12)
+
+    first = answer("base:first")
+    answers = {name: answer(name) for name in ("base", "first", "second")}
     assert "Paris" in answers["base"]
     assert answers["first"] == first
     assert len(set(answers.values())) == 3, answers

@@ -26,6 +26,10 @@ from GGUF, it is a text model. A model that is given pictures runs on torch's op
 card with Triton's attention, and its steps are not captured in CUDA graphs: rows are rotated by
 time, height and width, which neither the native decoder nor captured steps do. Videos are not read.
 
+Adapters (LoRA) change the projections of every family's layers, but no experts and nothing else
+of an MLP that has some (`tests/inference/engine/test_adapters.py`, on both paths). Prefixes are
+kept on disk for every family but hybrids (`tests/inference/engine/test_prefix_disk.py`).
+
 | family | `model_type` | GGUF | prefixes are reused | pictures |
 |---|---|---|---|---|
 """
