@@ -23,6 +23,10 @@ SCALES = {GGMLQuantizationType.Q4_K: (0, 4), GGMLQuantizationType.Q6_K: (208, 21
 """Byte offsets at which a block of each format holds its float16 scales. Its other bytes may be
 anything."""
 FINER = ("attn_v", "ffn_down", "token_embd", "output.weight")
+KEPT = ("ffn_gate_inp", "ssm_conv1d")
+"""Matrices that files hold as floats."""
+INTERVAL = 4
+"""The last of so many layers of a hybrid is attention."""
 VALUE_SIZE = 0.03
 """Root mean square of the weights."""
 
@@ -43,7 +47,26 @@ class MixtureShape:
     context_tokens: int = 8192
 
 
-SHAPES = {
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridShape:
+    """The sizes of a qwen35: every fourth layer is attention, others are Gated DeltaNet."""
+
+    vocab_size: int
+    hidden_size: int
+    inner_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_delta_heads: int
+    """Of keys, and as many of values."""
+    delta_head_dim: int
+    conv_kernel: int = 4
+    context_tokens: int = 8192
+
+
+Shape = MixtureShape | HybridShape
+SHAPES: dict[str, Shape] = {
     "qwen3moe": MixtureShape(
         vocab_size=32768,
         hidden_size=1024,
@@ -54,10 +77,22 @@ SHAPES = {
         num_experts=64,
         experts_per_token=8,
         expert_size=768,
-    )
+    ),
+    "qwen35": HybridShape(
+        vocab_size=32768,
+        hidden_size=1024,
+        inner_size=3584,
+        num_layers=12,
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=256,
+        num_delta_heads=16,
+        delta_head_dim=128,
+    ),
 }
 """A Qwen3-30B-A3B at half its width, half its experts and a sixth of its layers: 1.3 billion
-weights, of which a token meets a sixth."""
+weights, of which a token meets a sixth. A Qwen3.5-0.8B at half its layers and an eighth of its
+vocabulary: 300 million weights."""
 
 
 def main() -> None:
@@ -77,29 +112,35 @@ def random_file(name: str, data_dir: Path) -> Path:
     return file
 
 
-def write(shape: MixtureShape, file: Path) -> None:
-    writer = gguf.GGUFWriter(file, "qwen3moe")
+def write(shape: Shape, file: Path) -> None:
+    is_mixture = isinstance(shape, MixtureShape)
+    writer = gguf.GGUFWriter(file, "qwen3moe" if is_mixture else "qwen35")
     writer.add_context_length(shape.context_tokens)
     writer.add_embedding_length(shape.hidden_size)
     writer.add_block_count(shape.num_layers)
-    writer.add_feed_forward_length(shape.expert_size)
     writer.add_head_count(shape.num_heads)
     writer.add_head_count_kv(shape.num_kv_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e6)
-    writer.add_expert_count(shape.num_experts)
-    writer.add_expert_used_count(shape.experts_per_token)
-    writer.add_expert_feed_forward_length(shape.expert_size)
+    if isinstance(shape, MixtureShape):
+        writer.add_feed_forward_length(shape.expert_size)
+        writer.add_expert_count(shape.num_experts)
+        writer.add_expert_used_count(shape.experts_per_token)
+        writer.add_expert_feed_forward_length(shape.expert_size)
+    else:
+        _add_hybrid_keys(writer, shape)
     _add_vocabulary(writer, shape.vocab_size)
     generator = np.random.default_rng(1)
     for name, dimensions in _tensors(shape):
-        if len(dimensions) == 1:
+        if name.endswith("ssm_a"):
+            writer.add_tensor(name, -np.ones(dimensions, np.float32))
+        elif len(dimensions) == 1:
             writer.add_tensor(name, np.ones(dimensions, np.float32))
-        elif "ffn_gate_inp" in name:
-            router = generator.normal(0, VALUE_SIZE, dimensions).astype(np.float32)
-            writer.add_tensor(name, router)
+        elif any(part in name for part in KEPT):
+            kept = generator.normal(0, VALUE_SIZE, dimensions).astype(np.float32)
+            writer.add_tensor(name, kept)
         else:
             is_finer = any(part in name for part in FINER)
             type = GGMLQuantizationType.Q6_K if is_finer else GGMLQuantizationType.Q4_K
@@ -110,30 +151,87 @@ def write(shape: MixtureShape, file: Path) -> None:
     writer.close()
 
 
-def _tensors(shape: MixtureShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _add_hybrid_keys(writer: gguf.GGUFWriter, shape: HybridShape) -> None:
+    rotary_dim = shape.head_dim // 4
+    writer.add_feed_forward_length(shape.inner_size)
+    writer.add_rope_dimension_count(rotary_dim)
+    # Of a text all three positions are the same.
+    writer.add_rope_dimension_sections([rotary_dim // 2 - 20, 10, 10, 0])
+    writer.add_ssm_conv_kernel(shape.conv_kernel)
+    writer.add_ssm_state_size(shape.delta_head_dim)
+    writer.add_ssm_group_count(shape.num_delta_heads)
+    writer.add_ssm_time_step_rank(shape.num_delta_heads)
+    writer.add_ssm_inner_size(shape.num_delta_heads * shape.delta_head_dim)
+    writer.add_full_attention_interval(INTERVAL)
+
+
+def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and dimensions, the features that a product reads last."""
+    yield "token_embd.weight", (shape.vocab_size, shape.hidden_size)
+    yield "output_norm.weight", (shape.hidden_size,)
+    yield "output.weight", (shape.vocab_size, shape.hidden_size)
+    for index in range(shape.num_layers):
+        if isinstance(shape, MixtureShape):
+            layer = _attention(shape, queries=1) | _mixture(shape)
+        else:
+            is_attention = (index + 1) % INTERVAL == 0
+            layer = _attention(shape, queries=2) if is_attention else _delta(shape)
+            layer |= _dense(shape)
+        for name, size in layer.items():
+            has_suffix = name.endswith((".bias", "ssm_a"))
+            yield f"blk.{index}.{name}{'' if has_suffix else '.weight'}", size
+
+
+def _attention(shape: Shape, queries: int) -> dict[str, tuple[int, ...]]:
+    """``queries``: 2 where each comes with a gate."""
     hidden, heads = shape.hidden_size, shape.num_heads * shape.head_dim
     kv = shape.num_kv_heads * shape.head_dim
-    experts, inner = shape.num_experts, shape.expert_size
-    yield "token_embd.weight", (shape.vocab_size, hidden)
-    yield "output_norm.weight", (hidden,)
-    yield "output.weight", (shape.vocab_size, hidden)
-    for index in range(shape.num_layers):
-        layer: dict[str, tuple[int, ...]] = {
-            "attn_norm": (hidden,),
-            "attn_q": (heads, hidden),
-            "attn_k": (kv, hidden),
-            "attn_v": (kv, hidden),
-            "attn_output": (hidden, heads),
-            "attn_q_norm": (shape.head_dim,),
-            "attn_k_norm": (shape.head_dim,),
-            "ffn_norm": (hidden,),
-            "ffn_gate_inp": (experts, hidden),
-            "ffn_gate_exps": (experts, inner, hidden),
-            "ffn_up_exps": (experts, inner, hidden),
-            "ffn_down_exps": (experts, hidden, inner),
-        }
-        yield from ((f"blk.{index}.{name}.weight", size) for name, size in layer.items())
+    return {
+        "attn_norm": (hidden,),
+        "attn_q": (queries * heads, hidden),
+        "attn_k": (kv, hidden),
+        "attn_v": (kv, hidden),
+        "attn_output": (hidden, heads),
+        "attn_q_norm": (shape.head_dim,),
+        "attn_k_norm": (shape.head_dim,),
+    }
+
+
+def _delta(shape: HybridShape) -> dict[str, tuple[int, ...]]:
+    hidden, heads = shape.hidden_size, shape.num_delta_heads
+    features = heads * shape.delta_head_dim
+    return {
+        "attn_norm": (hidden,),
+        "attn_qkv": (3 * features, hidden),
+        "attn_gate": (features, hidden),
+        "ssm_conv1d": (3 * features, shape.conv_kernel),
+        "ssm_a": (heads,),
+        "ssm_dt.bias": (heads,),
+        "ssm_beta": (heads, hidden),
+        "ssm_alpha": (heads, hidden),
+        "ssm_norm": (shape.delta_head_dim,),
+        "ssm_out": (hidden, features),
+    }
+
+
+def _mixture(shape: MixtureShape) -> dict[str, tuple[int, ...]]:
+    hidden, experts, inner = shape.hidden_size, shape.num_experts, shape.expert_size
+    return {
+        "ffn_norm": (hidden,),
+        "ffn_gate_inp": (experts, hidden),
+        "ffn_gate_exps": (experts, inner, hidden),
+        "ffn_up_exps": (experts, inner, hidden),
+        "ffn_down_exps": (experts, hidden, inner),
+    }
+
+
+def _dense(shape: HybridShape) -> dict[str, tuple[int, ...]]:
+    return {
+        "post_attention_norm": (shape.hidden_size,),
+        "ffn_gate": (shape.inner_size, shape.hidden_size),
+        "ffn_up": (shape.inner_size, shape.hidden_size),
+        "ffn_down": (shape.hidden_size, shape.inner_size),
+    }
 
 
 def random_blocks(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.random_gguf import MixtureShape, write
+from benchmarks.random_gguf import HybridShape, MixtureShape, write
 from inference.loading.loader import OpenedModel, open_model
+from inference.models.families.registry import family_of
 from inference.models.stored import DenseWeight
 from inference.protocol.load import LoadSpec
 
@@ -39,4 +40,31 @@ def test_a_mixture_of_random_weights_is_a_model(tmp_path: Path) -> None:
         stored = model.weights.stored(f"{prefix}.{name}")
         assert not isinstance(stored, DenseWeight) and stored.bits == bits
         assert 0.02 < float(stored.dequantize().square().mean().sqrt()) < 0.04
+    model.close()
+
+
+HYBRID = HybridShape(
+    vocab_size=256,
+    hidden_size=256,
+    inner_size=256,
+    num_layers=4,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=256,
+    num_delta_heads=2,
+    delta_head_dim=128,
+)
+
+
+def test_a_hybrid_of_random_weights_is_a_model(tmp_path: Path) -> None:
+    write(HYBRID, tmp_path / "x.gguf")
+    spec = LoadSpec(job_id="1", model="x", source=f"path:{tmp_path / 'x.gguf'}", devices=["cpu"])
+    model = open_model(spec, tmp_path / "cache", lambda progress: None)
+    assert isinstance(model, OpenedModel)
+    config = model.config
+    assert config.mixers == ("delta", "delta", "delta", "attention") and config.rotary_dim == 64
+    assert config.delta is not None and config.delta.conv_channels == 3 * 2 * 128
+    assert all(model.weights.has(tensor.name) for tensor in family_of(config).tensors(config))
+    stored = model.weights.stored("model.layers.0.linear_attn.in_proj_qkv")
+    assert not isinstance(stored, DenseWeight) and stored.bits == 4
     model.close()
