@@ -72,9 +72,20 @@ def _spread(
     """Of each ``span`` bytes (``None``: of each block's) all lowest ``width`` bits, then all next
     ones: (rows, blocks, n) -> (rows, blocks, 8 / width * n)."""
     spans = field.reshape(*field.shape[:2], -1, span or field.shape[2])
-    mask = np.uint8(2**width - 1)
-    digits = [(spans >> np.uint8(shift)) & mask for shift in range(0, 8, width)]
-    return np.stack(digits, axis=3).reshape(*field.shape[:2], -1)
+    digits = np.empty((*spans.shape[:3], 8 // width, spans.shape[3]), np.uint8)
+    for index in range(8 // width):
+        np.right_shift(spans, np.uint8(width * index), out=digits[:, :, :, index])
+    digits &= np.uint8(2**width - 1)
+    return digits.reshape(*field.shape[:2], -1)
+
+
+def _joined(
+    low: npt.NDArray[np.uint8], high: npt.NDArray[np.uint8], num_low_bits: int
+) -> npt.NDArray[np.uint8]:
+    """Codes of their low and their high bits. Changes both."""
+    high <<= np.uint8(num_low_bits)
+    low |= high
+    return low
 
 
 def _grouped(
@@ -167,7 +178,7 @@ def _q3_k(blocks: Blocks) -> SuperBlockWeight:
     """[32 bytes: third bits][64 bytes][12 bytes: 6-bit scales][f16 d]:
     w = d (s - 32) (q - 4), groups of 16. Byte i has the third bits of values i, 32 + i, 64 + i …"""
     third, packed, packed_scales, scale = _columns(blocks, (32, 64, 12, 2))
-    codes = _spread(packed, 2, 32) | (_spread(third, 1) << np.uint8(2))
+    codes = _joined(_spread(packed, 2, 32), _spread(third, 1), 2)
     return _super_block(3, codes, _q3_k_scales(packed_scales), scale)
 
 
@@ -184,7 +195,7 @@ def _q5_k(blocks: Blocks) -> SuperBlockWeight:
     bits of values i, 32 + i, 64 + i …"""
     scale, minimum, packed_scales, fifth, packed = _columns(blocks, (2, 2, 12, 32, 128))
     scales, minimums = _k_scales(packed_scales)
-    codes = _spread(packed, 4, 32) | (_spread(fifth, 1) << np.uint8(4))
+    codes = _joined(_spread(packed, 4, 32), _spread(fifth, 1), 4)
     return _super_block(5, codes, scales, scale, minimums, minimum)
 
 
@@ -192,7 +203,7 @@ def _q6_k(blocks: Blocks) -> SuperBlockWeight:
     """[128 bytes: low bits][64 bytes: high bits][16 x i8 scale][f16 d]:
     w = (d s) (q - 32), groups of 16."""
     low, high, scales, scale = _columns(blocks, (128, 64, 16, 2))
-    codes = _spread(low, 4, 64) | (_spread(high, 2, 32) << np.uint8(4))
+    codes = _joined(_spread(low, 4, 64), _spread(high, 2, 32), 4)
     return _super_block(6, codes, scales.view(np.int8), scale)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from threading import Lock
 
 import torch
 
@@ -32,6 +33,8 @@ class OpenedWeights:
         self._factory = factory
         self._on_progress = on_progress
         self._detail = detail
+        self._told = Lock()
+        """What is read by several threads is told one after the other."""
         self._read: set[str] = set()
         self._outcomes: Counter[str] = Counter()
         self._packed_bytes: Counter[str] = Counter()
@@ -95,8 +98,9 @@ class OpenedWeights:
     def _record(self, names: Sequence[str], outcome: str, packed_bytes: int = 0) -> None:
         for name in names:
             outcome_here = f"{self._files.format_of(f'{name}.weight')} {outcome}"
-            self._outcomes[outcome_here] += 1
-            self._packed_bytes[outcome_here] += packed_bytes
+            with self._told:
+                self._outcomes[outcome_here] += 1
+                self._packed_bytes[outcome_here] += packed_bytes
 
     def _stored(self, name: str) -> StoredWeight:
         self._note(f"{name}.weight")
@@ -110,16 +114,17 @@ class OpenedWeights:
         return self._files.dense(name)
 
     def _note(self, name: str) -> None:
-        self._read.add(name)
-        self._on_progress(
-            LoadProgress(
-                stage=LoadStage.WEIGHTS,
-                done=len(self._read),
-                total=len(self._files.names),
-                unit="tensors",
-                detail=self._detail,
+        with self._told:
+            self._read.add(name)
+            self._on_progress(
+                LoadProgress(
+                    stage=LoadStage.WEIGHTS,
+                    done=len(self._read),
+                    total=len(self._files.names),
+                    unit="tensors",
+                    detail=self._detail,
+                )
             )
-        )
 
 
 def _runs_of_one_format(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 
 from inference.models.config import ModelConfig
@@ -13,13 +17,23 @@ from inference.models.stored import DenseWeight
 from inference.models.weights import WeightSource
 
 
-def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> NativeExperts:
-    """The mixture at ``prefix``, as ``model.layers.0.mlp``."""
+def load_experts(
+    config: ModelConfig,
+    weights: WeightSource,
+    prefix: str,
+    library: ctypes.CDLL | None = None,
+) -> NativeExperts:
+    """The mixture at ``prefix``, as ``model.layers.0.mlp``. Experts are read and packed by several
+    threads."""
     experts = config.experts
     assert experts is not None, "its layers are sparse"
 
     def projection(*names: str) -> Projection:
-        return [pack(stored) for stored in weights.stored_parts(*names)]
+        return [pack(stored, library) for stored in weights.stored_parts(*names)]
+
+    def expert(own: str) -> tuple[Projection, Projection]:
+        gate_up = projection(f"{own}.gate_proj", f"{own}.up_proj")
+        return gate_up, projection(f"{own}.down_proj")
 
     router = weights.tensor(f"{prefix}.gate.weight").float()
     prefixes = list(expert_prefixes(experts, prefix))
@@ -28,9 +42,24 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str) -> Nat
         if experts.gates_shared:
             gate = weights.tensor(f"{prefix}.shared_expert_gate.weight").float()
             router = torch.cat([router, gate.view(1, -1)])
+    packed = _in_threads(expert, prefixes)
     return NativeExperts(
         config=experts,
         router=pack(DenseWeight(weight=router)),
-        gate_up=[projection(f"{own}.gate_proj", f"{own}.up_proj") for own in prefixes],
-        down=[projection(f"{own}.down_proj") for own in prefixes],
+        gate_up=[gate_up for gate_up, _ in packed],
+        down=[down for _, down in packed],
     )
+
+
+def _in_threads(
+    load: Callable[[str], tuple[Projection, Projection]], prefixes: Sequence[str]
+) -> list[tuple[Projection, Projection]]:
+    """Each of torch's threads has experts of its own, and torch none beside them: it would wait
+    longer for its threads than they take for an expert."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(num_threads) as threads:
+            return list(threads.map(load, prefixes))
+    finally:
+        torch.set_num_threads(num_threads)

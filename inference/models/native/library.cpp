@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "decoder.h"
+#include "pack.h"
 
 namespace {
 
@@ -60,6 +61,10 @@ void helexa_forbid(float* scores, int32_t vocab_size, const int64_t* rows, int32
 }
 
 void helexa_decoder_free(void* decoder) { delete static_cast<helexa::Decoder*>(decoder); }
+
+void helexa_pack(const helexa::TakenApart* weight, uint8_t* panels) {
+  helexa::PanelWriter(*weight, panels).write();
+}
 
 // Of the keys, or the values, of one (block, kv head).
 int64_t helexa_kv_region_bytes(int32_t kv_format, int32_t head_dim) {

@@ -70,8 +70,8 @@ class NativeLlama:
         self._num_positions = min(
             (table.num_positions for table in tables.values()), default=context_tokens
         )
-        embedding = pack(weights.stored("model.embed_tokens"))
-        layers = [load_layer(config, weights, i, angles) for i in range(config.num_layers)]
+        embedding = pack(weights.stored("model.embed_tokens"), library)
+        layers = [load_layer(config, weights, i, angles, library) for i in range(config.num_layers)]
         self._is_packed = any(part.format is not Format.F32 for part in layers[0].qkv)
         self._stacked = [stacked_names(config, i) for i in range(config.num_layers)]
         self.decoder = NativeDecoder(
@@ -80,7 +80,7 @@ class NativeLlama:
             layers=layers,
             final_norm=load_norm(config, weights, "model.norm"),
             embedding=embedding,
-            head=embedding if config.tie_embeddings else pack(weights.stored("lm_head")),
+            head=embedding if config.tie_embeddings else pack(weights.stored("lm_head"), library),
             kv_format=kv_format,
             num_threads=torch.get_num_threads(),
         )

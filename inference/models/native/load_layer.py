@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -23,7 +24,11 @@ from inference.models.weights import WeightSource
 
 
 def load_layer(
-    config: ModelConfig, weights: WeightSource, index: int, angles: Mapping[MixerKind, Angles]
+    config: ModelConfig,
+    weights: WeightSource,
+    index: int,
+    angles: Mapping[MixerKind, Angles],
+    library: ctypes.CDLL,
 ) -> NativeLayer:
     """``angles`` of each kind of mixer that rotates heads."""
     names, prefix = family_of(config).layer_names, f"model.layers.{index}."
@@ -33,7 +38,7 @@ def load_layer(
         return weights.stored_parts(*(prefix + name for name in inner_names))
 
     def projection(*inner_names: str) -> Projection:
-        return [pack(part) for part in stored(*inner_names)]
+        return [pack(part, library) for part in stored(*inner_names)]
 
     def norm(name: str | None) -> NativeNorm | None:
         return None if name is None else load_norm(config, weights, prefix + name)
@@ -43,21 +48,21 @@ def load_layer(
         output=(),
         gate_up=() if is_sparse else projection(*names.gate_up),
         down=() if is_sparse else projection(names.down),
-        experts=load_experts(config, weights, f"{prefix}mlp") if is_sparse else None,
+        experts=load_experts(config, weights, f"{prefix}mlp", library) if is_sparse else None,
         input_norm=norm(names.input_norm),
         mixed_norm=norm(names.mixed_norm),
         mlp_norm=norm(names.mlp_norm),
         mlp_added_norm=norm(names.mlp_added_norm),
     )
     if kind == "delta":
-        return _with_delta(layer, config, weights, index)
+        return _with_delta(layer, config, weights, index, library)
     head_norms = [
         rms_weight(config, weights, prefix + name).float().contiguous() if config.qk_norm else None
         for name in (names.query_norm, names.key_norm)
     ]
     return replace(
         layer,
-        qkv=[pack(part) for part in _in_order(stored(*names.qkv), config, index)],
+        qkv=[pack(part, library) for part in _in_order(stored(*names.qkv), config, index)],
         output=projection(names.output),
         query_norm=head_norms[0],
         key_norm=head_norms[1],
@@ -135,7 +140,11 @@ def _first_order(config: ModelConfig, index: int) -> torch.Tensor | None:
 
 
 def _with_delta(
-    layer: NativeLayer, config: ModelConfig, weights: WeightSource, index: int
+    layer: NativeLayer,
+    config: ModelConfig,
+    weights: WeightSource,
+    index: int,
+    library: ctypes.CDLL,
 ) -> NativeLayer:
     shape, prefix = config.delta, f"model.layers.{index}.linear_attn."
     assert shape is not None
@@ -147,8 +156,8 @@ def _with_delta(
         ba = [_with_first(ba[0], _by_kind(shape.num_key_heads, [group, group]))]
     return replace(
         layer,
-        qkv=[pack(part) for part in (*_in_order(parts, config, index), *ba)],
-        output=[pack(part) for part in weights.stored_parts(f"{prefix}out_proj")],
+        qkv=[pack(part, library) for part in (*_in_order(parts, config, index), *ba)],
+        output=[pack(part, library) for part in weights.stored_parts(f"{prefix}out_proj")],
         delta=NativeDelta(
             shape=shape,
             conv_weight=conv_weight(weights, prefix),

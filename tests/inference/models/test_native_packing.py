@@ -65,6 +65,15 @@ def test_parts_of_a_projection_in_different_formats(library: ctypes.CDLL) -> Non
 
 @each_format
 @pytest.mark.parametrize("out_features", [48, 50])
+def test_the_library_packs_the_same_bytes(
+    library: ctypes.CDLL, format: Format, out_features: int
+) -> None:
+    stored = stored_as(format, out_features, 512, 3)
+    assert torch.equal(pack(stored, library).panels, pack(stored).panels)
+
+
+@each_format
+@pytest.mark.parametrize("out_features", [48, 50])
 def test_panels_are_as_large_as_they_say(format: Format, out_features: int) -> None:
     """``packed_bytes`` is what the load report tells; the last panel is filled up."""
     stored = stored_as(format, out_features, HIDDEN, 1)
