@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from django.apps import apps
 from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 
-OUR_APPS = ("fleet", "metering", "conversations")
+OUR_PACKAGES = frozenset({"fleet", "inference", "metering"})
 MIGRATION_LOCK = 0x68656C66
 POLL_S = 0.2
 
@@ -27,10 +28,11 @@ class NewerSchemaError(Exception):
 def ensure_schema_is_not_newer() -> None:
     """Raises ``NewerSchemaError``, ``django.db.Error``."""
     loader = MigrationLoader(connection)
+    ours = {one.label for one in apps.get_app_configs() if one.name.split(".")[0] in OUR_PACKAGES}
     unknown = sorted(
         f"{app}.{name}"
         for app, name in loader.applied_migrations
-        if app in OUR_APPS and (app, name) not in loader.disk_migrations
+        if app in ours and (app, name) not in loader.disk_migrations
     )
     if unknown:
         raise NewerSchemaError(

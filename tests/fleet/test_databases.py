@@ -101,18 +101,19 @@ def test_a_control_that_freezes_is_followed(postgres_url: str, tmp_path: Path) -
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_version_that_is_older_than_the_database_says_so() -> None:
+@pytest.mark.parametrize("app", ["fleet", "batches", "bench"])
+def test_a_version_that_is_older_than_the_database_says_so(app: str) -> None:
     recorder = MigrationRecorder(connection)
-    recorder.record_applied("fleet", "9999_from_the_future")
+    recorder.record_applied(app, "9999_from_the_future")
     try:
-        with pytest.raises(CommandError, match=r"newer helexa.*9999_from_the_future"):
+        with pytest.raises(CommandError, match=rf"newer helexa.*{app}.9999_from_the_future"):
             call_command("migrate", verbosity=0)
         with pytest.raises(BootstrapError, match="newer helexa"):
             prepare_database(with_model=False)
         with pytest.raises(CommandError, match="newer helexa"):
             call_command("gateway")
     finally:
-        recorder.record_unapplied("fleet", "9999_from_the_future")
+        recorder.record_unapplied(app, "9999_from_the_future")
 
 
 @pytest.mark.slow
