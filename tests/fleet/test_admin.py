@@ -32,6 +32,7 @@ FORM = {
     "min_devices": "1",
     "min_replicas": "0",
     "max_replicas": "1",
+    "adapter_slots": "8",
     "enabled": "on",
 }
 

@@ -88,6 +88,7 @@ def test_an_operator_in_the_admin(client: Client) -> None:
         "min_devices": "1",
         "min_replicas": "0",
         "max_replicas": "1",
+        "adapter_slots": "8",
         "enabled": "on",
     }
     response = client.post("/admin/fleet/cataloguemodel/add/", form)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
+from tests.inference.image_files import data_uri, png
 from tests.live.asking import Ask
 from tests.live.scripted_model import ScriptedModel
 from tests.live.scripted_server import ScriptedServe
@@ -139,7 +140,7 @@ def test_characters_arrive_whole(openai_client: openai.OpenAI, hermes: ScriptedM
 
 
 def test_images_are_refused(ask: Ask) -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    image = {"type": "image_url", "image_url": {"url": data_uri(png())}}
     with pytest.raises(openai.BadRequestError) as refusal:
         ask(messages=[{"role": "user", "content": [image]}])
     assert refusal.value.code == "vision_unsupported"
