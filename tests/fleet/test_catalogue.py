@@ -98,6 +98,8 @@ OTHER_VALUES: dict[str, SettingValue] = {
     "kv_memory_bytes": 2**40,
     "prefix_disk_bytes": 2**33,
     "adapter_slots": 3,
+    "speculation": "prompt_lookup",
+    "max_draft_tokens": 5,
     "device": "cuda",
     "min_devices": 2,
     "min_device_vram_mb": 24_000,

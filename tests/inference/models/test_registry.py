@@ -43,8 +43,8 @@ def weights(dtype: torch.dtype = torch.float32) -> DenseWeights:
 
 
 def test_unknown_architecture_names_the_known_ones() -> None:
-    with pytest.raises(UnknownArchitectureError, match="'gpt2' is not one of llama, mistral"):
-        build_model(replace(CONFIG, architecture="gpt2"), weights(), 64)
+    with pytest.raises(UnknownArchitectureError, match="'unheard' is not one of llama, mistral"):
+        build_model(replace(CONFIG, architecture="unheard"), weights(), 64)
 
 
 def test_without_a_compiler_torch_runs_and_the_report_says_why(
