@@ -12,9 +12,11 @@ from typing import Any
 import orjson
 import pytest
 
+from inference.gateway.images import without_files
 from inference.protocol.generation import Request, Submit, decode_inbox_frame, encode_inbox_frame
 from inference.wire.dialect import RequestContext
 from inference.wire.errors import ApiError
+from inference.wire.images import ImageRules
 from tests.inference.wire.golden import DIALECTS, cases, inside
 from tests.inference.wire.random_bodies import random_bodies
 
@@ -52,6 +54,7 @@ def test_a_request_or_a_refusal(dialect: str, num_bodies: int) -> None:
 
 
 def _crosses_to_the_neuron(request: Request) -> None:
+    request, _ = without_files(request, ImageRules())
     submit = Submit(request_id="r", gateway_id="g", model="m", request=request, deadline_unix_s=0.0)
     assert decode_inbox_frame(encode_inbox_frame(submit)) == submit
 
