@@ -4,7 +4,8 @@
 
 Greedy edits of code and extraction from a document repeat much of their prompt; free text, drawn at
 temperature 0.8, repeats nothing. Requests end where the model ends them. Answers are compared: they
-have to be the same.
+have to be the same. Two engines of one process share its threads, and the second one comes off
+worse: for speeds, run each with ``--alone`` in turns.
 """
 
 from __future__ import annotations
@@ -179,16 +180,38 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--data-dir", type=Path, help="where compiled kernels are kept")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--alone",
+        choices=["off", "prompt_lookup"],
+        help="one engine with this setting, whose figures are for a run with the other beside it",
+    )
     arguments = parser.parse_args()
     configure_threads()
     with tempfile.TemporaryDirectory() as temporary:
         data_dir = arguments.data_dir or Path(temporary)
+        if arguments.alone:
+            _measure_alone(arguments, data_dir)
+            return
         plain = Subject(arguments.model, data_dir, "off")
         speculating = Subject(arguments.model, data_dir, "prompt_lookup")
         for at_once in arguments.at_once:
             for task in arguments.tasks:
                 found = compare(plain, speculating, task, at_once, arguments.turns)
                 print(json.dumps(asdict(found)) if arguments.json else _line(found), flush=True)
+
+
+def _measure_alone(arguments: argparse.Namespace, data_dir: Path) -> None:
+    subject = Subject(arguments.model, data_dir, arguments.alone)
+    subject.run(arguments.tasks[0], 1, 0)
+    for at_once in arguments.at_once:
+        for task in arguments.tasks:
+            reading = subject.run(task, at_once, 1)
+            print(
+                f"{task}, {at_once} at once, {arguments.alone}: "
+                f"{reading.num_tokens / reading.seconds:.0f} tok/s, "
+                f"{reading.cpu_seconds:.2f} s of CPU",
+                flush=True,
+            )
 
 
 def _line(found: Comparison) -> str:
