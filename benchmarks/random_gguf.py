@@ -59,7 +59,7 @@ class HybridShape:
     num_kv_heads: int
     head_dim: int
     num_delta_heads: int
-    """Of keys, and as many of values."""
+    """There are as many heads of keys as of values."""
     delta_head_dim: int
     conv_kernel: int = 4
     context_tokens: int = 8192

@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+from django.db.models import Q
 
 from fleet import selectors
 from fleet.models import Device, LoadJob, LoadMeasurement, Neuron, NeuronWish, Replica
 from inference.protocol.keys import NEURON_NAME
+
+OfNeuron = TypeVar("OfNeuron", Device, Replica, LoadJob, LoadMeasurement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,25 +36,16 @@ def neuron_rows(name: str) -> NeuronRows:
 
 
 def rows_by_neuron(names: Iterable[str]) -> Mapping[str, NeuronRows]:
-    """Of each of these names, also of one that the database does not know, or could not."""
+    """Every name has its rows, also one that the database does not know, or could not."""
     asked = set(names)
-    names = sorted(name for name in asked if NEURON_NAME.fullmatch(name))
-    neurons = {row.name: row for row in Neuron.objects.filter(name__in=names)}
-    wishes = {row.neuron_name: row for row in NeuronWish.objects.filter(neuron_name__in=names)}
-    devices: defaultdict[int, list[Device]] = defaultdict(list)
-    for device in Device.objects.filter(neuron__name__in=names):
-        devices[device.neuron_id].append(device)
-    replicas: defaultdict[int, list[Replica]] = defaultdict(list)
-    for replica in Replica.objects.filter(neuron__name__in=names):
-        replicas[replica.neuron_id].append(replica)
-    jobs: defaultdict[int, list[LoadJob]] = defaultdict(list)
-    for job in selectors.load_jobs_active().filter(neuron__name__in=names):
-        jobs[job.neuron_id].append(job)
-    measurements: defaultdict[int, list[LoadMeasurement]] = defaultdict(list)
-    for measurement in LoadMeasurement.objects.filter(neuron__name__in=names).select_related(
-        "model"
-    ):
-        measurements[measurement.neuron_id].append(measurement)
+    known = sorted(name for name in asked if NEURON_NAME.fullmatch(name))
+    neurons = {row.name: row for row in Neuron.objects.filter(name__in=known)}
+    wishes = {row.neuron_name: row for row in NeuronWish.objects.filter(neuron_name__in=known)}
+    theirs = Q(neuron__name__in=known)
+    devices = _by_neuron(Device.objects.filter(theirs))
+    replicas = _by_neuron(Replica.objects.filter(theirs))
+    jobs = _by_neuron(selectors.load_jobs_active().filter(theirs))
+    measurements = _by_neuron(LoadMeasurement.objects.filter(theirs).select_related("model"))
 
     def rows(name: str) -> NeuronRows:
         neuron = neurons.get(name)
@@ -64,3 +60,11 @@ def rows_by_neuron(names: Iterable[str]) -> Mapping[str, NeuronRows]:
         )
 
     return {name: rows(name) for name in asked}
+
+
+def _by_neuron(rows: Iterable[OfNeuron]) -> defaultdict[int, list[OfNeuron]]:
+    """Rows by the key of their neuron, in the order given."""
+    found: defaultdict[int, list[OfNeuron]] = defaultdict(list)
+    for row in rows:
+        found[row.neuron_id].append(row)
+    return found

@@ -33,7 +33,7 @@ NO_STATS = EngineStats(
     prefill_tokens_per_s=0.0,
     last_forward_unix_s=None,
 )
-"""Of an engine that has told nothing yet."""
+"""The figures of an engine that has told nothing yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

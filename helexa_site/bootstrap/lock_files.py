@@ -75,7 +75,7 @@ def locks_of(requirements: Path, environment: Mapping[str, str]) -> tuple[Path, 
 
 
 def not_locked(wanted: Iterable[Requirement], locks: Iterable[Path]) -> list[Requirement]:
-    """Those that the locks have in no or in another version."""
+    """The requirements that the locks hold in no version, or in another one."""
     pins = {(normal_name(one.name), one.version) for path in locks for one in locked_in(path)}
     return [one for one in wanted if (normal_name(one.name), one.version) not in pins]
 
