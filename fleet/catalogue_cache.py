@@ -17,8 +17,8 @@ CACHE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class OfferedModels:
-    """Those that are enabled; adapters where their base is. The same object as long as nothing was
-    read anew."""
+    """The models that are enabled, and adapters whose base is. It is the same object as long as
+    nothing was read anew."""
 
     entries: tuple[CatalogueEntry, ...]
     """Sorted by name."""

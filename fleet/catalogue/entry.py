@@ -55,7 +55,7 @@ class CatalogueEntry(CatalogueSettings):
         return msgspec.convert(values, LoadSpec)
 
     def adapter_spec(self) -> AdapterSpec | None:
-        """Of an adapter; ``None``: it is a model of its own."""
+        """What loads it, where it is an adapter; ``None`` for a model of its own."""
         if self.base is None:
             return None
         return AdapterSpec(
