@@ -21,7 +21,10 @@ def main() -> None:
     except ConfigError as error:
         sys.exit(f"helexa-acp: {error}")
     import helexa_acp.quick_import  # noqa: F401 - before anything that imports the SDK
+    from helexa_acp import lazy_packages
     from helexa_acp.serving import serve
+
+    lazy_packages.install()
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(config, os.environ))

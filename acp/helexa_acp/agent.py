@@ -19,9 +19,12 @@ from acp.schema import (
     Implementation,
     InitializeResponse,
     ListSessionsResponse,
+    LoadSessionResponse,
     McpCapabilities,
+    NewSessionResponse,
     PromptCapabilities,
     PromptResponse,
+    ResumeSessionResponse,
     SessionCapabilities,
     SessionCloseCapabilities,
     SessionInfo,
@@ -87,7 +90,7 @@ class HelexaAgent:
         **_: Any,
     ) -> InitializeResponse:
         self._capabilities = client_capabilities or ClientCapabilities()
-        self._endpoints.warm_up()
+        self._endpoints.begin_listing()
         return InitializeResponse(
             protocol_version=PROTOCOL_VERSION,
             agent_info=Implementation(name="helexa-acp", title="helexa", version=__version__),
@@ -114,32 +117,32 @@ class HelexaAgent:
 
     async def new_session(
         self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
-    ) -> pickers.NewSession:
+    ) -> NewSessionResponse:
         with _told():
             folder, servers = _folder(cwd), server_specs(mcp_servers or ())
             session = await self._sessions.create(folder, servers)
         await self._endpoints.listed(LIST_WAIT_S)
         self._soon(self._introduce(session))
-        return pickers.NewSession(session_id=session.session_id, **self._pickers(session))
+        return self._with_pickers(NewSessionResponse, session, session_id=session.session_id)
 
     async def load_session(
         self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
-    ) -> pickers.LoadedSession:
+    ) -> LoadSessionResponse:
         session = await self._opened(session_id, cwd, mcp_servers)
         tools = {tool.spec.name: tool for tool in TOOLS}
         port = self._port(session)
         for update in updates.replayed(session.history, tools):
             await port.update(update)
         self._soon(self._introduce(session))
-        return pickers.LoadedSession(**self._pickers(session))
+        return self._with_pickers(LoadSessionResponse, session)
 
     async def resume_session(
         self, session_id: str, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
-    ) -> pickers.ResumedSession:
+    ) -> ResumeSessionResponse:
         """As load, for a client that still shows the conversation."""
         session = await self._opened(session_id, cwd, mcp_servers)
         self._soon(self._introduce(session))
-        return pickers.ResumedSession(**self._pickers(session))
+        return self._with_pickers(ResumeSessionResponse, session)
 
     async def list_sessions(
         self, cwd: str | None = None, cursor: str | None = None, **_: Any
@@ -244,17 +247,16 @@ class HelexaAgent:
         if session.hold is not None:
             self._sessions.save(session)
 
-    def _pickers(self, session: Session) -> dict[str, Any]:
-        return {
-            "modes": pickers.mode_state(session),
-            "models": pickers.model_state(self._config, self._endpoints, session),
-            "config_options": list(pickers.config_options(self._config, self._endpoints, session)),
-        }
+    def _with_pickers(
+        self, answer: type[pickers.Answer], session: Session, **fields: Any
+    ) -> pickers.Answer:
+        return pickers.with_pickers(answer, self._config, self._endpoints, session, **fields)
 
     async def _introduce(self, session: Session) -> None:
         """What the editor may know once it knows the session."""
         port = self._port(session)
         await port.update(available_commands())
+        self._endpoints.warm_up()
         if not await self._endpoints.listed(0.0):
             await self._endpoints.listed(60.0)
             await port.update(pickers.options_changed(self._config, self._endpoints, session))

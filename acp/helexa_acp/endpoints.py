@@ -1,7 +1,7 @@
 """The endpoints in use: their wires, what they offer, and what was learnt about them.
 
-Nothing here is needed to answer ``initialize``: SDKs are imported, and models listed, in the
-background.
+Nothing here is needed to answer ``initialize``: models are listed, and SDKs imported once there is
+a session, in the background.
 """
 
 from __future__ import annotations
@@ -61,9 +61,13 @@ class Endpoints:
             known.wire = asyncio.create_task(asyncio.to_thread(open_wire, endpoint))
         return await asyncio.shield(known.wire)
 
-    def warm_up(self) -> None:
-        """Begins what the first prompt will need."""
+    def begin_listing(self) -> None:
+        """What the first session will need."""
         self._begin_listing(self._config.default_endpoint)
+
+    def warm_up(self) -> None:
+        """Begins what the first prompt will need: an SDK takes longer to import than an editor
+        should wait for a session."""
         known = self._known[self._config.default_endpoint.name]
         if known.wire is None:
             opening = asyncio.to_thread(open_wire, self._config.default_endpoint)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+from typing import Annotated, Any, TypeVar
 
 from acp.schema import (
     ConfigOptionUpdate,
-    LoadSessionResponse,
-    NewSessionResponse,
-    ResumeSessionResponse,
     SessionConfigOptionSelect,
     SessionConfigSelectOption,
     SessionMode,
     SessionModeState,
 )
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from helexa_acp.config import Config
 from helexa_acp.endpoints import Endpoints
@@ -23,6 +21,7 @@ from helexa_acp.selectors import Selector
 from helexa_acp.sessions import Session
 
 MODEL_OPTION = "model"
+Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class OfferedModel(BaseModel):
@@ -41,16 +40,27 @@ class ModelState(BaseModel):
     available_models: Annotated[list[OfferedModel], Field(alias="availableModels")]
 
 
-class NewSession(NewSessionResponse):
-    models: ModelState
+@functools.cache
+def _with_models(answer: type[Answer]) -> type[Answer]:
+    """Made when it is first needed: a session is either new, loaded or resumed."""
+    return create_model(answer.__name__, __base__=answer, models=(ModelState, ...))
 
 
-class LoadedSession(LoadSessionResponse):
-    models: ModelState
-
-
-class ResumedSession(ResumeSessionResponse):
-    models: ModelState
+def with_pickers(
+    answer: type[Answer],
+    config: Config,
+    endpoints: Endpoints,
+    session: Session,
+    **fields: Any,
+) -> Answer:
+    """The answer that opens a session, of that kind."""
+    made: Answer = _with_models(answer)(
+        modes=mode_state(session),
+        models=model_state(config, endpoints, session),
+        config_options=list(config_options(config, endpoints, session)),
+        **fields,
+    )
+    return made
 
 
 def selectors(config: Config, endpoints: Endpoints, chosen: Selector) -> list[Selector]:

@@ -20,18 +20,16 @@ def server_specs(servers: Sequence[Any]) -> list[ServerSpec]:
 
 
 def _spec(server: Any) -> ServerSpec:
-    match server:
-        case HttpMcpServer():
-            headers = {header.name: header.value for header in server.headers}
-            return HttpServer(name=server.name, url=server.url, headers=headers)
-        case McpServerStdio():
-            return StdioServer(
-                name=server.name,
-                command=server.command,
-                arguments=tuple(server.args),
-                environment={variable.name: variable.value for variable in server.env},
-            )
-        case _:
-            raise UnsupportedServerError(
-                f"MCP server {server.name}: {server.type} is not supported, stdio and http are"
-            )
+    if isinstance(server, HttpMcpServer):
+        headers = {header.name: header.value for header in server.headers}
+        return HttpServer(name=server.name, url=server.url, headers=headers)
+    if isinstance(server, McpServerStdio):
+        return StdioServer(
+            name=server.name,
+            command=server.command,
+            arguments=tuple(server.args),
+            environment={variable.name: variable.value for variable in server.env},
+        )
+    raise UnsupportedServerError(
+        f"MCP server {server.name}: {server.type} is not supported, stdio and http are"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import anthropic
 import httpx2
@@ -28,6 +28,7 @@ from helexa_acp.wire.base import (
     WireEvent,
 )
 from helexa_acp.wire.messages_body import request_body
+from helexa_acp.wire.told import Told, told
 
 VERSION = "2023-06-01"
 REASONS: dict[str, Reason] = {
@@ -62,11 +63,17 @@ class MessagesWire:
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[WireEvent, None]:
         with _errors():
-            create = cast(Any, self._client.messages.create)
-            async with await create(**request_body(request)) as told:
+            posting = self._client.post(
+                "/v1/messages",
+                body=request_body(request),
+                cast_to=object,
+                stream=True,
+                stream_cls=anthropic.AsyncStream[object],
+            )
+            async with await posting as events:
                 answer = MessageAnswer()
-                async for event in told:
-                    for made in answer.feed(event):
+                async for event in events:
+                    for made in answer.feed(told(event)):
                         yield made
                 if not answer.is_ended:
                     raise ValueError("it ended without message_stop")
@@ -92,7 +99,7 @@ class MessageAnswer:
         self._reason: Reason = "stop"
         self._usage = Usage()
 
-    def feed(self, event: Any) -> list[WireEvent]:
+    def feed(self, event: Told) -> list[WireEvent]:
         match event.type:
             case "message_start":
                 self._count(event.message.usage)
@@ -110,15 +117,15 @@ class MessageAnswer:
                 return [Finished(self._reason, self._usage)]
         return []
 
-    def _block_started(self, block: Any) -> list[WireEvent]:
+    def _block_started(self, block: Told) -> list[WireEvent]:
         match block.type:
             case "tool_use":
                 self._call = _OpenCall(block.id or "", block.name or "")
             case "redacted_thinking":
-                return [ThoughtSealed(block.model_dump(mode="json", exclude_none=True))]
+                return [ThoughtSealed(block.without_nulls())]
         return []
 
-    def _delta(self, delta: Any) -> list[WireEvent]:
+    def _delta(self, delta: Told) -> list[WireEvent]:
         match delta.type:
             case "text_delta":
                 return [TextDelta(delta.text)]
@@ -137,17 +144,17 @@ class MessageAnswer:
             return [CallMade(call.call_id, call.name, call.arguments)]
         return [ThoughtSealed(signature)] if signature else []
 
-    def _count(self, told: Any) -> None:
+    def _count(self, counts: Told | None) -> None:
         """Later counts replace earlier ones; a count that is not told stays as it was."""
-        if told is None:
+        if counts is None:
             return
-        fresh = getattr(told, "input_tokens", None)
-        read = getattr(told, "cache_read_input_tokens", None) or 0
-        made = getattr(told, "cache_creation_input_tokens", None) or 0
+        fresh = counts.input_tokens
+        read = counts.cache_read_input_tokens or 0
+        made = counts.cache_creation_input_tokens or 0
         if fresh is not None:
             self._usage.input_tokens = fresh + read + made
             self._usage.cached_tokens = read
-        self._usage.output_tokens = told.output_tokens or 0
+        self._usage.output_tokens = counts.output_tokens or 0
         self._usage.last_total_tokens = self._usage.input_tokens + self._usage.output_tokens
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import openai
-from openai.types.chat import ChatCompletionChunk
 
 from helexa_acp.config import Endpoint
 from helexa_acp.history import (
@@ -39,7 +38,8 @@ from helexa_acp.wire.base import (
 )
 from helexa_acp.wire.data_urls import data_url, image_from_data_url
 from helexa_acp.wire.names import wire_name
-from helexa_acp.wire.openai_errors import open_client, openai_errors
+from helexa_acp.wire.openai_errors import open_client, openai_errors, post
+from helexa_acp.wire.told import Told, told
 
 
 def open_wire(endpoint: Endpoint) -> ChatWire:
@@ -52,11 +52,12 @@ class ChatWire:
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[WireEvent, None]:
         with openai_errors():
-            create = cast(Any, self._client.chat.completions.create)
-            async with await create(**request_body(request)) as chunks:
+            async with await post(
+                self._client, "/chat/completions", request_body(request)
+            ) as chunks:
                 answer = ChatAnswer()
                 async for chunk in chunks:
-                    for event in answer.feed(chunk):
+                    for event in answer.feed(told(chunk)):
                         yield event
                 for event in answer.finish():
                     yield event
@@ -164,16 +165,14 @@ class ChatAnswer:
         self._is_ended = False
         self._usage = Usage()
 
-    def feed(self, chunk: ChatCompletionChunk) -> list[WireEvent]:
+    def feed(self, chunk: Told) -> list[WireEvent]:
         if chunk.usage is not None:
             self._usage = _usage(chunk.usage)
         events: list[WireEvent] = []
         for choice in chunk.choices or ():
             delta = choice.delta
             if delta is not None:
-                thought = getattr(delta, "reasoning_content", None) or getattr(
-                    delta, "reasoning", None
-                )
+                thought = delta.reasoning_content or delta.reasoning
                 if isinstance(thought, str):
                     events.append(ThoughtDelta(thought))
                 if delta.content:
@@ -181,7 +180,7 @@ class ChatAnswer:
                 if delta.refusal:
                     self._reason = "refusal"
                     events.append(TextDelta(delta.refusal))
-                events += _images(getattr(delta, "images", None))
+                events += _images(delta.images)
                 self._take_calls(delta.tool_calls)
             if choice.finish_reason:
                 self._is_ended = True
@@ -222,18 +221,18 @@ def _images(images: Any) -> list[WireEvent]:
     """Extension of some servers: images that the model made, as data URLs."""
     if not isinstance(images, list):
         return []
-    urls = [(one.get("image_url") or {}).get("url") for one in images if isinstance(one, dict)]
+    urls = [one.image_url.url for one in images if isinstance(one, Told) and one.image_url]
     made = [image_from_data_url(url) for url in urls if isinstance(url, str)]
     return [ImageMade(image) for image in made if image is not None]
 
 
-def _usage(told: Any) -> Usage:
-    prompt = getattr(told, "prompt_tokens_details", None)
-    completion = getattr(told, "completion_tokens_details", None)
+def _usage(counts: Told) -> Usage:
+    prompt = counts.prompt_tokens_details
+    completion = counts.completion_tokens_details
     return Usage(
-        input_tokens=told.prompt_tokens or 0,
-        output_tokens=told.completion_tokens or 0,
+        input_tokens=counts.prompt_tokens or 0,
+        output_tokens=counts.completion_tokens or 0,
         cached_tokens=getattr(prompt, "cached_tokens", None) or 0,
         thought_tokens=getattr(completion, "reasoning_tokens", None) or 0,
-        last_total_tokens=(told.prompt_tokens or 0) + (told.completion_tokens or 0),
+        last_total_tokens=(counts.prompt_tokens or 0) + (counts.completion_tokens or 0),
     )

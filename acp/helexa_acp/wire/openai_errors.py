@@ -1,9 +1,10 @@
-"""The openai SDK's client for an endpoint, and its exceptions as ours."""
+"""The openai SDK's client for an endpoint, its requests, and its exceptions as ours."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import httpx2
 import openai
@@ -25,6 +26,15 @@ def open_client(endpoint: Endpoint) -> openai.AsyncOpenAI:
     client.organization = None
     client.project = None
     return client
+
+
+async def post(
+    client: openai.AsyncOpenAI, path: str, body: dict[str, Any]
+) -> openai.AsyncStream[object]:
+    """The stream of events, as they are in JSON."""
+    return await client.post(
+        path, body=body, cast_to=object, stream=True, stream_cls=openai.AsyncStream[object]
+    )
 
 
 @contextlib.contextmanager

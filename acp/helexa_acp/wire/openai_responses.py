@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from typing import Any, cast
+from typing import Any
 
 import openai
 
@@ -34,7 +34,8 @@ from helexa_acp.wire.base import (
 )
 from helexa_acp.wire.data_urls import data_url
 from helexa_acp.wire.names import wire_name
-from helexa_acp.wire.openai_errors import open_client, openai_errors
+from helexa_acp.wire.openai_errors import open_client, openai_errors, post
+from helexa_acp.wire.told import Told, told
 
 
 def open_wire(endpoint: Endpoint) -> ResponsesWire:
@@ -47,11 +48,10 @@ class ResponsesWire:
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[WireEvent, None]:
         with openai_errors():
-            create = cast(Any, self._client.responses.create)
-            async with await create(**request_body(request)) as told:
+            async with await post(self._client, "/responses", request_body(request)) as events:
                 answer = ResponseAnswer()
-                async for event in told:
-                    for made in answer.feed(event):
+                async for event in events:
+                    for made in answer.feed(told(event)):
                         yield made
                 if not answer.is_ended:
                     raise ValueError("it ended without response.completed")
@@ -151,7 +151,7 @@ class ResponseAnswer:
         self.is_ended = False
         self._is_refused = False
 
-    def feed(self, event: Any) -> list[WireEvent]:
+    def feed(self, event: Told) -> list[WireEvent]:
         match event.type:
             case "response.output_text.delta":
                 return [TextDelta(event.delta)]
@@ -166,44 +166,45 @@ class ResponseAnswer:
                 return [self._finished(event.response)]
             case "response.failed":
                 error = event.response.error
-                told = getattr(error, "message", None) or "the response failed"
+                message = getattr(error, "message", None) or "the response failed"
                 code = getattr(error, "code", None)
-                raise EndpointError(told, status=400, code=code if isinstance(code, str) else None)
+                raise EndpointError(
+                    message, status=400, code=code if isinstance(code, str) else None
+                )
             case "error":
                 raise EndpointError(event.message, status=400, code=event.code)
             case _:
                 return []
 
-    def _finished(self, response: Any) -> WireEvent:
+    def _finished(self, response: Told) -> WireEvent:
         self.is_ended = True
         reason: Reason = "refusal" if self._is_refused else "stop"
-        details = getattr(response, "incomplete_details", None)
+        details = response.incomplete_details
         if details is not None and details.reason is not None:
             reason = "refusal" if details.reason == "content_filter" else "length"
         return Finished(reason, _usage(response.usage))
 
 
-def _item_done(item: Any) -> list[WireEvent]:
+def _item_done(item: Told) -> list[WireEvent]:
     match item.type:
         case "function_call":
             return [CallMade(item.call_id or "", item.name or "", item.arguments or "")]
-        case "reasoning" if getattr(item, "encrypted_content", None):
-            return [ThoughtSealed(item.model_dump(mode="json", exclude_none=True))]
-        case "image_generation_call" if getattr(item, "result", None):
+        case "reasoning" if item.encrypted_content:
+            return [ThoughtSealed(item.without_nulls())]
+        case "image_generation_call" if item.result:
             return [ImageMade(Image("image/png", item.result))]
         case _:
             return []
 
 
-def _usage(told: Any) -> Usage:
-    if told is None:
+def _usage(counts: Told | None) -> Usage:
+    if counts is None:
         return Usage()
-    given = getattr(told, "input_tokens_details", None)
-    made = getattr(told, "output_tokens_details", None)
+    given, made = counts.input_tokens_details, counts.output_tokens_details
     return Usage(
-        input_tokens=told.input_tokens or 0,
-        output_tokens=told.output_tokens or 0,
+        input_tokens=counts.input_tokens or 0,
+        output_tokens=counts.output_tokens or 0,
         cached_tokens=getattr(given, "cached_tokens", None) or 0,
         thought_tokens=getattr(made, "reasoning_tokens", None) or 0,
-        last_total_tokens=(told.input_tokens or 0) + (told.output_tokens or 0),
+        last_total_tokens=(counts.input_tokens or 0) + (counts.output_tokens or 0),
     )

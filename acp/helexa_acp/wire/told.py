@@ -1,0 +1,40 @@
+"""What an endpoint says in a stream, as JSON: its keys as attributes.
+
+The SDKs' own models of it are not used: openai's take a second to build for the first event.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Told:
+    """A JSON object; ``None`` for a key that it does not have."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.raw = raw
+
+    def __getattr__(self, name: str) -> Any:
+        value = self.raw.get(name)
+        if isinstance(value, list):
+            return [Told(one) if isinstance(one, dict) else one for one in value]
+        return Told(value) if isinstance(value, dict) else value
+
+    def without_nulls(self) -> dict[str, Any]:
+        kept: dict[str, Any] = _without_nulls(self.raw)
+        return kept
+
+
+def told(event: object) -> Told:
+    """Raises ValueError where an event is no object."""
+    if not isinstance(event, dict):
+        raise ValueError("an event is no object")
+    return Told(event)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
