@@ -1,0 +1,67 @@
+"""Is a neuron fit to serve, by a ``manage.py`` that writes down what it is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "validate-neuron"
+FAKE_MANAGE = """
+import pathlib, sys
+folder = pathlib.Path(__file__).parent
+if sys.argv[1:3] == ["neurons", "list"]:
+    print((folder / "neurons.json").read_text())
+else:
+    (folder / "gated").write_text("\\n".join(sys.argv[1:]))
+    sys.exit(int((folder / "code").read_text()))
+"""
+FIT = {"name": "beast", "status": "online", "problems": []}
+
+
+def validated(folder: Path, *neurons: dict[str, Any], code: int = 0) -> tuple[int, str]:
+    (folder / "manage.py").write_text(FAKE_MANAGE)
+    (folder / "neurons.json").write_text(json.dumps(neurons))
+    (folder / "code").write_text(str(code))
+    done = subprocess.run(
+        [str(SCRIPT), "beast", "--url", "http://gateway:31313"],
+        env=os.environ | {"HELEXA_MANAGE": str(folder / "manage.py")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_neuron_that_is_fit_is_asked_for_the_capital(tmp_path: Path) -> None:
+    assert validated(tmp_path, FIT) == (0, "")
+    asked = (tmp_path / "gated").read_text().splitlines()
+    assert asked[:5] == ["deploy_gate", "--neuron", "beast", "--word", "Tbilisi"]
+    assert asked[-2:] == ["--url", "http://gateway:31313"]
+
+
+def test_a_model_that_answers_otherwise_is_red(tmp_path: Path) -> None:
+    code, _ = validated(tmp_path, FIT, code=1)
+    assert code == 1
+
+
+@pytest.mark.parametrize(
+    ("neurons", "said"),
+    [
+        ([], "beast is not known"),
+        ([FIT | {"name": "benjy"}], "beast is not known"),
+        ([FIT | {"problems": ["the driver is older than its library"]}], "the driver is older"),
+        ([FIT | {"status": "lost"}], ""),
+    ],
+)
+def test_a_neuron_that_is_not_is_asked_nothing(
+    neurons: list[dict[str, Any]], said: str, tmp_path: Path
+) -> None:
+    code, told = validated(tmp_path, *neurons)
+    assert code == 1
+    assert said in told
+    assert not (tmp_path / "gated").exists()
