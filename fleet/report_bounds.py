@@ -36,7 +36,14 @@ INTEGERS = {
         2**31 - 1,
     ),
 }
-NEVER_NEGATIVE = INTEGERS.keys() | {"total_memory_bytes", "free_memory_bytes", "done", "total"}
+NEVER_NEGATIVE = INTEGERS.keys() | {
+    "total_memory_bytes",
+    "free_memory_bytes",
+    "num_drafted_tokens",
+    "num_accepted_drafts",
+    "done",
+    "total",
+}
 MAX_UNIX_S = 2.0**36
 """The year 4147, which every database has."""
 

@@ -42,6 +42,7 @@ def report_rows(replica: Replica) -> list[tuple[str, str]]:
         ("Vectors", _vectors(report)),
         ("Decode step", report.get("compiled", "")),
         ("Drafts", report.get("speculation", "")),
+        ("Drafts that were right", _acceptance(replica)),
         ("Loaded in", _seconds(report.get("load_seconds"))),
         ("Sampling defaults", _defaults(report.get("generation_defaults") or {})),
         ("Structured output", report.get("grammar_problem") or ""),
@@ -104,6 +105,13 @@ def _keys_and_values(report: dict[str, Any]) -> str:
         f"{size_text(report.get('kv_bytes'))} for {num_blocks * block_tokens:,} tokens "
         f"({num_blocks:,} blocks of {block_tokens}){dtype}"
     )
+
+
+def _acceptance(replica: Replica) -> str:
+    num_drafted, num_accepted = replica.num_drafted_tokens, replica.num_accepted_drafts
+    if not num_drafted:
+        return ""
+    return f"{num_accepted:,} of {num_drafted:,} ({num_accepted / num_drafted:.0%})"
 
 
 def _vectors(report: dict[str, Any]) -> str:

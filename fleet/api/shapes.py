@@ -132,6 +132,8 @@ class ReplicaShape(RowShape):
             "kv_blocks_used",
             "kv_blocks_total",
             "decode_tokens_per_s",
+            "num_drafted_tokens",
+            "num_accepted_drafts",
             "num_restarts",
             "failure_code",
             "failure_message",

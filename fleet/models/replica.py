@@ -35,6 +35,12 @@ class Replica(models.Model):
     kv_blocks_used = models.PositiveIntegerField(default=0)
     kv_blocks_total = models.PositiveIntegerField(default=0)
     decode_tokens_per_s = models.FloatField(default=0.0)
+    num_drafted_tokens = models.PositiveBigIntegerField(
+        default=0, help_text="Tokens that its engine guessed and verified."
+    )
+    num_accepted_drafts = models.PositiveBigIntegerField(
+        default=0, help_text="Of those, the ones that were right."
+    )
     report = models.JSONField(
         null=True, blank=True, help_text="The load report: what was loaded and what it took."
     )

@@ -230,6 +230,17 @@ def _replicas_record(neuron: Neuron, known: list[Replica], states: list[ReplicaS
         gone.delete()
 
 
+COUNTS = (
+    "in_flight",
+    "queue_depth",
+    "kv_blocks_used",
+    "kv_blocks_total",
+    "num_drafted_tokens",
+    "num_accepted_drafts",
+)
+"""What a replica's row has of its ``EngineStats``, by the same names."""
+
+
 def _replica_values(state: ReplicaState) -> dict[str, Any]:
     values: dict[str, Any] = {
         "job_id": state.job_id,
@@ -246,7 +257,7 @@ def _replica_values(state: ReplicaState) -> dict[str, Any]:
     if state.last_used_unix_s is not None:
         values["last_used_at"] = _moment(state.last_used_unix_s)
     if state.stats is not None:
-        for name in ("in_flight", "queue_depth", "kv_blocks_used", "kv_blocks_total"):
+        for name in COUNTS:
             values[name] = getattr(state.stats, name)
         values["decode_tokens_per_s"] = round(state.stats.decode_tokens_per_s, 1)
     return values

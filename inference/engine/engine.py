@@ -161,6 +161,7 @@ class Engine:
             is_anonymous=command.is_anonymous,
             cache_salt=command.cache_salt,
             images=self._images(command),
+            prediction=command.prediction,
         )
         self._sequences[command.sequence_id] = sequence
         self._pending_grammars.add(sequence)
@@ -293,10 +294,15 @@ class Engine:
     def _emit_runs(self, schedule: Schedule, sampled: Sampled) -> None:
         """Drafts that turned out right, before the token that the step ends with."""
         for row, run in sampled.runs.items():
-            sequence_id = schedule.decodes[row].sequence_id
-            logprobs = run.logprobs or None
+            sequence = schedule.decodes[row]
             self._outputs.add(
-                SequenceStep(sequence_id=sequence_id, token_ids=run.token_ids, logprobs=logprobs)
+                SequenceStep(
+                    sequence_id=sequence.sequence_id,
+                    token_ids=run.token_ids,
+                    logprobs=run.logprobs or None,
+                    num_drafted_tokens=len(schedule.drafts[sequence]),
+                    num_accepted_drafts=len(run.token_ids),
+                )
             )
 
     def _emit(self, schedule: Schedule, sampled: Sampled) -> None:
@@ -330,6 +336,10 @@ class Engine:
                     finish_reason="stop" if is_complete else "length" if is_end else None,
                     num_output_tokens=num_output_tokens if is_end else 0,
                     timing=sequence.timing(self._step_end_s) if is_end else None,
+                    # Of a sequence with a run, that says it.
+                    num_drafted_tokens=0
+                    if row in sampled.runs
+                    else len(schedule.drafts.get(sequence, ())),
                 )
             )
             if is_end:

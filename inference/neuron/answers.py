@@ -46,6 +46,8 @@ class Choice:
         not told. ``at_limit``: why the answer ends when it has reached its last allowed token."""
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
+        self.num_accepted_drafts = 0
+        self.num_rejected_drafts = 0
         self.has_finished = False
         """Nothing more comes of it."""
         self.has_begun = False
@@ -80,6 +82,8 @@ class Choice:
         num_before = self.num_output_tokens
         pieces, logprobs = self._take(step)
         taken = step.token_ids[: self.num_output_tokens - num_before]
+        self.num_accepted_drafts += min(step.num_accepted_drafts, len(taken))
+        self.num_rejected_drafts += step.num_drafted_tokens - step.num_accepted_drafts
         if self._text.stop is None and step.finish_reason is not None:
             pieces += self._text.flush()
             # The engine's count holds the stop token too, which is not among the ids.
@@ -212,4 +216,6 @@ class Answer:
             completion_tokens=sum(choice.num_output_tokens for choice in self._choices),
             cached_tokens=cached_tokens,
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
+            accepted_drafts=sum(choice.num_accepted_drafts for choice in self._choices),
+            rejected_drafts=sum(choice.num_rejected_drafts for choice in self._choices),
         )

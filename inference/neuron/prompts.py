@@ -82,6 +82,8 @@ class Prepared:
     """The oldest, which did not fit and might be left out."""
     images: Sequence[PlacedImage] = ()
     """Of the prompt, which is one then."""
+    prediction: Sequence[int] = ()
+    """What the client expects in the output."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -126,7 +128,18 @@ def prepare(
         tools=rendered_tools(request.input),
         num_lost_turns=num_lost_turns,
         images=images,
+        prediction=_prediction(request, text),
     )
+
+
+def _prediction(request: GenerationRequest, text: ModelText) -> list[int]:
+    """Nothing where the engine makes no use of it. What is longer than an answer can be is of no
+    use."""
+    if not request.prediction or not text.report.takes_predictions:
+        return []
+    token_ids = text.tokenizer.encode(request.prediction, add_special_tokens=False)
+    token_ids = token_ids[: text.report.context_tokens]
+    return token_ids if max(token_ids, default=0) < text.report.vocab_size else []
 
 
 def _fitting(request: GenerationRequest, text: ModelText) -> tuple[GenerationRequest, int]:

@@ -213,4 +213,5 @@ def _commands(
                 cache_salt="" if submit.is_anonymous else submit.account,
                 adapter=submit.adapter,
                 images=images,
+                prediction=list(prepared.prediction),
             )

@@ -39,6 +39,8 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Of the prompt, by rising position; only for a model whose report has ``vision``."""
     adapter: AdapterSpec | None = None
     """What it runs with: loaded first, where it is not there yet."""
+    prediction: list[int] = []
+    """Tokens that the client expects in the output, as a source of drafts. Changes no output."""
 
 
 class EmbedSequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
@@ -103,6 +105,10 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Output tokens so far, the stop token included; set when ``finish_reason`` is."""
     timing: SequenceTiming | None = None
     """Set when ``finish_reason`` is."""
+    num_drafted_tokens: int = 0
+    """Guesses of the sequence's next tokens that this step has verified."""
+    num_accepted_drafts: int = 0
+    """Of those, the ones that were right: ``token_ids`` begins with them."""
 
 
 class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -42,6 +42,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Of ``prompt_tokens``, how many came from the prefix cache."""
     reasoning_tokens: int = 0
     """Of ``completion_tokens``, how many were thinking."""
+    accepted_drafts: int = 0
+    """Of ``completion_tokens``, how many had been guessed before the model had its say."""
+    rejected_drafts: int = 0
+    """Guesses that turned out wrong. They are in no answer and cost nobody anything."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -148,6 +148,9 @@ class GenerationRequest(
     """Completions only: the prompt's text comes before the answer's."""
     returns_token_ids: bool = False
     """``Accepted`` tells the prompts' token ids, and ``OutputTokens`` the answers'."""
+    prediction: str = ""
+    """Text that the client expects in the answer. It makes the answer faster where it is right and
+    changes nothing of it."""
     ends_at_context: bool = False
     """``max_tokens`` may be more than the context has left, or than the operator allows: the answer
     then ends there, with the reason ``context`` or ``length``. Otherwise such a request is

@@ -180,6 +180,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """In words: ``compiled decoder layer (inductor)`` or why it runs eager."""
     speculation: str = ""
     """In words: where drafts come from, or why there are none though they were asked for."""
+    takes_predictions: bool = False
+    """What clients expect of an answer is a source of drafts."""
     load_seconds: float
     tokenizer_dir: str
     """Holds tokenizer.json, tokenizer_config.json and, where the model has one, the template."""

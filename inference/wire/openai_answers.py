@@ -157,12 +157,17 @@ def told_usage_object(event: Finished, usage: ToldUsage) -> dict[str, Any]:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
+    """Drafts are counted for requests that had any."""
+    details = {"reasoning_tokens": usage.reasoning_tokens}
+    if usage.accepted_drafts or usage.rejected_drafts:
+        details["accepted_prediction_tokens"] = usage.accepted_drafts
+        details["rejected_prediction_tokens"] = usage.rejected_drafts
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "completion_tokens_details": details,
     }
 
 

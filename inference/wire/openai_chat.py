@@ -47,6 +47,7 @@ from inference.wire.openai_messages import (
     IMAGE_URL_FIELDS,
     MESSAGE_FIELDS,
     PART_FIELDS,
+    PREDICTION_FIELDS,
     messages,
 )
 
@@ -70,6 +71,11 @@ FIELDS = table(
     ),
     honoured("parallel_tool_calls", flag, "false: at most one call in an answer."),
     *OUTPUT_FIELDS,
+    honoured(
+        "prediction",
+        object_of(PREDICTION_FIELDS, required=("type", "content")),
+        "Guesses that are verified, where the model's entry speculates; changes no answer.",
+    ),
     honoured(
         "reasoning_effort",
         one_of(*NOT_THINKING_EFFORTS, *THINKING_EFFORTS),
@@ -122,7 +128,6 @@ FIELDS = table(
     neutral("prompt_cache_options", object_of(PROMPT_CACHE_FIELDS), "mode implicit"),
     refused("audio", "audio is not generated"),
     refused("moderation", "nothing is moderated here"),
-    refused("prediction", "predicted outputs are not used"),
     refused("web_search_options", "there is no web search"),
 )
 
@@ -130,6 +135,7 @@ NESTED_FIELDS: dict[str, Mapping[str, Field]] = {
     **{f"{role} messages": fields for role, fields in MESSAGE_FIELDS.items()},
     **{f"{kind} parts": fields for kind, fields in PART_FIELDS.items()},
     "image_url": IMAGE_URL_FIELDS,
+    "prediction": PREDICTION_FIELDS,
     "tool calls": openai_tools.CALL_FIELDS,
     "the function of a tool call": openai_tools.CALLED_FIELDS,
     "tools": openai_tools.TOOL_FIELDS,
@@ -184,6 +190,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ChatRequest:
         returns_token_ids=read.get("return_token_ids", False),
         n=read.get("n", 1),
         output_format=demanded,
+        prediction=read.get("prediction", {}).get("content", ""),
     )
     return ChatRequest(
         generation=generation,

@@ -23,6 +23,7 @@ from inference.wire.fields import (
     kind_of,
     neutral,
     object_of,
+    one_of,
     only,
     read_fields,
     refused,
@@ -72,6 +73,17 @@ PART_FIELDS = {
 def content(value: Any, path: str) -> list[Part]:
     """A string, or text parts; no parts are no text."""
     return _parts(value, path, kinds=("text",))
+
+
+def prediction_content(value: Any, path: str) -> str:
+    """The text that an answer is expected to have."""
+    return joined_text(content(value, path))
+
+
+PREDICTION_FIELDS = table(
+    honoured("type", one_of("content"), "content"),
+    honoured("content", prediction_content, "A string or text parts."),
+)
 
 
 def seen_content(value: Any, path: str) -> list[Part]:

@@ -135,7 +135,10 @@ def load_engine(
     warm_up(engine, opened.config.vocab_size, on_progress)
     seconds = time.monotonic() - started_s
     report = _report(opened, built, plan, seconds, grammars.wait_ready())
-    return LoadedEngine(engine, msgspec.structs.replace(report, speculation=speculation))
+    report = msgspec.structs.replace(
+        report, speculation=speculation, takes_predictions=speculator is not None
+    )
+    return LoadedEngine(engine, report)
 
 
 def _as_text_model(opened: OpenedModel, reason: str) -> OpenedModel:

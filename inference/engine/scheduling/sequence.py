@@ -8,6 +8,7 @@ them. Knows nothing of tensors or of other sequences.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,7 @@ class Sequence:
         "num_scored_tokens",
         "params",
         "parent_content",
+        "prediction",
         "same_prompt_as",
         "sequence_id",
         "snapshot",
@@ -98,6 +100,7 @@ class Sequence:
         is_anonymous: bool = False,
         cache_salt: str = "",
         images: PromptImages | None = None,
+        prediction: Ordered[int] = (),
     ) -> None:
         self.sequence_id = sequence_id
         self.params = params
@@ -156,6 +159,8 @@ class Sequence:
         """Where the next step writes the state that it ends with."""
         self.snapshot: int | None = None
         """Content id of the state that it left last for later prompts while it decodes."""
+        self.prediction = prediction
+        """Tokens that its client expects in the output."""
         self.drafting: object | None = None
         """What a ``Speculator`` knows of it."""
 

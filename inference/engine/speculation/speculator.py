@@ -48,11 +48,19 @@ class Speculator(Protocol):
         ...
 
 
+HEAD_TOKENS = 8
+"""Of the prompt's end, before a client's prediction: the answer begins behind them too."""
+
+
 @dataclass(slots=True)
 class _Lookup:
     """Kept with a sequence."""
 
     acceptance: Acceptance
+    head: list[int]
+    """Stands before the sequence's own text: what its client expects, or nothing."""
+    text: list[int]
+    """What is searched, where there is a head."""
     index: PromptLookup = field(default_factory=PromptLookup)
     proposal: Proposal | None = None
     """What it may go on with, whether or not that is run."""
@@ -61,7 +69,7 @@ class _Lookup:
 
 
 class LookupSpeculator:
-    """Drafts from the sequence's own text."""
+    """Drafts from the sequence's own text, and from what its client expects."""
 
     def __init__(self, most_tokens: int = DEFAULT_DRAFT_TOKENS) -> None:
         self._most_tokens = min(most_tokens, MOST_DRAFT_TOKENS)
@@ -78,7 +86,7 @@ class LookupSpeculator:
             if most < 1:
                 continue
             lookup = self._lookup_of(sequence)
-            proposal = lookup.index.propose(sequence.token_ids, most)
+            proposal = lookup.index.propose(_searched(lookup, sequence), most)
             lookup.proposal, lookup.length_then = proposal, len(sequence.token_ids)
             if proposal is None:
                 continue
@@ -110,8 +118,29 @@ class LookupSpeculator:
     def _lookup_of(self, sequence: Sequence) -> _Lookup:
         found = sequence.drafting
         if not isinstance(found, _Lookup):
-            found = sequence.drafting = _Lookup(Acceptance(self._acceptance))
+            head = _head(sequence)
+            found = sequence.drafting = _Lookup(Acceptance(self._acceptance), head, list(head))
         return found
+
+
+def _head(sequence: Sequence) -> list[int]:
+    """What a client expects follows the end of the prompt, so that it is found with the answer's
+    first token.
+
+        [ prompt's end ][ prediction ][ prompt ............. end ][ answer ]
+    """
+    if not sequence.prediction:
+        return []
+    num_prompt_tokens = sequence.num_prompt_tokens
+    end = sequence.token_ids[max(0, num_prompt_tokens - HEAD_TOKENS) : num_prompt_tokens]
+    return [*end, *sequence.prediction]
+
+
+def _searched(lookup: _Lookup, sequence: Sequence) -> list[int]:
+    if not lookup.head:
+        return sequence.token_ids
+    lookup.text += sequence.token_ids[len(lookup.text) - len(lookup.head) :]
+    return lookup.text
 
 
 def most_drafts(sequence: Sequence) -> int:

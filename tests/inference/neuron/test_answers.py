@@ -228,6 +228,26 @@ def test_a_stop_string_ends_the_count_whatever_came_with_it(tokenizer: Tokenizer
     assert finished.usage.completion_tokens == len(_ids(tokenizer, "yes")) + 1
 
 
+def test_drafts_are_counted_as_far_as_they_are_in_the_answer(tokenizer: Tokenizer) -> None:
+    ids = [*_ids(tokenizer, "yes"), *_ids(tokenizer, "E"), *_ids(tokenizer, "more")]
+    choice = Choice(request_id="r", text=ChoiceText(tokenizer, stop=["E"]))
+    steps = [
+        SequenceStep(
+            sequence_id="r/0", token_ids=ids[:1], num_cached_tokens=0, num_drafted_tokens=3
+        ),
+        SequenceStep(
+            sequence_id="r/0",
+            token_ids=ids[1:],
+            num_drafted_tokens=len(ids) + 1,
+            num_accepted_drafts=len(ids) - 1,
+        ),
+    ]
+    finished = _tell(_answer(choice), steps)[-1]
+    assert isinstance(finished, Finished)
+    assert finished.usage.accepted_drafts == finished.usage.completion_tokens - 1
+    assert finished.usage.rejected_drafts == 3 + 2
+
+
 def test_an_answer_ends_with_its_last_choice(tokenizer: Tokenizer) -> None:
     choices = [Choice(request_id="r", text=_text(tokenizer), index=i) for i in range(4)]
     answer = _answer(*choices, n=2)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from inference.neuron.allowance import Allowance
@@ -65,6 +67,16 @@ def test_token_prompts_are_verbatim_and_checked(byte_level_dir: Path) -> None:
         with pytest.raises(RequestRefusedError) as refused:
             _prepare(text, TokensInput(prompts=[[bad]]))
         assert refused.value.failure.code == "bad_token_id"
+
+
+def test_what_a_client_expects_is_tokens_where_the_engine_drafts(byte_level_dir: Path) -> None:
+    text = model_text(byte_level_dir)
+    chat = ChatInput(messages=[ChatMessage(role="user", content="Hi")])
+    request = GenerationRequest(model="m", input=chat, prediction="The cat")
+    assert prepare(request, text).prediction == []
+    drafting = replace(text, report=msgspec.structs.replace(text.report, takes_predictions=True))
+    expected = text.tokenizer.encode("The cat", add_special_tokens=False)
+    assert prepare(request, drafting).prediction == expected
 
 
 def test_an_empty_prompt_is_refused(byte_level_dir: Path) -> None:
