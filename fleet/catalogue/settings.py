@@ -220,8 +220,18 @@ class CatalogueSettings:
             Word(get_args(Speculation)),
             Section.LIMITS,
             "prompt_lookup: where an answer repeats what is in the prompt or in itself, several "
-            "of its tokens are computed in one step. Answers stay what they are; where it does "
-            "not pay it is left out.",
+            "of its tokens are computed in one step. draft_model: a smaller model guesses them. "
+            "Answers stay what they are; where it does not pay it is left out.",
+            travels=True,
+        ),
+    )
+    draft_model: str | None = field(
+        default=None,
+        metadata=setting(
+            Text(max_length=500),
+            Section.LIMITS,
+            "Of speculation by a draft model: where its files come from, written as a source is. "
+            "It needs the same tokenizer, and room beside this model.",
             travels=True,
         ),
     )

@@ -11,6 +11,7 @@ LoadError
 ├── BadFileError                a file is there and cannot be used
 │   ├── MissingTensorError      the weight files lack a tensor
 │   ├── BadAdapterError         an adapter does not fit its base, or has what is not computed here
+│   ├── OtherVocabularyError    a draft model's tokens are not those of the model that it serves
 │   └── UnknownTokenizerError   a GGUF names a rule for cutting text that is not known here
 └── DoesNotFitError             not enough free memory
 """
@@ -85,6 +86,10 @@ class MissingTensorError(BadFileError):
 
 class BadAdapterError(BadFileError):
     """The message names what of the adapter cannot be had."""
+
+
+class OtherVocabularyError(BadFileError):
+    """The message names the first token that differs."""
 
 
 class UnknownTokenizerError(BadFileError):

@@ -31,7 +31,7 @@ from inference.loading.fetch import (
 )
 from inference.loading.sources import fetch_files, is_on_disk
 from inference.neuron.errors import LoadRefusedError
-from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec
+from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, draft_spec
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,23 @@ class Fetcher:
     def fetch(
         self, spec: LoadSpec, tell: Callable[[LoadProgress], None], is_cancelled: Callable[[], bool]
     ) -> Fetched | None:
-        """``None``: cancelled, or a source that is not downloaded. Raises ``LoadRefusedError``;
-        what a load that can never succeed has downloaded is gone then."""
+        """With its draft model, where it has one. ``None``: cancelled, or no source that is
+        downloaded. Raises ``LoadRefusedError``; what a load that can never succeed has downloaded
+        is gone then."""
+        own = self._fetch(spec, tell, is_cancelled)
+        drafting = draft_spec(spec)
+        if drafting is None or is_cancelled():
+            return own
+        try:
+            return _together(own, self._fetch(drafting, tell, is_cancelled))
+        except LoadRefusedError as refused:
+            if own is not None and refused.failure.is_permanent:
+                self.remove(own.new_files)
+            raise
+
+    def _fetch(
+        self, spec: LoadSpec, tell: Callable[[LoadProgress], None], is_cancelled: Callable[[], bool]
+    ) -> Fetched | None:
         if spec.source.partition(":")[0] not in DOWNLOADED_SCHEMES:
             return None
         try:
@@ -110,6 +125,19 @@ class Fetcher:
                 log.warning("%s could not be removed: %s", key, error)
             else:
                 log.info("removed what was downloaded of %s: %d bytes", key, freed)
+
+
+def _together(own: Fetched | None, drafting: Fetched | None) -> Fetched | None:
+    if own is None or drafting is None:
+        return own or drafting
+    new_files = dict(own.new_files)
+    for key, names in drafting.new_files.items():
+        new_files[key] = [*new_files.get(key, []), *names]
+    return Fetched(
+        weights=[*own.weights, *drafting.weights],
+        weight_bytes=own.weight_bytes + drafting.weight_bytes,
+        new_files=new_files,
+    )
 
 
 @contextmanager

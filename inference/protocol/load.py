@@ -21,9 +21,10 @@ KVDtype = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
 that runs there does not have is refused."""
 
 
-Speculation = Literal["off", "prompt_lookup"]
+Speculation = Literal["off", "prompt_lookup", "draft_model"]
 """Where drafts of an answer's next tokens come from, which a step verifies together.
-``prompt_lookup``: from what followed the same tokens before, in the prompt or the answer."""
+``prompt_lookup``: from what followed the same tokens before, in the prompt or the answer.
+``draft_model``: from a smaller model of the same tokenizer, which is loaded beside it."""
 
 
 class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -71,6 +72,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``None``: what a few contexts need, of the memory that is free after the weights (CUDA), or
     the configured share of it (CPU)."""
     speculation: Speculation = "off"
+    draft_model: str | None = None
+    """The source of the model that makes drafts, where ``speculation`` is that."""
     max_draft_tokens: int | None = None
     """Of one sequence in one step, at most 16; ``None``: 8."""
     max_concurrent_sequences: int = 256
@@ -97,6 +100,24 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_limit_bytes: int | None = None
     """What it may take of each of its devices, its process included: the neuron's own promise,
     which KV that is not asked for by number stays within."""
+
+
+def draft_spec(spec: LoadSpec) -> LoadSpec | None:
+    """Of the model that makes drafts for the spec's, on the same device; ``None``: there is
+    none."""
+    if spec.speculation != "draft_model" or spec.draft_model is None:
+        return None
+    return LoadSpec(
+        job_id=spec.job_id,
+        model=f"{spec.model} (drafts)",
+        source=spec.draft_model,
+        devices=spec.devices,
+        dtype=spec.dtype,
+        kv_dtype=spec.kv_dtype,
+        max_context_tokens=spec.max_context_tokens,
+        max_concurrent_sequences=spec.max_concurrent_sequences,
+        promised_bytes=spec.promised_bytes,
+    )
 
 
 NOT_IN_DIGEST = (

@@ -72,6 +72,17 @@ def test_sources_that_are_none_are_told_what_would_be(source: str, message: str)
     assert caught.value.field == "source"
 
 
+def test_a_draft_model_is_there_where_it_is_spoken_of() -> None:
+    with pytest.raises(CatalogueValueError, match="needs its source") as caught:
+        catalogue.check_settings(entry_of(speculation="draft_model"))
+    assert caught.value.field == "draft_model"
+    with pytest.raises(CatalogueValueError, match="does nothing"):
+        catalogue.check_settings(entry_of(draft_model="path:/m"))
+    with pytest.raises(CatalogueValueError, match="path:/absolute") as caught:
+        catalogue.check_settings(entry_of(speculation="draft_model", draft_model="path:m"))
+    assert caught.value.field == "draft_model"
+
+
 def test_sha256() -> None:
     rules.check_sha256("0123456789abcdef" * 4)
     for digest in ("0123", "0123456789ABCDEF" * 4, "g" * 64):
@@ -98,7 +109,8 @@ OTHER_VALUES: dict[str, SettingValue] = {
     "kv_memory_bytes": 2**40,
     "prefix_disk_bytes": 2**33,
     "adapter_slots": 3,
-    "speculation": "prompt_lookup",
+    "speculation": "draft_model",
+    "draft_model": "huggingface:other/small",
     "max_draft_tokens": 5,
     "device": "cuda",
     "min_devices": 2,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from inference.engine.adapters import Adapters
+from inference.engine.draft_runner import DraftRunner
 from inference.engine.engine import Engine, EngineLimits
 from inference.engine.executor import TensorExecutor
 from inference.engine.images.image_rows import ImageProcessor, ImageRows
@@ -21,7 +22,8 @@ from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.rates import PrefillAverage
 from inference.engine.scheduling.run_ahead import RunAhead
 from inference.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from inference.engine.speculation.speculator import Speculator
+from inference.engine.speculation.draft_model import DraftModelSpeculator
+from inference.engine.speculation.speculator import DEFAULT_DRAFT_TOKENS, Speculator
 from inference.models.cache_layout import cache_layout
 from inference.models.graphed import GraphedDecoder
 from inference.models.registry import AnyModel, tower_of
@@ -46,6 +48,9 @@ def build_engine(
     prefill_average: PrefillAverage | None = None,
     run_ahead: bool | None = None,
     speculator: Speculator | None = None,
+    draft_model: AnyModel | None = None,
+    draft_positions: int | None = None,
+    draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     clock: Callable[[], float] = time.monotonic,
     check_when_idle: bool = False,
 ) -> Engine:
@@ -54,7 +59,9 @@ def build_engine(
     ``num_state_slots``: of a model with recurrent layers; ``None`` for as many as are wanted.
     ``prefix_files``: where prefixes survive the engine; those of recurrent layers do not.
     ``image_processor``: of a model with a tower. ``drawer`` and ``run_ahead``: ``None`` for what
-    suits the model's device. ``speculator``: ``None`` for no drafts."""
+    suits the model's device. ``speculator``: ``None`` for no drafts, or those of ``draft_model``,
+    which has the model's vocabulary, reads ``draft_positions`` tokens of a text at most (``None``:
+    as many as its config says) and makes up to ``draft_tokens`` a step."""
     assert num_kv_blocks * block_tokens >= context_tokens
     limits = scheduler_limits or SchedulerLimits()
     if not cache_layout(model.config).has_states:
@@ -78,6 +85,20 @@ def build_engine(
         images = ImageRows(tower, image_processor, KEPT_ROWS_BYTES)
     runner = ModelRunner(model, kv, adapters, images)
     executor = TensorExecutor(runner, sampler, model.device)
+    if draft_model is not None:
+        assert speculator is None, "one origin of drafts"
+        draft_kv = draft_model.new_kv(num_kv_blocks, block_tokens)
+        if isinstance(draft_model, GraphedDecoder):
+            draft_model.capture_decode(
+                draft_kv, max_rows=limits.max_running, context_tokens=context_tokens
+            )
+        drafter = DraftRunner(
+            draft_model,
+            draft_kv,
+            vocab_size=model.config.vocab_size,
+            num_positions=draft_positions or draft_model.config.max_positions,
+        )
+        speculator = DraftModelSpeculator(drafter, kv_cache, draft_tokens)
     scheduler = Scheduler(kv_cache, limits, speculator)
     if run_ahead is None:
         run_ahead = model.device.type == "cuda"

@@ -23,6 +23,7 @@ from inference.engine.engine import Engine
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.adapter_loader import AdapterLoader
 from inference.engine.load.build import build_engine
+from inference.engine.load.draft import DraftModel, build_draft_model, open_draft_model
 from inference.engine.load.memory import (
     KVPlan,
     cpu_kv_share,
@@ -34,8 +35,13 @@ from inference.engine.load.memory import (
 from inference.engine.load.memory_use import HostGauge, give_back_freed
 from inference.engine.load.prefix_files import open_prefix_files, prefix_fingerprint
 from inference.engine.load.quality import quality_in_words
-from inference.engine.load.speculation import choose_speculator
+from inference.engine.load.speculation import (
+    choose_speculator,
+    num_draft_tokens,
+    speculation_in_words,
+)
 from inference.engine.load.trial import Trial, try_out, with_memory
+from inference.engine.load.trial_steps import run_largest_steps
 from inference.engine.load.warmup import warm_up
 from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer
@@ -79,6 +85,8 @@ class _Built:
     trial: Trial
     quality: str
     """In words: what quantising cost."""
+    draft: DraftModel | None
+    """Among what the trial measured."""
 
 
 def load_engine(
@@ -109,12 +117,18 @@ def load_engine(
         opened.config.vocab_size,
         tuple(opened.config.eos_token_ids),
     )
+    drafting: OpenedModel | None = None
     try:
-        built = _build(spec, opened, data_dir / "cache", on_progress, grammars, host_gauge)
+        drafting = open_draft_model(spec, opened, data_dir / "models", on_tensor)
+        built = _build(
+            spec, opened, drafting, data_dir / "cache", on_progress, grammars, host_gauge
+        )
     finally:
         opened.close()
+        if drafting is not None:
+            drafting.close()
     plan = _plan(spec, opened, built)
-    speculator, speculation = choose_speculator(spec, opened.config)
+    speculator, draft = choose_speculator(spec, opened.config), built.draft
     engine = build_engine(
         built.model,
         context_tokens=plan.context_tokens,
@@ -130,13 +144,19 @@ def load_engine(
         prefix_fingerprint=prefix_fingerprint(opened, built.model, built.execution),
         prefill_average=PrefillAverage(built.trial.bound.speed),
         speculator=speculator,
+        draft_model=None if draft is None else draft.model,
+        draft_positions=None if draft is None else draft.num_positions,
+        draft_tokens=num_draft_tokens(spec),
         check_when_idle=check_when_idle,
     )
     warm_up(engine, opened.config.vocab_size, on_progress)
     seconds = time.monotonic() - started_s
     report = _report(opened, built, plan, seconds, grammars.wait_ready())
+    draft_weight_bytes = 0 if draft is None else draft.weight_bytes
     report = msgspec.structs.replace(
-        report, speculation=speculation, takes_predictions=speculator is not None
+        report,
+        speculation=speculation_in_words(spec, opened.config, draft_weight_bytes),
+        takes_predictions=speculator is not None,
     )
     return LoadedEngine(engine, report)
 
@@ -159,6 +179,7 @@ def configure_threads() -> int:
 def _build(
     spec: LoadSpec,
     opened: OpenedModel,
+    drafting: OpenedModel | None,
     cache_dir: Path,
     on_progress: ReportProgress,
     grammars: GrammarCompiler,
@@ -167,11 +188,16 @@ def _build(
     longest = opened.config.max_positions
     context_tokens = min(longest, spec.max_context_tokens or longest)
     model, execution = _fastest_model(spec, opened, context_tokens, cache_dir / "native")
+    draft = None
+    if drafting is not None:
+        draft = build_draft_model(spec, drafting, context_tokens, cache_dir / "native")
     drawer, drawing = choose_drawer(model)
     # Its tables are among what the load takes, so they are waited for before that is measured.
     grammars.wait_ready()
     on_progress(LoadProgress(stage=LoadStage.WARMUP, unit="steps", detail="measuring"))
     limits = _scheduler_limits(spec, model)
+    if draft is not None and drafting is not None:
+        run_largest_steps(draft.model, limits, draft.num_positions, drafting.num_parameters)
     trial = try_out(spec, model, drawer, limits, host_gauge, opened.num_parameters)
     # After the trial: a load that measures quality, as only the first does, takes no more by it.
     quality = quality_in_words(
@@ -185,7 +211,7 @@ def _build(
     if isinstance(model, NativeLlama):
         # Its threads are its own; torch's, left over from sampling, would spin on their cores.
         torch.set_num_threads(1)
-    return _Built(model, execution, drawer, drawing, limits, trial, quality)
+    return _Built(model, execution, drawer, drawing, limits, trial, quality, draft)
 
 
 def _fastest_model(
@@ -226,6 +252,7 @@ def _plan(spec: LoadSpec, opened: OpenedModel, built: _Built) -> KVPlan:
         prefill=built.trial.bound,
         kept_bytes=kept_host_bytes(opened.weight_bytes) if is_cpu and not is_asked else None,
         leaves_room=not is_cpu and not is_asked,
+        draft_block_bytes=0 if built.draft is None else built.draft.block_bytes,
     )
 
 
@@ -239,6 +266,8 @@ def _kv_budget_bytes(spec: LoadSpec, built: _Built) -> int:
         moment_bytes = trial.load_bytes - held_bytes
         if isinstance(model, GraphedDecoder):
             moment_bytes += model.captured_bytes(spec.max_concurrent_sequences)
+        if built.draft is not None:
+            moment_bytes += built.draft.captured_bytes(spec.max_concurrent_sequences)
         free_bytes = free_cuda_bytes(model.device, moment_bytes)
         budget_bytes = max(0, free_bytes - spec.promised_bytes - kept_rows_bytes(model.config))
     else:
@@ -260,14 +289,16 @@ def _report(
     grammar_problem: str | None,
 ) -> LoadReport:
     config, trial = opened.config, built.trial
+    draft = built.draft
     estimated_bytes = opened.estimated_load_bytes
+    estimated_bytes += 0 if draft is None else draft.estimated_load_bytes
     execution = captured_in_words(built.model, built.execution)
     return LoadReport(
         architecture=config.architecture,
         device=str(built.model.device),
         dtype=str(built.model.dtype).removeprefix("torch."),
         num_parameters=opened.num_parameters,
-        weight_bytes=opened.weight_bytes,
+        weight_bytes=opened.weight_bytes + (0 if draft is None else draft.weight_bytes),
         kv_bytes=plan.cache_bytes,
         num_kv_blocks=plan.num_blocks,
         kv_block_tokens=DEFAULT_BLOCK_TOKENS,

@@ -59,10 +59,12 @@ def plan_kv(
     prefill: PrefillBound | None = None,
     kept_bytes: int | None = None,
     leaves_room: bool = False,
+    draft_block_bytes: int = 0,
 ) -> KVPlan:
     """As many blocks as the budget holds and ``max_sequences`` full contexts can use.
     ``kept_bytes``: how many of them past prompts may make the process grow to; ``None``: all.
     ``leaves_room``: nobody asked for all of the budget, so ``shared_budget`` is taken of it.
+    ``draft_block_bytes``: of each block, what the model that makes drafts keeps there.
     Recurrent layers get their states first. Raises ``DoesNotFitError``."""
     states = plan_states(
         cache_layout(config),
@@ -72,7 +74,7 @@ def plan_kv(
     )
     budget_bytes -= states.state_bytes
     max_sequences = states.max_sequences
-    block_bytes = kv_bytes_per_block(config, block_tokens, kv_format)
+    block_bytes = kv_bytes_per_block(config, block_tokens, kv_format) + draft_block_bytes
     bounds = ContextBounds(
         model_tokens=config.max_positions,
         operator_tokens=max_context_tokens,

@@ -13,12 +13,34 @@ from inference.models.config import ModelConfig
 from inference.protocol.load import LoadSpec
 
 
-def choose_speculator(spec: LoadSpec, config: ModelConfig) -> tuple[Speculator | None, str]:
-    """And what the load report says of it; empty where none was asked for."""
-    if spec.speculation == "off":
-        return None, ""
+def drafts_problem(spec: LoadSpec, config: ModelConfig) -> str:
+    """Why a model of this config has no drafts, though they were asked for; empty: it has."""
     if cache_layout(config).has_states:
-        return None, "none: the state of this model's recurrent layers cannot be taken back"
-    num_tokens = spec.max_draft_tokens or DEFAULT_DRAFT_TOKENS
-    num_tokens = min(num_tokens, MOST_DRAFT_TOKENS)
-    return LookupSpeculator(num_tokens), f"prompt lookup, up to {num_tokens} tokens a step"
+        return "the state of this model's recurrent layers cannot be taken back"
+    if spec.speculation == "draft_model" and config.widest_window is not None:
+        return "blocks that this model's sliding window has passed are not there to be drafted from"
+    return ""
+
+
+def num_draft_tokens(spec: LoadSpec) -> int:
+    """Of a sequence in one step, at most."""
+    return min(spec.max_draft_tokens or DEFAULT_DRAFT_TOKENS, MOST_DRAFT_TOKENS)
+
+
+def choose_speculator(spec: LoadSpec, config: ModelConfig) -> Speculator | None:
+    """One that needs no model; those that do are made with the engine."""
+    if spec.speculation != "prompt_lookup" or drafts_problem(spec, config):
+        return None
+    return LookupSpeculator(num_draft_tokens(spec))
+
+
+def speculation_in_words(spec: LoadSpec, config: ModelConfig, draft_weight_bytes: int = 0) -> str:
+    """For the load report; empty where nobody asked."""
+    if spec.speculation == "off":
+        return ""
+    if problem := drafts_problem(spec, config):
+        return f"none: {problem}"
+    origin = "prompt lookup"
+    if spec.speculation == "draft_model":
+        origin = f"draft model {spec.draft_model} ({draft_weight_bytes / 1e6:,.1f} MB)"
+    return f"{origin}, up to {num_draft_tokens(spec)} tokens a step"

@@ -41,6 +41,10 @@ class StepCosts:
         base = self._estimate(num_base_rows)
         return max(1.0, self._estimate(num_rows) / base) if base > 0 else 1.0
 
+    def seconds(self, num_rows: int) -> float | None:
+        """``None``: no step has been timed."""
+        return self._estimate(num_rows) if self._seconds else None
+
     def _estimate(self, num_rows: int) -> float:
         """From the nearest size known: a smaller one first."""
         size = _size(num_rows)

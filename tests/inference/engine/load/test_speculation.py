@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from inference.engine.load.load_engine import load_engine
-from inference.engine.load.speculation import choose_speculator
+from inference.engine.load.speculation import choose_speculator, speculation_in_words
 from inference.engine.speculation.speculator import LookupSpeculator
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
@@ -19,13 +19,15 @@ def spec_of(**settings: object) -> LoadSpec:
 
 
 def test_none_where_nobody_asks() -> None:
-    assert choose_speculator(spec_of(), replace(HYBRID, mixers=None)) == (None, "")
+    plain = replace(HYBRID, mixers=None)
+    assert choose_speculator(spec_of(), plain) is None
+    assert speculation_in_words(spec_of(), plain) == ""
 
 
 def test_recurrent_layers_have_none_and_the_report_says_why() -> None:
-    speculator, words = choose_speculator(spec_of(speculation="prompt_lookup"), HYBRID)
-    assert speculator is None
-    assert "recurrent" in words
+    spec = spec_of(speculation="prompt_lookup")
+    assert choose_speculator(spec, HYBRID) is None
+    assert "recurrent" in speculation_in_words(spec, HYBRID)
 
 
 def test_a_model_that_was_asked_for_it_drafts(tiny_model_dir: Path, data_dir: Path) -> None:

@@ -70,6 +70,7 @@ def engine_for(
     *,
     num_tokens: int = 4096,
     run_ahead: bool = False,
+    draft_model: Any = None,
 ) -> Engine:
     return build_engine(
         llama.model,
@@ -79,6 +80,7 @@ def engine_for(
         scheduler_limits=SchedulerLimits(prefill_tokens_per_step=64),
         grammars=grammars,
         speculator=speculator,
+        draft_model=draft_model,
         run_ahead=run_ahead,
         check_when_idle=True,
     )

@@ -1,0 +1,87 @@
+"""The model that makes drafts for another: opened and compared with it before either is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.load.speculation import drafts_problem
+from inference.loading.embedding_files import OpenedEmbeddingModel
+from inference.loading.errors import BadSourceError
+from inference.loading.kv_choice import wanted_kv_format
+from inference.loading.loader import OpenedModel, open_model
+from inference.loading.shared_vocabulary import check_shared_vocabulary
+from inference.models.cache_layout import cache_layout
+from inference.models.graphed import GraphedDecoder
+from inference.models.kv_format import kv_bytes_per_block
+from inference.models.registry import AnyModel, build_fastest_model
+from inference.protocol.load import LoadProgress, LoadSpec, draft_spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModel:
+    model: AnyModel
+    num_positions: int
+    """Longer texts it does not read."""
+    source: str
+    weight_bytes: int
+    estimated_load_bytes: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Of its keys and values, in each of the answering model's blocks."""
+        return kv_bytes_per_block(self.model.config, DEFAULT_BLOCK_TOKENS, self.model.kv_format)
+
+    def captured_bytes(self, max_rows: int) -> int:
+        model = self.model
+        return model.captured_bytes(max_rows) if isinstance(model, GraphedDecoder) else 0
+
+
+def open_draft_model(
+    spec: LoadSpec,
+    answering: OpenedModel,
+    cache_dir: Path,
+    on_progress: Callable[[LoadProgress], None],
+) -> OpenedModel | None:
+    """``None``: the spec has none, or the model that answers cannot use one. Nothing of its weights
+    is read. Raises ``LoadError``."""
+    drafting = draft_spec(spec)
+    if drafting is None or drafts_problem(spec, answering.config):
+        return None
+    promised_bytes = spec.promised_bytes + answering.need.required_bytes
+    drafting = msgspec.structs.replace(drafting, promised_bytes=promised_bytes)
+    opened = open_model(drafting, cache_dir, on_progress)
+    if isinstance(opened, OpenedEmbeddingModel):
+        raise BadSourceError(f"the draft model {drafting.source} makes embeddings, not texts")
+    try:
+        if cache_layout(opened.config).has_states:
+            raise BadSourceError(
+                f"the draft model {drafting.source} has recurrent layers, whose state cannot be "
+                "taken back; choose one whose layers are all attention"
+            )
+        check_shared_vocabulary(answering.tokenizer_dir, opened.tokenizer_dir, drafting.source)
+    except Exception:
+        opened.close()
+        raise
+    return replace(opened, config=replace(opened.config, vision=None))
+
+
+def build_draft_model(
+    spec: LoadSpec, opened: OpenedModel, context_tokens: int, native_cache_dir: Path
+) -> DraftModel:
+    """``context_tokens``: of the model that answers."""
+    num_positions = min(context_tokens, opened.config.max_positions)
+    model, _ = build_fastest_model(
+        opened.config, opened.weights, num_positions, native_cache_dir, wanted_kv_format(spec)
+    )
+    return DraftModel(
+        model=model,
+        num_positions=num_positions,
+        source=spec.draft_model or "",
+        weight_bytes=opened.weight_bytes,
+        estimated_load_bytes=opened.estimated_load_bytes,
+    )

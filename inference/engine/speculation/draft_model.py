@@ -1,0 +1,248 @@
+"""Drafts of a second, smaller model that shares the tokenizer.
+
+    token_ids     [ prompt ............ | output ....... ]▏
+    answering     [ keys and values in blocks ......... ]
+    drafting      [ in the same blocks ..... ) num_read      ─▶ fill ─▶ draft ▏a b c
+
+It reads a sequence behind the model that answers, and only while drafts pay: what it has not read
+yet it reads before it drafts, a bounded number of tokens a step. Blocks of shared prefixes that it
+has read for one sequence serve the others. What it knows wrongly costs drafts, never an answer.
+Knows no tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from inference.engine.kv_cache import KVCache
+from inference.engine.scheduling.sequence import Sequence
+from inference.engine.speculation.acceptance import Acceptance
+from inference.engine.speculation.draft_costs import DraftCosts
+from inference.engine.speculation.draft_length import best_length
+from inference.engine.speculation.speculator import (
+    DEFAULT_DRAFT_TOKENS,
+    MOST_DRAFT_TOKENS,
+    MOST_ROWS,
+    MOST_SEQUENCES,
+    most_drafts,
+)
+
+log = logging.getLogger(__name__)
+
+READ_AT_ONCE = 512
+"""Tokens that one step reads of what is unread, so that nobody waits long for it."""
+MOST_UNREAD = 4
+"""Of a sequence that is drafted for: they are read with its last token."""
+PROBE_STEPS = 64
+"""After so many steps without drafts some are tried: what comes of them is not known otherwise."""
+PROBE_LENGTH = 2
+MOST_FAILURES = 3
+OF_A_MODEL = 1
+"""Its class of ``Acceptance``: how sure a draft is does not hang on matches."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    sequence: Sequence
+    start: int
+    """The first position that the drafting model has not read."""
+    length: int
+    """Tokens to draft, at least 1. There are blocks for them."""
+
+
+class Drafter(Protocol):
+    """The tensor half."""
+
+    @property
+    def num_positions(self) -> int: ...
+
+    def fill(self, sequence: Sequence, start: int, end: int) -> None: ...
+
+    def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]: ...
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Kept with a sequence."""
+
+    acceptance: Acceptance
+    block_ids: list[int] = field(default_factory=list)
+    """The list that the numbers below are about; a preempted sequence gets another."""
+    num_read: int = 0
+    """Tokens whose keys and values it has."""
+    num_noted: int = 0
+    """Leading blocks that are noted as read."""
+    draft: list[int] = field(default_factory=list)
+    length_then: int = 0
+    """Of the sequence when that was made."""
+
+
+class DraftModelSpeculator:
+    def __init__(
+        self,
+        drafter: Drafter,
+        kv_cache: KVCache,
+        most_tokens: int = DEFAULT_DRAFT_TOKENS,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._drafter = drafter
+        self._kv_cache = kv_cache
+        self._most_tokens = min(most_tokens, MOST_DRAFT_TOKENS)
+        self._clock = clock
+        self._acceptance = Acceptance()
+        self._costs = DraftCosts()
+        self._read_blocks: dict[int, int] = {}
+        """Block id -> content id that it has read there, all of it."""
+        self._num_steps_without = 0
+        self._num_failures = 0
+        self._spent_s = 0.0
+        """By ``drafts``, for the step that comes."""
+
+    def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
+        self._spent_s = 0.0
+        able = self._able(sequences)
+        length = self._length(sequences, able)
+        if not length:
+            self._num_steps_without += 1
+            return {}
+        started_s = self._clock()
+        try:
+            return self._made(able, length)
+        except Exception:  # whatever an operator raises: answers need no drafts
+            self._num_failures += 1
+            log.exception("the draft model failed, %d times now", self._num_failures)
+            return {}
+        finally:
+            self._spent_s = self._clock() - started_s
+
+    def expects_drafts(self, sequences: list[Sequence]) -> bool:
+        if self._length(sequences, self._able(sequences)):
+            return True
+        self._num_steps_without += 1
+        return False
+
+    def record(self, sequence: Sequence, came: list[int]) -> None:
+        reading = sequence.drafting
+        if not isinstance(reading, _Reading) or not reading.draft:
+            return
+        draft, reading.draft = reading.draft, []
+        if reading.length_then != len(sequence.token_ids):
+            return
+        reading.acceptance.record(OF_A_MODEL, draft, came)
+        # A draft's last token was written and not read; the step's last is read with the next one.
+        num_right = _num_equal(draft[:-1], came[:-1])
+        if reading.block_ids is sequence.block_ids:
+            reading.num_read += num_right
+
+    def record_step(self, num_rows: int, step_s: float) -> None:
+        self._costs.record_step(num_rows, max(0.0, step_s - self._spent_s))
+        self._spent_s = 0.0
+
+    def _able(self, sequences: list[Sequence]) -> list[Sequence]:
+        """It sees no images, and no further than its own context."""
+        if len(sequences) > MOST_SEQUENCES or self._num_failures >= MOST_FAILURES:
+            return []
+        room = self._drafter.num_positions - self._most_tokens
+        return [s for s in sequences if s.images is None and len(s.token_ids) < room]
+
+    def _length(self, sequences: list[Sequence], able: list[Sequence]) -> int:
+        """0: drafts do not pay."""
+        candidates = [
+            (most, self._reading_of(sequence).acceptance.rates[OF_A_MODEL])
+            for sequence in able
+            if (most := min(self._most_tokens, most_drafts(sequence))) > 0
+        ]
+        if not candidates:
+            return 0
+        length = best_length(len(sequences), candidates, self._costs, MOST_ROWS)
+        if not length and self._num_steps_without >= PROBE_STEPS:
+            return PROBE_LENGTH
+        return length
+
+    def _made(self, able: list[Sequence], length: int) -> dict[Sequence, list[int]]:
+        rows: list[DraftRow] = []
+        num_left = READ_AT_ONCE
+        for sequence in able:
+            most = min(length, most_drafts(sequence))
+            if most < 1:
+                continue
+            num_left -= self._read(sequence, num_left)
+            start = self._reading_of(sequence).num_read
+            most = min(most, self._num_slots(sequence, most))
+            if most >= 1 and len(sequence.token_ids) - start <= MOST_UNREAD:
+                rows.append(DraftRow(sequence, start, most))
+        if not rows:
+            return {}
+        self._num_steps_without = 0
+        started_s = self._clock()
+        made = self._drafter.draft(rows)
+        longest = max(row.length for row in rows)
+        self._costs.record_draft(len(rows), (self._clock() - started_s) / longest)
+        drafts = {}
+        for row, token_ids in zip(rows, made, strict=True):
+            reading = self._reading_of(row.sequence)
+            reading.draft, reading.length_then = token_ids, len(row.sequence.token_ids)
+            reading.num_read = reading.length_then
+            self._note(row.sequence, reading)
+            drafts[row.sequence] = token_ids
+        return drafts
+
+    def _read(self, sequence: Sequence, most: int) -> int:
+        """As much of what is unread as may be now; how many tokens that were."""
+        reading = self._reading_of(sequence)
+        start, last = reading.num_read, len(sequence.token_ids) - 1
+        if last - start < MOST_UNREAD:
+            return 0
+        end = min(last, start + most)
+        if end > start:
+            self._drafter.fill(sequence, start, end)
+            reading.num_read = end
+            self._note(sequence, reading)
+        return end - start
+
+    def _num_slots(self, sequence: Sequence, wanted: int) -> int:
+        num_tokens = len(sequence.token_ids)
+        self._kv_cache.grow(sequence, num_tokens + wanted)
+        return len(sequence.block_ids) * self._kv_cache.block_tokens - num_tokens
+
+    def _note(self, sequence: Sequence, reading: _Reading) -> None:
+        """Blocks that the prefix cache knows and that are read whole."""
+        num_full = reading.num_read // self._kv_cache.block_tokens
+        for index in range(reading.num_noted, min(num_full, sequence.num_registered_blocks)):
+            block_id = sequence.block_ids[index]
+            content_id = self._kv_cache.allocator.content_of(block_id)
+            if content_id is not None:
+                self._read_blocks[block_id] = content_id
+            reading.num_noted = index + 1
+
+    def _reading_of(self, sequence: Sequence) -> _Reading:
+        reading = sequence.drafting
+        if not isinstance(reading, _Reading):
+            reading = sequence.drafting = _Reading(Acceptance(self._acceptance))
+        if reading.block_ids is not sequence.block_ids:
+            reading.block_ids = sequence.block_ids
+            reading.num_noted = self._num_known(sequence)
+            reading.num_read = reading.num_noted * self._kv_cache.block_tokens
+        return reading
+
+    def _num_known(self, sequence: Sequence) -> int:
+        """Leading blocks that it has read for somebody."""
+        content_of = self._kv_cache.allocator.content_of
+        for index in range(sequence.num_registered_blocks):
+            block_id = sequence.block_ids[index]
+            content_id = content_of(block_id)
+            if content_id is None or self._read_blocks.get(block_id) != content_id:
+                return index
+        return sequence.num_registered_blocks
+
+
+def _num_equal(left: Ordered[int], right: Ordered[int]) -> int:
+    for index, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return index
+    return min(len(left), len(right))

@@ -1,0 +1,33 @@
+"""Whether two models have the same tokens, as one that makes drafts for another needs to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from inference.loading.errors import OtherVocabularyError
+
+
+def check_shared_vocabulary(answering_dir: Path, drafting_dir: Path, drafting: str) -> None:
+    """Of the two models' tokenizer directories. What only fills up the longer vocabulary does not
+    count. ``drafting`` names the drafting model. Raises ``OtherVocabularyError``."""
+    texts, others = _by_id(answering_dir), _by_id(drafting_dir)
+    for token_id in range(min(max(texts), max(others)) + 1):
+        text, other = texts.get(token_id), others.get(token_id)
+        if text != other:
+            raise OtherVocabularyError(
+                f"the draft model {drafting} has another vocabulary: token {token_id} is "
+                f"{_shown(text)} to the model and {_shown(other)} to it; choose one of the same "
+                "family and generation"
+            )
+
+
+def _by_id(directory: Path) -> dict[int, str]:
+    """Not empty."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return {token_id: text for text, token_id in tokenizer.get_vocab().items()} or {-1: ""}
+
+
+def _shown(text: str | None) -> str:
+    return "no token" if text is None else repr(text)

@@ -1,0 +1,164 @@
+"""What a draft model reads and when: behind the sequence, bounded, and only where it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+import pytest
+
+from inference.engine.kv_cache import KVCache
+from inference.engine.scheduling.sequence import Sequence
+from inference.engine.speculation import draft_model
+from inference.engine.speculation.draft_costs import UNTRIED_DRAFT, DraftCosts
+from inference.engine.speculation.draft_model import DraftModelSpeculator, DraftRow
+from inference.engine.speculation.step_costs import UNTRIED_ROW
+from tests.inference.engine.speculation.test_draft_length import sequence_of
+
+SIZE = 8
+
+
+class CountingUp:
+    """Drafts the numbers after a text's last one."""
+
+    num_positions = 400
+
+    def __init__(self) -> None:
+        self.filled: list[tuple[int, int]] = []
+        self.starts: list[int] = []
+
+    def fill(self, sequence: Sequence, start: int, end: int) -> None:
+        assert end <= len(sequence.block_ids) * SIZE
+        self.filled.append((start, end))
+
+    def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]:
+        for row in rows:
+            num_tokens = len(row.sequence.token_ids)
+            assert num_tokens + row.length <= len(row.sequence.block_ids) * SIZE
+            self.starts.append(num_tokens - row.start)
+        return [[row.sequence.token_ids[-1] + 1 + i for i in range(row.length)] for row in rows]
+
+
+class Bench:
+    """One sequence of a number of tokens, computed and in blocks."""
+
+    def __init__(self, num_tokens: int, num_blocks: int = 64) -> None:
+        self.drafter = CountingUp()
+        self.cache = KVCache(num_blocks, SIZE)
+        self.now_s = 0.0
+        self.speculator = DraftModelSpeculator(
+            self.drafter, self.cache, 4, clock=lambda: self.now_s
+        )
+        self.sequence = self.add("a", num_tokens)
+
+    def add(self, name: str, num_tokens: int, *, first: int = 0) -> Sequence:
+        token_ids = list(range(first, first + num_tokens))
+        sequence = sequence_of(name, token_ids, max_tokens=100)
+        assert self.cache.admit(sequence)
+        sequence.num_computed_tokens = num_tokens - 1
+        self.cache.register_computed(sequence)
+        return sequence
+
+    def step(self, came: list[int] | None = None) -> list[int]:
+        """The drafts of the next step, all of which come true unless ``came`` says otherwise."""
+        sequence = self.sequence
+        draft = self.speculator.drafts([sequence]).get(sequence, [])
+        came = [*draft, sequence.token_ids[-1] + len(draft) + 1] if came is None else came
+        assert self.cache.grow(sequence, len(sequence.token_ids) + len(came))
+        self.speculator.record(sequence, came)
+        sequence.token_ids += came
+        sequence.num_computed_tokens += len(came)
+        self.cache.register_computed(sequence)
+        return draft
+
+
+def test_a_prompt_is_read_and_then_only_what_is_new() -> None:
+    bench = Bench(20)
+    first = bench.step()
+    assert first and first == list(range(20, 20 + len(first)))
+    assert bench.drafter.filled == [(0, 19)]
+    for _ in range(3):
+        assert bench.step()
+    assert bench.drafter.filled == [(0, 19)]
+    assert bench.drafter.starts[0] == 1
+    # The draft's own last token and the one that came with it.
+    assert set(bench.drafter.starts[1:]) == {2}
+
+
+def test_tokens_that_were_not_foreseen_are_read_anew() -> None:
+    bench = Bench(20)
+    bench.step()
+    bench.step(came=[99])
+    assert bench.step()
+    assert bench.drafter.starts[-1] == 1
+    draft = bench.step()
+    assert len(draft) >= 2
+    bench.step(came=[bench.sequence.token_ids[-1] + 1, 7])  # the first was right
+    bench.step()
+    assert bench.drafter.starts[-1] == 1
+
+
+def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_model, "READ_AT_ONCE", 30)
+    bench = Bench(100)
+    drafts = [bench.step(came=None if at > 3 else [5]) for at in range(5)]
+    assert bench.drafter.filled[:3] == [(0, 30), (30, 60), (60, 90)]
+    assert drafts[:3] == [[], [], []]
+    assert drafts[4]
+
+
+def test_no_further_than_its_own_context() -> None:
+    bench = Bench(20)
+    bench.drafter.num_positions = 24  # type: ignore[misc]
+    assert bench.step() == []
+    assert bench.drafter.filled == []
+
+
+def test_blocks_of_a_shared_prefix_are_read_once() -> None:
+    bench = Bench(40)
+    bench.step()
+    second = bench.add("b", 44)
+    assert second.block_ids[:4] == bench.sequence.block_ids[:4]
+    bench.sequence = second
+    bench.step()
+    assert bench.drafter.filled == [(0, 39), (32, 43)]
+
+
+def test_preempted_it_reads_again_what_nobody_knows() -> None:
+    bench = Bench(20)
+    bench.step()
+    bench.cache.release(bench.sequence)
+    taken = bench.add("other", 64 * SIZE, first=1000)
+    bench.cache.release(taken)
+    assert bench.cache.admit(bench.sequence)
+    bench.sequence.num_computed_tokens = len(bench.sequence.token_ids) - 1
+    bench.cache.register_computed(bench.sequence)
+    bench.step()
+    assert [start for start, _ in bench.drafter.filled] == [0, 0]
+
+
+def test_without_a_free_block_there_are_shorter_drafts_or_none() -> None:
+    bench = Bench(23, num_blocks=3)
+    drafts = bench.speculator.drafts([bench.sequence])
+    assert [len(draft) for draft in drafts.values()] == [1]
+
+
+def test_where_drafts_do_not_pay_some_are_tried_now_and_then() -> None:
+    bench = Bench(20, num_blocks=64)
+    for num_rows in (1, 2, 3, 4, 5):
+        bench.speculator.record_step(num_rows, 0.010 * num_rows)
+    for _ in range(40):
+        bench.speculator._acceptance.record(draft_model.OF_A_MODEL, [1], [2])
+    drafts = [bench.step(came=[1]) for _ in range(draft_model.PROBE_STEPS + 2)]
+    assert drafts[:60] == [[]] * 60
+    assert [len(draft) for draft in drafts if draft] == [draft_model.PROBE_LENGTH]
+
+
+def test_costs_count_each_token_of_the_longest_draft() -> None:
+    costs = DraftCosts()
+    assert costs.ratio(3, 1) == pytest.approx(
+        (1 + 3 * UNTRIED_ROW) / (1 + UNTRIED_ROW) + 2 * UNTRIED_DRAFT
+    )
+    for num_rows, step_s in ((1, 0.010), (3, 0.012)):
+        costs.record_step(num_rows, step_s)
+    costs.record_draft(1, 0.002)
+    assert costs.ratio(3, 1) == pytest.approx(1.2 + 2 * 0.2)
