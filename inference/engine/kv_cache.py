@@ -150,11 +150,13 @@ class KVCache:
         return rounded if end < num_tokens and rounded > start else end
 
     def commit_states(self, sequences: Ordered[Sequence]) -> None:
-        """After a step of theirs, once its tokens are counted and its blocks registered."""
+        """After a step of theirs whose rows all count, once its tokens are counted and its blocks
+        registered."""
         if self.states is None:
             return
         for sequence in sequences:
             self.states.advance(sequence)
+            sequence.num_lagging = 0
             if sequence.num_computed_tokens != sequence.num_registered_blocks * self.block_tokens:
                 continue
             content_id = sequence.parent_content
@@ -172,6 +174,7 @@ class KVCache:
         self.allocator.release(_held(sequence))
         sequence.block_ids = []
         sequence.num_dropped_blocks = 0
+        sequence.num_lagging = 0
         sequence.num_registered_blocks = 0
         sequence.parent_content = sequence.cache_salt
         sequence.num_computed_tokens = 0

@@ -58,8 +58,11 @@ class ModelRunner:
 
     def _batch(self, schedule: Schedule, unread_ids: torch.Tensor | None) -> Batch:
         size, sequences = self._kv.block_tokens, schedule.decodes
-        if schedule.drafts:
-            sequences, token_ids, positions = _drafted_rows(schedule)
+        runs, wanted = None, None
+        if schedule.has_runs:
+            assert unread_ids is None
+            runs = tuple(schedule.decode_runs)
+            sequences, token_ids, positions, wanted = _rows_of_runs(schedule)
         else:
             last = -1 if unread_ids is None else 0
             token_ids = [] if unread_ids is not None else [s.token_ids[-1] for s in sequences]
@@ -68,7 +71,8 @@ class ModelRunner:
             s.block_ids[position // size] * size + position % size
             for s, position in zip(sequences, positions, strict=True)
         ]
-        rows = _Rows(token_ids, positions, slots, list(range(len(sequences))))
+        logit_rows = list(range(len(sequences))) if wanted is None else wanted
+        rows = _Rows(token_ids, positions, slots, logit_rows)
         for chunk in schedule.prefills:
             rows.add(chunk, size)
         arrays = [_array(values) for values in (rows.token_ids, positions, slots)]
@@ -76,6 +80,8 @@ class ModelRunner:
             arrays.append(self._block_tables.rows(sequences))
         if rows.spans:
             arrays += [_array(rows.logit_rows + rows.scored_rows), *map(_array, rows.span_blocks)]
+        elif len(logit_rows) < len(sequences):
+            arrays.append(_array(logit_rows))
         has_states = bool(sequences) and sequences[0].state_slot is not None
         if has_states:
             arrays.append(_array([_read_slot(s) for s in sequences]))
@@ -94,7 +100,7 @@ class ModelRunner:
             state_reads=states[0],
             state_writes=states[1],
             adapters=_adapters_of(sequences, schedule.prefills) if has_adapters else None,
-            decode_runs=_decode_runs(schedule) if schedule.drafts else None,
+            decode_runs=runs,
             pictures=pictures,
         )
 
@@ -135,7 +141,9 @@ class _Rows:
         positions, slots, *others = others
         block_ids = others.pop(0) if has_decodes else None
         if not self.spans:
-            return Batch(token_ids, positions, slots, block_ids)
+            return Batch(
+                token_ids, positions, slots, block_ids, logit_rows=next(iter(others), None)
+            )
         logit_rows, *span_blocks = others
         spans = tuple(
             PrefillSpan(*rows, blocks, *states)
@@ -150,22 +158,26 @@ def _adapters_of(decodes: list[Sequence], prefills: list[PrefillChunk]) -> tuple
     return None if all(adapter is None for adapter in found) else found
 
 
-def _drafted_rows(schedule: Schedule) -> tuple[list[Sequence], list[int], list[int]]:
-    """Each row's sequence, token and position: of the last token, then of the drafts."""
+def _rows_of_runs(
+    schedule: Schedule,
+) -> tuple[list[Sequence], list[int], list[int], list[int]]:
+    """Each row's sequence, token and position, and the rows whose logits are wanted.
+
+    run    [ tokens that the state lags behind ][ last token ][ drafts ... ]
+                                                [ logits are wanted        ]
+    """
     sequences: list[Sequence] = []
     token_ids: list[int] = []
     positions: list[int] = []
+    wanted: list[int] = []
     for sequence in schedule.decodes:
         draft = schedule.drafts.get(sequence, [])
-        first = len(sequence.token_ids) - 1
-        sequences += [sequence] * (len(draft) + 1)
-        token_ids += [sequence.token_ids[-1], *draft]
-        positions += range(first, first + len(draft) + 1)
-    return sequences, token_ids, positions
-
-
-def _decode_runs(schedule: Schedule) -> tuple[int, ...]:
-    return tuple(len(schedule.drafts.get(s, [])) + 1 for s in schedule.decodes)
+        first = len(sequence.token_ids) - 1 - sequence.num_lagging
+        token_ids += [*sequence.token_ids[first:], *draft]
+        positions += range(first, len(sequence.token_ids) + len(draft))
+        sequences += [sequence] * (len(token_ids) - len(sequences))
+        wanted += range(len(sequences) - len(draft) - 1, len(sequences))
+    return sequences, token_ids, positions, wanted
 
 
 def _read_slot(sequence: Sequence) -> int:

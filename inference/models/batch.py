@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -91,7 +92,8 @@ class Batch:
     ``decodes`` and ``prompts`` are for attention, whose rows are rotated already."""
     decode_runs: tuple[int, ...] | None = None
     """How many of the rows that decode belong to each sequence, one after the other, in order of
-    position; ``None``: one. Each row has its own ``block_ids``. Only in a batch without spans."""
+    position; ``None``: one. Each row has its own ``block_ids``; of states those of the first row
+    count, which the last one leaves behind."""
 
     @property
     def num_decodes(self) -> int:
@@ -102,6 +104,26 @@ class Batch:
         """``block_ids`` of a batch that has rows that decode."""
         assert self.block_ids is not None
         return self.block_ids
+
+    @cached_property
+    def first_decodes(self) -> tuple[int, ...]:
+        """The row that each run of rows that decode begins with."""
+        runs = self.decode_runs or (1,) * self.num_decodes
+        return tuple(end - run for end, run in zip(accumulate(runs), runs, strict=True))
+
+    @cached_property
+    def rows_by_depth(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Of runs, on a model with states: rows that decode which are their runs' first, second and
+        so on, with the slots that each reads and writes."""
+        reads, writes, runs = self.state_reads, self.state_writes, self.decode_runs
+        assert reads is not None and writes is not None and runs is not None
+        found = []
+        for depth in range(max(runs)):
+            firsts = [f for f, run in zip(self.first_decodes, runs, strict=True) if run > depth]
+            first_rows = torch.tensor(firsts, device=reads.device)
+            slots = writes[first_rows]
+            found.append((first_rows + depth, slots if depth else reads[first_rows], slots))
+        return found
 
     def end(self, block_tokens: int) -> int:
         """No row's position is that high. Known to the host: the positions may be elsewhere."""

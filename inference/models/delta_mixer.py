@@ -117,6 +117,36 @@ class DeltaMixer:
     ) -> torch.Tensor:
         reads, writes = batch.state_reads, batch.state_writes
         assert reads is not None and writes is not None
+        if batch.decode_runs is not None:
+            return self._decode_runs(qkv, log_decay, beta, batch, states)
+        return self._decode_rows(qkv, log_decay, beta, reads, writes, states)
+
+    def _decode_runs(
+        self,
+        qkv: torch.Tensor,
+        log_decay: torch.Tensor,
+        beta: torch.Tensor,
+        batch: Batch,
+        states: LayerState,
+    ) -> torch.Tensor:
+        """The first row of each run, then the second ones: a row reads what the one before it has
+        left, so its numbers are those of a step of its own."""
+        read = qkv.new_empty(len(qkv), self.shape.num_value_heads, self.shape.value_head_dim)
+        for rows, reads, writes in batch.rows_by_depth:
+            read[rows] = self._decode_rows(
+                qkv[rows], log_decay[rows], beta[rows], reads, writes, states
+            )
+        return read
+
+    def _decode_rows(
+        self,
+        qkv: torch.Tensor,
+        log_decay: torch.Tensor,
+        beta: torch.Tensor,
+        reads: torch.Tensor,
+        writes: torch.Tensor,
+        states: LayerState,
+    ) -> torch.Tensor:
         mixed, conv = conv_step(qkv, states.conv.index_select(0, reads), self.conv_weight)
         states.conv.index_copy_(0, writes, conv)
         inputs = self._inputs(mixed, log_decay, beta)

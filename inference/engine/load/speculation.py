@@ -8,15 +8,12 @@ from inference.engine.speculation.speculator import (
     LookupSpeculator,
     Speculator,
 )
-from inference.models.cache_layout import cache_layout
 from inference.models.config import ModelConfig
 from inference.protocol.load import LoadSpec
 
 
 def drafts_problem(spec: LoadSpec, config: ModelConfig) -> str:
     """Why a model of this config has no drafts, though they were asked for; empty: it has."""
-    if cache_layout(config).has_states:
-        return "the state of this model's recurrent layers cannot be taken back"
     if spec.speculation == "draft_model" and config.widest_window is not None:
         return "blocks that this model's sliding window has passed are not there to be drafted from"
     return ""

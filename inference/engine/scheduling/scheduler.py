@@ -109,15 +109,32 @@ class Schedule:
         return any(s.state is SequenceState.ENDED for s in self.decodes)
 
     @property
+    def has_runs(self) -> bool:
+        """Whether a sequence that decodes has several rows."""
+        if self.drafts:
+            return True
+        if not self.decodes or self.decodes[0].state_slot is None:
+            return False  # only states lag
+        return any(sequence.num_lagging for sequence in self.decodes)
+
+    @property
+    def decode_runs(self) -> list[int]:
+        """How many rows each of ``decodes`` has: those that its state lags behind, that of its last
+        token, and its drafts'."""
+        drafts = self.drafts
+        return [s.num_lagging + 1 + len(drafts.get(s, ())) for s in self.decodes]
+
+    @property
     def decode_rows(self) -> list[Sequence]:
         """Whose each row that decodes is."""
-        if not self.drafts:
+        if not self.has_runs:
             return self.decodes
-        return [s for s in self.decodes for _ in range(len(self.drafts.get(s, ())) + 1)]
+        runs = zip(self.decodes, self.decode_runs, strict=True)
+        return [sequence for sequence, run in runs for _ in range(run)]
 
     @property
     def num_decode_rows(self) -> int:
-        return len(self.decodes) + sum(map(len, self.drafts.values()))
+        return sum(self.decode_runs) if self.has_runs else len(self.decodes)
 
     def without_ended_rows(self) -> Schedule:
         live = [s for s in self.decodes if s.state is not SequenceState.ENDED]
@@ -149,7 +166,6 @@ class Scheduler:
     def __init__(
         self, kv_cache: KVCache, limits: SchedulerLimits, speculator: Speculator | None = None
     ) -> None:
-        assert speculator is None or kv_cache.states is None, "states have no way back"
         self.kv_cache = kv_cache
         self.limits = limits
         self.speculator = speculator
@@ -324,8 +340,9 @@ class Scheduler:
         """Record that the step ran: ``token_ids`` are what was sampled, in ``schedule.sampled``'s
         order; ``runs``, by index there, the drafts that come before. Filled blocks become known to
         the prefix cache."""
+        lagging: set[Sequence] = set()
         if self.speculator is not None and schedule.decodes:
-            self._commit_drafts(schedule, token_ids, runs)
+            lagging = self._commit_drafts(schedule, token_ids, runs)
         block_tokens = self.kv_cache.block_tokens
         num_decodes = len(schedule.decodes)
         for sequence, token_id in zip(schedule.decodes, token_ids, strict=False):
@@ -348,13 +365,16 @@ class Scheduler:
                 chunk.sequence.move_to(SequenceState.DECODING)
                 chunk.sequence.token_ids.append(next(sampled))
         if self.kv_cache.states is not None:
-            self.kv_cache.commit_states(schedule.sequences)
+            self.kv_cache.commit_states([s for s in schedule.sequences if s not in lagging])
 
     def _commit_drafts(
         self, schedule: Schedule, token_ids: list[int], runs: Mapping[int, Run]
-    ) -> None:
-        """All of ``commit`` that comes before each row's last token."""
+    ) -> set[Sequence]:
+        """All of ``commit`` that comes before each row's last token. Returns those whose state has
+        gone on with a wrong draft: it is not taken, and lags behind."""
         assert self.speculator is not None
+        has_states = self.kv_cache.states is not None
+        lagging: set[Sequence] = set()
         for row, sequence in enumerate(schedule.decodes):
             if sequence.state is SequenceState.ENDED:
                 continue
@@ -367,6 +387,10 @@ class Scheduler:
             sequence.token_ids += run
             sequence.num_computed_tokens += len(run)
             self.kv_cache.register_computed(sequence)
+            if has_states and len(run) < len(draft):
+                sequence.num_lagging += len(run) + 1
+                lagging.add(sequence)
+        return lagging
 
     def end(self, sequence: Sequence) -> None:
         """Take a sequence out, in whatever state, and free what it holds."""

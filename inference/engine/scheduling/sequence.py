@@ -67,6 +67,7 @@ class Sequence:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_dropped_blocks",
+        "num_lagging",
         "num_prefilled_tokens",
         "num_prompt_tokens",
         "num_registered_blocks",
@@ -157,6 +158,9 @@ class Sequence:
         has such states."""
         self.next_state_slot: int | None = None
         """Where the next step writes the state that it ends with."""
+        self.num_lagging = 0
+        """Computed tokens that its recurrent state does not hold yet: a step in which a draft was
+        wrong leaves the state as it was, and the next step runs their rows once more."""
         self.snapshot: int | None = None
         """Content id of the state that it left last for later prompts while it decodes."""
         self.prediction = prediction

@@ -25,6 +25,9 @@ MOST_SEQUENCES = 32
 """That decode at once: with more, rows fill a device already, and nobody looks for drafts."""
 MOST_ROWS = 128
 """Of a step with drafts."""
+MOST_LAGGING = 8
+"""Rows that a step runs once more for a recurrent state. One that lags further has no drafts
+until it has caught up, which takes one step."""
 
 
 class Speculator(Protocol):
@@ -147,5 +150,7 @@ def most_drafts(sequence: Sequence) -> int:
     """Tokens that a step may draft for it: the step's own token comes on top. What an answer must
     not end before is sampled one by one."""
     if sequence.num_output_tokens < sequence.params.min_tokens:
+        return 0
+    if sequence.num_lagging >= MOST_LAGGING:
         return 0
     return sequence.max_length - len(sequence.token_ids) - 1

@@ -30,6 +30,10 @@ Adapters (LoRA) change the projections of every family's layers, but no experts 
 of an MLP that has some (`tests/inference/engine/test_adapters.py`, on both paths). Prefixes are
 kept on disk for every family but hybrids (`tests/inference/engine/test_prefix_disk.py`).
 
+Drafts (speculation) are verified for every family, hybrids too, with adapters and behind pictures
+(`tests/inference/engine/speculation/`). A draft model has attention layers only, and makes drafts
+for any model of its vocabulary, but where all layers of that see through a sliding window.
+
 | family | `model_type` | GGUF | prefixes are reused | pictures |
 |---|---|---|---|---|
 """

@@ -153,13 +153,12 @@ def _state_slots(batch: Batch) -> StateSlots:
 
 def _sequences(batch: Batch) -> torch.Tensor:
     """(num_rows,) numbers of the sequences that rows belong to: those that decode, then spans."""
-    if batch.decode_runs is not None:
-        assert not batch.spans
-        runs = torch.tensor(batch.decode_runs)
-        return (runs.cumsum(0) - runs).repeat_interleave(runs)  # that of their first rows
-    lengths = [1] * batch.num_decodes
+    numbers, lengths = list(range(batch.num_decodes)), [1] * batch.num_decodes
+    if batch.decode_runs is not None:  # that of their first rows
+        numbers, lengths = list(batch.first_decodes), list(batch.decode_runs)
+    numbers += range(batch.num_decodes, batch.num_decodes + len(batch.spans))
     lengths += [span.last_row - span.first_row for span in batch.spans]
-    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    return torch.tensor(numbers).repeat_interleave(torch.tensor(lengths))
 
 
 def _block_tables(batch: Batch) -> torch.Tensor:

@@ -19,11 +19,13 @@ from inference.engine.errors import AdapterError
 from inference.engine.load.adapter_loader import AdapterLoader
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.speculation.speculator import Speculator
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.engine import CancelSequence, SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams
 from tests.inference.adapter_files import spec_of, write_adapter
 from tests.inference.engine.conftest import CONTEXT_TOKENS, Pair, build_pair, greedy
+from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
 
 VOCAB_SIZE = 128
 KINDS: dict[str, dict[str, Any]] = {
@@ -42,7 +44,15 @@ class Adapted:
     specs: dict[str, AdapterSpec]
     merged: dict[str, Any]
 
-    def engine(self, *, num_kv_blocks: int = 128, slots: int = 8, **limits: int) -> Engine:
+    def engine(
+        self,
+        *,
+        num_kv_blocks: int = 128,
+        slots: int = 8,
+        speculator: Speculator | None = None,
+        draft_model: Any = None,
+        **limits: int,
+    ) -> Engine:
         pair = self.pair
         return build_engine(
             pair.model,
@@ -51,6 +61,8 @@ class Adapted:
             block_tokens=pair.block_tokens,
             scheduler_limits=SchedulerLimits(**limits),
             adapters=Adapters(AdapterLoader(pair.model, Path("/nowhere")), slots),
+            speculator=speculator,
+            draft_model=draft_model,
             check_when_idle=True,
         )
 
@@ -128,6 +140,21 @@ def test_long_prompts_go_through_the_layers_in_blocks(adapted: Adapted) -> None:
     for name, prompt in prompts.items():
         submit(engine, name, prompt, 8, adapted.specs[name])
     assert run(engine)[0] == {n: adapted.greedy(n, p, 8) for n, p in prompts.items()}
+
+
+def test_drafts_are_verified_with_the_sequences_own_adapter(adapted: Adapted) -> None:
+    """Scripted ones, and those of a draft model, which has no adapters."""
+    prompts = {str(name): prompt_of(20, seed) for seed, name in enumerate((*KINDS, None))}
+    wanted = {
+        name: adapted.greedy(None if name == "None" else name, prompt, 24)
+        for name, prompt in prompts.items()
+    }
+    scripted = adapted.engine(speculator=ScriptedSpeculator(wanted))
+    for engine in (scripted, adapted.engine(draft_model=adapted.pair.model)):
+        for name, prompt in prompts.items():
+            submit(engine, name, prompt, 24, adapted.specs.get(name))
+        assert run(engine)[0] == wanted
+    assert scripted.stats().num_accepted_drafts > 20
 
 
 def test_preempted_sequences_keep_their_adapters(adapted: Adapted) -> None:

@@ -24,10 +24,18 @@ def test_none_where_nobody_asks() -> None:
     assert speculation_in_words(spec_of(), plain) == ""
 
 
-def test_recurrent_layers_have_none_and_the_report_says_why() -> None:
+def test_recurrent_layers_have_them_too() -> None:
     spec = spec_of(speculation="prompt_lookup")
-    assert choose_speculator(spec, HYBRID) is None
-    assert "recurrent" in speculation_in_words(spec, HYBRID)
+    assert isinstance(choose_speculator(spec, HYBRID), LookupSpeculator)
+    assert "up to 8" in speculation_in_words(spec, HYBRID)
+
+
+def test_a_sliding_window_has_no_draft_model_and_the_report_says_why() -> None:
+    windowed = replace(HYBRID, mixers=None, sliding_window=32)
+    spec = spec_of(speculation="draft_model", draft_model="path:/d")
+    assert "none: " in speculation_in_words(spec, windowed)
+    assert "window" in speculation_in_words(spec, windowed)
+    assert "path:/d" in speculation_in_words(spec, replace(HYBRID, mixers=None))
 
 
 def test_a_model_that_was_asked_for_it_drafts(tiny_model_dir: Path, data_dir: Path) -> None:

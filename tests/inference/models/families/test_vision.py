@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from inference.models.registry import AnyModel
 from inference.protocol.engine import SequenceFailed, SequenceStep
+from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
 from tests.inference.models.families import parity, tiny_hybrid, tiny_vision
 from tests.inference.models.families.rows import GGUFRow, Row
 from tests.inference.models.families.test_hybrid import prompt_of
@@ -95,6 +96,17 @@ def test_preemption(model: AnyModel, answers: dict[str, list[int]], order: tuple
     found, _ = tiny_hybrid.run(engine)
     assert engine.stats().num_preemptions > 0
     assert found == {which: answers[which] for which in found}
+
+
+def test_drafts_behind_images(model: AnyModel, answers: dict[str, list[int]]) -> None:
+    """Their rows are rotated by places that lag behind their positions, as the others' are."""
+    speculator = ScriptedSpeculator(answers, wrong_every=3)
+    engine = engine_of(model, speculator=speculator)
+    for which, prompt in PROMPTS.items():
+        submit(engine, which, prompt, NUM_TOKENS)
+    found, _ = tiny_hybrid.run(engine)
+    assert found == answers
+    assert engine.stats().num_accepted_drafts > 0
 
 
 def test_prefix_hits_are_of_the_same_image(

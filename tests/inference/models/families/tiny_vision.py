@@ -18,6 +18,7 @@ from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGen
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.speculation.speculator import Speculator
 from inference.models.errors import InvalidImageError
 from inference.models.registry import AnyModel, build_model
 from inference.protocol.engine import SubmitSequence
@@ -211,7 +212,11 @@ def greedy_of(
 
 
 def engine_of(
-    model: AnyModel, *, num_kv_blocks: int = 128, prefill_tokens_per_step: int = 512
+    model: AnyModel,
+    *,
+    num_kv_blocks: int = 128,
+    prefill_tokens_per_step: int = 512,
+    speculator: Speculator | None = None,
 ) -> Engine:
     return build_engine(
         model,
@@ -222,6 +227,7 @@ def engine_of(
             prefill_tokens_per_step=prefill_tokens_per_step, max_running=8
         ),
         image_processor=SeededPatches(),
+        speculator=speculator,
         check_when_idle=True,
     )
 

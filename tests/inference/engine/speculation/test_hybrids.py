@@ -1,0 +1,125 @@
+"""Drafts on models with recurrent layers: a state that went on with a wrong one is not taken."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.engine.speculation.speculator import Speculator
+from inference.models.native.build import NativeUnavailableError, load_library
+from inference.models.registry import AnyModel
+from inference.protocol.engine import SequenceStep
+from tests.inference.engine.speculation.test_same_answers import (
+    PARAMS,
+    Answer,
+    answers_of,
+    check_same,
+    engine_for,
+    prompt_of,
+    script,
+    submit_all,
+)
+from tests.inference.models.families import tiny_hybrid as tiny
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    model: AnyModel
+    block_tokens: int
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save(tiny.qwen3_5(), tmp_path_factory.mktemp("hybrid"))
+
+
+@pytest.fixture(scope="module")
+def library(native_cache_dir: Path) -> ctypes.CDLL:
+    try:
+        return load_library(native_cache_dir)
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module")
+def native(directory: Path, library: ctypes.CDLL) -> Hybrid:
+    return Hybrid(tiny.natively(library, directory, directory / "cache"), 32)
+
+
+@pytest.fixture(scope="module")
+def plain(native: Hybrid, compiler: Any) -> dict[str, Answer]:
+    engine = engine_for(native, None, compiler)
+    submit_all(engine, list(PARAMS))
+    return answers_of(engine)
+
+
+def test_every_parameter(native: Hybrid, compiler: Any, plain: dict[str, Answer]) -> None:
+    engine = engine_for(native, script(plain), compiler)
+    submit_all(engine, list(PARAMS))
+    check_same(answers_of(engine), plain)
+    stats = engine.stats()
+    assert 80 < stats.num_accepted_drafts < stats.num_drafted_tokens
+
+
+def test_with_preemptions(native: Hybrid, compiler: Any, plain: dict[str, Answer]) -> None:
+    engine = engine_for(native, script(plain), compiler, num_tokens=256)
+    submit_all(engine, list(PARAMS))
+    check_same(answers_of(engine), plain)
+    assert engine.stats().num_preemptions > 0
+
+
+def test_prompts_that_come_while_states_lag(native: Hybrid, plain: dict[str, Answer]) -> None:
+    """Their chunks share a step with rows that are run again."""
+    names = ["greedy", "drawn", "penalised", "told", "filtered", "short"]
+    engine = engine_for(native, script(plain, wrong_every=2))
+    found = {name: Answer() for name in names}
+    waiting = list(names)
+    num_mixed = 0
+    while waiting or engine.has_work:
+        if waiting:
+            submit_all(engine, [waiting.pop(0)])
+        scheduler = engine._scheduler
+        num_mixed += engine.has_prompts and any(s.num_lagging for s in scheduler.running)
+        for output in engine.step().outputs:
+            assert isinstance(output, SequenceStep)
+            found[output.sequence_id].token_ids += output.token_ids
+    assert num_mixed > 0
+    expected = {name: plain[name].token_ids for name in names}
+    assert {name: answer.token_ids for name, answer in found.items()} == expected
+
+
+def test_the_next_turn_goes_on_from_a_state_that_lacks_nothing(native: Hybrid) -> None:
+    def turns(speculator: Speculator | None) -> list[list[int]]:
+        engine = engine_for(native, speculator)
+        prompt, answers = prompt_of("a long conversation") * 3, []
+        for turn in range(3):
+            tiny.submit(engine, f"turn {turn}", prompt, 40)
+            answer = answers_of(engine)[f"turn {turn}"].token_ids
+            answers.append(answer)
+            prompt = [*prompt, *answer, *prompt_of(f"{turn}")]
+        assert engine.stats().prefix_hit_tokens > 0
+        return answers
+
+    expected = turns(None)
+    known = {}
+    for turn, token_ids in enumerate(expected):
+        known[f"turn {turn}"] = Answer()
+        known[f"turn {turn}"].token_ids = token_ids
+    assert turns(script(known, wrong_every=3)) == expected
+
+
+def test_on_torchs_operators(directory: Path) -> None:
+    torchs = Hybrid(tiny.on_torch(directory, directory / "cache"), tiny.BLOCK_TOKENS)
+    names = ["greedy", "penalised", "drawn"]
+
+    def answers(speculator: Speculator | None) -> dict[str, Answer]:
+        engine = engine_for(torchs, speculator)
+        submit_all(engine, names)
+        return answers_of(engine)
+
+    expected = answers(None)
+    check_same(answers(script(expected, wrong_every=3)), expected)
