@@ -53,13 +53,14 @@ def plain(llama: Pair, compiler: Any) -> dict[str, Answer]:
 @pytest.fixture(scope="module")
 def other(llama: Pair, native_cache_dir: Path) -> Any:
     """Weights of its own, and another number of heads' biases: it knows nothing of the first."""
-    return build_pair("llama-tied-biased", "torch", native_cache_dir).model
+    return build_pair("llama-tied-biased", "native", native_cache_dir).model
 
 
 def accepted(stats: EngineStats) -> float:
     return stats.num_accepted_drafts / stats.num_drafted_tokens
 
 
+@NATIVE
 @pytest.mark.parametrize("run_ahead", [False, True])
 def test_every_parameter(
     llama: Pair, compiler: Any, plain: dict[str, Answer], run_ahead: bool
@@ -68,6 +69,18 @@ def test_every_parameter(
     submit_all(engine, list(PARAMS))
     check_same(answers_of(engine), plain)
     assert engine.stats().num_accepted_drafts > 80
+
+
+@pytest.mark.parametrize("llama", ["torch"], indirect=True)
+def test_on_torchs_operators(llama: Pair) -> None:
+    names = ["greedy", "drawn", "stopped"]
+
+    def answers(drafting: Any) -> dict[str, Answer]:
+        engine = engine_for(llama, None, draft_model=drafting, run_ahead=True)
+        submit_all(engine, names)
+        return answers_of(engine)
+
+    check_same(answers(llama.model), answers(None))
 
 
 @NATIVE

@@ -80,14 +80,14 @@ def test_prompts_that_come_while_states_lag(native: Hybrid, plain: dict[str, Ans
     waiting = list(names)
     num_mixed = 0
     while waiting or engine.has_work:
-        if waiting:
+        is_lagging = any(s.num_lagging for s in engine._scheduler.running)
+        if waiting and (is_lagging or not engine.has_work):
             submit_all(engine, [waiting.pop(0)])
-        scheduler = engine._scheduler
-        num_mixed += engine.has_prompts and any(s.num_lagging for s in scheduler.running)
+            num_mixed += is_lagging
         for output in engine.step().outputs:
             assert isinstance(output, SequenceStep)
             found[output.sequence_id].token_ids += output.token_ids
-    assert num_mixed > 0
+    assert num_mixed > 2
     expected = {name: plain[name].token_ids for name in names}
     assert {name: answer.token_ids for name, answer in found.items()} == expected
 
