@@ -125,7 +125,8 @@ def _save(directory: Path, weights: dict[str, torch.Tensor], num_layers: int) ->
 
 def measure(engine: Engine, at_once: int, temperature: float) -> Reading:
     """From when all prompts are computed."""
-    generator, answers = random.Random(at_once), {str(i): [] for i in range(at_once)}
+    generator = random.Random(at_once)
+    answers: dict[str, list[int]] = {str(index): [] for index in range(at_once)}
     for index, sequence_id in enumerate(answers):
         prompt = generator.choices(range(1, VOCAB_SIZE), k=PROMPT_TOKENS)
         params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=temperature, seed=index)
