@@ -26,25 +26,14 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError
 from fleet.hub.offers import HubRepository
-from inference.loading.config import read_directory_config
-from inference.loading.embedding_config import read_embedding_config
+from inference.loading.embedding_config import check_directory_config
 from inference.loading.errors import LoadError
-from inference.loading.files import SAFETENSORS_NAME
+from inference.loading.files import SAFETENSORS_NAME, config_files
 from inference.loading.huggingface import HuggingFaceHub
 
 TIMEOUT_S = 10.0
 MAX_FOUND = 30
 MAX_JSON_BYTES = 4_000_000
-CONFIG_FILES = (
-    "config.json",
-    "generation_config.json",
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
-    "1_Pooling/config.json",
-    "tokenizer_config.json",
-)
-"""What says which architecture the safetensors beside it are."""
 
 TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
 
@@ -103,18 +92,20 @@ class HubClient:
         """Why this build does not run them, by the rules of a load; ``None``: it does."""
         if not any(SAFETENSORS_NAME.fullmatch(name) for name in sizes):
             return None
-        names = [name for name in CONFIG_FILES if 0 < sizes.get(name, 0) <= MAX_JSON_BYTES]
+        small = {name for name, size in sizes.items() if 0 < size <= MAX_JSON_BYTES}
+        names = config_files(small)
         if "config.json" not in names:
             return "There is no config.json that says what the model is"
         hub = HuggingFaceHub(self._endpoint)
         with tempfile.TemporaryDirectory() as scratch:
             try:
-                paths = [
-                    hub.fetch(info.id, info.sha or "main", name, Path(scratch)) for name in names
-                ]
+                paths = {
+                    name: hub.fetch(info.id, info.sha or "main", name, Path(scratch))
+                    for name in names
+                }
             except HfHubHTTPError:
                 return "The hub does not show config.json without a token: a load will tell"
-            return _config_problem(paths[0].parent)
+            return _config_problem(paths["config.json"].parent)
 
     @contextmanager
     def _named(self, name: str, revision: str | None) -> Iterator[None]:
@@ -144,8 +135,7 @@ class HubClient:
 
 def _config_problem(directory: Path) -> str | None:
     try:
-        if read_embedding_config(directory) is None:
-            read_directory_config(directory)
+        check_directory_config(directory)
     except LoadError as error:
         return str(error)
     return None

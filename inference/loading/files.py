@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -30,6 +30,20 @@ TEXT_FILES = (
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 )
+CONFIG_FILES = frozenset(
+    {
+        "config.json",
+        "generation_config.json",
+        "preprocessor_config.json",
+        "tokenizer_config.json",
+        "modules.json",
+        "sentence_bert_config.json",
+        "config_sentence_transformers.json",
+        "1_Pooling/config.json",
+    }
+)
+"""What tells whether a model can be run here."""
+SENTENCE_CONFIG, TOKENIZER = "sentence_bert_config.json", "tokenizer.json"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 SAFETENSORS_NAME = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
@@ -63,6 +77,13 @@ class GGUFVariant:
         """``Q4_K_M`` as the name ends with it; ``None`` for a name that does not tell."""
         match = _QUANT.search(self.stem.upper())
         return match and match[1]
+
+
+def config_files(names: Collection[str]) -> tuple[str, ...]:
+    """Those of a source's files that tell whether it can be run here, weights aside. What lowers
+    the case of an embedding model's text is in its tokenizer."""
+    wanted = CONFIG_FILES | {TOKENIZER} if SENTENCE_CONFIG in names else CONFIG_FILES
+    return tuple(sorted(wanted & set(names)))
 
 
 def choose_weights(

@@ -45,6 +45,7 @@ from inference.loading.files import (
     ModelFiles,
     check_shards,
     choose_weights,
+    config_files,
 )
 from inference.loading.hub_cache import hub_cache_dir
 from inference.loading.watched import bytes_under, run_watched
@@ -53,20 +54,6 @@ from inference.protocol.load import LoadProgress, LoadStage
 
 # The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.
 TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
-
-
-CONFIG_FILES = frozenset(
-    {
-        "config.json",
-        "generation_config.json",
-        "preprocessor_config.json",
-        "modules.json",
-        "sentence_bert_config.json",
-        "config_sentence_transformers.json",
-        "1_Pooling/config.json",
-    }
-)
-"""What tells whether a model can be run here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +147,7 @@ def _check_runs_here(
         return
     if "config.json" not in texts:
         raise MissingFileError(f"{repo} has no config.json, which safetensors cannot do without")
-    configs = {
-        name: hub.fetch(repo, listing.commit, name, hub_dir)
-        for name in texts
-        if name in CONFIG_FILES
-    }
+    configs = {name: hub.fetch(repo, listing.commit, name, hub_dir) for name in config_files(texts)}
     check_directory_config(configs["config.json"].parent)
 
 

@@ -25,6 +25,9 @@ def test_a_repository_of_ggufs_with_sizes_and_architecture() -> None:
         ("org/quantised", "quantised with 'awq'"),
         ("org/strange", "architecture is 'mamba'"),
         ("org/gated", "without a token"),
+        ("org/pictures", None),
+        ("org/other-pictures", "preprocessor_config.json: patch_size is 14"),
+        ("org/lower-case", None),
     ],
 )
 def test_safetensors_are_judged_by_their_config(name: str, problem: str | None) -> None:

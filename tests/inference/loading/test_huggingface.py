@@ -149,6 +149,33 @@ def test_what_an_embedding_model_declares_is_fetched(
     assert not (files.directory / "onnx").exists()
 
 
+def test_a_model_whose_tokenizer_lowers_the_case_is_judged_with_its_tokenizer(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As BAAI/bge-small-en is published."""
+    transformer = {"path": "", "type": "sentence_transformers.models.Transformer"}
+    pooling = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+    declared: dict[str, object] = {
+        "config.json": {
+            "model_type": "bert",
+            "architectures": ["BertModel"],
+            "vocab_size": 128,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "max_position_embeddings": 512,
+        },
+        "modules.json": [transformer, pooling],
+        "1_Pooling/config.json": {"pooling_mode_cls_token": True},
+        "sentence_bert_config.json": {"do_lower_case": True},
+        "tokenizer.json": {"normalizer": {"type": "BertNormalizer", "lowercase": True}},
+    }
+    for name, content in declared.items():
+        monkeypatch.setitem(FILES, name, json.dumps(content).encode())
+    monkeypatch.setitem(FILES, "model.safetensors", b"weights")
+    files, _ = download(endpoint, tmp_path, wanted=None)
+    assert files.weights[0].read_bytes() == b"weights"
+
+
 def test_no_weights_are_fetched_of_an_architecture_that_nobody_runs(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
