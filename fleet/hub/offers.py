@@ -52,7 +52,7 @@ class Offer:
     @property
     def vram_mb(self) -> int:
         """What it is expected to take, in MiB."""
-        return -(-int(self.num_bytes * ROOM) // MIB)
+        return expected_vram_mb(self.num_bytes)
 
     def settings(self, repository: HubRepository, revision: str | None) -> dict[str, SettingValue]:
         """What a model of the catalogue has for it."""
@@ -77,6 +77,11 @@ class Choice:
     offer: Offer
     fits: tuple[NeuronFit, ...]
     """On each neuron; empty where none is there."""
+
+
+def expected_vram_mb(num_bytes: int) -> int:
+    """``num_bytes``: of the files."""
+    return -(-int(num_bytes * ROOM) // MIB)
 
 
 def offers_of(repository: HubRepository) -> tuple[Offer, ...]:

@@ -51,6 +51,7 @@ from fleet.services.neurons import (
     wishes_read,
 )
 from fleet.services.placed_loads import placed_load_start
+from fleet.services.pulled_models import pulled_model_offer
 from fleet.services.reconciling import fleet_plan, plan_begin
 from fleet.services.reloads import model_reload_everywhere, reload_job_start
 
@@ -91,6 +92,7 @@ __all__ = [
     "neuron_revoke",
     "placed_load_start",
     "plan_begin",
+    "pulled_model_offer",
     "redis_users_apply",
     "reload_job_start",
     "report_record",

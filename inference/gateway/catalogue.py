@@ -56,6 +56,12 @@ class Catalogue(Protocol):
 
     async def pull_state(self, before: PullState) -> PullState: ...
 
+    async def cancel_pull(self, state: PullState, actor: Actor) -> None: ...
+
+    async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None:
+        """The finished pull of a source becomes a model that clients can ask for."""
+        ...
+
 
 class DatabaseCatalogue:
     """Asks the process' one cache first, so that the hot path stays on the event loop. While the
@@ -137,6 +143,12 @@ class DatabaseCatalogue:
 
     async def pull_state(self, before: PullState) -> PullState:
         return await self._database.query(lambda: pulls.pull_look(before))
+
+    async def cancel_pull(self, state: PullState, actor: Actor) -> None:
+        await self._database.query(lambda: pulls.pull_cancel(state, actor))
+
+    async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None:
+        await self._database.query(lambda: pulls.pull_offer(request, state, actor))
 
 
 def _refusal(error: FleetError) -> ApiError:

@@ -1,4 +1,4 @@
-"""Ollama's pull: what to download, and its lines of progress. Pure.
+"""Ollama's pull: what to download and to offer, and its lines of progress. Pure.
 
 Source: https://docs.ollama.com/api/pull.
 
@@ -43,11 +43,13 @@ FIELDS = table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullRequest:
-    """A model of the catalogue, or a source and which file or quant of it."""
+    """A model of the catalogue, or a source and which file or quant of it. ``called``: the name as
+    the client will ask for it once it is there."""
 
     model: str | None = None
     source: str | None = None
     file: str | None = None
+    called: str = ""
     stream: bool = True
 
 
@@ -59,6 +61,8 @@ class PullState:
     where: str
     status: str
     """pending, running, succeeded, failed or cancelled."""
+    is_ours: bool = False
+    """This pull began the download; else it was under way."""
     bytes_done: int = 0
     bytes_total: int = 0
     failure_code: str = ""
@@ -75,16 +79,15 @@ def parse(body: bytes, _context: object = None) -> PullRequest:
     name = read.get("model", read.get("name"))
     if name is None:
         raise MissingParameterError("model")
-    stream = read.get("stream", True)
+    stream, called = read.get("stream", True), catalogue_name(name)
     for prefix in HUB_PREFIXES:
-        if name.startswith(prefix):
-            repository, _, quant = catalogue_name(name.removeprefix(prefix)).partition(":")
-            return PullRequest(
-                source=f"huggingface:{repository}", file=quant or None, stream=stream
-            )
-    if name.startswith(SOURCE_SCHEMES):
-        return PullRequest(source=name, stream=stream)
-    return PullRequest(model=catalogue_name(name), stream=stream)
+        if called.startswith(prefix):
+            repository, _, quant = called.removeprefix(prefix).partition(":")
+            source = f"huggingface:{repository}"
+            return PullRequest(source=source, file=quant or None, called=called, stream=stream)
+    if called.startswith(SOURCE_SCHEMES):
+        return PullRequest(source=called, called=called, stream=stream)
+    return PullRequest(model=called, called=called, stream=stream)
 
 
 def progress_line(state: PullState) -> bytes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -19,7 +20,7 @@ from django.test import AsyncClient, Client
 from django.urls import reverse
 from django.utils import timezone
 
-from fleet import services, tasks
+from fleet import selectors, services, tasks
 from fleet.api.job_events import job_events
 from fleet.errors import (
     CachedModelInUseError,
@@ -31,11 +32,11 @@ from fleet.errors import (
 )
 from fleet.lifecycles import LoadJobStatus
 from fleet.management import download_progress
-from fleet.models import Download, Neuron
+from fleet.models import CatalogueModel, Download, Neuron
 from fleet.placement.download_place import download_neuron
 from fleet.snapshot import build_snapshot
 from fleet.wishes import NO_WISHES
-from inference.gateway.pulls import pull_look, pull_start
+from inference.gateway.pulls import pull_cancel, pull_look, pull_offer, pull_start
 from inference.protocol.downloads import (
     CachedFile,
     CachedModel,
@@ -290,6 +291,52 @@ def test_what_ollamas_pull_asks_of_the_fleet(beast, sent, say) -> None:
         pull_start(PullRequest(model="llama3"), COMMAND)
     with pytest.raises(InvalidRequestError, match="is not downloaded"):
         pull_start(PullRequest(source="path:/models/tiny.gguf"), COMMAND)
+
+
+def test_a_pull_knows_whether_it_began_the_download_and_ends_it(beast, sent) -> None:
+    request = PullRequest(source=SOURCE, called="hf.co/Qwen/Qwen3-0.6B")
+    begun, joined = pull_start(request, COMMAND), pull_start(request, COMMAND)
+    assert (begun.is_ours, joined.is_ours, begun.id) == (True, False, joined.id)
+    pull_cancel(begun, COMMAND)
+    download = Download.objects.get(pk=begun.id)
+    assert download.cancel_wanted_at is not None
+    Download.objects.filter(pk=begun.id).delete()
+    pull_cancel(begun, COMMAND)
+
+
+def test_what_was_pulled_is_a_model_by_the_name_that_its_client_has_for_it(beast, sent) -> None:
+    called = "hf.co/Qwen/Qwen3-0.6B-GGUF:Q8_0"
+    source = "huggingface:Qwen/Qwen3-0.6B-GGUF"
+    request = PullRequest(source=source, file="Q8_0", called=called)
+    state = pull_start(request, COMMAND)
+    assert not CatalogueModel.objects.exists(), "nothing is offered before it is here"
+    state = replace(state, status="succeeded", bytes_total=2**30)
+    for _ in range(2):
+        pull_offer(request, state, COMMAND)
+    entry = selectors.catalogue_find(called)
+    assert entry is not None
+    assert (entry.name, entry.source, entry.file) == ("qwen3-0.6b-q8_0", source, "Q8_0")
+    assert entry.vram_mb == 1127
+    created = AuditEntry.objects.filter(action__in=("model.create", "alias.create"))
+    assert [entry.actor for entry in created] == ["command", "command"]
+    other = PullRequest(source="huggingface:org/Qwen3-0.6B-Q8_0", called="hf.co/x--y/z")
+    pull_offer(other, state, COMMAND)
+    found = selectors.catalogue_find("qwen3-0.6b-q8_0-2")
+    assert found is not None and found.aliases == (), "no alias can be called so"
+
+
+def test_a_pull_of_what_the_operator_has_is_of_that(beast, sent) -> None:
+    model = services.catalogue_model_create(actor=COMMAND, name="small", source=SOURCE)
+    request = PullRequest(source=SOURCE, called=SOURCE)
+    state = pull_start(request, COMMAND)
+    pull_offer(request, state, COMMAND)
+    entry = selectors.catalogue_find(SOURCE)
+    assert entry is not None and entry.name == "small"
+    model.enabled = False
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["enabled"])
+    with pytest.raises(InvalidRequestError, match="does not offer it"):
+        pull_offer(request, state, COMMAND)
+    assert not CatalogueModel.objects.get().enabled
 
 
 @pytest.fixture

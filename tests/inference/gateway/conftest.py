@@ -42,6 +42,8 @@ class FakeCatalogue:
         self.loads: list[tuple[str, str]] = []
         self.pulled: list[tuple[PullRequest, Actor]] = []
         self.pulls: list[PullState] = []
+        self.pulls_cancelled: asyncio.Queue[str] = asyncio.Queue()
+        self.pulls_offered: list[str] = []
         self.failure: ApiError | None = None
 
     async def find(self, name: str) -> CatalogueEntry:
@@ -72,7 +74,14 @@ class FakeCatalogue:
         return self.pulls.pop(0)
 
     async def pull_state(self, before: PullState) -> PullState:
-        return self.pulls.pop(0)
+        """The last one goes on and on."""
+        return self.pulls.pop(0) if len(self.pulls) > 1 else self.pulls[0]
+
+    async def cancel_pull(self, state: PullState, actor: Actor) -> None:
+        self.pulls_cancelled.put_nowait(state.id)
+
+    async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None:
+        self.pulls_offered.append(request.called)
 
     def _fail(self) -> None:
         if self.failure is not None:

@@ -148,6 +148,35 @@ async def test_the_sdk_pulls_with_progress(
     (first, actor), (second, _) = catalogue.pulled
     assert (first.source, first.file, second.model) == ("huggingface:org/name", "Q4_K_M", "gpt-4o")
     assert str(actor) == "key:shared"
+    assert catalogue.pulls_offered == ["hf.co/org/name:Q4_K_M"], "what has a name is offered"
+
+
+@pytest.mark.usefixtures("_quick_looks")
+async def test_a_hang_up_ends_the_download_that_it_began_and_no_other(
+    client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue
+) -> None:
+    for number, is_ours in (("joined", False), ("begun", True)):
+        state = pull("running", id=number, bytes_total=4, is_ours=is_ours)
+        catalogue.pulls = [state, state]
+        exchange = client.open("POST", "/api/pull", {"model": "hf.co/a/b"}, headers=OPERATOR)
+        await exchange.until(b"pulling")
+        exchange.leave()
+        await exchange.finish()
+    assert await asyncio.wait_for(catalogue.pulls_cancelled.get(), 60) == "begun"
+    assert catalogue.pulls_cancelled.empty()
+    assert catalogue.pulls_offered == []
+
+
+@pytest.mark.usefixtures("_quick_looks")
+async def test_a_download_that_another_client_gave_up_is_begun_anew(
+    operator: ollama.AsyncClient, catalogue: FakeCatalogue
+) -> None:
+    catalogue.pulls = [pull("running"), pull("cancelled"), pull("pending"), pull("succeeded")]
+    assert (await operator.pull("hf.co/org/name")).status == "success"
+    assert len(catalogue.pulled) == 2
+    catalogue.pulls = [pull("running", is_ours=True), pull("cancelled", is_ours=True)]
+    with pytest.raises(ollama.ResponseError, match="cancelled"):
+        await operator.pull("hf.co/org/name")
 
 
 @pytest.mark.usefixtures("_quick_looks")
