@@ -4,9 +4,10 @@ with their roles and shapes, and by GGUF's names."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from inference.models.config import ModelConfig
-from inference.models.families.family import GGUFNames, Role, TensorRole
+from inference.models.families.family import GGUFNames, Role, Section, TensorRole
 from inference.models.families.layer_names import LayerNames
 
 DEFAULT_NAMES = LayerNames()
@@ -51,21 +52,18 @@ def decoder_tensors(config: ModelConfig, names: LayerNames = DEFAULT_NAMES) -> I
 def outer_tensors(config: ModelConfig) -> Iterator[TensorRole]:
     """Of a decoder around its layers."""
     table = config.vocab_size, config.hidden_size
-    yield TensorRole("model.embed_tokens.weight", "embedding", table)
+    tokens = (Section("vocabulary", config.vocab_size),)
+    yield TensorRole("model.embed_tokens.weight", "embedding", table, sections=tokens)
     yield from _norm("model.norm", config)
     if not config.tie_embeddings:
-        yield TensorRole("lm_head.weight", "head", table)
+        yield TensorRole("lm_head.weight", "head", table, sections=tokens)
 
 
 def in_layer(index: int, tensor: TensorRole) -> TensorRole:
     """``tensor`` with its whole name."""
     prefix = f"model.layers.{index}."
-    return TensorRole(
-        prefix + tensor.name,
-        tensor.role,
-        tensor.shape,
-        tuple(prefix + part for part in tensor.parts),
-    )
+    parts = tuple(prefix + part for part in tensor.parts)
+    return replace(tensor, name=prefix + tensor.name, parts=parts)
 
 
 def norm_tensors(config: ModelConfig, names: LayerNames = DEFAULT_NAMES) -> Iterator[TensorRole]:
@@ -76,36 +74,54 @@ def norm_tensors(config: ModelConfig, names: LayerNames = DEFAULT_NAMES) -> Iter
 def attention_tensors(
     config: ModelConfig, names: LayerNames = DEFAULT_NAMES
 ) -> Iterator[TensorRole]:
-    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
-    kv = config.num_kv_heads * config.head_dim
-    queries = 2 * heads if config.has_output_gate else heads
-    widths = (queries, kv, kv) if len(names.qkv) == 3 else (queries + 2 * kv,)
-    for name, features in zip(names.qkv, widths, strict=True):
-        yield from projection(name, "column", (features, hidden), has_bias=config.qkv_bias)
-    yield from projection(names.output, "row", (hidden, heads), has_bias=config.output_bias)
+    num_heads, head_dim, has_bias = config.num_heads, config.head_dim, config.qkv_bias
+    heads = Section("heads", num_heads, head_dim)
+    kv = Section("kv_heads", config.num_kv_heads, head_dim)
+    queries = Section("heads", num_heads, 2 * head_dim) if config.has_output_gate else heads
+    stacked = ((queries,), (kv,), (kv,)) if len(names.qkv) == 3 else ((queries, kv, kv),)
+    for name, sections in zip(names.qkv, stacked, strict=True):
+        yield from column(name, config.hidden_size, *sections, has_bias=has_bias)
+    yield from row(names.output, config.hidden_size, heads, has_bias=config.output_bias)
     if config.has_sinks:
-        yield TensorRole(names.sinks, "norm", (config.num_heads,))
-    if config.qk_norm:
-        is_wide = config.is_qk_norm_wide
-        for name, features in ((names.query_norm, heads), (names.key_norm, kv)):
-            yield TensorRole(f"{name}.weight", "norm", (features if is_wide else config.head_dim,))
+        of_heads = (Section("heads", num_heads),)
+        yield TensorRole(names.sinks, "norm", (num_heads,), sections=of_heads)
+    if not config.qk_norm:
+        return
+    for name, wide in ((names.query_norm, heads), (names.key_norm, kv)):
+        if config.is_qk_norm_wide:
+            yield TensorRole(f"{name}.weight", "norm", (wide.features,), sections=(wide,))
+        else:
+            yield TensorRole(f"{name}.weight", "norm", (head_dim,))
 
 
 def mlp_tensors(config: ModelConfig, names: LayerNames = DEFAULT_NAMES) -> Iterator[TensorRole]:
-    hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-    width = (1 + config.is_gated) * inner // len(names.gate_up)
+    hidden, has_bias = config.hidden_size, config.mlp_bias
+    inner = Section("inner", config.intermediate_size)
+    stacked = (inner,) * ((1 + config.is_gated) // len(names.gate_up))
     for name in names.gate_up:
-        yield from projection(name, "column", (width, hidden), has_bias=has_bias)
-    yield from projection(names.down, "row", (hidden, inner), has_bias=has_bias)
+        yield from column(name, hidden, *stacked, has_bias=has_bias)
+    yield from row(names.down, hidden, inner, has_bias=has_bias)
 
 
-def projection(
-    name: str, role: Role, shape: tuple[int, int], *, has_bias: bool = False
+def column(
+    name: str, in_features: int, *sections: Section, has_bias: bool = False
 ) -> Iterator[TensorRole]:
-    """Its bias is split as its outputs are."""
-    yield TensorRole(f"{name}.weight", role, shape)
+    """A projection whose outputs are ``sections``. Its bias is split as they are."""
+    role: Role = "column"
+    features = sum(section.features for section in sections)
+    yield TensorRole(f"{name}.weight", role, (features, in_features), sections=sections)
     if has_bias:
-        yield TensorRole(f"{name}.bias", "norm" if role == "row" else role, shape[:1])
+        yield TensorRole(f"{name}.bias", role, (features,), sections=sections)
+
+
+def row(
+    name: str, out_features: int, *sections: Section, has_bias: bool = False
+) -> Iterator[TensorRole]:
+    """A projection whose inputs are ``sections``."""
+    features = sum(section.features for section in sections)
+    yield TensorRole(f"{name}.weight", "row", (out_features, features), sections=sections)
+    if has_bias:
+        yield TensorRole(f"{name}.bias", "row_bias", (out_features,))
 
 
 def _norm(name: str, config: ModelConfig) -> Iterator[TensorRole]:

@@ -19,16 +19,47 @@ from inference.models.families.layer_names import LayerNames
 Json = Mapping[str, Any]
 
 Role = Literal[
-    "embedding", "norm", "column", "row", "head", "experts", "router", "conv", "state", "tower"
+    "embedding",
+    "norm",
+    "column",
+    "row",
+    "row_bias",
+    "head",
+    "experts",
+    "router",
+    "conv",
+    "state",
+    "tower",
 ]
 """
-embedding, head   one row per token of the vocabulary; ranks would split those rows
-column            (out_features, in_features); ranks would split the outputs, and its bias with them
-row               (out_features, in_features); ranks would split the inputs and add up the results
-experts           (num_experts, out_features, in_features); ranks would split the experts
-norm, router, conv, state     small, and the same on every rank
-tower             of the tower for pictures: the same on every rank
+embedding, head   one row per token of the vocabulary; ranks split those rows
+column            (out_features, in_features); ranks split the outputs, and its bias with them
+row               (out_features, in_features); ranks split the inputs and add up the results
+row_bias          (out_features,) of a row: one rank alone adds it
+experts           (num_experts, out_features, in_features); ranks split the experts
+norm, conv, state     small; those of heads are split with them, all others on every rank
+router, tower     the same on every rank
 """
+
+SplitKind = Literal[
+    "heads", "kv_heads", "inner", "shared_inner", "experts", "key_heads", "vocabulary"
+]
+"""What ranks share out. ``inner``: features of an MLP; ``shared_inner``: of the expert that every
+row goes through; ``key_heads``: of Gated DeltaNet, with the value heads that belong to each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Neighbours along the axis that ranks split: ``count`` units of ``width`` features each."""
+
+    kind: SplitKind
+    count: int
+    width: int = 1
+
+    @property
+    def features(self) -> int:
+        return self.count * self.width
+
 
 MATRIX_ROLES: frozenset[Role] = frozenset({"column", "row", "experts"})
 """Weights that a projection multiplies with: what is worth quantising."""
@@ -47,6 +78,9 @@ class TensorRole:
     shape: tuple[int, ...]
     parts: tuple[str, ...] = ()
     """Names of the tensors that files may hold instead: this one, cut along its first axis."""
+    sections: tuple[Section, ...] = ()
+    """What lies along the axis that ranks split: the last one of a row, else the first. None: the
+    tensor is the same on every rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,14 @@ from inference.models.families.decoder_tensors import (
     ATTENTION_NAMES,
     MODEL_NAMES,
     attention_tensors,
+    column,
     in_layer,
     mlp_tensors,
     norm_tensors,
     outer_tensors,
-    projection,
+    row,
 )
-from inference.models.families.family import GGUFNames, Json, TensorRole
+from inference.models.families.family import GGUFNames, Json, Section, TensorRole
 from inference.models.families.gguf_keys import PREDICTING_LAYERS, GGUFKeys
 from inference.models.families.hub_config import positive_integer, rope_parameters
 from inference.models.families.mixture import (
@@ -169,18 +170,41 @@ def delta_tensors(config: ModelConfig) -> Iterator[TensorRole]:
     delta, hidden = config.delta, config.hidden_size
     assert delta is not None
     prefix, names, heads = "linear_attn.", delta.names, delta.num_value_heads
-    sizes = [delta.conv_channels, delta.value_features]
-    widths = [sum(sizes)] if names.is_qkvz_grouped else sizes
-    for name, features in zip(names.qkvz, widths, strict=True):
-        yield from projection(prefix + name, "column", (features, hidden))
+    keys = _of_key_heads(delta, delta.key_head_dim)
+    of_heads, values = _of_value_heads(delta, 1), _of_value_heads(delta, delta.value_head_dim)
+    conv = keys, keys, *values
+    if names.is_qkvz_grouped:
+        each = 2 * (delta.key_features + delta.value_features) // delta.num_key_heads
+        yield from column(prefix + names.qkvz[0], hidden, _of_key_heads(delta, each))
+    else:
+        yield from column(prefix + names.qkvz[0], hidden, *conv)
+        yield from column(prefix + names.qkvz[1], hidden, *values)
     for name in names.ba:
-        yield TensorRole(f"{prefix}{name}.weight", "state", (2 * heads // len(names.ba), hidden))
+        shape = 2 * heads // len(names.ba), hidden
+        both = (_of_key_heads(delta, 2 * heads // delta.num_key_heads),)
+        sections = both if names.is_ba_grouped else of_heads
+        yield TensorRole(f"{prefix}{name}.weight", "state", shape, sections=sections)
     channels, kernel = delta.conv_channels, delta.conv_kernel
-    yield TensorRole(f"{prefix}conv1d.weight", "conv", (channels, 1, kernel))
-    yield TensorRole(f"{prefix}{names.decay}", "state", (heads,))
-    yield TensorRole(f"{prefix}dt_bias", "state", (heads,))
+    yield TensorRole(f"{prefix}conv1d.weight", "conv", (channels, 1, kernel), sections=conv)
+    yield TensorRole(f"{prefix}{names.decay}", "state", (heads,), sections=of_heads)
+    yield TensorRole(f"{prefix}dt_bias", "state", (heads,), sections=of_heads)
     yield TensorRole(f"{prefix}norm.weight", "norm", (delta.value_head_dim,))
-    yield from projection(f"{prefix}out_proj", "row", (hidden, delta.value_features))
+    yield from row(f"{prefix}out_proj", hidden, *values)
+
+
+def _of_value_heads(delta: DeltaConfig, width: int) -> tuple[Section, ...]:
+    """Features of all value heads, ``width`` each, with the key head that each belongs to:
+
+    by key head   [ 0 0 1 1 2 2 ]    tiled   [ 0 1 2 ][ 0 1 2 ]
+    """
+    per_key_head = delta.num_value_heads // delta.num_key_heads
+    if delta.are_value_heads_tiled:
+        return (_of_key_heads(delta, width),) * per_key_head
+    return (_of_key_heads(delta, per_key_head * width),)
+
+
+def _of_key_heads(delta: DeltaConfig, width: int) -> Section:
+    return Section("key_heads", delta.num_key_heads, width)
 
 
 def gguf_names(mlp_names: Mapping[str, str]) -> GGUFNames:

@@ -16,13 +16,14 @@ from inference.models.experts_config import ExpertsConfig
 from inference.models.families.decoder_tensors import (
     DECODER_NAMES,
     attention_tensors,
+    column,
     in_layer,
     mlp_tensors,
     norm_tensors,
     outer_tensors,
-    projection,
+    row,
 )
-from inference.models.families.family import GGUFNames, TensorRole
+from inference.models.families.family import GGUFNames, Section, TensorRole
 from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.hub_config import Json, positive_integer
 
@@ -53,6 +54,7 @@ def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
     experts, hidden = config.experts, config.hidden_size
     assert experts is not None, "its layers are sparse"
     count, inner = experts.num_experts, experts.intermediate_size
+    all_experts = (Section("experts", count),)
     yield TensorRole("mlp.gate.weight", "router", (count, hidden))
     if experts.has_bias:
         yield TensorRole("mlp.gate.bias", "router", (count,))
@@ -62,18 +64,20 @@ def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
         ("down_proj", (hidden, inner)),
     ):
         parts = tuple(f"mlp.experts.{index}.{name}.weight" for index in range(count))
-        yield TensorRole(f"mlp.experts.{name}.weight", "experts", (count, *shape), parts)
+        weight = f"mlp.experts.{name}.weight"
+        yield TensorRole(weight, "experts", (count, *shape), parts, all_experts)
         if experts.has_bias:
             biases = tuple(part.replace(".weight", ".bias") for part in parts)
-            yield TensorRole(f"mlp.experts.{name}.bias", "norm", (count, shape[0]), biases)
+            bias = f"mlp.experts.{name}.bias"
+            yield TensorRole(bias, "norm", (count, shape[0]), biases, all_experts)
     if experts.shared_intermediate_size is None:
         return
     if experts.gates_shared:
         yield TensorRole("mlp.shared_expert_gate.weight", "router", (1, hidden))
-    shape = experts.shared_intermediate_size, hidden
-    yield from projection("mlp.shared_expert.gate_proj", "column", shape)
-    yield from projection("mlp.shared_expert.up_proj", "column", shape)
-    yield from projection("mlp.shared_expert.down_proj", "row", shape[::-1])
+    shared = Section("shared_inner", experts.shared_intermediate_size)
+    yield from column("mlp.shared_expert.gate_proj", hidden, shared)
+    yield from column("mlp.shared_expert.up_proj", hidden, shared)
+    yield from row("mlp.shared_expert.down_proj", hidden, shared)
 
 
 def experts_of(config: Json, **declared: Any) -> ExpertsConfig:
