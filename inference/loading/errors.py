@@ -13,7 +13,8 @@ LoadError
 │   ├── BadAdapterError         an adapter does not fit its base, or has what is not computed here
 │   ├── OtherVocabularyError    a draft model's tokens are not those of the model that it serves
 │   └── UnknownTokenizerError   a GGUF names a rule for cutting text that is not known here
-└── DoesNotFitError             not enough free memory
+├── DoesNotFitError             not enough free memory
+└── RankFailedError             another rank of the model could not be loaded
 """
 
 from __future__ import annotations
@@ -106,3 +107,15 @@ class DoesNotFitError(LoadError):
     @property
     def failure(self) -> LoadFailure:
         return LoadFailure(code=self.code, message=str(self), needed_bytes=self.needed_bytes)
+
+
+class RankFailedError(LoadError):
+    """With that rank's own words."""
+
+    def __init__(self, failure: LoadFailure) -> None:
+        super().__init__(failure.message)
+        self._failure = failure
+
+    @property
+    def failure(self) -> LoadFailure:
+        return self._failure

@@ -4,8 +4,10 @@ ModelError
 ├── InvalidImageError           a file is no image, or not the one that was counted
 ├── MissingWeightsError         the files of an embedding model lack a tensor
 ├── PositionError               a step reaches beyond the positions that the model was built for
+├── RanksDisagreeError          ranks that share a model did not find each other
 ├── UnknownArchitectureError    no family here is called that
 ├── UnsupportedAdapterError     this path does not compute what an adapter changes
+├── UnsplittableError           so many ranks cannot share the model
 ├── UnsupportedModuleError      a module of transformers' does what paged attention cannot follow
 └── UnsupportedKVError          keys and values cannot be stored like that on this path
 """
@@ -25,12 +27,20 @@ class PositionError(ModelError):
     """Of a step, before it: tables have an end, and kernels do not look for it."""
 
 
+class RanksDisagreeError(ModelError):
+    """Found by their first sum, before any step."""
+
+
 class UnknownArchitectureError(ModelError):
     """``ModelConfig.architecture`` is not in the registry."""
 
 
 class UnsupportedAdapterError(ModelError):
     """The message names the first weight that cannot be adapted."""
+
+
+class UnsplittableError(ModelError):
+    """The message names what does not come out even, and the nearest number of ranks."""
 
 
 class UnsupportedModuleError(ModelError):

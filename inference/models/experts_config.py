@@ -28,6 +28,12 @@ class ExpertsConfig:
     """Of the router and of each expert's projections."""
     swish_gain: float = 1.0
     """Of the gate: ``gate * sigmoid(gain * gate)``."""
+    held: tuple[int, int] | None = None
+    """``[first, last)``: which of the experts this rank has; ``None``: all."""
     limit: float | None = None
     """What gates are clamped to from above and the rest from both sides, which is then raised by
     one; ``None``: neither."""
+
+    @property
+    def held_experts(self) -> range:
+        return range(self.num_experts) if self.held is None else range(*self.held)

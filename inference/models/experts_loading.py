@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch.nn.functional import pad
 
 from inference.models.config import ModelConfig
 from inference.models.experts import (
@@ -17,6 +18,7 @@ from inference.models.experts import (
     gate_of,
 )
 from inference.models.experts_config import ExpertsConfig
+from inference.models.parallel.held_experts import HeldExperts, HeldGroupedExperts
 from inference.models.pointwise import TorchPointwise
 from inference.models.weights import WeightSource
 
@@ -43,11 +45,13 @@ def load_mixture(config: ExpertsConfig, weights: WeightSource, prefix: str) -> S
         experts = _load_grouped(config, weights, prefix)
     router_bias = weights.tensor(f"{prefix}.gate.bias") if config.has_bias else None
     router = weights.tensor(f"{prefix}.gate.weight")
+    if config.held is not None:
+        experts = HeldExperts(experts, config.held)
     return SparseMlp(config, router, experts, shared, router_bias)
 
 
 def expert_prefixes(config: ExpertsConfig, prefix: str) -> Iterator[str]:
-    return (f"{prefix}.experts.{index}" for index in range(config.num_experts))
+    return (f"{prefix}.experts.{index}" for index in config.held_experts)
 
 
 def _expert(config: ExpertsConfig, weights: WeightSource, prefix: str) -> GatedExpert:
@@ -64,13 +68,17 @@ def _load_grouped(config: ExpertsConfig, weights: WeightSource, prefix: str) -> 
         gate_up = torch.cat([weights.dense(f"{name}.{part}_proj") for part in ("gate", "up")])
         down = weights.dense(f"{name}.down_proj")
         if gate_ups is None or downs is None:
-            gate_ups = gate_up.new_empty((config.num_experts, *gate_up.shape))
-            downs = down.new_empty((config.num_experts, *down.shape))
+            gate_ups = gate_up.new_empty((len(config.held_experts), *gate_up.shape))
+            downs = down.new_empty((len(config.held_experts), *down.shape))
         gate_ups[index], downs[index] = gate_up, down
     assert gate_ups is not None and downs is not None
     gate = gate_of(config, TorchPointwise())
     biases = _load_biases(config, weights, prefix) if config.has_bias else None
-    return GroupedExperts(gate_ups, downs, gate, biases)
+    if config.held is None:
+        return GroupedExperts(gate_ups, downs, gate, biases)
+    if biases is not None:
+        biases = pad(biases[0], (0, 0, 0, 1)), pad(biases[1], (0, 0, 0, 1))
+    return HeldGroupedExperts(gate_ups, downs, gate, biases)
 
 
 def _load_biases(

@@ -1,0 +1,148 @@
+"""What of a model each rank holds, from what its family declares. Pure; imports no torch.
+
+queries' heads      0 1 2 3 | 4 5 6 7         as many on each rank
+keys' and values'       0   |   1             or, with fewer of them than ranks:  0 0 | 1 1
+features of an MLP  [  5 groups | 4 groups ]  cut where packed weights' groups end
+experts, tokens     [ 0 1 2 | 3 4 ]           the last rank may have fewer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from inference.models.config import ModelConfig
+from inference.models.errors import UnsplittableError
+from inference.models.families.family import SplitKind
+from inference.models.families.registry import family_of
+
+MOST_RANKS = 64
+
+Units = tuple[int, int]
+"""``[first, last)``"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankShare:
+    rank: int
+    num_ranks: int
+    units: Mapping[SplitKind, Units]
+
+    def count(self, kind: SplitKind) -> int:
+        first, last = self.units[kind]
+        return last - first
+
+
+def rank_share(
+    config: ModelConfig, rank: int, num_ranks: int, groups: Mapping[SplitKind, int] | None = None
+) -> RankShare:
+    """``groups``: how many features of each kind stay together, because a weight whose inputs they
+    are is packed in such groups. Raises ``UnsplittableError``, with the numbers of ranks that would
+    do."""
+    if reason := _problem(config, num_ranks, groups or {}):
+        others = [
+            str(number) for number in range(2, 9) if not _problem(config, number, groups or {})
+        ]
+        nearest = f"one of {', '.join(others)}, or 1" if others else "1"
+        raise UnsplittableError(f"{reason}; set tensor_parallel to {nearest}")
+    return RankShare(rank=rank, num_ranks=num_ranks, units=_units(config, rank, num_ranks, groups))
+
+
+def rank_config(config: ModelConfig, share: RankShare) -> ModelConfig:
+    """The shape of what one rank computes. The vocabulary stays whole: logits are put together."""
+    experts, delta = config.experts, config.delta
+    if experts is not None:
+        shared = "shared_inner" in share.units
+        experts = replace(
+            experts,
+            held=share.units["experts"],
+            shared_intermediate_size=share.count("shared_inner") if shared else None,
+        )
+    if delta is not None:
+        key_heads = share.count("key_heads")
+        per_key_head = delta.num_value_heads // delta.num_key_heads
+        delta = replace(delta, num_key_heads=key_heads, num_value_heads=key_heads * per_key_head)
+    return replace(
+        config,
+        num_heads=share.count("heads"),
+        num_kv_heads=share.count("kv_heads"),
+        intermediate_size=share.count("inner"),
+        experts=experts,
+        delta=delta,
+    )
+
+
+def kv_replicas(config: ModelConfig, num_ranks: int) -> int:
+    """How many ranks hold each head of keys and values."""
+    return max(1, num_ranks // config.num_kv_heads)
+
+
+def _problem(config: ModelConfig, num_ranks: int, groups: Mapping[SplitKind, int]) -> str | None:
+    """Why so many ranks cannot share the model, in words."""
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    if not 1 <= num_ranks <= MOST_RANKS:
+        return f"{num_ranks} ranks are not between 1 and {MOST_RANKS}"
+    if num_ranks == 1:
+        return None
+    if family_of(config).is_foreign:
+        return f"{config.architecture} is computed by transformers' own module, which is not split"
+    if heads % num_ranks:
+        return f"{num_ranks} ranks cannot share {heads} attention heads evenly"
+    if kv_heads % num_ranks and num_ranks % kv_heads:
+        return f"{num_ranks} ranks can neither share nor repeat {kv_heads} heads of keys and values"
+    if config.delta is not None and config.delta.num_key_heads % num_ranks:
+        number = config.delta.num_key_heads
+        return f"{num_ranks} ranks cannot share {number} key heads of recurrent layers evenly"
+    for kind, count in _uneven(config).items():
+        group = groups.get(kind, 1)
+        if count // group < num_ranks or count % group:
+            together = f" in groups of {group}" if group > 1 else ""
+            return f"{num_ranks} ranks cannot share {count} {_WORDS[kind]}{together}"
+    return None
+
+
+_WORDS: dict[SplitKind, str] = {
+    "inner": "features of an MLP",
+    "shared_inner": "features of the shared expert",
+    "experts": "experts",
+    "vocabulary": "tokens of the vocabulary",
+}
+
+
+def _uneven(config: ModelConfig) -> dict[SplitKind, int]:
+    """What need not be shared evenly."""
+    counts: dict[SplitKind, int] = {
+        "vocabulary": config.vocab_size,
+        "inner": config.intermediate_size,
+    }
+    if config.experts is not None:
+        counts["experts"] = config.experts.num_experts
+        if config.experts.shared_intermediate_size is not None:
+            counts["shared_inner"] = config.experts.shared_intermediate_size
+    return counts
+
+
+def _units(
+    config: ModelConfig, rank: int, num_ranks: int, groups: Mapping[SplitKind, int] | None
+) -> dict[SplitKind, Units]:
+    units = {
+        kind: _shared_out(count, rank, num_ranks, (groups or {}).get(kind, 1))
+        for kind, count in _uneven(config).items()
+    }
+    units["heads"] = _shared_out(config.num_heads, rank, num_ranks)
+    if config.num_kv_heads < num_ranks:
+        first = rank * config.num_kv_heads // num_ranks
+        units["kv_heads"] = first, first + 1
+    else:
+        units["kv_heads"] = _shared_out(config.num_kv_heads, rank, num_ranks)
+    if config.delta is not None:
+        units["key_heads"] = _shared_out(config.delta.num_key_heads, rank, num_ranks)
+    return units
+
+
+def _shared_out(count: int, rank: int, num_ranks: int, group: int = 1) -> Units:
+    """Whole groups; the first ranks have one more where they do not come out even."""
+    each, more = divmod(count // group, num_ranks)
+    first = rank * each + min(rank, more)
+    last = first + each + (rank < more)
+    return first * group, last * group

@@ -1,0 +1,106 @@
+"""Two ranks as two threads of this process, over gloo; and weights that are files to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch import distributed
+
+from inference.loading.opened_weights import OpenedWeights
+from inference.loading.tensor_files import TensorFiles
+from inference.models.config import ModelConfig
+from inference.models.families.registry import family_of
+from inference.models.linear import LinearFactory
+from inference.models.parallel.group import TorchRankGroup
+from inference.models.stored import DenseWeight, StoredWeight
+
+CPU = torch.device("cpu")
+TIMEOUT_S = 300.0
+
+Result = TypeVar("Result")
+
+
+class TwoRanks:
+    """One group for all tests of a file."""
+
+    def __init__(self) -> None:
+        self.groups = [TorchRankGroup(rank, 2, CPU) for rank in (0, 1)]
+        self._threads = ThreadPoolExecutor(2)
+        self.join()
+
+    def join(self) -> None:
+        store = distributed.HashStore()
+        self.run(lambda group: group.join(store, TIMEOUT_S))
+
+    def run(self, work: Callable[[TorchRankGroup], Result]) -> list[Result]:
+        """What both ranks made of it."""
+
+        def of_rank(group: TorchRankGroup) -> Result:
+            try:
+                return work(group)
+            except BaseException:
+                group.drop()  # or the other would wait
+                raise
+
+        done = [self._threads.submit(of_rank, group) for group in self.groups]
+        return [future.result() for future in done]
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.drop()
+        self._threads.shutdown()
+
+
+class MemoryFiles:
+    """``TensorFiles`` of tensors that are in memory already."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+
+    @property
+    def names(self) -> Collection[str]:
+        return self.tensors.keys()
+
+    def dense(self, name: str) -> torch.Tensor:
+        return self.tensors[name]
+
+    def stored(self, name: str) -> StoredWeight:
+        return DenseWeight(weight=self.tensors[name])
+
+    def stored_rows(self, name: str, first: int, last: int) -> StoredWeight:
+        return DenseWeight(weight=self.tensors[name][first:last])
+
+    def format_of(self, name: str) -> str:
+        return "F32"
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def bytes_of(self, name: str) -> int:
+        return self.tensors[name].nbytes
+
+    def close(self) -> None:
+        pass
+
+
+def weights_of(files: TensorFiles) -> OpenedWeights:
+    factory = LinearFactory(CPU, torch.float32, exact=True)
+    return OpenedWeights(files, factory, lambda progress: None)
+
+
+def random_tensors(config: ModelConfig) -> dict[str, torch.Tensor]:
+    """All that a model of ``config`` computes with, loud enough that a wrong part is heard."""
+    generator = torch.Generator().manual_seed(7)
+    found: dict[str, torch.Tensor] = {}
+    for tensor in family_of(config).tensors(config):
+        values = torch.randn(tensor.shape, generator=generator)
+        if len(tensor.shape) > 1:
+            values *= 0.3
+        if tensor.parts:
+            found |= dict(zip(tensor.parts, values.unbind(0), strict=True))
+        else:
+            found[tensor.name] = values
+    return found

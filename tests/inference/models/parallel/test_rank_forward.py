@@ -1,0 +1,191 @@
+"""Two ranks compute what one does, within rounding: every family, prompts in chunks, rows that
+decode beside them, packed weights and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from inference.loading.quantize import quantize
+from inference.loading.rank_files import RankFiles, packing_groups
+from inference.loading.tensor_files import TensorFiles
+from inference.models.batch import Batch, Pictures, PrefillSpan
+from inference.models.config import ModelConfig
+from inference.models.decoder import DecoderModel
+from inference.models.experts import GroupedExperts, Routes
+from inference.models.parallel.build import build_rank
+from inference.models.parallel.cuts import check_groups, input_groups, rank_cuts
+from inference.models.parallel.group import TorchRankGroup
+from inference.models.parallel.held_experts import HeldExperts, HeldGroupedExperts
+from inference.models.parallel.shares import rank_share
+from inference.models.registry import build_model
+from inference.models.stored import StoredWeight
+from inference.models.vision.tower import PictureRows
+from tests.inference.models.parallel.ranks import (
+    MemoryFiles,
+    TwoRanks,
+    random_tensors,
+    weights_of,
+)
+from tests.inference.models.parallel.tiny_configs import ALL_FACTS, config_of
+
+CONTEXT_TOKENS, BLOCK_TOKENS = 64, 8
+TOLERANCE = 1e-4
+"""Of log probabilities."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[TwoRanks]:
+    both = TwoRanks()
+    yield both
+    both.close()
+
+
+def whole_model(config: ModelConfig, files: TensorFiles) -> DecoderModel:
+    model = build_model(config, weights_of(files), CONTEXT_TOKENS, "fp32")
+    assert isinstance(model, DecoderModel)
+    return model
+
+
+def rank_model(config: ModelConfig, files: TensorFiles, group: TorchRankGroup) -> DecoderModel:
+    groups = packing_groups(files)
+    together = input_groups(config, groups)
+    shares = [rank_share(config, rank, 2, together) for rank in (0, 1)]
+    check_groups(config, shares[group.rank], groups)
+    part = RankFiles(files, rank_cuts(config, shares[group.rank]))
+    model, _ = build_rank(config, weights_of(part), CONTEXT_TOKENS, "fp32", group, shares)
+    return model
+
+
+@torch.inference_mode()
+def steps_of(model: DecoderModel, pictures: Pictures | None = None) -> list[torch.Tensor]:
+    """A prompt in two chunks, the second beside another sequence that decodes; then both decode."""
+    kv = model.new_kv(8, BLOCK_TOKENS, 6)
+    tokens = torch.arange(3, 3 + 30) * 7 % model.config.vocab_size
+    first = replace(Batch.of_sequence(tokens[:11], BLOCK_TOKENS), pictures=pictures)
+    blocks = torch.tensor([4, 5])
+    other = Batch(
+        token_ids=tokens[20:25],
+        positions=torch.arange(5),
+        slots=4 * BLOCK_TOKENS + torch.arange(5),
+        spans=(PrefillSpan(0, 5, 0, 5, blocks, 0, 2),),
+        logit_rows=torch.tensor([4]),
+    )
+    mixed = Batch(
+        token_ids=torch.cat((tokens[25:26], tokens[11:16])),
+        positions=torch.tensor([5, 11, 12, 13, 14, 15]),
+        slots=torch.tensor([4 * BLOCK_TOKENS + 5, 11, 12, 13, 14, 15]),
+        block_ids=blocks[None],
+        spans=(PrefillSpan(1, 6, 11, 16, torch.tensor([0, 1]), 1, 3),),
+        logit_rows=torch.tensor([0, 5]),
+        state_reads=torch.tensor([2]),
+        state_writes=torch.tensor([4]),
+    )
+    both = Batch(
+        token_ids=tokens[26:28],
+        positions=torch.tensor([6, 16]),
+        slots=torch.tensor([4 * BLOCK_TOKENS + 6, 16]),
+        block_ids=torch.tensor([[4, 5, 5], [0, 1, 2]]),
+        state_reads=torch.tensor([4, 3]),
+        state_writes=torch.tensor([2, 5]),
+    )
+    return [
+        torch.log_softmax(model.forward(batch, kv), dim=-1) for batch in (first, other, mixed, both)
+    ]
+
+
+def check(ranks: TwoRanks, config: ModelConfig, files: TensorFiles) -> None:
+    expected = steps_of(whole_model(config, files))
+    found = ranks.run(lambda group: steps_of(rank_model(config, files, group)))
+    for of_rank in found:
+        torch.testing.assert_close(of_rank, expected, atol=TOLERANCE, rtol=0)
+    assert expected[0].std() > 0.1, "logits that say something"
+
+
+@pytest.mark.parametrize("name", ALL_FACTS)
+def test_logits_are_one_ranks(ranks: TwoRanks, name: str) -> None:
+    config = config_of(name)
+    check(ranks, config, MemoryFiles(random_tensors(config)))
+
+
+class PackedFiles(MemoryFiles):
+    """In 4 bits and in 8, where groups of 32 inputs come out even."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__(tensors)
+        with ThreadPoolExecutor(1) as threads:
+            self._packed = {
+                name: quantize(weight, 8 if "down_proj" in name else 4, threads)
+                for name, weight in tensors.items()
+                if weight.ndim == 2 and weight.shape[1] % 32 == 0 and "_proj" in name
+            }
+
+    def stored(self, name: str) -> StoredWeight:
+        return self._packed.get(name) or super().stored(name)
+
+    def format_of(self, name: str) -> str:
+        packed = self._packed.get(name)
+        return "F32" if packed is None else "Q8_0" if packed.bits == 8 else "Q4_1"
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "qwen2_moe"])
+def test_packed_weights_are_cut_between_their_groups(ranks: TwoRanks, name: str) -> None:
+    """The MLP of 96 is three groups: the ranks hold two and one."""
+    config = config_of(name)
+    files = PackedFiles(random_tensors(config))
+    part = RankFiles(files, rank_cuts(config, rank_share(config, 1, 2, {"inner": 32})))
+    output = part.stored("model.layers.0.self_attn.o_proj.weight")
+    assert output.shape == (64, 32) == part.shape_of("model.layers.0.self_attn.o_proj.weight")
+    check(ranks, config, files)
+
+
+def test_pictures_take_their_rows_places_on_every_rank(ranks: TwoRanks) -> None:
+    config = config_of("qwen3_vl")
+    files = MemoryFiles(random_tensors(config))
+    generator = torch.Generator().manual_seed(3)
+    rows = [torch.randn(4, config.hidden_size, generator=generator) for _ in range(3)]
+    pictures = Pictures(
+        rotary=torch.arange(11).repeat(3, 1).index_fill(1, torch.tensor([3, 4]), 2),
+        row_ids=torch.tensor([2, 3, 4, 5]),
+        rows=PictureRows(rows[0], (rows[1], rows[2])),
+    )
+    expected = steps_of(whole_model(config, files), pictures)
+    without = steps_of(whole_model(config, files))
+    found = ranks.run(lambda group: steps_of(rank_model(config, files, group), pictures))
+    torch.testing.assert_close(found[0], expected, atol=TOLERANCE, rtol=0)
+    assert (expected[0] - without[0]).abs().max() > 0.1
+
+
+def test_grouped_experts_leave_out_what_others_hold() -> None:
+    """As a card computes them: rows of other ranks' experts are in no group."""
+    generator = torch.Generator().manual_seed(5)
+    gate_up = torch.randn(4, 32, 16, generator=generator, dtype=torch.bfloat16)
+    down = torch.randn(4, 16, 16, generator=generator, dtype=torch.bfloat16)
+    biases = torch.randn(4, 32, generator=generator), torch.randn(4, 16, generator=generator)
+    x = torch.randn(6, 16, generator=generator, dtype=torch.bfloat16)
+    routes = Routes(
+        torch.tensor([[0, 3], [1, 2], [2, 3], [0, 1], [3, 0], [1, 3]]), torch.rand(6, 2)
+    )
+
+    def gate(both: torch.Tensor) -> torch.Tensor:
+        return (both[:, :16] * both[:, 16:].sigmoid()).to(torch.bfloat16)
+
+    whole = GroupedExperts(gate_up, down, gate, biases).decode(x, routes)
+    parts = []
+    for first, last in ((0, 3), (3, 4)):
+        own = [torch.cat((bias[first:last], torch.full_like(bias[:1], 9e9))) for bias in biases]
+        held = HeldGroupedExperts(gate_up[first:last], down[first:last], gate, (own[0], own[1]))
+        parts.append(HeldExperts(held, (first, last)).decode(x, routes))
+    torch.testing.assert_close(parts[0] + parts[1], whole, atol=0.3, rtol=0.05)

@@ -1,0 +1,162 @@
+"""What each rank holds, by numbers alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from inference.models.errors import UnsplittableError
+from inference.models.families.registry import family_of
+from inference.models.parallel.cuts import check_groups, input_groups, rank_cuts
+from inference.models.parallel.shares import rank_config, rank_share
+from tests.inference.models.parallel.tiny_configs import ALL_FACTS, config_of, missing_families
+
+SPLIT_ROLES = {"embedding", "head", "column", "row", "experts"}
+
+
+def test_every_family_is_among_the_configs() -> None:
+    assert missing_families() == set()
+
+
+@pytest.mark.parametrize("name", ALL_FACTS)
+def test_declared_sections_are_the_tensors(name: str) -> None:
+    config = config_of(name)
+    for tensor in family_of(config).tensors(config):
+        axis = 1 if tensor.role == "row" else 0
+        assert bool(tensor.sections) or tensor.role not in SPLIT_ROLES, tensor
+        if tensor.sections:
+            assert sum(s.features for s in tensor.sections) == tensor.shape[axis], tensor
+
+
+@pytest.mark.parametrize("name", ALL_FACTS)
+def test_a_ranks_cuts_are_what_its_own_config_declares(name: str) -> None:
+    """So that preflight, memory and the builder agree about a rank's shapes. Experts are counted by
+    their names."""
+    config = config_of(name)
+    for rank in (0, 1):
+        share = rank_share(config, rank, 2)
+        cuts = rank_cuts(config, share)
+        own = rank_config(config, share)
+        whole = {tensor.name: tensor for tensor in family_of(config).tensors(config)}
+        for tensor in family_of(own).tensors(own):
+            if tensor.parts or tensor.role in ("embedding", "head"):
+                continue
+            shape = list(whole[tensor.name].shape)
+            if cut := cuts.cuts.get(tensor.name):
+                shape[cut.axis] = cut.length
+            assert tuple(shape) == tensor.shape, tensor.name
+
+
+@pytest.mark.parametrize("name", ALL_FACTS)
+def test_two_ranks_have_everything_once(name: str) -> None:
+    """But for heads of keys and values of which there are fewer than ranks."""
+    config = config_of(name)
+    cuts = [rank_cuts(config, rank_share(config, rank, 2)) for rank in (0, 1)]
+    assert not cuts[0].absent & cuts[1].absent
+    assert not cuts[0].zeroed, "one rank adds biases"
+    for tensor in family_of(config).tensors(config):
+        if tensor.parts and tensor.sections:
+            held = [set(tensor.parts) - own.absent for own in cuts]
+            assert held[0] | held[1] == set(tensor.parts) and not held[0] & held[1]
+        elif tensor.sections:
+            axis = cuts[0].cuts[tensor.name].axis
+            taken = [
+                feature
+                for own in cuts
+                for begin, end in own.cuts[tensor.name].ranges
+                for feature in range(begin, end)
+            ]
+            repeats = any(s.kind == "kv_heads" and s.count < 2 for s in tensor.sections)
+            assert len(taken) == len(set(taken)) or repeats, tensor.name
+            assert set(taken) == set(range(tensor.shape[axis])), tensor.name
+
+
+def test_stacked_weights_are_cut_part_by_part() -> None:
+    config = config_of("phi3")
+    cuts = rank_cuts(config, rank_share(config, 1, 2)).cuts
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    assert cuts["model.layers.0.self_attn.qkv_proj.weight"].ranges == (
+        (queries // 2, queries),
+        (queries + keys // 2, queries + keys),
+        (queries + keys + keys // 2, queries + 2 * keys),
+    )
+    inner = config.intermediate_size
+    assert cuts["model.layers.0.mlp.gate_up_proj.weight"].ranges == (
+        (inner // 2, inner),
+        (inner + inner // 2, 2 * inner),
+    )
+
+
+def test_tiled_value_heads_stay_with_their_key_heads() -> None:
+    config = config_of("qwen3_5")
+    assert config.delta is not None
+    tiled = replace(config, delta=replace(config.delta, are_value_heads_tiled=True))
+    cut = rank_cuts(tiled, rank_share(tiled, 1, 2)).cuts["model.layers.0.linear_attn.dt_bias"]
+    assert cut.ranges == ((1, 2), (3, 4)), "value heads 1 and 3 belong to key head 1"
+
+
+@pytest.mark.parametrize(("num_ranks", "kv_heads"), [(2, 1), (4, 2), (4, 4)])
+def test_heads_of_keys_go_where_their_queries_are(num_ranks: int, kv_heads: int) -> None:
+    config = config_of("llama", num_attention_heads=8, num_key_value_heads=kv_heads)
+    for rank in range(num_ranks):
+        units = rank_share(config, rank, num_ranks).units
+        needed = {head * kv_heads // 8 for head in range(*units["heads"])}
+        assert set(range(*units["kv_heads"])) == needed
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "num_ranks", "message"),
+    [
+        ("llama", {}, 3, "3 ranks cannot share 4 attention heads evenly; .* to one of 2, 4, or 1"),
+        (
+            "llama",
+            {"num_attention_heads": 12, "num_key_value_heads": 6},
+            4,
+            "neither share nor repeat 6 heads of keys and values",
+        ),
+        ("qwen3_next", {}, 4, "cannot share 2 key heads of recurrent layers"),
+        (
+            "mixtral",
+            {"num_attention_heads": 8, "num_key_value_heads": 8},
+            8,
+            "8 ranks cannot share 5 experts",
+        ),
+        ("llama", {}, 65, "65 ranks are not between 1 and 64"),
+    ],
+)
+def test_what_does_not_come_out_even_is_refused(
+    name: str, changes: dict[str, int], num_ranks: int, message: str
+) -> None:
+    with pytest.raises(UnsplittableError, match=message):
+        rank_share(config_of(name, **changes), 0, num_ranks)
+
+
+def test_a_foreign_module_is_refused() -> None:
+    config = replace(config_of("llama"), architecture="stablelm")
+    assert family_of(config).is_foreign
+    with pytest.raises(UnsplittableError, match="stablelm is computed by transformers' own module"):
+        rank_share(config, 0, 2)
+
+
+def test_packed_inputs_are_cut_between_groups() -> None:
+    """An MLP 96 wide is three groups of 32: one rank has two of them."""
+    config = config_of("llama")
+    down = "model.layers.0.mlp.down_proj.weight"
+    groups = input_groups(config, {down: 32})
+    assert groups["inner"] == 32
+    shares = [rank_share(config, rank, 2, groups) for rank in (0, 1)]
+    assert [share.units["inner"] for share in shares] == [(0, 64), (64, 96)]
+    for share in shares:
+        check_groups(config, share, {down: 32})
+    assert sum(math.prod((share.count("inner"),)) for share in shares) == 96
+
+
+def test_heads_that_end_within_a_group_are_refused_by_name() -> None:
+    config = config_of("llama")
+    output = "model.layers.1.self_attn.o_proj.weight"
+    with pytest.raises(UnsplittableError, match=r"layers\.1\.self_attn\.o_proj\.weight is packed"):
+        check_groups(config, rank_share(config, 1, 2), {output: 64})
+    with pytest.raises(UnsplittableError, match=r"cannot share 96 features .* groups of 64"):
+        rank_share(config, 0, 2, {"inner": 64})

@@ -1,0 +1,100 @@
+"""A config of a few numbers for every family, as its config.json would declare it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inference.loading.config import parse_config
+from inference.models.config import ModelConfig
+from inference.models.families.registry import FAMILIES
+from tests.inference.models.families.rows import ROWS, SIZES
+
+COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "layer_norm_eps": 1e-5, "norm_epsilon": 1e-5}
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+MIXTURE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SHARED = MIXTURE | {"shared_expert_intermediate_size": 48}
+DELTA = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "hidden_act": "silu",
+    "rope_parameters": ROPE | {"partial_rotary_factor": 0.5},
+}
+VISION = {
+    "depth": 2,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "patch_size": 2,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "in_channels": 3,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 25,
+    "hidden_act": "gelu_pytorch_tanh",
+    "deepstack_visual_indexes": [0, 1],
+}
+PICTURES = {
+    "image_token_id": 90,
+    "video_token_id": 91,
+    "vision_start_token_id": 92,
+    "vision_end_token_id": 93,
+}
+GPT_OSS = {
+    "intermediate_size": 32,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 20,
+    "rope_parameters": ROPE,
+}
+
+
+def _nested(model_type: str, own: dict[str, Any]) -> dict[str, Any]:
+    mrope = {"rope_parameters": ROPE | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}}
+    text = COMMON | SIZES | own | mrope
+    return PICTURES | {
+        "model_type": model_type,
+        "text_config": text,
+        "vision_config": VISION,
+        "tie_word_embeddings": False,
+    }
+
+
+FACTS: dict[str, dict[str, Any]] = {
+    row.model_type: COMMON | SIZES | row.config | {"model_type": row.model_type} for row in ROWS
+}
+FACTS |= {
+    name: COMMON | SIZES | {"rope_parameters": ROPE} | own | {"model_type": name}
+    for name, own in {
+        "qwen3_moe": MIXTURE | {"norm_topk_prob": True, "decoder_sparse_step": 2},
+        "qwen2_moe": SHARED,
+        "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32},
+        "olmoe": MIXTURE | {"num_key_value_heads": 4, "intermediate_size": 32},
+        "gpt_oss": GPT_OSS,
+        "qwen3_next": DELTA | SHARED,
+    }.items()
+}
+FACTS |= {
+    "qwen3_vl": _nested("qwen3_vl", {}),
+    "qwen3_5": _nested("qwen3_5", DELTA),
+    "qwen3_5_moe": _nested("qwen3_5_moe", DELTA | SHARED),
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama, one head of keys": FACTS["llama"] | {"num_key_value_heads": 1},
+    "llama, biased and tied": FACTS["llama"]
+    | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "olmo2, one head of keys": FACTS["olmo2"] | {"num_key_value_heads": 1},
+}
+ALL_FACTS = FACTS | VARIANTS
+
+
+def config_of(name: str, **changes: Any) -> ModelConfig:
+    return parse_config(ALL_FACTS[name] | changes, {})
+
+
+def missing_families() -> set[str]:
+    """Those that no config above is of."""
+    return {family.name for family in FAMILIES if not FACTS.keys() & set(family.model_types)}
