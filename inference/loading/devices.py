@@ -9,24 +9,37 @@ from inference.loading.host_memory import host_memory
 from inference.protocol.load import EarlierLoads, LoadSpec
 
 
-def choose_device(spec: LoadSpec) -> torch.device:
-    """Raises ``BadSourceError`` for a device that is not here, or for more than one."""
-    if spec.min_devices > 1 or len(spec.devices) > 1:
-        number = max(spec.min_devices, len(spec.devices))
+def choose_device(spec: LoadSpec, rank: int = 0) -> torch.device:
+    """Of one rank. Raises ``BadSourceError`` for a device that is not here, and where devices and
+    ranks are not as many."""
+    num_ranks, number = spec.tensor_parallel, max(spec.min_devices, len(spec.devices))
+    if number > 1 and number != num_ranks:
         raise BadSourceError(
-            f"a replica on {number} devices is not built yet: set min_devices to 1"
+            f"{number} devices are given to a replica of {num_ranks} "
+            f"{'ranks' if num_ranks > 1 else 'rank'}: set tensor_parallel to {number}"
         )
     if not spec.devices:
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        return torch.device(f"cuda:{rank}" if torch.cuda.is_available() else "cpu")
+    named = spec.devices[rank if len(spec.devices) > 1 else 0]
     try:
-        device = torch.device(spec.devices[0])
+        device = torch.device(named)
     except RuntimeError:
-        raise BadSourceError(f"{spec.devices[0]!r} is not a device; write cpu or cuda:0") from None
+        raise BadSourceError(f"{named!r} is not a device; write cpu or cuda:0") from None
+    if num_ranks > len(spec.devices) and device.type != "cpu":
+        raise BadSourceError(
+            f"{num_ranks} ranks want {num_ranks} cards and have {', '.join(spec.devices)}; set "
+            f"tensor_parallel to {len(spec.devices)}"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BadSourceError(f"{device} is not here; there are {torch.cuda.device_count()}")
     if device.type not in ("cpu", "cuda"):
         raise BadSourceError(f"{device} is not supported; use cpu or cuda:0")
     return torch.device(device.type, device.index or 0) if device.type == "cuda" else device
+
+
+def ranks_on_one_device(spec: LoadSpec, device: torch.device) -> int:
+    """How many of the model's ranks share its memory: on a host's CPUs all of them."""
+    return spec.tensor_parallel if device.type == "cpu" else 1
 
 
 def use_device(device: torch.device) -> None:

@@ -22,6 +22,7 @@ from inference.loading.devices import (
     choose_dtype,
     earlier_loads_on,
     free_memory_bytes,
+    ranks_on_one_device,
     use_device,
 )
 from inference.loading.directory_tokenizer import directory_tokenizer
@@ -53,6 +54,7 @@ from inference.loading.preflight import (
     memory_need,
 )
 from inference.loading.quantized_files import QuantizedFiles, check_quantization
+from inference.loading.rank_files import RankFiles, rank_shares
 from inference.loading.safetensors_tensors import SafetensorsFiles
 from inference.loading.sources import fetch_files, fetch_tokenizer
 from inference.loading.tensor_files import TensorFiles
@@ -62,6 +64,8 @@ from inference.models.embedding_config import EmbeddingConfig
 from inference.models.families.registry import family_of
 from inference.models.linear import LinearFactory
 from inference.models.native.build import find_compiler
+from inference.models.parallel.cuts import rank_cuts
+from inference.models.parallel.shares import RankShare, rank_config
 from inference.models.weights import WeightSource
 from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
 
@@ -82,6 +86,7 @@ class OpenedModel:
     weight_bytes: int
     """Of all tensors, as their files hold them, or as they are quantised while loading."""
     num_parameters: int
+    cache_dir: Path
     need: MemoryNeed
     factory: LinearFactory
     files: TensorFiles
@@ -89,7 +94,10 @@ class OpenedModel:
     left_out: str = ""
     """In words: what of the files the model does not compute with."""
     unquantized: Unquantized | None = None
-    """Of a model that is quantised while it loads."""
+    """Of a model that is quantised while it loads, whole."""
+    shares: tuple[RankShare, ...] = ()
+    """Of all ranks, where several share the model; ``config`` is of the whole, ``weights`` and
+    ``need`` are of one rank."""
 
     @property
     def estimated_load_bytes(self) -> int:
@@ -113,12 +121,12 @@ class _Described:
 
 
 def open_model(
-    spec: LoadSpec, cache_dir: Path, on_progress: OnProgress
+    spec: LoadSpec, cache_dir: Path, on_progress: OnProgress, *, rank: int = 0
 ) -> OpenedModel | OpenedEmbeddingModel:
     """Which of the two the files themselves say. Blocks while it downloads. ``on_progress`` is
-    called from this thread only. Raises ``LoadError``."""
+    called from this thread only. ``rank``: whose part of the weights. Raises ``LoadError``."""
     on_progress(LoadProgress(stage=LoadStage.STARTING, detail=spec.source))
-    device = choose_device(spec)
+    device = choose_device(spec, rank)
     use_device(device)
     foreseen_kv_format(spec, device, _is_native(spec, device))
     free_bytes = max(0, free_memory_bytes(device) - spec.promised_bytes)
@@ -131,25 +139,33 @@ def open_model(
     check_tensors(described.config, described.files.names)
     dense = described.files
     described = replace(described, files=_quantized(described, spec, device))
-    need = _memory_need(spec, described, device)
-    check_fits(need, free_bytes, str(device))
+    whole = described.files
+    shares = rank_shares(described.config, whole, spec.tensor_parallel)
+    if shares:
+        cuts = rank_cuts(described.config, shares[rank])
+        described = replace(described, files=RankFiles(whole, cuts))
+    need = _memory_need(spec, described, device, shares[rank : rank + 1])
+    free_bytes //= ranks_on_one_device(spec, device)
+    if rank == 0 or device.type != "cpu":  # else the first has looked, and has begun to load
+        check_fits(need, free_bytes, str(device))
     factory = _factory(spec, need, device, free_bytes)
-    names = described.files.names
     return OpenedModel(
         config=described.config,
         directory=files.directory,
         weights=OpenedWeights(described.files, factory, on_progress, _detail(described.files)),
         tokenizer_dir=described.tokenizer_dir,
-        weight_bytes=sum(described.files.bytes_of(name) for name in names),
-        num_parameters=sum(math.prod(described.files.shape_of(name)) for name in names),
+        weight_bytes=sum(whole.bytes_of(name) for name in whole.names),
+        num_parameters=sum(math.prod(whole.shape_of(name)) for name in whole.names),
+        cache_dir=cache_dir,
         need=need,
         factory=factory,
         files=described.files,
         weight_paths=files.weights,
         left_out=described.left_out,
         unquantized=None
-        if dense is described.files
+        if dense is whole or shares
         else open_unquantized(dense, files.weights, device, choose_dtype(spec, device)),
+        shares=shares,
     )
 
 
@@ -175,6 +191,10 @@ def _open_embedding_model(
     free_bytes: int,
 ) -> OpenedEmbeddingModel:
     _refuse_settings_of_text(spec)
+    if spec.tensor_parallel > 1:
+        raise BadSourceError(
+            "a model that makes embeddings is not shared by ranks; set tensor_parallel to 1"
+        )
     dtype = choose_dtype(spec, device)
     num_parameters = count_parameters(files.weights)
     limit = min(config.max_input_tokens, spec.max_context_tokens or config.max_input_tokens)
@@ -242,12 +262,16 @@ def _describe(
     return _Described(config, by_expert(tensors), tokenizer_dir, tensors.left_out)
 
 
-def _memory_need(spec: LoadSpec, described: _Described, device: torch.device) -> MemoryNeed:
+def _memory_need(
+    spec: LoadSpec, described: _Described, device: torch.device, share: tuple[RankShare, ...]
+) -> MemoryNeed:
+    """``share``: of the rank, where there are several."""
     files, earlier = described.files, earlier_loads_on(spec, device)
     dtype = choose_dtype(spec, device)
     is_native = _is_native(spec, device)
+    num_ranks, kv_memory_bytes = spec.tensor_parallel, spec.kv_memory_bytes
     return memory_need(
-        described.config,
+        rank_config(described.config, share[0]) if share else described.config,
         [
             (_kept_format(files, name, device), math.prod(files.shape_of(name)))
             for name in files.names
@@ -260,7 +284,7 @@ def _memory_need(spec: LoadSpec, described: _Described, device: torch.device) ->
         correction_bytes=earlier.memory_correction_bytes if earlier else 0,
         is_native=is_native,
         kv_format=foreseen_kv_format(spec, device, is_native),
-        kv_memory_bytes=spec.kv_memory_bytes,
+        kv_memory_bytes=None if kv_memory_bytes is None else kv_memory_bytes // num_ranks,
     )
 
 
@@ -273,7 +297,7 @@ def _kept_format(files: TensorFiles, name: str, device: torch.device) -> str:
 def _is_native(spec: LoadSpec, device: torch.device) -> bool:
     """As far as can be told before the model is built."""
     is_cpu_float = device.type == "cpu" and choose_dtype(spec, device) == torch.float32
-    return is_cpu_float and find_compiler() is not None
+    return is_cpu_float and spec.tensor_parallel == 1 and find_compiler() is not None
 
 
 def _factory(
@@ -283,7 +307,8 @@ def _factory(
     return LinearFactory(
         device,
         choose_dtype(spec, device),
-        prefill_copies=spare_bytes > COPY_MARGIN * need.copy_bytes,
+        # Of ranks, all have them or none: what they tell each other must be the same.
+        prefill_copies=spec.tensor_parallel == 1 and spare_bytes > COPY_MARGIN * need.copy_bytes,
         exact=spec.dtype == "float32",
         fp8=spec.quantization == "fp8",
     )

@@ -88,8 +88,9 @@ Builder = Callable[[ModelConfig, WeightSource, int, KVFormat], AnyModel]
 
 
 def tower_of(model: AnyModel) -> VisionTower | None:
-    """What makes rows of pictures for it, where it is given any."""
-    return model.tower if isinstance(model, DecoderModel) else None
+    """What makes rows of pictures for it, where it is given any. Most paths are given none."""
+    tower: VisionTower | None = getattr(model, "tower", None)
+    return tower
 
 
 def build_model(

@@ -59,7 +59,10 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``["cpu"]``, ``["cuda:1"]``; ``["cuda"]``: the neuron chooses which card; empty: it chooses a
     card before the CPU."""
     min_devices: int = 1
-    """How many devices one replica spans. More than one is refused by name for now."""
+    """How many devices one replica is given. More than one only where as many ranks share it."""
+    tensor_parallel: int = 1
+    """How many ranks share the model, each with its part of every weight: on a card of its own
+    each, or all on the host's CPUs."""
     evict: list[str] = []
     """Models that must leave the neuron first. They are unloaded only if they are idle still; else
     the load fails with ``lost_its_room``."""
@@ -173,6 +176,16 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     detail: str = ""
 
 
+class RankReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank of a model took, without keys and values."""
+
+    rank: int
+    device: str
+    estimated_bytes: int
+    actual_bytes: int
+    process_bytes: int
+
+
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was loaded and what it took. Shown in the admin; the tokenizer directory and the
     defaults are what the neuron's text layer starts from."""
@@ -232,7 +245,10 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     process_bytes: int = 0
     """What an engine process takes there before it loads anything; not in the two above."""
     memory_correction_bytes: int = 0
-    """What the estimate from the files alone fell short by: for the next load."""
+    """What the estimate from the files alone fell short by: for the next load; of one rank, where
+    there are several."""
+    ranks: list[RankReport] = []
+    """Of a model that several share, whose sums are in the fields above."""
 
 
 class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

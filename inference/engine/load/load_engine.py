@@ -43,12 +43,15 @@ from inference.engine.load.speculation import (
 from inference.engine.load.trial import Trial, try_out, with_memory
 from inference.engine.load.trial_steps import run_largest_steps
 from inference.engine.load.warmup import warm_up
+from inference.engine.ranks.followers import Followers
+from inference.engine.ranks.lead import check_ranks, lead_ranks, rank_budget_bytes, with_ranks
+from inference.engine.ranks.ranked_model import RankedModel
 from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.rates import PrefillAverage
 from inference.engine.scheduling.scheduler import SchedulerLimits
-from inference.loading.devices import free_memory_bytes
+from inference.loading.devices import free_memory_bytes, ranks_on_one_device
 from inference.loading.embedding_files import OpenedEmbeddingModel
 from inference.loading.errors import BadSourceError, UnknownArchitectureError
 from inference.loading.image_processor import open_image_processor, vision_input
@@ -71,6 +74,8 @@ ReportProgress = Callable[[LoadProgress], None]
 class LoadedEngine:
     engine: Engine | EmbeddingEngine
     report: LoadReport
+    followers: Followers | None = None
+    """Of a model that several ranks share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,7 @@ def load_engine(
     """Blocks for as long as it takes, downloads included. Raises ``LoadError``, ``EngineError``,
     ``ModelError``."""
     started_s, host_gauge = time.monotonic(), HostGauge()
+    check_ranks(spec)
 
     def on_tensor(progress: LoadProgress) -> None:
         give_back_freed()
@@ -129,6 +135,8 @@ def load_engine(
             drafting.close()
     plan = _plan(spec, opened, built)
     speculator, draft = choose_speculator(spec, opened.config), built.draft
+    ranked = built.model if isinstance(built.model, RankedModel) else None
+    loader = AdapterLoader(built.model, data_dir / "models") if ranked is None else None
     engine = build_engine(
         built.model,
         context_tokens=plan.context_tokens,
@@ -138,11 +146,12 @@ def load_engine(
         drawer=built.drawer,
         scheduler_limits=replace(built.limits, max_running=plan.states.max_sequences),
         grammars=grammars,
-        adapters=Adapters(AdapterLoader(built.model, data_dir / "models"), spec.adapter_slots),
+        adapters=Adapters(loader, spec.adapter_slots),
         image_processor=processor,
         prefix_files=open_prefix_files(spec, data_dir),
         prefix_fingerprint=prefix_fingerprint(opened, built.model, built.execution),
         prefill_average=PrefillAverage(built.trial.bound.speed),
+        run_ahead=None if ranked is None else False,
         speculator=speculator,
         draft_model=None if draft is None else draft.model,
         draft_positions=None if draft is None else draft.num_positions,
@@ -152,13 +161,14 @@ def load_engine(
     warm_up(engine, opened.config.vocab_size, on_progress)
     seconds = time.monotonic() - started_s
     report = _report(opened, built, plan, seconds, grammars.wait_ready())
+    report = with_ranks(report, built.model, plan.cache_bytes)
     draft_weight_bytes = 0 if draft is None else draft.weight_bytes
     report = msgspec.structs.replace(
         report,
         speculation=speculation_in_words(spec, opened.config, draft_weight_bytes),
         takes_predictions=speculator is not None,
     )
-    return LoadedEngine(engine, report)
+    return LoadedEngine(engine, report, None if ranked is None else ranked.followers)
 
 
 def _as_text_model(opened: OpenedModel, reason: str) -> OpenedModel:
@@ -219,6 +229,8 @@ def _fastest_model(
 ) -> tuple[AnyModel, str]:
     """Which path runs is certain only now: one that was not foreseen may not have the KV format."""
     try:
+        if opened.shares:
+            return lead_ranks(spec, opened, context_tokens, wanted_kv_format(spec))
         return build_fastest_model(
             opened.config, opened.weights, context_tokens, native_cache_dir, wanted_kv_format(spec)
         )
@@ -259,8 +271,9 @@ def _plan(spec: LoadSpec, opened: OpenedModel, built: _Built) -> KVPlan:
 def _kv_budget_bytes(spec: LoadSpec, built: _Built) -> int:
     """Measured now, less what other models were promised and what this one may not take."""
     if spec.kv_memory_bytes is not None:
-        return spec.kv_memory_bytes
+        return spec.kv_memory_bytes // spec.tensor_parallel
     model, trial = built.model, built.trial
+    moment_bytes, num_here = 0, ranks_on_one_device(spec, model.device)
     if model.device.type == "cuda":
         held_bytes = torch.cuda.memory_allocated(model.device)
         moment_bytes = trial.load_bytes - held_bytes
@@ -274,9 +287,11 @@ def _kv_budget_bytes(spec: LoadSpec, built: _Built) -> int:
         taken_bytes = spec.promised_bytes + kept_rows_bytes(model.config)
         free_bytes = max(0, free_memory_bytes(model.device) - taken_bytes)
         budget_bytes = int(free_bytes * cpu_kv_share())
+    budget_bytes = rank_budget_bytes(model, spec, budget_bytes, moment_bytes)
+    limit_bytes = spec.memory_limit_bytes
     return within_limit(
         budget_bytes,
-        spec.memory_limit_bytes,
+        None if limit_bytes is None else limit_bytes // num_here,
         trial.process_bytes + trial.load_bytes + kept_rows_bytes(model.config),
     )
 

@@ -19,6 +19,7 @@ import os
 import queue
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -61,6 +62,8 @@ log = logging.getLogger(__name__)
 
 AnyEngine = Engine | EmbeddingEngine
 
+_ending = threading.Lock()
+
 LAST_WORDS_S = 2.0
 """For telling the neuron why, when the process ends by itself."""
 
@@ -86,6 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
         return EngineExit.FAILED
     keep_imports()
     messenger.send(Loaded(report=loaded.report))
+    if loaded.followers is not None:
+        loaded.followers.watch(lambda fault: _end_by_fault(fault, messenger))
     return run(loaded.engine, messenger)
 
 
@@ -173,7 +178,9 @@ def serve(engine: AnyEngine, messenger: Messenger, watchdog: StepWatchdog) -> No
 
 
 def _end_by_fault(fault: StepFault, messenger: Messenger) -> NoReturn:
-    """At once: what an interpreter does at its end could wait for the device, for ever."""
+    """At once: what an interpreter does at its end could wait for the device, for ever. Whichever
+    thread comes first; others wait for the end."""
+    _ending.acquire()
     log.critical("%s, the engine ends: %s", type(fault).__name__, fault)
     if isinstance(fault, HangFault):
         faulthandler.dump_traceback(all_threads=True)

@@ -136,7 +136,7 @@ def test_kv_memory_that_was_asked_for_must_fit_beside_the_weights(
 
 
 def test_more_than_one_device_is_refused_by_name(tiny_directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadSourceError, match="2 devices is not built yet: set min_devices to 1"):
+    with pytest.raises(BadSourceError, match="a replica of 1 rank: set tensor_parallel to 2"):
         open_model(spec(tiny_directory, min_devices=2), tmp_path, lambda _: None)
 
 

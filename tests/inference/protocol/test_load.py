@@ -43,6 +43,7 @@ def test_where_a_load_goes_and_what_is_known_of_it_changes_no_digest(changes: di
         {"chat_template": "{{ messages }}"},
         {"max_prefill_s": 60.0},
         {"min_devices": 2},
+        {"tensor_parallel": 2},
     ],
 )
 def test_what_decides_how_a_model_serves_changes_it(changes: dict) -> None:  # type: ignore[type-arg]

@@ -85,6 +85,7 @@ def started(
     data_dir: Path,
     *,
     kv_memory_bytes: int | None = KV_MEMORY_BYTES,
+    tensor_parallel: int = 1,
     module: str = "inference.engine",
     environment: Mapping[str, str] | None = None,
     log_file: IO[bytes] | None = None,
@@ -105,7 +106,13 @@ def started(
     )
     theirs.close()
     engine = EngineProcess(process, ours)
-    spec = LoadSpec(job_id="1", model="tiny", source=source, kv_memory_bytes=kv_memory_bytes)
+    spec = LoadSpec(
+        job_id="1",
+        model="tiny",
+        source=source,
+        kv_memory_bytes=kv_memory_bytes,
+        tensor_parallel=tensor_parallel,
+    )
     engine.channel.send(msgspec.msgpack.encode(spec))
     try:
         yield engine

@@ -1,0 +1,214 @@
+"""The process of one rank but the first: ``python -m inference.engine.ranks.follower --fd N``.
+
+    reader thread ──frames──▶ inbox ──▶ main thread: build, then replay each step
+         │ end of file
+         ▼
+    os._exit: no rank outlives its engine
+
+It schedules and samples nothing: its logits are thrown away, its part of every sum is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from inference.engine.errors import ChannelError
+from inference.engine.faults.exit_codes import EngineExit
+from inference.engine.faults.fault_classes import recover
+from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.load.memory_use import HostGauge, gauge_for, give_back_freed
+from inference.engine.ranks.messages import (
+    Built,
+    FollowerMessage,
+    Join,
+    LeaderMessage,
+    Measured,
+    NewKV,
+    RankFailed,
+    RankMemory,
+    Regroup,
+    Step,
+    StepFailed,
+    decode_leader_message,
+    encode,
+)
+from inference.engine.ranks.step_frames import batch_of
+from inference.engine.serving.channel import Channel
+from inference.environment import forget_secrets
+from inference.garbage import keep_imports
+from inference.loading.devices import free_memory_bytes
+from inference.loading.errors import BadSourceError, LoadError
+from inference.loading.kv_choice import wanted_kv_format
+from inference.loading.loader import OpenedModel, open_model
+from inference.loading.pip_child import die_with_parent
+from inference.logs.setup import configure_logging
+from inference.models.cache_layout import cache_layout
+from inference.models.decoder import DecoderModel
+from inference.models.kv_format import kv_bytes_per_block
+from inference.models.paged_kv import PagedKV
+from inference.models.parallel.build import build_rank
+from inference.models.parallel.group import TorchRankGroup, file_store
+from inference.protocol.load import LoadFailure, LoadProgress
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m inference.engine.ranks.follower")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the engine")
+    parser.add_argument("--parent", type=int, required=True, help="the engine's process id")
+    options = parser.parse_args(arguments)
+    die_with_parent(options.parent)
+    configure_logging("engine")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ending us is the engine's business
+    channel = Channel(socket.socket(fileno=options.fd))
+    try:
+        join = decode_leader_message(channel.receive())
+    except ChannelError:
+        return EngineExit.ORPHANED
+    assert isinstance(join, Join), "the first frame"
+    gauge = HostGauge()
+    torch.set_num_threads(join.num_threads)
+    try:
+        rank = _build(join, gauge, channel)
+    except LoadError as error:
+        _say(channel, RankFailed(failure=error.failure))
+        return EngineExit.FAILED
+    except Exception as error:
+        log.exception("rank %d could not be built", join.rank)
+        message = f"rank {join.rank}: {type(error).__name__} while loading; the log says more"
+        _say(channel, RankFailed(failure=LoadFailure(code="engine_crashed", message=message)))
+        return EngineExit.FAILED
+    forget_secrets(os.environ)
+    keep_imports()
+    rank.run()
+    return EngineExit.OK
+
+
+class Rank:
+    def __init__(
+        self,
+        join: Join,
+        model: DecoderModel,
+        group: TorchRankGroup,
+        gauge: HostGauge,
+        channel: Channel,
+    ) -> None:
+        self._join = join
+        self._model = model
+        self._group = group
+        self._gauge = gauge_for(model.device, gauge)
+        self._channel = channel
+        self._inbox: queue.SimpleQueue[LeaderMessage] = queue.SimpleQueue()
+        self._kv: PagedKV | None = None
+        self._kv_bytes = 0
+        self._num_kv = 0
+        self._left_group = False
+
+    def run(self) -> None:
+        """Until the engine's end of the socket closes."""
+        threading.Thread(target=self._read, name="rank-reader", daemon=True).start()
+        self._meet(self._join.meeting)
+        self._gauge.watch()
+        while True:
+            match self._inbox.get():
+                case NewKV() as wanted:
+                    self._renew_kv(wanted)
+                case Step() as step:
+                    self._replay(step)
+                case Regroup(meeting=place):
+                    self._group.drop()
+                    self._meet(place)
+                    self._left_group = False
+
+    def _meet(self, place: str) -> None:
+        store = file_store(Path(place), self._join.spec.tensor_parallel)
+        self._group.join(store, self._join.timeout_s)
+
+    @torch.inference_mode()
+    def _replay(self, step: Step) -> None:
+        if self._left_group:
+            return  # it was sent before the engine knew
+        assert self._kv is not None, "it comes before the first step"
+        try:
+            self._model.forward(batch_of(step, self._model.device), self._kv)
+        except Exception as error:  # noqa: BLE001 -- the engine decides what becomes of it
+            fault = recover(error, self._model.device.type)
+            log.error("rank %d: a step raised (%s)", self._join.rank, type(fault).__name__)
+            _say(self._channel, StepFailed(fault=type(fault).__name__, message=str(fault)))
+            self._group.drop()
+            self._left_group = True
+
+    def _renew_kv(self, wanted: NewKV) -> None:
+        self._num_kv += 1
+        if self._num_kv == 2:
+            memory = RankMemory(
+                load_bytes=max(0, self._gauge.used_bytes() - self._kv_bytes),
+                process_bytes=self._gauge.process_bytes,
+                free_bytes=free_memory_bytes(self._model.device),
+            )
+            _say(self._channel, Measured(memory=memory))
+        self._kv = None
+        give_back_freed()
+        sizes = wanted.num_blocks, wanted.block_tokens, wanted.num_state_slots
+        self._kv = self._model.new_kv(*sizes)
+        config = self._model.config
+        block_bytes = kv_bytes_per_block(config, DEFAULT_BLOCK_TOKENS, self._model.kv_format)
+        state_bytes = wanted.num_state_slots * cache_layout(config).state_bytes_per_slot
+        self._kv_bytes = (wanted.num_blocks + 1) * block_bytes + state_bytes
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = decode_leader_message(self._channel.receive())
+                if isinstance(message, Regroup) and self._model.device.type == "cuda":
+                    self._group.drop()  # which ends a collective that the main thread waits in
+                self._inbox.put(message)
+        except ChannelError:
+            os._exit(EngineExit.ORPHANED)
+
+
+def _build(join: Join, gauge: HostGauge, channel: Channel) -> Rank:
+    """Raises ``LoadError``."""
+
+    def on_tensor(progress: LoadProgress) -> None:
+        give_back_freed()
+
+    opened = open_model(join.spec, Path(join.cache_dir), on_tensor, rank=join.rank)
+    if not isinstance(opened, OpenedModel):
+        raise BadSourceError("a model that makes embeddings is not shared by ranks")
+    group = TorchRankGroup(join.rank, join.spec.tensor_parallel, opened.weights.device)
+    model, _ = build_rank(
+        opened.config,
+        opened.weights,
+        join.context_tokens,
+        wanted_kv_format(join.spec),
+        group,
+        opened.shares,
+    )
+    model.tower = None  # what it makes comes with each step
+    opened.close()
+    give_back_freed()
+    _say(channel, Built(device=str(model.device), estimated_bytes=opened.estimated_load_bytes))
+    return Rank(join, model, group, gauge, channel)
+
+
+def _say(channel: Channel, message: FollowerMessage) -> None:
+    try:
+        channel.send(encode(message))
+    except ChannelError:
+        os._exit(EngineExit.ORPHANED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

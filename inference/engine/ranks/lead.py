@@ -1,0 +1,162 @@
+"""Brings up the ranks of a model: starts the other processes, builds this one's part beside them,
+and meets them.
+
+    open_model ─▶ start followers ─▶ build ─▶ all have built ─▶ first sum ─▶ RankedModel
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import torch
+
+from inference.engine.faults.kinds import DeviceFault
+from inference.engine.load.memory import CUDA_MARGIN_BYTES
+from inference.engine.ranks.followers import Followers
+from inference.engine.ranks.messages import Built, Join, RankFailed
+from inference.engine.ranks.ranked_model import RankedModel, meeting
+from inference.engine.serving.watchdog import step_timeout_s
+from inference.loading.errors import BadSourceError, RankFailedError
+from inference.loading.loader import OpenedModel
+from inference.models.kv_format import KVFormat
+from inference.models.parallel.build import build_rank
+from inference.models.parallel.group import TorchRankGroup, file_store
+from inference.models.registry import AnyModel
+from inference.protocol.load import LoadReport, LoadSpec, RankReport
+
+BUILD_TIMEOUT_S = 3600.0
+"""Other ranks read their files from the same disk as this one."""
+ENDLESS_S = 24 * 3600.0
+"""Of a collective, where the operator lets steps take for ever."""
+
+
+def lead_ranks(
+    spec: LoadSpec, opened: OpenedModel, context_tokens: int, kv_format: KVFormat | None
+) -> tuple[RankedModel, str]:
+    """The model, and in words what computes it. Raises ``LoadError``, and ``DeviceFault`` where a
+    rank ends."""
+    num_ranks = spec.tensor_parallel
+    timeout_s = step_timeout_s(os.environ) or ENDLESS_S
+    torch.set_num_threads(max(1, torch.get_num_threads() // num_ranks))
+    with meeting() as place:
+        followers = Followers(
+            [
+                Join(
+                    spec=follower_spec(spec, opened),
+                    rank=rank,
+                    meeting=str(place),
+                    cache_dir=str(opened.cache_dir),
+                    num_threads=torch.get_num_threads(),
+                    context_tokens=context_tokens,
+                    timeout_s=timeout_s,
+                )
+                for rank in range(1, num_ranks)
+            ]
+        )
+        try:
+            device = opened.weights.device
+            group = TorchRankGroup(0, num_ranks, device)
+            model, words = build_rank(
+                opened.config, opened.weights, context_tokens, kv_format, group, opened.shares
+            )
+            built = _wait_built(followers)
+            group.join(file_store(place, num_ranks), timeout_s)
+        except BaseException:
+            followers.close()
+            raise
+    where = ", ".join([str(model.device), *(one.device for one in built)])
+    ranked = RankedModel(model, group, followers, built, timeout_s)
+    return ranked, f"{num_ranks} ranks on {where}: {words}"
+
+
+def follower_spec(spec: LoadSpec, opened: OpenedModel) -> LoadSpec:
+    """The same model from where it lies now: nothing is downloaded or chosen again."""
+    first = opened.weight_paths[0]
+    is_gguf = first.suffix == ".gguf"
+    return msgspec.structs.replace(
+        spec,
+        source=f"path:{first if is_gguf else first.parent}",
+        file=None if is_gguf else spec.file,
+        revision=None,
+        sha256=None,
+    )
+
+
+def check_ranks(spec: LoadSpec) -> None:
+    """Raises ``BadSourceError``, by name, for what a model that several devices share cannot do."""
+    if spec.tensor_parallel == 1:
+        return
+    if spec.speculation == "draft_model":
+        raise BadSourceError(
+            "speculation draft_model is not built for a model that several devices share; set it "
+            "to prompt_lookup or off, or tensor_parallel to 1"
+        )
+    if spec.prefix_disk_bytes is not None:
+        raise BadSourceError(
+            "prefix_disk_bytes is not built for a model that several devices share; leave it "
+            "empty, or set tensor_parallel to 1"
+        )
+
+
+def rank_budget_bytes(model: AnyModel, spec: LoadSpec, budget_bytes: int, moment_bytes: int) -> int:
+    """Of ``budget_bytes`` for keys and values, measured by this rank, what each may have. A host's
+    memory is all ranks'; of several cards the fullest decides."""
+    if not isinstance(model, RankedModel):
+        return budget_bytes
+    if model.device.type == "cpu":
+        return budget_bytes // model.num_ranks
+    others = [
+        max(0, memory.free_bytes - moment_bytes - CUDA_MARGIN_BYTES - spec.promised_bytes)
+        for memory in model.memory
+    ]
+    return min(budget_bytes, *others)
+
+
+def with_ranks(report: LoadReport, model: AnyModel, cache_bytes: int) -> LoadReport:
+    """``report``, of this rank, with the others' memory. ``cache_bytes``: keys and values of each
+    rank."""
+    if not isinstance(model, RankedModel):
+        return report
+    ranks = [
+        RankReport(
+            rank=0,
+            device=report.device,
+            estimated_bytes=report.estimated_bytes - cache_bytes,
+            actual_bytes=report.actual_bytes - cache_bytes,
+            process_bytes=report.process_bytes,
+        ),
+        *(
+            RankReport(
+                rank=rank,
+                device=built.device,
+                estimated_bytes=built.estimated_bytes,
+                actual_bytes=memory.load_bytes,
+                process_bytes=memory.process_bytes,
+            )
+            for rank, (built, memory) in enumerate(
+                zip(model.built, model.memory, strict=True), start=1
+            )
+        ),
+    ]
+    all_cache_bytes = cache_bytes * model.num_ranks
+    return msgspec.structs.replace(
+        report,
+        ranks=ranks,
+        device=", ".join(dict.fromkeys(rank.device for rank in ranks)),
+        kv_bytes=all_cache_bytes,
+        estimated_bytes=all_cache_bytes + sum(rank.estimated_bytes for rank in ranks),
+        actual_bytes=all_cache_bytes + sum(rank.actual_bytes for rank in ranks),
+        process_bytes=sum(rank.process_bytes for rank in ranks),
+    )
+
+
+def _wait_built(followers: Followers) -> list[Built]:
+    found = []
+    for said in followers.next_of_each(BUILD_TIMEOUT_S):
+        if isinstance(said, RankFailed):
+            raise RankFailedError(said.failure)
+        if not isinstance(said, Built):
+            raise DeviceFault(f"a rank said {type(said).__name__} before it was built")
+        found.append(said)
+    return found

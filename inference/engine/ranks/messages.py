@@ -1,0 +1,124 @@
+"""Frames on the socket between the engine, which is rank 0, and the process of another rank.
+
+    engine   ─ Join ─▶ … ─ NewKV ─▶ ─ Step ─▶ ─ Step ─▶ … ─ Regroup ─▶ …
+    follower ─ Built | RankFailed ─▶ …       ─ StepFailed ─▶
+
+A step that goes well has no reply: its collectives are one. End of file ends a follower.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from inference.protocol.load import LoadFailure, LoadSpec
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
+    """The first frame."""
+
+    spec: LoadSpec
+    """With a source that is on this host already."""
+    rank: int
+    meeting: str
+    """A file that all ranks find each other by."""
+    cache_dir: str
+    """Where the first rank has opened the model's files."""
+    num_threads: int
+    context_tokens: int
+    timeout_s: float
+    """Of each collective."""
+
+
+class NewKV(msgspec.Struct, frozen=True, kw_only=True, tag="kv"):
+    """Room for keys and values, instead of what was there."""
+
+    num_blocks: int
+    block_tokens: int
+    num_state_slots: int
+
+
+class Array(msgspec.Struct, frozen=True, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    first_row: int
+    last_row: int
+    start: int
+    end: int
+    block_ids: Array
+    state_read: int
+    state_write: int
+
+
+class StepPictures(msgspec.Struct, frozen=True, array_like=True):
+    rotary: Array
+    row_ids: Array
+    embeddings: Array | None
+    deepstack: list[Array]
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
+    """``inference.models.batch.Batch``, to be run over the newest ``NewKV``."""
+
+    token_ids: Array
+    positions: Array
+    slots: Array
+    block_ids: Array | None = None
+    spans: list[Span] = []
+    logit_rows: Array | None = None
+    state_reads: Array | None = None
+    state_writes: Array | None = None
+    pictures: StepPictures | None = None
+    decode_runs: tuple[int, ...] | None = None
+
+
+class Regroup(msgspec.Struct, frozen=True, kw_only=True, tag="regroup"):
+    """A step failed somewhere: leave the process group and join the one that meets there."""
+
+    meeting: str
+
+
+LeaderMessage = Join | NewKV | Step | Regroup
+
+
+class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
+    load_bytes: int
+    """All but keys and values, the largest step's numbers included."""
+    process_bytes: int
+    free_bytes: int
+    """Left on its device."""
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
+    device: str
+    estimated_bytes: int
+
+
+class RankFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """It could not build its part; the process ends."""
+
+    failure: LoadFailure
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
+    """With the second ``NewKV``: what the steps until then took."""
+
+    memory: RankMemory
+
+
+class StepFailed(msgspec.Struct, frozen=True, kw_only=True, tag="step_failed"):
+    """It has left the process group, and waits for ``Regroup``."""
+
+    fault: str
+    """Name of the ``StepFault``."""
+    message: str
+
+
+FollowerMessage = Built | RankFailed | Measured | StepFailed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_leader_message = msgspec.msgpack.Decoder(LeaderMessage).decode
+decode_follower_message = msgspec.msgpack.Decoder(FollowerMessage).decode

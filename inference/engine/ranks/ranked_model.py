@@ -1,0 +1,141 @@
+"""Rank 0's ``Model``: tells the other ranks of each step, and computes its own part of it.
+
+    forward ─▶ Step to all followers ─▶ own part, sums with theirs ─▶ logits
+       │ somebody raised
+       └─▶ all leave their process group, and join a new one: the step may be tried again in parts
+
+Whose fault it was is what the first rank says that failed by itself.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from inference.engine.faults import kinds
+from inference.engine.faults.fault_classes import classify
+from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
+from inference.engine.ranks.followers import Followers
+from inference.engine.ranks.messages import Built, Measured, NewKV, RankMemory, Regroup, StepFailed
+from inference.engine.ranks.step_frames import step_of
+from inference.models.adapter import AdapterWeights
+from inference.models.batch import Batch
+from inference.models.config import ModelConfig
+from inference.models.decoder import DecoderModel
+from inference.models.errors import UnsupportedAdapterError
+from inference.models.kv_format import KVFormat
+from inference.models.paged_kv import PagedKV
+from inference.models.parallel.group import TorchRankGroup, file_store
+from inference.models.vision.tower import VisionTower
+
+OTHERS_FAULT_S = 1.0
+"""What another rank gets to say why it left. It says so before it leaves."""
+
+
+class RankedModel:
+    """``config`` is of this rank's part; its vocabulary is whole."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        group: TorchRankGroup,
+        followers: Followers,
+        built: list[Built],
+        timeout_s: float,
+    ) -> None:
+        """``group`` has been joined."""
+        self.config: ModelConfig = model.config
+        self.dtype = model.dtype
+        self.device = model.device
+        self.kv_format: KVFormat = model.kv_format
+        self.tower: VisionTower | None = model.tower
+        self.followers = followers
+        self.built = built
+        """Of the other ranks."""
+        self._model = model
+        self._group = group
+        self._timeout_s = timeout_s
+        self._kv: PagedKV | None = None
+        self._num_kv = 0
+        self.memory: list[RankMemory] = []
+        """Of the other ranks, from the second storage on: what the steps over the first took."""
+
+    @property
+    def num_ranks(self) -> int:
+        return self._group.num_ranks
+
+    @property
+    def copies_context(self) -> bool:
+        return self._model.copies_context
+
+    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> PagedKV:
+        """Only the newest can be stepped: the others have given theirs back."""
+        self.followers.send(
+            NewKV(num_blocks=num_blocks, block_tokens=block_tokens, num_state_slots=num_state_slots)
+        )
+        self._kv = self._model.new_kv(num_blocks, block_tokens, num_state_slots)
+        self._num_kv += 1
+        if self._num_kv == 2:
+            said = self.followers.next_of_each(self._timeout_s)
+            self.memory = [one.memory for one in said if isinstance(one, Measured)]
+        return self._kv
+
+    def prepare_adapter(self, weights: AdapterWeights) -> NoReturn:
+        """Raises ``UnsupportedAdapterError``."""
+        raise UnsupportedAdapterError("a model that several devices share takes no adapters")
+
+    def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
+        """Raises ``StepFault`` where another rank is at fault, else what this one raised."""
+        assert kv is self._kv, "the other ranks have another one"
+        self.followers.send(step_of(batch))
+        try:
+            return self._model.forward(batch, kv)
+        except Exception as error:
+            fault = self._regroup(error)
+            if fault is None:
+                raise
+            raise fault from error
+
+    def _regroup(self, error: Exception) -> StepFault | None:
+        """All ranks in a new group, as if the step had not been. What another rank said of the
+        failed step; ``None``: it was this one's own. Raises ``DeviceFault`` where there is no
+        going on."""
+        self._group.drop()
+        kind = classify(error, self.device.type)
+        if issubclass(kind, HangFault):
+            return kind(str(error))
+        is_torn = not kind.is_device_sound
+        said = self.followers.unread(OTHERS_FAULT_S) if is_torn else []
+        if (lost := self.followers.lost) is not None:
+            raise lost from error
+        with meeting() as place:
+            self.followers.send(Regroup(meeting=str(place)))
+            try:
+                self._group.join(file_store(place, self.num_ranks), self._timeout_s)
+            except Exception as broken:
+                apart = DeviceFault(f"the ranks do not come together again: {broken}")
+                raise self.followers.lost or apart from broken
+        self.followers.unread(0.0)
+        faults = [fault_of(one) for one in said if isinstance(one, StepFailed)]
+        # A rank whose collective broke off says that the device is at fault, and none is.
+        own = [fault for fault in faults if fault.is_device_sound]
+        if is_torn and not own:
+            raise self.followers.lost or DeviceFault(str(error))
+        return own[0] if own else None
+
+
+@contextmanager
+def meeting() -> Iterator[Path]:
+    """Of ranks that join a group; whoever is in it needs the file no more."""
+    with tempfile.TemporaryDirectory(prefix="helexa-ranks-") as folder:
+        yield Path(folder) / "meeting"
+
+
+def fault_of(failed: StepFailed) -> StepFault:
+    kind: type[StepFault] = getattr(kinds, failed.fault)
+    return kind(failed.message)

@@ -1,0 +1,146 @@
+"""Do ranks work on this host? ``python -m inference.engine.ranks.smoke [--ranks N] [--device D]``,
+which ``manage.py tp_smoke`` runs.
+
+A tiny random model is computed by one process and by N ranks; their logits are compared, and what
+each rank took is printed. Exit code 0: they agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import save_file
+
+from inference.engine.load.memory_use import HostGauge, gauge_for
+from inference.engine.ranks.lead import lead_ranks
+from inference.engine.ranks.ranked_model import RankedModel
+from inference.loading.config import read_directory_config
+from inference.loading.loader import OpenedModel, open_model
+from inference.models.batch import Batch
+from inference.models.config import ModelConfig
+from inference.models.families.registry import family_of
+from inference.models.registry import AnyModel, build_model
+from inference.protocol.load import LoadSpec
+
+BLOCK_TOKENS = 32
+NUM_TOKENS = 40
+LARGEST_DIFFERENCE = 1e-3
+"""Of log probabilities, in float32."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="manage.py tp_smoke", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2, help="how many (2)")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="cards where there are enough, else the CPU"
+    )
+    options = parser.parse_args(arguments)
+    num_ranks: int = options.ranks
+    is_cuda = options.device == "cuda"
+    if options.device is None:
+        is_cuda = torch.cuda.device_count() >= num_ranks
+    devices = [f"cuda:{index}" for index in range(num_ranks)] if is_cuda else ["cpu"]
+    gauge = HostGauge()
+    with tempfile.TemporaryDirectory(prefix="helexa-smoke-") as folder:
+        directory = save_model(Path(folder) / "model", num_ranks)
+        spec = LoadSpec(
+            job_id="smoke",
+            model="smoke",
+            source=f"path:{directory}",
+            dtype="float32",
+            devices=devices,
+            tensor_parallel=num_ranks,
+        )
+        alone = msgspec.structs.replace(spec, tensor_parallel=1, devices=devices[:1])
+        expected = logits_of(model_of(alone, Path(folder)))
+        ranked = model_of(spec, Path(folder))
+        assert isinstance(ranked, RankedModel)
+        found = logits_of(ranked)
+        ranked.new_kv(1, BLOCK_TOKENS)  # with which the others say what they took
+        ranked.followers.close()
+    difference = float((found - expected).abs().max())
+    print(
+        f"{num_ranks} ranks on {', '.join(devices)}: log probabilities differ by {difference:.1e}"
+    )
+    own = gauge_for(ranked.device, gauge)
+    print(f"rank 0: {_megabytes(own.used_bytes())} (with the whole model, for comparison)")
+    for rank, memory in enumerate(ranked.memory, start=1):
+        print(f"rank {rank}: {_megabytes(memory.load_bytes)}")
+    if not difference < LARGEST_DIFFERENCE:
+        print(f"that is more than {LARGEST_DIFFERENCE:g}: the ranks do not agree", file=sys.stderr)
+        return 1
+    return 0
+
+
+def model_of(spec: LoadSpec, folder: Path) -> AnyModel:
+    opened = open_model(spec, folder / "cache", lambda progress: None)
+    assert isinstance(opened, OpenedModel)
+    try:
+        if opened.shares:
+            return lead_ranks(spec, opened, opened.config.max_positions, None)[0]
+        return build_model(opened.config, opened.weights, opened.config.max_positions)
+    finally:
+        opened.close()
+
+
+@torch.inference_mode()
+def logits_of(model: AnyModel) -> torch.Tensor:
+    """Of a prompt's tokens and of one that decodes after it."""
+    kv = model.new_kv(NUM_TOKENS // BLOCK_TOKENS + 1, BLOCK_TOKENS)
+    tokens = (torch.arange(NUM_TOKENS) * 37 % model.config.vocab_size).to(model.device)
+    prompt = Batch.of_sequence(tokens[:-1], BLOCK_TOKENS, logit_rows=slice(None))
+    last = torch.tensor([NUM_TOKENS - 1], device=model.device)
+    decode = Batch(tokens[-1:], last, last, torch.arange(2, device=model.device)[None])
+    logits = torch.cat([model.forward(batch, kv) for batch in (prompt, decode)])
+    return torch.log_softmax(logits, dim=-1).cpu()
+
+
+def save_model(directory: Path, num_ranks: int, **changes: int) -> Path:
+    """A llama whose heads come out even. ``changes``: of its config."""
+    heads = 2 * num_ranks
+    config = {
+        "model_type": "llama",
+        "vocab_size": 1000,
+        "hidden_size": 32 * heads,
+        "intermediate_size": 96 * heads,
+        "num_hidden_layers": 4,
+        "num_attention_heads": heads,
+        "num_key_value_heads": num_ranks,
+        "head_dim": 32,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    vocabulary = {chr(65 + index): index for index in range(26)}
+    tokenizer = {"version": "1.0", "model": {"type": "BPE", "vocab": vocabulary, "merges": []}}
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    save_file(_random_tensors(read_directory_config(directory)), directory / "model.safetensors")
+    return directory
+
+
+def _random_tensors(config: ModelConfig) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        tensor.name: torch.randn(tensor.shape, generator=generator)
+        * (0.1 if len(tensor.shape) > 1 else 1.0)
+        for tensor in family_of(config).tensors(config)
+    }
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

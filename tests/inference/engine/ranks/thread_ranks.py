@@ -1,0 +1,127 @@
+"""An engine of two ranks in one process: the second one's ``Rank`` runs on a thread, at the end of
+queues instead of a socket. Its steps can be made to fail."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from inference.engine.faults.kinds import DeviceFault
+from inference.engine.load.memory_use import HostGauge
+from inference.engine.ranks.follower import Rank
+from inference.engine.ranks.followers import Followers
+from inference.engine.ranks.messages import (
+    Built,
+    FollowerMessage,
+    Join,
+    LeaderMessage,
+    decode_follower_message,
+    encode,
+)
+from inference.engine.ranks.ranked_model import RankedModel, meeting
+from inference.engine.serving.channel import Channel
+from inference.loading.rank_files import RankFiles
+from inference.models.batch import Batch
+from inference.models.config import ModelConfig
+from inference.models.decoder import DecoderModel
+from inference.models.parallel.build import build_rank
+from inference.models.parallel.cuts import rank_cuts
+from inference.models.parallel.group import TorchRankGroup, file_store
+from inference.models.parallel.shares import rank_share
+from inference.protocol.load import LoadSpec
+from tests.inference.models.parallel.ranks import CPU, TIMEOUT_S, MemoryFiles, weights_of
+
+SPEC = LoadSpec(job_id="1", model="tiny", source="path:unused", tensor_parallel=2)
+
+
+class QueueChannel:
+    """The follower's end. Its end never comes: the thread waits until the process ends."""
+
+    def __init__(self) -> None:
+        self.to_follower: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.from_follower: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def receive(self) -> bytes:
+        return self.to_follower.get()
+
+    def send(self, payload: bytes) -> None:
+        self.from_follower.put(payload)
+
+
+class ThreadFollowers:
+    """As ``Followers``, of one."""
+
+    lost: DeviceFault | None = None
+
+    def __init__(self, channel: QueueChannel) -> None:
+        self._channel = channel
+        self.num_regroups = 0
+
+    def send(self, message: LeaderMessage) -> None:
+        self.num_regroups += type(message).__name__ == "Regroup"
+        self._channel.to_follower.put(encode(message))
+
+    def next_of_each(self, timeout_s: float) -> list[FollowerMessage]:
+        return [decode_follower_message(self._channel.from_follower.get(timeout=timeout_s))]
+
+    def unread(self, wait_s: float) -> list[FollowerMessage]:
+        try:
+            return [decode_follower_message(self._channel.from_follower.get(timeout=wait_s))]
+        except queue.Empty:
+            return []
+
+
+def part_of(config: ModelConfig, files: MemoryFiles, group: TorchRankGroup) -> DecoderModel:
+    shares = [rank_share(config, rank, 2) for rank in (0, 1)]
+    part = RankFiles(files, rank_cuts(config, shares[group.rank]))
+    model, _ = build_rank(config, weights_of(part), 64, "fp32", group, shares)
+    return model
+
+
+def ranked_model(config: ModelConfig, files: MemoryFiles) -> tuple[RankedModel, ThreadFollowers]:
+    own, other = (TorchRankGroup(rank, 2, CPU) for rank in (0, 1))
+    channel = QueueChannel()
+    with meeting() as place:
+        join = Join(
+            spec=SPEC,
+            rank=1,
+            meeting=str(place),
+            cache_dir="",
+            num_threads=1,
+            context_tokens=64,
+            timeout_s=TIMEOUT_S,
+        )
+        model = part_of(config, files, other)
+        rank = Rank(join, model, other, HostGauge(), cast(Channel, channel))
+        threading.Thread(target=rank.run, daemon=True).start()
+        own.join(file_store(Path(place), 2), TIMEOUT_S)
+    followers = ThreadFollowers(channel)
+    built = [Built(device="cpu", estimated_bytes=0)]
+    leader = RankedModel(
+        part_of(config, files, own), own, cast(Followers, followers), built, TIMEOUT_S
+    )
+    leader.followed = model  # type: ignore[attr-defined]
+    return leader, followers
+
+
+def failing(model: DecoderModel, is_at_fault: Callable[[Batch], bool], error: Exception) -> None:
+    """Makes its steps raise in the middle: after the first layer's sum, before the second's."""
+    layer, batches = model.layers[1], []
+    mlp, forward = layer.mlp, model.forward
+
+    def remembering(batch: Batch, kv: Any) -> torch.Tensor:
+        batches[:] = [batch]
+        return forward(batch, kv)
+
+    def raising(rows: torch.Tensor, step: Any) -> torch.Tensor:
+        if is_at_fault(batches[0]):
+            raise error
+        return mlp(rows, step)
+
+    model.forward = remembering  # type: ignore[method-assign]
+    object.__setattr__(layer, "mlp", raising)
