@@ -40,6 +40,7 @@ def report_rows(replica: Replica) -> list[tuple[str, str]]:
         ("Context", _tokens(report.get("context_tokens"))),
         ("Vocabulary", _count(report.get("vocab_size"))),
         ("Vectors", _vectors(report)),
+        ("Ranks take", _ranks(report)),
         ("Decode step", report.get("compiled", "")),
         ("Drafts", report.get("speculation", "")),
         ("Drafts that were right", _acceptance(replica)),
@@ -86,6 +87,15 @@ def _count(number: int | None) -> str:
 
 def _tokens(number: int | None) -> str:
     return f"{number:,} tokens" if number else ""
+
+
+def _ranks(report: dict[str, Any]) -> str:
+    """Beside keys and values, which are as many on each."""
+    return "; ".join(
+        f"{rank['rank']} on {rank['device']}: {_size(rank['actual_bytes'])}, "
+        f"{_size(rank['estimated_bytes'])} were estimated"
+        for rank in report.get("ranks") or []
+    )
 
 
 def _size(num_bytes: int | None) -> str:

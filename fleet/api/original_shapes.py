@@ -114,8 +114,8 @@ def ensure_as_catalogued(
     if quant is not None and str(quant).lower() not in _quants(entry):
         detail = f"The catalogue loads {entry.name} otherwise than as {quant!r}: change it there"
         raise ProblemError(400, "other_quant", detail)
-    if body.get("tensor_parallel") not in (None, entry.min_devices):
-        detail = f"The catalogue says that {entry.name} spans {entry.min_devices} devices"
+    if body.get("tensor_parallel") not in (None, entry.tensor_parallel):
+        detail = f"The catalogue says that {entry.name} is shared by {entry.tensor_parallel} ranks"
         raise ProblemError(400, "other_tensor_parallel", detail)
 
 

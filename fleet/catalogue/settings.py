@@ -30,6 +30,9 @@ DEFAULT_MAX_PREFILL_S = 300
 fills the context gets its first token in time even behind another one. Two slow cores read the
 default model's whole context in about a tenth of it."""
 
+MOST_RANKS = 64
+"""Of one replica; there is no host with more cards."""
+
 MOST_DRAFT_TOKENS = 16
 """Half a block of keys and values."""
 
@@ -262,6 +265,18 @@ class CatalogueSettings:
             Section.PLACEMENT,
             "How many cards one replica spans.",
             travels=True,
+        ),
+    )
+    tensor_parallel: int = field(
+        default=1,
+        metadata=setting(
+            Count(most=MOST_RANKS, is_optional=False),
+            Section.PLACEMENT,
+            "How many processes share one replica, each with its part of every weight: on as many "
+            "cards of one host, or all on its CPUs where the device is cpu. 1: not shared.",
+            label="ranks (tensor parallel)",
+            travels=True,
+            decides_weights=True,
         ),
     )
     min_device_vram_mb: int | None = field(

@@ -24,7 +24,8 @@ class Needs:
 
     def __init__(self, entry: CatalogueEntry) -> None:
         self.entry = entry
-        self.num_devices = max(1, entry.min_devices)
+        num_ranks = 1 if entry.device == "cpu" else entry.tensor_parallel
+        self.num_devices = max(1, entry.min_devices, num_ranks)
         self.least_total_bytes = (entry.min_device_vram_mb or 0) * MIB
         self._own: dict[tuple[str, DeviceKind], int] = {}
         self._largest: dict[DeviceKind, tuple[int, str]] = {}
@@ -41,7 +42,8 @@ class Needs:
 
     @property
     def kinds(self) -> tuple[DeviceKind, ...]:
-        """Best first. A processor is one device, so nothing spans several of them."""
+        """Best first. A processor is one device: what spans several is on cards, but for ranks of
+        an entry that says cpu, which share it."""
         match self.entry.device:
             case "cuda":
                 return ("cuda",)

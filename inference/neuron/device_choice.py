@@ -31,13 +31,18 @@ def choose_devices(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
 def _freest(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
     wanted = spec.devices or [next((kind for kind in KINDS if _of_kind(kind, devices)), "cpu")]
     candidates = _of_kind(wanted[0], devices)
-    if len(candidates) < max(1, spec.min_devices):
+    number = max(1, spec.min_devices, devices_of_ranks(spec, wanted[0]))
+    if len(candidates) < number:
         here = _listed([device_name(device) for device in devices])
-        raise _refused(
-            f"{spec.min_devices} {wanted[0]} devices are needed and this neuron has {here}"
-        )
+        raise _refused(f"{number} {wanted[0]} devices are needed and this neuron has {here}")
     freest_first = sorted(candidates, key=lambda device: (-device.free_memory_bytes, device.index))
-    return [device_name(device) for device in freest_first[: spec.min_devices]]
+    return [device_name(device) for device in freest_first[:number]]
+
+
+def devices_of_ranks(spec: LoadSpec, device: str) -> int:
+    """How many devices of ``device``'s kind share the model: a host's CPUs are one, for all
+    ranks."""
+    return 1 if device == "cpu" else spec.tensor_parallel
 
 
 def _of_kind(kind: str, devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from inference.neuron.device_choice import choose_devices
+from inference.neuron.device_choice import choose_devices, devices_of_ranks
 from inference.neuron.errors import LoadRefusedError
 from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import LoadFailure, LoadSpec
@@ -23,7 +23,7 @@ def needed_bytes(spec: LoadSpec, device: str) -> int | None:
     earlier = spec.earlier_loads
     if earlier is None or earlier.device_kind != device.partition(":")[0]:
         return None
-    return earlier.needed_bytes
+    return None if earlier.needed_bytes is None else _on_each(earlier.needed_bytes, spec, device)
 
 
 def expected_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
@@ -32,8 +32,10 @@ def expected_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
     needed = needed_bytes(spec, device)
     if needed is not None:
         return needed
-    kv_bytes = spec.kv_memory_bytes or 0
-    return kv_bytes if file_bytes is None else file_bytes + BESIDE_FILES_BYTES + kv_bytes
+    kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, device)
+    if file_bytes is None:
+        return kv_bytes
+    return _on_each(file_bytes, spec, device) + BESIDE_FILES_BYTES + kv_bytes
 
 
 def check_possible(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> None:
@@ -45,7 +47,7 @@ def check_possible(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> None:
             device.total_memory_bytes
             for device in ([here[name]] if spec.devices else _same_kind(here[name], devices))
         )
-        kv_bytes = spec.kv_memory_bytes or 0
+        kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, name)
         if kv_bytes > total_bytes:
             raise _refused(
                 "exceeds_device",
@@ -63,7 +65,8 @@ def check_possible(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> None:
 
 def check_room(spec: LoadSpec, device: str, limit_bytes: int, evicted: Iterable[str] = ()) -> None:
     """Is what it may take (that of the evicted included) enough? Raises ``LoadRefusedError``."""
-    needed = max(needed_bytes(spec, device) or 0, spec.kv_memory_bytes or 0)
+    kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, device)
+    needed = max(needed_bytes(spec, device) or 0, kv_bytes)
     if needed > limit_bytes:
         gone = ", ".join(evicted)
         raise _refused(
@@ -81,6 +84,11 @@ def lost_its_room(models: Iterable[str]) -> LoadRefusedError:
         "lost_its_room",
         f"{names} was to make room for the model and has work again: nothing was unloaded",
     )
+
+
+def _on_each(num_bytes: int, spec: LoadSpec, device: str) -> int:
+    """Of ``num_bytes`` of the whole model, what each of its devices has."""
+    return -(-num_bytes // devices_of_ranks(spec, device))
 
 
 def _same_kind(device: DeviceInfo, devices: Sequence[DeviceInfo]) -> list[DeviceInfo]:

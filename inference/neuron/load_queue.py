@@ -194,7 +194,7 @@ class LoadQueue:
             load.free_at_start = {}
             load.is_settled = report.actual_bytes > 0
             took_bytes = report.process_bytes + report.actual_bytes if load.is_settled else 0
-            self._ledger.settle(load, took_bytes)
+            self._ledger.settle(load, took_bytes // max(1, len(load.devices)))
             self._leave(load)
 
     def engine_ended(self, load: Load) -> None:
@@ -233,7 +233,8 @@ class LoadQueue:
             return 0
         device = holding.devices[0]
         if device == "cpu":
-            return self._devices.held_bytes(load.pid)
+            # Its ranks are processes of its own, and hold alike.
+            return load.spec.tensor_parallel * self._devices.held_bytes(load.pid)
         if load.free_at_start:
             return max(0, load.free_at_start.get(device, 0) - free.get(device, 0))
         return holding.num_bytes

@@ -30,6 +30,7 @@ FORM = {
     "speculation": "off",
     "device": "auto",
     "min_devices": "1",
+    "tensor_parallel": "1",
     "min_replicas": "0",
     "max_replicas": "1",
     "adapter_slots": "8",

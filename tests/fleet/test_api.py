@@ -322,7 +322,7 @@ def test_the_originals_load_refuses_flatly(writer: Api, model, beat, build, sent
     assert "already loaded" in refused({"model_id": "tiny"})
     assert "harness" in refused({"model_id": "tiny", "harness": "vllm"})
     assert "otherwise" in refused({"model_id": "tiny", "quant": "q4_k_m"})
-    assert "spans 1" in refused({"model_id": "tiny", "tensor_parallel": 2})
+    assert "shared by 1 ranks" in refused({"model_id": "tiny", "tensor_parallel": 2})
     assert "catalogue" in refused({"model_id": "other"}, 404)
     assert "model_id" in refused({})
     assert sent.tasks == []

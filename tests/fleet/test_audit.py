@@ -86,6 +86,7 @@ def test_an_operator_in_the_admin(client: Client) -> None:
         "speculation": "off",
         "device": "auto",
         "min_devices": "1",
+        "tensor_parallel": "1",
         "min_replicas": "0",
         "max_replicas": "1",
         "adapter_slots": "8",

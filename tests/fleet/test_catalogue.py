@@ -114,6 +114,7 @@ OTHER_VALUES: dict[str, SettingValue] = {
     "max_draft_tokens": 5,
     "device": "cuda",
     "min_devices": 2,
+    "tensor_parallel": 2,
     "min_device_vram_mb": 24_000,
     "vram_mb": 9_000,
     "pinned_on": ("beast", "beauty"),

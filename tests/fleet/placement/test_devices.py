@@ -85,6 +85,16 @@ TABLE = {
         [neuron("one", card(0, free=24)), neuron("two", card(0, free=16), card(1, free=16))],
         load("two", "cuda:0", "cuda:1"),
     ),
+    "ranks are on a card each": (
+        entry(needs_gib=30, tensor_parallel=2),
+        [neuron("n", card(0, free=14), card(1, free=16), card(2, free=24))],
+        load("n", "cuda:1", "cuda:2"),
+    ),
+    "or share a processor that is asked for": (
+        entry(tensor_parallel=2, device="cpu"),
+        [GATEWAY_BOX],
+        load(GATEWAY_BOX.name, "cpu"),
+    ),
     "a processor is one device": (
         entry(min_devices=2),
         [GATEWAY_BOX],

@@ -14,8 +14,12 @@ SPEC = LoadSpec(job_id="j", model="m", source="path:/m.gguf")
 CARDS = [card(0, 2), card(1, 20), card(2, 5)]
 
 
-def chosen(devices: list, named: list[str] = [], min_devices: int = 1) -> list[str]:  # type: ignore[type-arg]  # noqa: B006
-    spec = msgspec.structs.replace(SPEC, devices=named, min_devices=min_devices)
+def chosen(  # type: ignore[no-untyped-def]
+    devices: list,  # type: ignore[type-arg]
+    named: list[str] = [],  # noqa: B006
+    **changes: int,
+) -> list[str]:
+    spec = msgspec.structs.replace(SPEC, devices=named, **changes)
     return choose_devices(spec, devices)
 
 
@@ -44,6 +48,13 @@ def test_of_equal_cards_the_first() -> None:
 
 def test_a_replica_on_two_devices_gets_the_two_freest() -> None:
     assert chosen(CARDS, min_devices=2) == ["cuda:1", "cuda:2"]
+
+
+def test_ranks_get_a_card_each_and_share_a_hosts_processors() -> None:
+    assert chosen(CARDS, tensor_parallel=2) == ["cuda:1", "cuda:2"]
+    assert chosen([host(8)], tensor_parallel=2) == ["cpu"]
+    with pytest.raises(LoadRefusedError, match="4 cuda devices are needed"):
+        chosen(CARDS, tensor_parallel=4)
 
 
 @pytest.mark.parametrize(

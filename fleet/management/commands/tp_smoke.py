@@ -1,0 +1,36 @@
+"""``manage.py tp_smoke``: can several ranks share a model on this host? In a process of its own:
+this one has no tensors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+SMOKE = "inference.engine.ranks.smoke"
+REPOSITORY_DIR = Path(__file__).resolve().parents[3]
+
+
+class Command(BaseCommand):
+    help = (
+        "Loads a tiny random model on several ranks of this host, compares its logits with one "
+        "rank's and prints what each took. Exit code 0: they agree."
+    )
+    requires_system_checks: list[str] = []
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--ranks", type=int, default=2, help="how many (2)")
+        parser.add_argument(
+            "--device", choices=("cpu", "cuda"), help="cards where there are enough, else the CPU"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        command = [sys.executable, "-m", SMOKE, "--ranks", str(options["ranks"])]
+        if options["device"] is not None:
+            command += ["--device", options["device"]]
+        code = subprocess.run(command, check=False, cwd=REPOSITORY_DIR).returncode
+        if code:
+            sys.exit(code)
