@@ -34,6 +34,9 @@ Drafts (speculation) are verified for every family, hybrids too, with adapters a
 (`tests/inference/engine/speculation/`). A draft model has attention layers only, and makes drafts
 for any model of its vocabulary, but where all layers of that see through a sliding window.
 
+Tensor parallelism (`tensor_parallel`): every family of the table, with packed weights and pictures
+(`tests/inference/models/parallel/test_rank_forward.py`), but not transformers' own modules.
+
 | family | `model_type` | GGUF | prefixes are reused | pictures |
 |---|---|---|---|---|
 """
