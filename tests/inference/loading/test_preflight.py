@@ -174,7 +174,7 @@ def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
 @pytest.mark.parametrize(
     ("devices", "named"),
     [
-        (["cpu", "cuda:0"], "a replica on 2 devices is not built yet"),
+        (["cpu", "cuda:0"], "2 devices are given to a replica of 1 rank"),
         (["gpu"], "write cpu or cuda:0"),
         (["cuda:99"], "cuda:99 is not here"),
         (["meta"], "not supported"),
