@@ -25,7 +25,7 @@ ALLOWED_HOSTS = sorted(allowed_hosts(CONFIG))
 CSRF_TRUSTED_ORIGINS = list(CONFIG.csrf_trusted_origins)
 
 INSTALLED_APPS = [
-    "daphne",
+    "helexa_site",
     "unfold",
     "django.contrib.admin",
     "django.contrib.auth",

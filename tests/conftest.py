@@ -3,9 +3,10 @@ process outlives it."""
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import django.conf
@@ -28,6 +29,8 @@ from tests.time_limit import (  # noqa: F401 - hooks
 
 
 def has_cuda() -> bool:
+    if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg")):
+        return False  # without the seconds that torch takes to import
     import torch  # after its threads' setting
 
     return torch.cuda.is_available()
@@ -54,6 +57,19 @@ django.conf.settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5Passwor
 def is_one_of_several(config: pytest.Config) -> bool:
     """Whether this process runs a part of the tests for another one (pytest-xdist)."""
     return hasattr(config, "workerinput")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays until the end: some million objects, which each full
+    collection of the garbage collector would look through."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,7 +17,7 @@ from inference.protocol.load import LoadProgress, LoadSpec
 MODEL_CACHE_DIR = REPOSITORY_DIR / "var" / "test-cache" / "models"
 """Shared by every run, and by the servers that tests start."""
 
-
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 NUM_PROCESSES = 2
 """Tests wait for servers about as long as they compute, and each process imports torch."""
 
@@ -29,9 +29,11 @@ def run_suite(arguments: list[str]) -> int:
     except LoadError as error:
         # Not the end: tests that need no model can run, and those that do will say the same.
         say("model", f"not available: {error}")
-    with subprocess.Popen(
-        [sys.executable, "-m", "pytest", *spreading(arguments), *arguments], cwd=REPOSITORY_DIR
-    ) as pytest:
+    # Containers often forbid Python to keep bytecode. Hundreds of processes that tests start would
+    # then compile helexa anew each.
+    environment = {key: value for key, value in os.environ.items() if key != NO_BYTECODE}
+    command = [sys.executable, "-m", "pytest", *spreading(arguments), *arguments]
+    with subprocess.Popen(command, cwd=REPOSITORY_DIR, env=environment) as pytest:
         # Ctrl-C reaches pytest as well, which then says how far it came.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: pytest.terminate())

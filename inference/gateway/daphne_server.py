@@ -13,9 +13,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import daphne.server  # before anything of Twisted: it installs the reactor that runs on asyncio
 from daphne.endpoints import build_endpoint_description_strings
 from daphne.http_protocol import HTTPFactory, WebRequest
-from daphne.server import Server
 from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet import reactor
 from twisted.internet.endpoints import serverFromString
@@ -187,7 +187,7 @@ class StreamFactory(HTTPFactory):  # type: ignore[misc]
         return protocol
 
 
-class DaphneServer(Server):  # type: ignore[misc]
+class DaphneServer(daphne.server.Server):  # type: ignore[misc]
     """``errors_of`` tells how the client of a path is told what went wrong; ``check_headers``
     whether a request is refused for its path and headers alone."""
 

@@ -69,6 +69,7 @@ def test_another_process_revokes_a_key(database_url: str, tmp_path: Path) -> Non
     }
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 def test_the_database_tests_pass_on_postgresql(postgres_url: str, tmp_path: Path) -> None:
     paths = [str(FOLDER / name) for name in DATABASE_TESTS]
