@@ -13,6 +13,7 @@ from pathlib import Path
 from inference.loading.errors import BadFileError, MissingFileError
 from inference.models.config import ModelConfig
 from inference.models.families.hub_config import Json
+from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import check_architecture
 from inference.models.families.tower import with_pixels
 
@@ -45,4 +46,5 @@ def read_json(path: Path) -> Json:
 def parse_config(config: Json, generation: Json) -> ModelConfig:
     """``config`` and ``generation`` are config.json and generation_config.json, parsed."""
     family = check_architecture(str(config.get("model_type")))
+    read_quantization(config)
     return family.read_config(config, generation)

@@ -5,6 +5,7 @@ Files hold experts in several ways; models, preflight and quantising see one of 
     file                                        comes out as
     mlp.experts.3.gate_proj.weight              the same
     mlp.experts.gate_proj.weight  (E, out, in)  mlp.experts.0.gate_proj.weight ...  (out, in) each
+    mlp.experts.gate_proj.bias  (E, out)        mlp.experts.0.gate_proj.bias ...
     mlp.experts.gate_up_proj  (E, 2 out, in)    mlp.experts.0.gate_proj.weight, its first rows,
                                                 mlp.experts.0.up_proj.weight, its last
     block_sparse_moe.experts.3.w1.weight        mlp.experts.3.gate_proj.weight; w3 is up, w2 down
@@ -28,7 +29,7 @@ from inference.models.stored import DenseWeight, StoredWeight
 MIXTRAL_BLOCK = ".block_sparse_moe."
 MIXTRAL_NAMES = {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
 
-_STACK = re.compile(r"(.*\.experts)\.(gate_proj|up_proj|down_proj|gate_up_proj)(\.weight)?")
+_STACK = re.compile(r"(.*\.experts)\.(gate_proj|up_proj|down_proj|gate_up_proj)(\.weight|\.bias)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class _Part:
     name: str
     first: int = 0
     last: int | None = None
+    is_bias: bool = False
+    """Whether it is one row, and comes out as a vector."""
 
     @property
     def num_rows(self) -> int | None:
@@ -64,7 +67,8 @@ class ExpertFiles:
         if part.last is None:
             return self._files.dense(part.name)
         stored = self._files.stored_rows(part.name, part.first, part.last)
-        return stored.weight if isinstance(stored, DenseWeight) else stored.dequantize()
+        dense = stored.weight if isinstance(stored, DenseWeight) else stored.dequantize()
+        return dense.view(-1) if part.is_bias else dense
 
     def stored(self, name: str) -> StoredWeight:
         part = self._find(name)
@@ -82,6 +86,8 @@ class ExpertFiles:
     def shape_of(self, name: str) -> tuple[int, ...]:
         part = self._find(name)
         shape = self._files.shape_of(part.name)
+        if part.is_bias:
+            return shape[-1:]
         return shape if part.num_rows is None else (part.num_rows, shape[-1])
 
     def bytes_of(self, name: str) -> int:
@@ -108,7 +114,12 @@ def _parts(files: TensorFiles, source: str) -> Iterator[tuple[str, _Part]]:
     if match is None:
         yield name, _Part(source)
         return
-    prefix, projection, _ = match.groups()
+    prefix, projection, kind = match.groups()
+    if kind == ".bias":
+        for expert in range(files.shape_of(source)[0]):
+            part = _Part(source, expert, expert + 1, is_bias=True)
+            yield f"{prefix}.{expert}.{projection}.bias", part
+        return
     num_experts, num_rows, _ = files.shape_of(source)
     inner = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
     part_rows = num_rows // len(inner)

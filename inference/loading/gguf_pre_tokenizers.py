@@ -25,6 +25,17 @@ TEKKEN_SPLIT = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+QWEN35_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT_4O_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def _byte_level() -> pre.PreTokenizer:
@@ -56,10 +67,16 @@ PRE_TOKENIZERS: dict[str, Callable[[], pre.PreTokenizer]] = {
     "qwen2": _split_by(QWEN2_SPLIT),
     "deepseek-r1-qwen": _split_by(QWEN2_SPLIT),
     "tekken": _split_by(TEKKEN_SPLIT),
+    "qwen35": _split_by(QWEN35_SPLIT),
+    "gpt-4o": _split_by(GPT_4O_SPLIT),
+    "dbrx": _split_by(LLAMA3_SPLIT),
+    "smaug-bpe": _split_by(LLAMA3_SPLIT),
+    "glm4": _split_by(LLAMA3_SPLIT),
+    "chatglm-bpe": _split_by(LLAMA3_SPLIT),
 }
 WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 """Vocabularies that take a word whole when they have it, whatever the merges say."""
-COMPOSED_UNICODE = frozenset({"qwen2", "deepseek-r1-qwen"})
+COMPOSED_UNICODE = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen"})
 """Vocabularies whose text is brought to NFC first."""
 BEGINS_WITH_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 """Unless tokenizer.ggml.add_bos_token says otherwise."""

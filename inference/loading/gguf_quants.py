@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from gguf.constants import GGMLQuantizationType
 
+from inference.models.stored import TWICE_THE_MXFP4_VALUES as TWICE_MXFP4
 from inference.models.stored import (
     DenseWeight,
     GroupedWeight,
@@ -29,7 +30,7 @@ READABLE_TYPES = frozenset(
     GGMLQuantizationType[name]
     for name in (
         "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
-        "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+        "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4",
     )
 )  # fmt: skip
 
@@ -143,6 +144,15 @@ def _q8_0(blocks: Blocks) -> GroupedWeight:
     return _grouped(8, np.ascontiguousarray(codes).view(np.int8), _half(scale), None)
 
 
+def _mxfp4(blocks: Blocks) -> GroupedWeight:
+    """[exponent + 127][16 bytes]: w = 2 ** exponent times a number of four bits. Twice such a
+    number is whole: it is kept in 8 bits, exactly."""
+    exponent, packed = _columns(blocks, (1, 16))
+    codes = np.array(TWICE_MXFP4, np.int8)[_spread(packed, 4)]
+    scales = np.ldexp(np.float32(1), exponent[:, :, 0].astype(np.int32) - 128)
+    return _grouped(8, codes, scales.astype(np.float32), None)
+
+
 def _super_block(
     bits: int,
     codes: npt.NDArray[np.uint8],
@@ -238,6 +248,7 @@ UNPACKERS: dict[GGMLQuantizationType, Callable[[Blocks], StoredWeight]] = {
     GGMLQuantizationType.Q5_0: _q5_0,
     GGMLQuantizationType.Q5_1: _q5_1,
     GGMLQuantizationType.Q8_0: _q8_0,
+    GGMLQuantizationType.MXFP4: _mxfp4,
     GGMLQuantizationType.Q2_K: _q2_k,
     GGMLQuantizationType.Q3_K: _q3_k,
     GGMLQuantizationType.Q4_K: _q4_k,

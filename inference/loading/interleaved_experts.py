@@ -24,11 +24,15 @@ import torch
 from inference.loading.errors import BadFileError, MissingTensorError
 from inference.loading.safetensors_tensors import SafetensorsFiles
 from inference.loading.tensor_files import TensorFiles
-from inference.models.stored import GROUP_FEATURES, DenseWeight, GroupedWeight, StoredWeight
+from inference.models.stored import (
+    GROUP_FEATURES,
+    TWICE_THE_MXFP4_VALUES,
+    DenseWeight,
+    GroupedWeight,
+    StoredWeight,
+)
 
 MXFP4 = "MXFP4"
-TWICE_THE_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""By code."""
 EXPONENT_BIAS = 127
 BYTES_PER_GROUP = GROUP_FEATURES // 2 + 1
 
@@ -162,7 +166,7 @@ class InterleavedExperts:
 def unpacked(blocks: torch.Tensor, scales: torch.Tensor, name: str = "a weight") -> GroupedWeight:
     """``blocks`` (rows, groups, 16) uint8, the lower four bits first; ``scales`` (rows, groups)
     uint8 exponents. Exact. Raises ``BadFileError``."""
-    values = torch.tensor(TWICE_THE_VALUES, dtype=torch.int8)
+    values = torch.tensor(TWICE_THE_MXFP4_VALUES, dtype=torch.int8)
     pairs = torch.stack((blocks & 15, blocks >> 4), dim=-1)
     codes = values[pairs.flatten().int()].view(blocks.shape[0], -1)
     exponents = scales.int() - EXPONENT_BIAS - 1

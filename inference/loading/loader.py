@@ -40,9 +40,7 @@ from inference.loading.gguf_header import read_headers
 from inference.loading.gguf_tensors import GGUFTensorFiles
 from inference.loading.gguf_tokenizer_files import tokenizer_directory
 from inference.loading.image_processor import with_bounded_pixels
-from inference.loading.interleaved_experts import cut_interleaved
 from inference.loading.kv_choice import foreseen_kv_format
-from inference.loading.named_files import NamedFiles, without_absent_tower
 from inference.loading.opened_weights import OpenedWeights
 from inference.loading.pair_tokens import separator_of_pairs
 from inference.loading.preflight import (
@@ -55,13 +53,12 @@ from inference.loading.preflight import (
 )
 from inference.loading.quantized_files import QuantizedFiles, check_quantization
 from inference.loading.rank_files import RankFiles, rank_shares
-from inference.loading.safetensors_tensors import SafetensorsFiles
+from inference.loading.safetensors_model import open_safetensors
 from inference.loading.sources import fetch_files, fetch_tokenizer
 from inference.loading.tensor_files import TensorFiles
 from inference.loading.unquantized import Unquantized, open_unquantized
 from inference.models.config import ModelConfig
 from inference.models.embedding_config import EmbeddingConfig
-from inference.models.families.registry import family_of
 from inference.models.linear import LinearFactory
 from inference.models.native.build import find_compiler
 from inference.models.parallel.cuts import rank_cuts
@@ -243,13 +240,8 @@ def _describe(
         config = read_directory_config(files.directory)
         config = with_bounded_pixels(config, device.type, os.environ)
         tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
-        safetensors = SafetensorsFiles(files.weights)
-        config = without_absent_tower(config, safetensors.names)
-        family = family_of(config)
-        if family.is_foreign:
-            return _Described(config, safetensors, tokenizer_dir, "")
-        named = NamedFiles(cut_interleaved(safetensors), family, config)
-        return _Described(config, by_expert(named), tokenizer_dir, named.left_out)
+        model = open_safetensors(files, config)
+        return _Described(model.config, model.tensors, tokenizer_dir, model.left_out)
     header = read_headers(files.weights)
     config = read_gguf_config(header)
     if (files.directory / "tokenizer.json").is_file():

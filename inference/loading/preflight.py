@@ -18,8 +18,8 @@ from inference.models.vision_config import kept_rows_bytes
 SHORTEST_CONTEXT_TOKENS = 256
 """What must fit beside the weights for the model to be of any use."""
 
-GROUPED_4_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K", "q4"})
-GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0", "q8", "MXFP4"})
+GROUPED_4_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K", "INT4", "q4"})
+GROUPED_8_BIT = frozenset({"Q5_0", "Q8_0", "INT8", "q8", "MXFP4"})
 FP8 = "fp8"
 """Small letters: quantised while loading."""
 BYTES_PER_4_BIT_WEIGHT = 0.5 + 4 / 32
@@ -31,6 +31,8 @@ NATIVE_BYTES_PER_WEIGHT = {
     "Q5_0": 0.6875,
     "Q5_1": 0.75,
     "Q8_0": 1.0625,
+    "INT4": 0.625,
+    "INT8": 1.0625,
     "Q2_K": 0.390625,
     "Q3_K": 0.4453125,
     "Q4_K": 0.578125,

@@ -30,8 +30,12 @@ from inference.protocol.load import LoadSpec
 InSitu = Literal["q4", "q8", "fp8"]
 """What a dense matrix can be made into."""
 
-DENSE_FORMATS = frozenset({"F32", "F16", "BF16"})
-SAME_AS: dict[str, InSitu] = {"Q4_0": "q4", "Q4_1": "q4", "Q4_K": "q4", "Q8_0": "q8"}
+DENSE_FORMATS = frozenset({"F32", "F16", "BF16", "F8_E4M3"})
+"""fp8 is multiplied out as it is read, which leaves a dense weight."""
+SAME_AS: dict[str, InSitu] = {
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K", "INT4"), "q4"),
+    **dict.fromkeys(("Q8_0", "INT8"), "q8"),
+}
 BITS: dict[InSitu, Bits] = {"q4": 4, "q8": 8}
 BYTES_PER_GROUP: dict[InSitu, int] = {"q4": 16 + 2 * 2, "q8": 32 + 2, "fp8": 32}
 

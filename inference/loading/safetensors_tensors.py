@@ -1,4 +1,4 @@
-"""Dense tensors of a safetensors model (one file or shards), memory-mapped."""
+"""Tensors of a safetensors model (one file or shards), memory-mapped: as the files hold them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from inference.loading.errors import BadFileError, MissingTensorError
 from inference.models.stored import DenseWeight, StoredWeight
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+QUANTIZED_BYTES = {"F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
+"""What ``packed_files`` makes weights of."""
 CODES = "U8"
 _CODES_OF_EXPERTS = re.compile(r".*\.experts\.\w+_(blocks|scales)")
 """What ``interleaved_experts`` unpacks."""
 
 
 class SafetensorsFiles:
-    def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises ``BadFileError``."""
+    def __init__(self, paths: Sequence[Path], *, is_quantized: bool = False) -> None:
+        """``is_quantized``: whether codes are expected. Raises ``BadFileError``."""
         self._files: dict[str, Any] = {}
+        self._dtype_bytes = DTYPE_BYTES | QUANTIZED_BYTES if is_quantized else DTYPE_BYTES
         for path in paths:
             self._open(path)
 
@@ -35,7 +38,7 @@ class SafetensorsFiles:
         for name in file.keys():  # noqa: SIM118 -- the handle is not iterable
             dtype = file.get_slice(name).get_dtype()
             is_code = dtype == CODES and _CODES_OF_EXPERTS.fullmatch(name) is not None
-            if dtype not in DTYPE_BYTES and not is_code:
+            if dtype not in self._dtype_bytes and not is_code:
                 raise BadFileError(
                     f"{path.name}: {name} is stored as {dtype}; BF16, F16 and F32 are read"
                 )
@@ -64,6 +67,11 @@ class SafetensorsFiles:
         entry: torch.Tensor = self._find(name).get_slice(name)[index]
         return entry
 
+    def columns(self, name: str, index: int, first: int, last: int) -> torch.Tensor:
+        """Of one entry of the first axis, columns [first, last)."""
+        found: torch.Tensor = self._find(name).get_slice(name)[index, :, first:last]
+        return found
+
     def element_bytes(self, name: str) -> int:
         """Of a tensor of floats."""
         return DTYPE_BYTES[self.format_of(name)]
@@ -76,7 +84,7 @@ class SafetensorsFiles:
         return tuple(self._find(name).get_slice(name).get_shape())
 
     def bytes_of(self, name: str) -> int:
-        return math.prod(self.shape_of(name)) * DTYPE_BYTES[self.format_of(name)]
+        return math.prod(self.shape_of(name)) * self._dtype_bytes[self.format_of(name)]
 
     def close(self) -> None:
         self._files.clear()

@@ -24,6 +24,11 @@ class ExpertsConfig:
     """Of the expert that every row goes through beside its own, where there is one."""
     gates_shared: bool = True
     """Whether a sigmoid of the row weighs what the shared expert says."""
+    has_choice_bias: bool = False
+    """Whether a number of each expert is added to its score where the best are chosen, and not
+    where they are weighed; of sigmoids."""
+    weight_scale: float = 1.0
+    """Of a token's experts' weights."""
     has_bias: bool = False
     """Of the router and of each expert's projections."""
     swish_gain: float = 1.0

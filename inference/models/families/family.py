@@ -125,6 +125,8 @@ class Family:
     """``model_type`` of config.json."""
     gguf_architectures: tuple[str, ...] = ()
     """``general.architecture`` of GGUF files; none where they are not read."""
+    gguf_shared: tuple[str, ...] = ()
+    """Those under which another family's files come as well, which tells them apart."""
     read_config: Callable[[Json, Json], ModelConfig]
     """From config.json and generation_config.json, parsed. Raises ``BadFileError`` for what the
     family would compute wrongly."""
@@ -135,6 +137,8 @@ class Family:
     layer_names: LayerNames = field(default_factory=LayerNames)
     hub_name: Callable[[str], str] = _own_name
     """What the model calls a tensor of a safetensors file."""
+    has_turned_experts: bool = False
+    """Whether safetensors may stack experts with their inputs first."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Beginnings of names in safetensors files that the model does not compute with, and in words
     what they are for."""

@@ -15,11 +15,11 @@ from inference.models.families.family import Family
 from inference.models.families.foreign_types import FOREIGN_TYPES
 from inference.models.families.hub_config import (
     Json,
-    check_dense,
     generation_facts,
     positive_integer,
     rope_parameters,
 )
+from inference.models.families.nested import LEFT_OUT, hub_name
 
 NAMES = {
     "hidden_size": ("hidden_size", "n_embd"),
@@ -36,7 +36,6 @@ KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
-    check_dense(config)
     _check_layers(config)
     _check_rope(config)
     hidden_size, num_heads = _size(config, "hidden_size"), _size(config, "num_heads")
@@ -52,7 +51,8 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
         max_positions=_size(config, "max_positions"),
         rms_norm_eps=0.0,
         rope_theta=0.0,
-        module_config=config,
+        # Its weights are not quantised any more when the module gets them.
+        module_config={key: config[key] for key in config if key != "quantization_config"},
         **generation_facts(config, generation),
     )
 
@@ -111,6 +111,8 @@ FOREIGN = Family(
     read_config=read_config,
     # Only transformers knows what its modules' tensors are called: they are missed at the load.
     tensors=lambda config: (),
+    hub_name=hub_name,
+    left_out=LEFT_OUT,
     is_foreign=True,
     builder="inference.models.foreign.model:ForeignModel",
 )

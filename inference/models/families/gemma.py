@@ -28,8 +28,10 @@ from inference.models.families.hub_config import (
     optional_number,
     read_decoder,
     repeated,
+    rope_by_kind,
 )
 from inference.models.families.layer_names import LayerNames
+from inference.models.families.nested import LEFT_OUT, hub_name, text_config
 
 NORMED_AROUND = LayerNames(
     mixed_norm="post_attention_layernorm",
@@ -59,15 +61,6 @@ NESTED_DEFAULTS: dict[str, Any] = {
     "head_dim": 256,
     "max_position_embeddings": 131_072,
 }
-OUTER = ("eos_token_id", "bos_token_id", "tie_word_embeddings", "quantization_config")
-"""What holds for the text model where the outer config says it."""
-NESTED = ("language_model.model.", "model.language_model.")
-"""Where checkpoints with a tower have the text model, older and newer ones."""
-LEFT_OUT = {
-    f"{prefix}{name}.": "pictures"
-    for prefix in ("", "model.")
-    for name in ("vision_tower", "multi_modal_projector")
-}
 LOCAL_THETA = 10_000.0
 """Of Gemma 3's sliding layers, where its config does not say."""
 LARGEST_LAYERS = {"gemma2": 46, "gemma3": 62}
@@ -90,17 +83,9 @@ def read_gemma3(config: Json, generation: Json) -> ModelConfig:
     """Its rotary embedding is declared for each kind of layer, or as one with the sliding layers'
     base beside it. Checkpoints with a tower for pictures nest the text model, and say of it only
     what is unlike their library's defaults. Raises ``BadFileError``."""
-    if "text_config" in config:
-        ends = {key: config[key] for key in OUTER if key in config}
-        config = NESTED_DEFAULTS | ends | dict(config["text_config"])
-    rope = config.get("rope_parameters") or {}
-    local_theta = config.get("rope_local_base_freq")
-    if "full_attention" in rope:
-        local = rope.get("sliding_attention") or {}
-        if local.get("rope_type", "default") != "default":
-            raise BadFileError("rope scaling of sliding layers is not supported")
-        local_theta = local.get("rope_theta")
-        config = {**config, "rope_parameters": rope["full_attention"], "rope_scaling": None}
+    config = text_config(config, NESTED_DEFAULTS)
+    config, local_theta = rope_by_kind(config)
+    local_theta = local_theta or config.get("rope_local_base_freq")
     check_whole_rotary(config)
     config = {"rope_theta": 1_000_000.0, **config}
     return read_decoder(
@@ -111,13 +96,6 @@ def read_gemma3(config: Json, generation: Json) -> ModelConfig:
         qk_norm=True,
         sliding_rope_theta=float(local_theta or LOCAL_THETA),
     )
-
-
-def hub_name(name: str) -> str:
-    for nested in NESTED:
-        if name.startswith(nested):
-            return "model." + name.removeprefix(nested)
-    return name.removeprefix("language_model.")
 
 
 def _common(config: Json) -> dict[str, Any]:

@@ -5,17 +5,23 @@ row: ``loading/interleaved_experts.py`` cuts them up."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig
+from inference.models.experts_config import ExpertsConfig
 from inference.models.families.decoder_tensors import (
+    ATTENTION_NAMES,
     DECODER,
+    MODEL_NAMES,
     attention_tensors,
     in_layer,
     norm_tensors,
     outer_tensors,
 )
-from inference.models.families.family import Family, TensorRole
+from inference.models.families.family import Family, GGUFNames, TensorRole
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
@@ -24,17 +30,29 @@ from inference.models.families.hub_config import (
     read_decoder,
     repeated,
 )
-from inference.models.families.mixture import experts_of, sparse_tensors
+from inference.models.families.mixture import EXPERT_NAMES, experts_of, sparse_tensors
 
-PACKED = "mxfp4"
+ROUTING: dict[str, Any] = {
+    "scoring": "softmax_of_chosen",
+    "has_bias": True,
+    "swish_gain": 1.702,
+    "limit": 7.0,
+}
+"""Of its experts; GGUF does not say it."""
+NAMES = GGUFNames(
+    model=MODEL_NAMES,
+    layer=ATTENTION_NAMES
+    | {name: ours for name, ours in EXPERT_NAMES.items() if not name.endswith("shexp")}
+    | {
+        "attn_sinks.weight": "self_attn.sinks",
+        "post_attention_norm": "post_attention_layernorm",
+    },
+)
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
     check_activation(config, "silu")
-    quantization = config.get("quantization_config") or {}
-    if quantization.get("quant_method") == PACKED:
-        config = {key: value for key, value in config.items() if key != "quantization_config"}
     num_layers = positive_integer(config, "num_hidden_layers")
     inner = positive_integer(config, "intermediate_size")
     has_bias = bool(config.get("attention_bias", True))
@@ -54,12 +72,39 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
         experts=experts_of(
             config,
             intermediate_size=inner,
-            scoring="softmax_of_chosen",
-            has_bias=True,
-            swish_gain=float(config.get("swiglu_alpha", 1.702)),
-            limit=float(config.get("swiglu_limit", 7.0)),
+            **ROUTING
+            | {
+                "swish_gain": float(config.get("swiglu_alpha", ROUTING["swish_gain"])),
+                "limit": float(config.get("swiglu_limit", ROUTING["limit"])),
+            },
         ),
     )
+
+
+def read_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    num_layers = keys.integer("block_count")
+    inner = keys.integer("expert_feed_forward_length")
+    experts = ExpertsConfig(
+        num_experts=keys.integer("expert_count"),
+        experts_per_token=keys.integer("expert_used_count"),
+        intermediate_size=inner,
+        normalizes=False,
+        **ROUTING,
+    )
+    config = read_decoder_gguf(
+        keys,
+        "gpt_oss",
+        intermediate_size=inner,
+        has_sinks=True,
+        mixers=repeated(num_layers, 2),
+        sliding_window=keys.integer("attention.sliding_window"),
+        mlps=("sparse",) * num_layers,
+        experts=experts,
+    )
+    if config.rope_scaling is None:
+        return config
+    return replace(config, rope_scaling=replace(config.rope_scaling, truncates=False))
 
 
 def tensors(config: ModelConfig) -> Iterator[TensorRole]:
@@ -80,8 +125,11 @@ def hub_name(name: str) -> str:
 GPT_OSS = Family(
     name="gpt-oss",
     model_types=("gpt_oss",),
+    gguf_architectures=("gpt-oss",),
     read_config=read_config,
+    read_gguf=read_gguf,
     tensors=tensors,
     hub_name=hub_name,
+    gguf_names=NAMES,
     builder=DECODER,
 )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -25,7 +26,6 @@ Json = Mapping[str, Any]
 def read_decoder(config: Json, generation: Json, **declared: Any) -> ModelConfig:
     """``declared``: fields of ``ModelConfig`` that the family knows better than config.json's
     common keys. Raises ``BadFileError``."""
-    check_dense(config)
     num_heads = positive_integer(config, "num_attention_heads")
     hidden_size = positive_integer(config, "hidden_size")
     max_positions = positive_integer(config, "max_position_embeddings")
@@ -141,6 +141,20 @@ def rope_parameters(config: Json) -> Json:
     return parameters
 
 
+def rope_by_kind(config: Json) -> tuple[Json, float | None]:
+    """Where the rotary embedding is declared for each kind of layer: ``config`` with that of layers
+    that see all, and the base of those within a window. Raises ``BadFileError``."""
+    rope = config.get("rope_parameters") or {}
+    if "full_attention" not in rope:
+        return config, None
+    local = rope.get("sliding_attention") or {}
+    if local.get("rope_type", "default") != "default":
+        raise BadFileError("rope scaling of sliding layers is not supported")
+    theta = local.get("rope_theta")
+    config = {**config, "rope_parameters": rope["full_attention"], "rope_scaling": None}
+    return config, None if theta is None else float(theta)
+
+
 def rope_scaling(rope: Json, max_positions: int) -> RopeScaling | None:
     """Raises ``BadFileError`` for a rule that is not known here."""
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -152,9 +166,6 @@ def rope_scaling(rope: Json, max_positions: int) -> RopeScaling | None:
         raise BadFileError(
             f"rope scaling {kind!r} is not supported; known: linear, llama3, yarn, longrope"
         )
-    if refused := sorted({"mscale", "mscale_all_dim"} & rope.keys()):
-        raise BadFileError(f"rope scaling with {', '.join(refused)} is not supported")
-    factor = rope.get("attention_factor")
     return RopeScaling(
         kind=cast(Literal["linear", "llama3", "yarn"], kind),
         factor=float(rope["factor"]),
@@ -163,9 +174,26 @@ def rope_scaling(rope: Json, max_positions: int) -> RopeScaling | None:
         original_max_positions=int(rope.get("original_max_position_embeddings") or max_positions),
         beta_fast=float(rope.get("beta_fast") or 32.0),
         beta_slow=float(rope.get("beta_slow") or 1.0),
-        attention_factor=None if factor is None else float(factor),
+        attention_factor=_attention_factor(rope),
         truncates=bool(rope.get("truncate", True)),
     )
+
+
+def _attention_factor(rope: Json) -> float | None:
+    """DeepSeek's files give two factors of the logarithm instead: cosines and sines get their
+    ratio."""
+    factor = rope.get("attention_factor")
+    if factor is not None:
+        return float(factor)
+    above, below = rope.get("mscale"), rope.get("mscale_all_dim")
+    if not above or not below:
+        return None
+    return yarn_attention_factor(float(rope["factor"]), float(above), float(below))
+
+
+def yarn_attention_factor(factor: float, above: float, below: float) -> float:
+    logarithm = 0.1 * math.log(max(factor, 1.0))
+    return (above * logarithm + 1.0) / (below * logarithm + 1.0)
 
 
 def _longrope(rope: Json, max_positions: int) -> RopeScaling:

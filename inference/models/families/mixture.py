@@ -12,7 +12,7 @@ from typing import Any
 
 from inference.loading.errors import BadFileError
 from inference.models.config import MlpKind, ModelConfig
-from inference.models.experts_config import ExpertsConfig
+from inference.models.experts_config import ExpertsConfig, Scoring
 from inference.models.families.decoder_tensors import (
     DECODER_NAMES,
     attention_tensors,
@@ -58,6 +58,8 @@ def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
     yield TensorRole("mlp.gate.weight", "router", (count, hidden))
     if experts.has_bias:
         yield TensorRole("mlp.gate.bias", "router", (count,))
+    if experts.has_choice_bias:
+        yield TensorRole("mlp.gate.e_score_correction_bias", "router", (count,))
     for name, shape in (
         ("gate_proj", (inner, hidden)),
         ("up_proj", (inner, hidden)),
@@ -82,12 +84,13 @@ def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
 
 def experts_of(config: Json, **declared: Any) -> ExpertsConfig:
     """``declared``: fields that the family knows better than config.json's common keys."""
-    key = "num_experts" if config.get("num_experts") else "num_local_experts"
     common: dict[str, Any] = {
-        "num_experts": positive_integer(config, key),
         "experts_per_token": positive_integer(config, "num_experts_per_tok"),
         "normalizes": bool(config.get("norm_topk_prob", False)),
     }
+    if "num_experts" not in declared:
+        key = "num_experts" if config.get("num_experts") else "num_local_experts"
+        common["num_experts"] = positive_integer(config, key)
     if "intermediate_size" not in declared:
         common["intermediate_size"] = positive_integer(config, "moe_intermediate_size")
     return _checked(ExpertsConfig(**(common | declared)))
@@ -113,7 +116,6 @@ def gguf_mixture(keys: GGUFKeys, *, normalizes: bool) -> dict[str, Any]:
     }
     if not stacks:
         raise BadFileError("the mixture-of-experts file holds no stacked experts; convert it anew")
-    _check_gguf_routing(keys)
     num_experts, _, inner = next(iter(stacks.values()))
     first = next(iter(stacks))
     shared = keys.shapes.get(f"blk.{first}.ffn_down_shexp.weight")
@@ -124,6 +126,9 @@ def gguf_mixture(keys: GGUFKeys, *, normalizes: bool) -> dict[str, Any]:
         normalizes=bool(keys.metadata.get(f"{keys.architecture}.expert_weights_norm", normalizes)),
         shared_intermediate_size=None if shared is None else shared[1],
         gates_shared=keys.has_tensor(f"blk.{first}.ffn_gate_inp_shexp.weight"),
+        scoring=_gguf_scoring(keys),
+        has_choice_bias=keys.has_tensor(f"blk.{first}.exp_probs_b.bias"),
+        weight_scale=keys.number("expert_weights_scale", 1.0) or 1.0,
     )
     mlps: tuple[MlpKind, ...] = tuple(
         "sparse" if index in stacks else "dense" for index in range(keys.integer("block_count"))
@@ -135,16 +140,18 @@ def gguf_mixture(keys: GGUFKeys, *, normalizes: bool) -> dict[str, Any]:
     }
 
 
-SOFTMAX_GATING = 1
-"""Of llama.cpp's ``expert_gating_func``."""
+GATINGS: dict[int, Scoring] = {1: "softmax", 2: "sigmoid"}
+"""By llama.cpp's ``expert_gating_func``."""
 
 
-def _check_gguf_routing(keys: GGUFKeys) -> None:
-    scale = keys.number("expert_weights_scale", 1.0)
-    if scale not in (0.0, 1.0):
-        raise BadFileError("a scale of the experts' weights is not supported")
-    if keys.integer("expert_gating_func", SOFTMAX_GATING) != SOFTMAX_GATING:
-        raise BadFileError("experts that are not chosen by softmax are not supported")
+def _gguf_scoring(keys: GGUFKeys) -> Scoring:
+    """Raises ``BadFileError``."""
+    if keys.integer("expert_group_used_count", 1) != 1:
+        raise BadFileError("experts that are chosen by groups are not supported")
+    scoring = GATINGS.get(keys.integer("expert_gating_func", 1))
+    if scoring is None:
+        raise BadFileError("experts are chosen by a rule other than softmax and sigmoid")
+    return scoring
 
 
 def _checked(experts: ExpertsConfig) -> ExpertsConfig:

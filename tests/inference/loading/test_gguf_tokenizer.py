@@ -48,6 +48,9 @@ def pieces(pre: str, text: str) -> list[str]:
         ("llama-bpe", "Don|'t| add| |123|45|+x|  | y|\n\n|z"),
         ("qwen2", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
         ("tekken", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
+        ("qwen35", "Don|'t| add| |1|2|3|4|5|+x|  | y|\n\n|z"),
+        ("gpt-4o", "Don't| add| |123|45|+x|  | y|\n\n|z"),
+        ("dbrx", "Don|'t| add| |123|45|+x|  | y|\n\n|z"),
     ],
 )
 def test_text_is_cut_as_the_models_were_trained(pre: str, expected: str) -> None:

@@ -54,7 +54,7 @@ def save_gguf(row: Row, reference: PreTrainedModel, path: Path) -> Path:
     assert row.gguf is not None
     config, architecture = reference.config, row.gguf.architecture
     writer = gguf.GGUFWriter(path, architecture)
-    _add_keys(writer, row, config)
+    add_keys(writer, row, config)
     (kind,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     for name, weight in reference.state_dict().items():
@@ -75,7 +75,7 @@ def save_gguf(row: Row, reference: PreTrainedModel, path: Path) -> Path:
     return path
 
 
-def _add_keys(writer: gguf.GGUFWriter, row: Row, config: Any) -> None:
+def add_keys(writer: gguf.GGUFWriter, row: Row, config: Any) -> None:
     assert row.gguf is not None
     writer.add_context_length(CONTEXT_TOKENS)
     writer.add_embedding_length(config.hidden_size)

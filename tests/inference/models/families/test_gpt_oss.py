@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from inference.loading import gguf_quants
 from inference.loading.errors import BadFileError
 from inference.loading.interleaved_experts import MXFP4, cut_interleaved, unpacked
 from inference.loading.safetensors_tensors import SafetensorsFiles
@@ -20,9 +24,10 @@ from inference.models.native.support import unsupported_reason
 from inference.models.registry import build_model
 from inference.models.stored import GroupedWeight
 from tests.inference.models.families import parity
-from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
+from tests.inference.models.families.rows import CONTEXT_TOKENS, GGUFRow, Row
 
 NUM_EXPERTS = 4
+MXFP4_TYPE = gguf.GGMLQuantizationType.MXFP4
 ROW = Row(
     model_type="gpt_oss",
     config={
@@ -38,6 +43,19 @@ ROW = Row(
             "original_max_position_embeddings": 32,
         },
     },
+)
+
+ROW_OF_GGUF = replace(
+    ROW,
+    gguf=GGUFRow(
+        architecture="gpt-oss",
+        keys={
+            "attention.sliding_window": 20,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 32,
+        },
+    ),
 )
 
 
@@ -92,6 +110,66 @@ def save_mxfp4(reference: PreTrainedModel, folder: Path) -> Path:
     config["quantization_config"] = {"quant_method": "mxfp4"}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+@torch.no_grad()
+def test_gguf_in_mxfp4(reference: PreTrainedModel, tmp_path: Path) -> None:
+    """Experts of random codes, as llama.cpp's converter stacks them; the rest as it is."""
+    path = tmp_path / "x.gguf"
+    config = reference.config
+    writer = gguf.GGUFWriter(path, "gpt-oss")
+    parity.add_keys(writer, ROW_OF_GGUF, config)
+    writer.add_expert_count(NUM_EXPERTS)
+    writer.add_expert_used_count(2)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT_OSS, config.num_hidden_layers)
+    for name, weight in reference.state_dict().items():
+        if ".experts." not in name:
+            found = names.get_name(name.replace(".sinks", ".sinks.weight"), (".weight", ".bias"))
+            writer.add_tensor(found, weight.float().numpy())
+    for index, layer in enumerate(reference.model.layers):
+        for part, stack, kind in stacks_of(layer.mlp.experts):
+            name = f"blk.{index}.ffn_{part}_exps.{kind}"
+            if kind == "bias":
+                writer.add_tensor(name, stack.float().numpy())
+                continue
+            codes = gguf.quants.quantize(stack.float().numpy(), MXFP4_TYPE)
+            stack.copy_(torch.from_numpy(gguf.quants.dequantize(codes, MXFP4_TYPE)))
+            writer.add_tensor(name, codes, raw_dtype=MXFP4_TYPE)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    check(reference, path, tmp_path)
+    model = parity.opened(path, tmp_path)
+    stored = model.weights.stored("model.layers.1.mlp.experts.2.up_proj")
+    assert isinstance(stored, GroupedWeight) and stored.bits == 8
+    model.close()
+
+
+def stacks_of(experts: Any) -> list[tuple[str, torch.Tensor, str]]:
+    """Views of gates and the rest apart, with outputs first: (E, out, in), and biases (E, out)."""
+    both, bias = experts.gate_up_proj, experts.gate_up_proj_bias
+    return [
+        ("gate", both[..., ::2].transpose(1, 2), "weight"),
+        ("up", both[..., 1::2].transpose(1, 2), "weight"),
+        ("down", experts.down_proj.transpose(1, 2), "weight"),
+        ("gate", bias[:, ::2], "bias"),
+        ("up", bias[:, 1::2], "bias"),
+        ("down", experts.down_proj_bias, "bias"),
+    ]
+
+
+def test_mxfp4_of_gguf_is_unpacked_exactly() -> None:
+    """Every code, under exponents whose powers float16 could not hold."""
+    blocks = torch.arange(256, dtype=torch.uint8).view(16, 16)
+    exponents = torch.arange(2, 254, 16, dtype=torch.uint8).view(16, 1)
+    raw = torch.cat((exponents, blocks), dim=1).view(4, -1).numpy()
+    found = gguf_quants.stored(raw, MXFP4_TYPE)
+    assert isinstance(found, GroupedWeight)
+    assert torch.equal(
+        found.dequantize(), torch.from_numpy(gguf.quants.dequantize(raw, MXFP4_TYPE))
+    )
 
 
 def test_mxfp4_is_unpacked_exactly() -> None:

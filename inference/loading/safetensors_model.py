@@ -1,0 +1,59 @@
+"""The tensors of a safetensors model, as the decoder that its family declares asks for them.
+
+files ─▶ codes taken apart ─▶ stacks of experts cut up ─▶ the family's names ─▶ each expert alone
+         packed_files          interleaved_experts,        named_files          expert_files
+                               turned_experts
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inference.loading.config import read_json
+from inference.loading.expert_files import by_expert
+from inference.loading.files import ModelFiles
+from inference.loading.interleaved_experts import cut_interleaved
+from inference.loading.named_files import NamedFiles, without_absent_tower
+from inference.loading.packed_files import PackedFiles
+from inference.loading.safetensors_tensors import SafetensorsFiles
+from inference.loading.tensor_files import TensorFiles
+from inference.loading.turned_experts import cut_turned
+from inference.models.config import ModelConfig
+from inference.models.families.family import Family
+from inference.models.families.quantization import read_quantization
+from inference.models.families.registry import family_of
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsModel:
+    config: ModelConfig
+    """Without a tower that the files do not hold."""
+    tensors: TensorFiles
+    left_out: str
+    """In words: what of the files the model does not compute with."""
+
+
+def open_safetensors(files: ModelFiles, config: ModelConfig) -> SafetensorsModel:
+    """Raises ``BadFileError``."""
+    opened = _opened(files)
+    config = without_absent_tower(config, opened.names)
+    family = family_of(config)
+    if isinstance(opened, SafetensorsFiles) and not family.is_foreign:
+        opened = _cut(opened, family, config)
+    named = NamedFiles(opened, family, config)
+    # Only transformers knows what its own modules make of experts.
+    tensors = named if family.is_foreign else by_expert(named)
+    return SafetensorsModel(config, tensors, named.left_out)
+
+
+def _opened(files: ModelFiles) -> TensorFiles:
+    quantization = read_quantization(read_json(files.directory / "config.json"))
+    if quantization is None:
+        return SafetensorsFiles(files.weights)
+    return PackedFiles(SafetensorsFiles(files.weights, is_quantized=True), quantization)
+
+
+def _cut(files: SafetensorsFiles, family: Family, config: ModelConfig) -> TensorFiles:
+    if family.has_turned_experts:
+        return cut_turned(files, config.hidden_size)
+    return cut_interleaved(files)

@@ -1,0 +1,100 @@
+"""What config.json says of safetensors that hold quantised weights, and which of those are read.
+
+``loading/packed_files.py`` reads them: each matrix as its tensors say, which is more exact than
+what config.json says of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from inference.loading.errors import BadFileError
+
+Json = Mapping[str, Any]
+Method = Literal["fp8", "gptq", "awq", "compressed-tensors"]
+"""``quant_method`` of config.json."""
+
+MXFP4, MXFP4_MODEL = "mxfp4", "gpt_oss"
+"""``loading/interleaved_experts.py`` reads those."""
+READ_BITS = (4, 8)
+READ_FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
+"""Of compressed-tensors; ``naive-quantized`` is either of the two before it."""
+FP8_BLOCK = (128, 128)
+"""Where config.json does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    method: Method
+    bits: int = 8
+    """Of GPTQ and AWQ; the others' tensors say it."""
+    zeros_less_one: bool = False
+    """Whether the files hold zero points less one, as GPTQ's first format does."""
+    block: tuple[int, int] = FP8_BLOCK
+    """Rows and columns that share a scale, where there are scales of blocks."""
+
+
+def read_quantization(config: Json) -> Quantization | None:
+    """``None`` of dense weights. Raises ``BadFileError`` for what is not read, by its name."""
+    declared = _declared(config)
+    method = declared.get("quant_method", "unknown")
+    if not declared or (method == MXFP4 and config.get("model_type") == MXFP4_MODEL):
+        return None
+    match method:
+        case "fp8":
+            return Quantization(method="fp8", block=_block(declared.get("weight_block_size")))
+        case "gptq" if declared.get("bits") in READ_BITS:
+            is_first = declared.get("checkpoint_format", "gptq") == "gptq"
+            return Quantization(method="gptq", bits=declared["bits"], zeros_less_one=is_first)
+        case "awq" if declared.get("bits") == 4 and declared.get("version", "gemm") == "gemm":
+            return Quantization(method="awq", bits=4)
+        case "compressed-tensors":
+            return _compressed(declared)
+    detail = f" in {declared['bits']} bits" if "bits" in declared else ""
+    raise BadFileError(_refusal(f"{method!r}{detail}"))
+
+
+def _declared(config: Json) -> Json:
+    """Of a checkpoint whose text model is nested, the outer one mostly says it."""
+    nested = config.get("text_config") or {}
+    found = config.get("quantization_config") or config.get("compression_config")
+    return found or nested.get("quantization_config") or {}
+
+
+def _compressed(declared: Json) -> Quantization:
+    """Raises ``BadFileError``."""
+    block = FP8_BLOCK
+    for group in _groups(declared):
+        format = group.get("format") or declared.get("format")
+        weights = group.get("weights") or {}
+        if format not in READ_FORMATS or weights.get("num_bits") not in READ_BITS:
+            detail = f"{format}, {weights.get('num_bits')} bits"
+            raise BadFileError(_refusal(f"'compressed-tensors' ({detail})"))
+        if weights.get("block_structure"):
+            block = _block(weights["block_structure"])
+    if (declared.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise BadFileError(_refusal("'compressed-tensors' with sparse weights"))
+    return Quantization(method="compressed-tensors", block=block)
+
+
+def _groups(declared: Json) -> Iterator[Json]:
+    groups = declared.get("config_groups") or {}
+    if not groups:
+        raise BadFileError(_refusal("'compressed-tensors' without its groups"))
+    yield from groups.values()
+
+
+def _block(size: Any) -> tuple[int, int]:
+    if not isinstance(size, list | tuple) or len(size) != 2:
+        return FP8_BLOCK
+    return int(size[0]), int(size[1])
+
+
+def _refusal(method: str) -> str:
+    return (
+        f"the weights are quantised with {method}, which is not read here; read are fp8, gptq and "
+        "awq of 4 bits, gptq of 8, and compressed-tensors of 4 and 8; or use the dense "
+        "safetensors of the same model, or a GGUF"
+    )
