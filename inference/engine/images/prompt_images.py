@@ -45,6 +45,11 @@ class PromptImages:
             if image.first_token < end and start < image.first_token + image.num_tokens
         ]
 
+    def end_with_images(self, start: int, end: int, num_images: int) -> int:
+        """Where a chunk of [start, end) ends that has tokens of ``num_images`` images at most."""
+        found = self.overlapping(start, end)
+        return end if len(found) <= num_images else max(start, found[num_images].first_token)
+
     def content(self, start: int, end: int) -> tuple[str, ...]:
         """What the tokens at [start, end) do not say of what is there."""
         return tuple(image.digest for image in self.overlapping(start, end))

@@ -326,6 +326,12 @@ class Scheduler:
             if budget <= 0:
                 return 0
         wanted = end_of_chunk(start, len(sequence.token_ids), budget)
+        if sequence.images is not None:
+            # A tower takes as long as many steps: whoever decodes waits for one image at a time.
+            num_images = 0 if schedule.has_image_rows else 1
+            wanted = sequence.images.end_with_images(start, wanted, num_images)
+            if wanted == start:
+                return 0
         end = self.kv_cache.end_of_chunk(sequence, start, wanted)
         is_last = end == len(sequence.token_ids)
         schedule.prefills.append(PrefillChunk(sequence, start, end, is_last))

@@ -138,3 +138,14 @@ def test_drafts_are_rotated_as_the_outputs_they_may_become() -> None:
     pictures = step_pictures(schedule, [6, 7, 8, 6], lambda image: None, torch.device("cpu"))  # type: ignore[arg-type, return-value]
     assert pictures is not None
     assert pictures.rotary.tolist() == [[4, 5, 6, 6]] * 3
+
+
+def test_a_chunk_ends_before_an_image_too_many() -> None:
+    images = PromptImages([image(2, 2, 2), image(7, 1, 3, "b")], 12, merge=2)
+    assert images.end_with_images(0, 12, 1) == 7
+    assert images.end_with_images(0, 6, 1) == 6
+    assert images.end_with_images(4, 12, 1) == 7, "the rest of the first counts"
+    assert images.end_with_images(6, 12, 1) == 12
+    assert images.end_with_images(0, 12, 0) == 2
+    assert images.end_with_images(8, 12, 0) == 8, "nothing: it begins within one"
+    assert images.end_with_images(10, 12, 0) == 12

@@ -10,8 +10,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from inference.engine.images.image_rows import ImageRows
 from inference.models.registry import AnyModel
+from inference.models.vision.tower import PictureRows
 from inference.protocol.engine import SequenceFailed, SequenceStep
+from inference.protocol.images import SequenceImage
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
 from tests.inference.models.families import parity, tiny_hybrid, tiny_vision
 from tests.inference.models.families.rows import GGUFRow, Row
@@ -20,10 +23,11 @@ from tests.inference.models.families.tiny_vision import Prompt, engine_of, submi
 
 REFERENCES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3_vl": tiny_vision.qwen3_vl,
+    "qwen3_vl_moe": tiny_vision.qwen3_vl_moe,
     "qwen3_5": tiny_vision.qwen3_5,
     "qwen3_5_moe": tiny_vision.qwen3_5_moe,
 }
-NUM_TOKENS = 6
+NUM_TOKENS = 10
 LANDSCAPE, PORTRAIT, SMALL = (b"1", 3, 5), (b"2", 6, 2), (b"3", 1, 1)
 TEXT = [token % 100 for token in prompt_of(30)]
 PROMPTS = {
@@ -107,6 +111,33 @@ def test_drafts_behind_images(model: AnyModel, answers: dict[str, list[int]]) ->
     found, _ = tiny_hybrid.run(engine)
     assert found == answers
     assert engine.stats().num_accepted_drafts > 0
+
+
+def test_no_step_waits_for_more_than_one_image(
+    model: AnyModel, answers: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chat beside images, each of which takes the tower as long as many of its steps."""
+    runs: list[int] = []
+    run = ImageRows.of
+
+    def counted(rows: ImageRows, image: SequenceImage) -> PictureRows:
+        before = rows.num_runs
+        found = run(rows, image)
+        runs[-1] += rows.num_runs - before
+        return found
+
+    monkeypatch.setattr(ImageRows, "of", counted)
+    engine = engine_of(model)
+    for which, prompt in PROMPTS.items():
+        submit(engine, which, prompt, NUM_TOKENS)
+    found: dict[str, list[int]] = {}
+    while engine.has_work:
+        runs.append(0)
+        for output in engine.step().outputs:
+            assert isinstance(output, SequenceStep)
+            found.setdefault(output.sequence_id, []).extend(output.token_ids)
+    assert found == answers
+    assert max(runs) == 1 and sum(runs) == 3, "LANDSCAPE and PORTRAIT are in two prompts"
 
 
 def test_prefix_hits_are_of_the_same_image(

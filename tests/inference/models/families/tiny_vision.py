@@ -14,6 +14,10 @@ from transformers import PreTrainedModel
 from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from transformers.models.qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers.models.qwen3_vl_moe import (
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
+)
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
@@ -90,6 +94,20 @@ def qwen3_vl() -> PreTrainedModel:
         **TOKENS,
     )
     return _loud(Qwen3VLForConditionalGeneration(config), norms=(0.5, 1.5))
+
+
+@functools.cache
+def qwen3_vl_moe() -> PreTrainedModel:
+    torch.manual_seed(9)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    config = Qwen3VLMoeConfig(
+        text_config=VL_TEXT | experts | {"tie_word_embeddings": False},
+        vision_config=TOWER | {"deepstack_visual_indexes": [0, 1]},
+        attn_implementation="eager",
+        pad_token_id=0,
+        **TOKENS,
+    )
+    return _loud(Qwen3VLMoeForConditionalGeneration(config), norms=(0.5, 1.5))
 
 
 @functools.cache
