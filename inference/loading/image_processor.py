@@ -33,13 +33,16 @@ def with_bounded_pixels(
     config: ModelConfig, device_type: str, environment: Mapping[str, str]
 ) -> ModelConfig:
     """Images no larger than HELEXA_VISION_MAX_PIXELS; without it as the model has it, on a CPU
-    ``MOST_PIXELS_ON_CPU`` at most. Raises ``ValueError``."""
+    ``MOST_PIXELS_ON_CPU`` at most. Where it is 0 the model is given none, and is the text model
+    that its decoder is alone. Raises ``ValueError``."""
     vision = config.vision
     if vision is None:
         return config
     most = vision.max_pixels
     if word := environment.get("HELEXA_VISION_MAX_PIXELS", "").strip():
         most = min(most, int(word))
+        if most == 0:
+            return replace(config, vision=None)
     elif device_type == "cpu":
         most = min(most, MOST_PIXELS_ON_CPU)
     least_possible = (vision.patch_px * vision.merge) ** 2

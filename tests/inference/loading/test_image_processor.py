@@ -49,6 +49,8 @@ def test_the_operator_bounds_images() -> None:
     assert vision is not None and (vision.min_pixels, vision.max_pixels) == (4096, 4096)
     text = replace(config_of(PROCESSOR), vision=None)
     assert with_bounded_pixels(text, "cuda", environment) == text
+    none = {"HELEXA_VISION_MAX_PIXELS": "0"}
+    assert with_bounded_pixels(config_of(PROCESSOR), "cpu", none) == text
     with pytest.raises(ValueError, match="below one token's 1024 pixels"):
         with_bounded_pixels(config_of(PROCESSOR), "cpu", {"HELEXA_VISION_MAX_PIXELS": "1000"})
 
