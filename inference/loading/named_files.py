@@ -6,6 +6,7 @@ tensors of its own. What is left out is known by the family and counted, so that
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -28,10 +29,14 @@ class NamedFiles:
         self._num_left_out: Counter[str] = Counter()
         left_out = _left_out(family, config)
         for name in files.names:
-            if (purpose := _purpose_left_out(name, left_out)) is not None:
+            own = family.hub_name(name)
+            purpose = _purpose_left_out(name, left_out)
+            if purpose is None and not family.is_foreign:
+                purpose = _predicting(own, config)
+            if purpose is not None:
                 self._num_left_out[purpose] += 1
             else:
-                self._own_names[family.hub_name(name)] = name
+                self._own_names[own] = name
 
     @property
     def left_out(self) -> str:
@@ -82,6 +87,15 @@ def _left_out(family: Family, config: ModelConfig) -> dict[str, str]:
 
 def _purpose_left_out(name: str, left_out: Mapping[str, str]) -> str | None:
     return next((words for start, words in left_out.items() if name.startswith(start)), None)
+
+
+def _predicting(name: str, config: ModelConfig) -> str | None:
+    """Of layers behind the model's own, which predict further tokens."""
+    layer = _LAYER.match(name)
+    return "multi-token prediction" if layer and int(layer[1]) >= config.num_layers else None
+
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 def without_absent_tower(config: ModelConfig, names: Collection[str]) -> ModelConfig:

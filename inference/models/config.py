@@ -35,6 +35,15 @@ class RopeScaling:
     long_divisors: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryGrowth:
+    """Queries are multiplied by ``1 + beta * log(1 + position // positions)``: the longer the
+    context, the sharper its scores."""
+
+    beta: float
+    positions: int
+
+
 MixerKind = Literal["attention", "sliding", "unrotated", "delta"]
 """
 attention    over the whole context
@@ -70,6 +79,9 @@ class ModelConfig:
     output_bias: bool = False
     """Bias on the attention output projection (llama ``attention_bias`` sets both)."""
     mlp_bias: bool = False
+    layer_kv: tuple[tuple[int, int], ...] = ()
+    """Of each layer, how many heads its keys and values have, and how wide they are: no heads where
+    a layer reads another's. Empty: all have ``num_kv_heads`` of ``head_dim``."""
     qk_norm: bool = False
     """RMS norm of q and k before the rotation, of each head."""
     is_qk_norm_wide: bool = False
@@ -106,6 +118,7 @@ class ModelConfig:
     """Where ``sliding`` layers have a base of their own, and no scaling."""
     attention_scale: float | None = None
     """Of scores; ``None``: one over the root of ``head_dim``."""
+    query_growth: QueryGrowth | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     """``cap * tanh(x / cap)``, of scores and of logits."""
@@ -130,8 +143,13 @@ class ModelConfig:
     @property
     def kv_elements_per_token(self) -> int:
         """Key plus value elements that one token adds over all layers."""
-        num_layers = sum(kind != "delta" for kind in self.mixer_kinds)
-        return 2 * num_layers * self.num_kv_heads * self.head_dim
+        kinds = zip(self.kv_shapes, self.mixer_kinds, strict=True)
+        return sum(2 * heads * width for (heads, width), kind in kinds if kind != "delta")
+
+    @property
+    def kv_shapes(self) -> tuple[tuple[int, int], ...]:
+        """Heads of keys and values and their width, one a layer."""
+        return self.layer_kv or ((self.num_kv_heads, self.head_dim),) * self.num_layers
 
     @property
     def mixer_kinds(self) -> tuple[MixerKind, ...]:

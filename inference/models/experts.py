@@ -32,17 +32,22 @@ class Routes:
     weights: torch.Tensor
 
 
-def route(config: ExpertsConfig, logits: torch.Tensor) -> Routes:
-    """Of a router's ``logits`` (num_rows, num_experts)."""
+def route(
+    config: ExpertsConfig, logits: torch.Tensor, choice_bias: torch.Tensor | None = None
+) -> Routes:
+    """Of a router's ``logits`` (num_rows, num_experts); ``choice_bias`` (num_experts,)."""
     logits = logits.float()
     if config.scoring == "softmax_of_chosen":
         best, experts = torch.topk(logits, config.experts_per_token, dim=-1)
         return Routes(experts, torch.softmax(best, dim=-1))
     scores = torch.softmax(logits, dim=-1) if config.scoring == "softmax" else logits.sigmoid()
-    weights, experts = torch.topk(scores, config.experts_per_token, dim=-1)
+    ranked = scores if choice_bias is None else scores + choice_bias.float()
+    weights, experts = torch.topk(ranked, config.experts_per_token, dim=-1)
+    if choice_bias is not None:
+        weights = scores.gather(-1, experts)
     if config.normalizes:
         weights = weights / weights.sum(dim=-1, keepdim=True)
-    return Routes(experts, weights)
+    return Routes(experts, weights if config.weight_scale == 1.0 else weights * config.weight_scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +248,13 @@ class SparseMlp:
         experts: Experts,
         shared: SharedExpert | None = None,
         router_bias: torch.Tensor | None = None,
+        choice_bias: torch.Tensor | None = None,
     ) -> None:
-        """``router`` (num_experts, hidden)."""
+        """``router`` (num_experts, hidden); both biases (num_experts,)."""
         self.config = config
         self._router = router
         self._router_bias = router_bias
+        self._choice_bias = choice_bias
         self._experts = experts
         self._shared = shared
         self.is_phaseless = experts.is_phaseless and (shared is None or shared.is_phaseless)
@@ -271,4 +278,5 @@ class SparseMlp:
         return added
 
     def _routes(self, x: torch.Tensor) -> Routes:
-        return route(self.config, linear(x, self._router, self._router_bias))
+        logits = linear(x, self._router, self._router_bias)
+        return route(self.config, logits, self._choice_bias)

@@ -22,6 +22,8 @@ from inference.models.parallel.held_experts import HeldExperts, HeldGroupedExper
 from inference.models.pointwise import TorchPointwise
 from inference.models.weights import WeightSource
 
+CHOICE_BIAS = "gate.e_score_correction_bias"
+
 
 def load_sparse_mlp(config: ModelConfig, weights: WeightSource, index: int) -> SparseMlp:
     assert config.experts is not None, "its layers are sparse"
@@ -47,7 +49,8 @@ def load_mixture(config: ExpertsConfig, weights: WeightSource, prefix: str) -> S
     router = weights.tensor(f"{prefix}.gate.weight")
     if config.held is not None:
         experts = HeldExperts(experts, config.held)
-    return SparseMlp(config, router, experts, shared, router_bias)
+    choice_bias = weights.tensor(f"{prefix}.{CHOICE_BIAS}") if config.has_choice_bias else None
+    return SparseMlp(config, router, experts, shared, router_bias, choice_bias)
 
 
 def expert_prefixes(config: ExpertsConfig, prefix: str) -> Iterator[str]:

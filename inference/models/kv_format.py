@@ -33,9 +33,14 @@ TORCH_FORMATS: dict[str, tuple[KVFormat, ...]] = {
 
 def kv_bytes_per_token(config: ModelConfig, kv_format: KVFormat) -> int:
     """Of a key and a value in every layer that has them."""
-    num_heads = 2 * len(cache_layout(config).attention_layers) * config.num_kv_heads
-    num_groups = -(-config.head_dim // GROUP_FEATURES) if kv_format in SCALED_FORMATS else 0
-    return num_heads * (config.head_dim * ELEMENT_BYTES[kv_format] + num_groups * SCALE_BYTES)
+    shapes = (config.kv_shapes[index] for index in cache_layout(config).attention_layers)
+    return sum(2 * heads * _head_bytes(width, kv_format) for heads, width in shapes)
+
+
+def _head_bytes(width: int, kv_format: KVFormat) -> int:
+    """Of one token's key, or value."""
+    num_groups = -(-width // GROUP_FEATURES) if kv_format in SCALED_FORMATS else 0
+    return width * ELEMENT_BYTES[kv_format] + num_groups * SCALE_BYTES
 
 
 def kv_bytes_per_block(config: ModelConfig, block_tokens: int, kv_format: KVFormat) -> int:

@@ -75,20 +75,19 @@ class PagedKV:
         self.block_tokens = block_tokens
         self.scratch_slot = num_blocks * block_tokens
         num_slots = (num_blocks + 1) * block_tokens
-        heads = config.num_kv_heads, config.head_dim
         self.layers: list[LayerKV | LayerState] = [
             new_layer_state(num_state_slots, config.delta, device)
             if kind == "delta" and config.delta is not None
             else new_layer(num_slots, *heads, kv_format, device)
-            for kind in config.mixer_kinds
+            for heads, kind in zip(config.kv_shapes, config.mixer_kinds, strict=True)
         ]
 
     def block(self, block_id: int) -> dict[str, torch.Tensor]:
-        """Views of one block of every layer of attention, by name."""
+        """Views of one block of every layer that has keys and values of its own, by name."""
         slots = slice(block_id * self.block_tokens, (block_id + 1) * self.block_tokens)
         views = {}
         for index, layer in enumerate(self.layers):
-            if not isinstance(layer, LayerKV):
+            if not isinstance(layer, LayerKV) or not layer.entries.numel():
                 continue
             views[f"{index}.entries"] = layer.entries[slots]
             if layer.scales is not None:

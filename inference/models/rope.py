@@ -107,6 +107,18 @@ def rope_table(
     )
 
 
+def growth_table(
+    config: ModelConfig, num_positions: int, device: torch.device
+) -> torch.Tensor | None:
+    """What the queries of each position are multiplied by: (num_positions,) float32; ``None``
+    where they do not grow."""
+    growth = config.query_growth
+    if growth is None:
+        return None
+    times = torch.arange(num_positions) // growth.positions
+    return (1 + growth.beta * torch.log1p(times.float())).to(device)
+
+
 def _axes(
     vision: VisionConfig | None, num_frequencies: int, device: torch.device
 ) -> torch.Tensor | None:

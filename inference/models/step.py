@@ -24,7 +24,7 @@ from inference.models.batch import Batch
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.paged_kv import LayerKV
 from inference.models.pointwise import Pointwise, TorchPointwise
-from inference.models.rope import RopeTable, rope_table
+from inference.models.rope import RopeTable, growth_table, rope_table
 from inference.models.rotation import AttentionWeights, Rotation, RotationFactory, torch_rotation
 from inference.models.weights import Phased
 
@@ -51,6 +51,7 @@ class Operators:
         self.num_positions = min(
             (rope.num_positions for rope in self.ropes.values()), default=context_tokens
         )
+        self.growth = growth_table(config, self.num_positions, device)
 
     @property
     def copies_context(self) -> bool:
@@ -104,7 +105,12 @@ class Step:
             rotate=operators.rotation(operators.config, operators.ropes[kind], batch),
             decode=attention.for_decode(batch.decodes, size) if batch.num_decodes else None,
             prefill=attention.for_prefill(batch.prompts, size) if batch.spans else None,
+            growth=_growth(operators.growth, batch),
         )
+
+
+def _growth(table: torch.Tensor | None, batch: Batch) -> torch.Tensor | None:
+    return None if table is None else table.index_select(0, batch.positions)[:, None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,8 @@ class StepAttention:
     rotate: Rotation
     decode: DecodeAttention | None
     prefill: PrefillAttention | None
+    growth: torch.Tensor | None = None
+    """(num_rows, 1, 1), of queries."""
 
     def __call__(
         self, weights: AttentionWeights, qkv: torch.Tensor, layer_kv: LayerKV
@@ -125,6 +133,8 @@ class StepAttention:
         queries, keys, values = heads.queries, heads.keys, heads.values
         if weights.query_scale != 1.0:
             queries = queries * weights.query_scale
+        if self.growth is not None:
+            queries = queries * self.growth.to(queries.dtype)
         return attend_rows(self, queries, keys, values, layer_kv, weights.sinks)
 
 

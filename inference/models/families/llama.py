@@ -24,6 +24,7 @@ from inference.models.families.hub_config import (
     read_decoder,
 )
 from inference.models.families.mixture import gguf_mixture
+from inference.models.families.nested import LEFT_OUT, hub_name
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
@@ -92,6 +93,6 @@ def _relative(model_type: str) -> Family:
 
 
 LLAMA = replace(_relative("llama"), interleaved_heads=interleaved_heads)
-MISTRAL = _relative("mistral")
+MISTRAL = replace(_relative("mistral"), hub_name=hub_name, left_out=LEFT_OUT)
 QWEN2 = _relative("qwen2")
 QWEN3 = _relative("qwen3")

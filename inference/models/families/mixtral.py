@@ -33,6 +33,7 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 MIXTRAL = Family(
     name="mixtral",
     model_types=("mixtral",),
+    gguf_shared=("llama",),
     read_config=read_config,
     tensors=mixture_tensors,
     gguf_names=MIXTURE_NAMES,

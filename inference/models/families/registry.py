@@ -5,21 +5,27 @@ from __future__ import annotations
 from inference.loading.errors import UnknownArchitectureError
 from inference.models.config import ModelConfig
 from inference.models.families.cohere import COHERE, COHERE2
+from inference.models.families.exaone4 import EXAONE4
 from inference.models.families.family import Family
 from inference.models.families.foreign import FOREIGN
 from inference.models.families.foreign_types import REFUSED_TYPES
 from inference.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from inference.models.families.gemma4 import GEMMA4
 from inference.models.families.glm import GLM, GLM4
+from inference.models.families.glm_moe import GLM4_MOE
 from inference.models.families.gpt_oss import GPT_OSS
-from inference.models.families.granite import GRANITE
+from inference.models.families.granite import GRANITE, GRANITE4
 from inference.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from inference.models.families.llama_kin import ERNIE4_5, SEED_OSS
+from inference.models.families.mistral3 import MINISTRAL3, MISTRAL3
 from inference.models.families.mixtral import MIXTRAL
-from inference.models.families.olmo2 import OLMO2
+from inference.models.families.olmo2 import OLMO2, OLMO3
 from inference.models.families.olmoe import OLMOE
 from inference.models.families.phi import PHI3
 from inference.models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from inference.models.families.qwen3_next import QWEN3_NEXT
 from inference.models.families.qwen3_vl import QWEN3_VL
+from inference.models.families.qwen3_vl_moe import QWEN3_VL_MOE
 from inference.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from inference.models.families.smollm3 import SMOLLM3
 from inference.models.families.starcoder2 import STARCODER2
@@ -29,17 +35,26 @@ FAMILIES: tuple[Family, ...] = (
     MISTRAL,
     QWEN2,
     QWEN3,
+    MINISTRAL3,
+    MISTRAL3,
     QWEN3_5,
     QWEN3_VL,
+    QWEN3_VL_MOE,
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GEMMA4,
     PHI3,
     GLM,
     GLM4,
     GRANITE,
+    GRANITE4,
     SMOLLM3,
     OLMO2,
+    OLMO3,
+    EXAONE4,
+    SEED_OSS,
+    ERNIE4_5,
     COHERE,
     COHERE2,
     STARCODER2,
@@ -48,6 +63,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN2_MOE,
     QWEN3_MOE,
     MIXTRAL,
+    GLM4_MOE,
     OLMOE,
     GPT_OSS,
 )

@@ -21,6 +21,16 @@ Every family runs on torch's operators, from safetensors as they are or quantise
 whose layers it computes, on a CUDA card Triton's kernels do: the load report says which, and why
 not. Tools and thinking follow from a model's chat template, not from its family.
 
+Safetensors whose weights are quantised already are read as well: AWQ and GPTQ of 4 bits, GPTQ of 8,
+compressed-tensors of 4 and 8 bits, and fp8 with scales of blocks, rows or all
+(`tests/inference/loading/test_packed_files.py`). Codes of 4 and 8 bits are kept as they are, scales
+and zero points in float16 where a kernel wants that; GPTQ ordered by activation becomes bfloat16,
+and so does fp8, which `q4`, `q8` and `fp8` then quantise as any dense weight. MXFP4 (gpt-oss) is
+kept exactly, in 8 bits. bitsandbytes, NVFP4 and others are refused by name.
+
+Checkpoints that nest a text model beside towers (`mistral3`, `gemma3`, `gemma4`) are read as that
+text model (`tests/inference/models/families/test_nested.py`).
+
 Pictures: where a safetensors checkpoint brings its tower and preprocessor_config.json; else, and
 from GGUF, it is a text model. A model that is given pictures runs on torch's operators, on a CUDA
 card with Triton's attention, and its steps are not captured in CUDA graphs: rows are rotated by
@@ -48,8 +58,9 @@ FOREIGN_HEADER = """
 These decoders have no family here. transformers' module computes them, and its attention runs over
 our blocks: continuous batching, prefix reuse, preemption and cancellation hold as for a family.
 They are slower: projections are neither fused nor packed, and no kernel of ours runs them. The load
-report says so. They are read from dense safetensors only (no GGUF, no quantising while loading),
-and a sliding window saves no memory. Code that lies beside a model's weights is never run.
+report says so. They are read from safetensors only (no GGUF, no quantising while loading; weights
+that are quantised become dense), and a sliding window saves no memory. Code that lies beside a
+model's weights is never run.
 
 Which of them run is tested against transformers' own answers. A module whose layers do not all
 attend once through transformers' attention interface, causally or within a window, is refused,
@@ -61,8 +72,10 @@ sequence of a batch (`dynamic`, `longrope`).
 
 def markdown(families: Iterable[Family] = FAMILIES) -> str:
     """The page, with a last newline."""
-    rows = "".join(f"{_row(family)}\n" for family in families)
-    names = fill(", ".join(f"`{name}`" for name in FOREIGN.model_types), width=100)
+    families = list(families)
+    rows = "".join(f"{_row(family)}\n" for family in families if not family.is_foreign)
+    foreign = {name for family in families if family.is_foreign for name in family.model_types}
+    names = fill(_code(sorted(foreign | set(FOREIGN.model_types))), width=100)
     return f"{HEADER}{rows}{FOREIGN_HEADER}{names}\n"
 
 
@@ -70,7 +83,7 @@ def _row(family: Family) -> str:
     cells = (
         family.name,
         _code(family.model_types),
-        _code(family.gguf_architectures) or "not read",
+        _code(family.gguf_architectures + family.gguf_shared) or "not read",
         "yes" if "prefix_reuse" in family.features else "no",
         "yes" if "vision" in family.features else "no",
     )

@@ -53,7 +53,8 @@ class ForeignStep:
         layer_kv: LayerKV,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        layer_kv.write(self.batch.slots, keys, values)
+        if call.kv_layer == call.layer:
+            layer_kv.write(self.batch.slots, keys, values)
         kind = call.window, call.soft_cap
         if kind not in self._phases:
             self._phases[kind] = self._prepare(TorchAttention(call.window, self._dtype, kind[1]))
@@ -91,7 +92,7 @@ class ForeignLayer:
         (heads,)."""
         call, step = self.call, self.current.step
         assert step is not None, "the model's forward sets it"
-        layer_kv = step.kv.layers[call.layer]
+        layer_kv = step.kv.layers[call.kv_layer]
         assert isinstance(layer_kv, LayerKV)
         rows = queries[0].transpose(0, 1)
         own_values = values[0].transpose(0, 1)

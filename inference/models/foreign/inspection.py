@@ -39,6 +39,8 @@ class AttentionCall:
     module: str
     """The name of its attention module."""
     layer: int
+    kv_layer: int
+    """Whose keys and values it attends to: its own, or an earlier layer's."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -56,6 +58,10 @@ class SeenMask:
 
     window: int | None
 
+    def __getitem__(self, _: Any) -> SeenMask:
+        """Some of its rows."""
+        return self
+
 
 def inspect(model: Any) -> list[AttentionCall]:
     """Of a causal language model on the meta device, by layer. Raises
@@ -64,6 +70,8 @@ def inspect(model: Any) -> list[AttentionCall]:
 
     names = {module: name for name, module in model.named_modules()}
     calls: list[AttentionCall] = []
+    owners: list[tuple[torch.Tensor, int]] = []
+    """Keys that layers made, and which layers."""
 
     def attend(
         module: Any,
@@ -75,7 +83,10 @@ def inspect(model: Any) -> list[AttentionCall]:
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
         seen = _Seen(query, key, value, attention_mask, scaling, others)
-        calls.append(seen.call(names[module], getattr(module, "layer_idx", None)))
+        layer = getattr(module, "layer_idx", None)
+        kv_layer = next((own for made, own in owners if made is key), layer)
+        owners.append((key, kv_layer))
+        calls.append(seen.call(names[module], layer, kv_layer))
         width = value.shape[-1]
         return query.new_empty(query.shape[0], query.shape[2], query.shape[1], width), None
 
@@ -111,7 +122,7 @@ class _Seen:
     scaling: float | None
     others: Mapping[str, Any]
 
-    def call(self, name: str, layer: int | None) -> AttentionCall:
+    def call(self, name: str, layer: int | None, kv_layer: int | None) -> AttentionCall:
         """Raises ``UnsupportedModuleError``."""
         num_heads, num_kv_heads = self.query.shape[1], self.key.shape[1]
         head_dim, value_dim = self.query.shape[3], self.value.shape[3]
@@ -141,6 +152,7 @@ class _Seen:
         return AttentionCall(
             module=name,
             layer=int(layer or 0),
+            kv_layer=int(kv_layer or 0),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,

@@ -124,9 +124,10 @@ def _hub_config(config: ModelConfig) -> Any:
 
 def _check_layout(config: ModelConfig, calls: list[AttentionCall]) -> None:
     """Memory was planned by what config.json says. Raises ``UnsupportedModuleError``."""
-    planned = config.num_heads, config.num_kv_heads, config.head_dim
-    for call in calls:
-        found = call.num_heads, call.num_kv_heads, call.head_dim
+    for call, shape in zip(calls, config.kv_shapes, strict=True):
+        planned = config.num_heads, *shape
+        kept = call.num_kv_heads if call.kv_layer == call.layer else 0
+        found = call.num_heads, kept, call.head_dim
         if found != planned:
             raise UnsupportedModuleError(
                 f"transformers' {call.module} has {_in_words(found)}; config.json was read as "

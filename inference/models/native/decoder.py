@@ -65,7 +65,9 @@ class NativeDecoder:
         head: PackedLinear,
         kv_format: KVFormat,
         num_threads: int,
+        query_growth: torch.Tensor | None = None,
     ) -> None:
+        """``query_growth``: float32, what queries are multiplied by, by position."""
         self._library = _declare(library)
         self.kv_region_bytes: int = library.helexa_kv_region_bytes(
             KV_FORMATS[kv_format], config.head_dim
@@ -73,7 +75,7 @@ class NativeDecoder:
         """Of the keys, or the values, of one block and KV head."""
         self.block_tokens: int = library.helexa_block_tokens()
         self._vocab_size = head.out_features
-        self._alive: list[object] = [layers, final_norm, embedding, head]
+        self._alive: list[object] = [layers, final_norm, embedding, head, query_growth]
         self._model = CModel(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size if "dense" in config.mlp_kinds else 0,
@@ -96,6 +98,7 @@ class NativeDecoder:
             embedding_multiplier=config.embedding_multiplier,
             residual_multiplier=config.residual_multiplier,
             logit_multiplier=config.logit_multiplier,
+            query_growth=pointer(query_growth, torch.float32),
             layers=layer_structs(layers),
             final_norm=norm_struct(final_norm),
             embedding=linear_struct(embedding),

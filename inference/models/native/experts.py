@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from inference.models.config import ModelConfig
-from inference.models.experts_loading import expert_prefixes
+from inference.models.experts_config import ExpertsConfig
+from inference.models.experts_loading import CHOICE_BIAS, expert_prefixes
 from inference.models.native.layers import NativeExperts
 from inference.models.native.packing import pack
 from inference.models.native.structs import Projection
@@ -48,7 +49,14 @@ def load_experts(
         router=pack(DenseWeight(weight=router)),
         gate_up=[gate_up for gate_up, _ in packed],
         down=[down for _, down in packed],
+        choice_bias=_choice_bias(experts, weights, prefix),
     )
+
+
+def _choice_bias(config: ExpertsConfig, weights: WeightSource, prefix: str) -> torch.Tensor | None:
+    if not config.has_choice_bias:
+        return None
+    return weights.tensor(f"{prefix}.{CHOICE_BIAS}").float().contiguous()
 
 
 def _in_threads(

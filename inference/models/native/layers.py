@@ -36,6 +36,8 @@ class NativeExperts:
     router: PackedLinear
     gate_up: Sequence[Projection]
     down: Sequence[Projection]
+    choice_bias: torch.Tensor | None = None
+    """(num_experts,) float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,8 @@ def _experts_struct(experts: NativeExperts) -> CExperts:
         scoring=SCORINGS[config.scoring],
         normalizes=config.normalizes,
         has_shared=has_shared,
+        weight_scale=config.weight_scale,
+        choice_bias=pointer(experts.choice_bias, torch.float32),
         router=linear_struct(experts.router),
         gate_up=projections(*map(projection_struct, experts.gate_up)),
         down=projections(*map(projection_struct, experts.down)),

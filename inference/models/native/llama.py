@@ -27,7 +27,7 @@ from inference.models.native.load_layer import (
     stacked_names,
 )
 from inference.models.native.packing import Format, pack
-from inference.models.rope import check_positions, rope_table
+from inference.models.rope import check_positions, growth_table, rope_table
 from inference.models.untouched import untouched_zeros
 from inference.models.weights import WeightSource
 
@@ -83,6 +83,7 @@ class NativeLlama:
             head=embedding if config.tie_embeddings else pack(weights.stored("lm_head"), library),
             kv_format=kv_format,
             num_threads=torch.get_num_threads(),
+            query_growth=growth_table(config, self._num_positions, self.device),
         )
 
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> NativeKV:

@@ -29,6 +29,8 @@ struct Experts {
   int32_t scoring;            // a Scoring
   int32_t normalizes;         // whether weights of a row's experts are made to add up to one
   int32_t has_shared;         // whether one more follows, which all rows go through
+  float weight_scale;         // of the weights of a row's experts, but the shared one's
+  const float* choice_bias;   // what scores are raised by where the best are chosen; null: nothing
   Linear router;              // floats; its last output, if there is one more, is the shared one's gate
   const Projection* gate_up;  // (num_all(),)
   const Projection* down;
@@ -115,6 +117,7 @@ struct Model {
   float query_scale;  // of scores, beyond one over the root of head_dim
   float score_cap, logit_cap;  // 0: none
   float embedding_multiplier, residual_multiplier, logit_multiplier;
+  const float* query_growth;  // of queries, by position; null: none
   const Layer* layers;
   Norm final_norm;
   Linear embedding;  // out_features = vocab_size; a table, read by row

@@ -61,7 +61,7 @@ class Routes {
 
   // Experts and weights of one row; of equal scores the first are taken.
   void choose(const Experts& e, const float* scores, int32_t* experts, float* weights) {
-    choose_best(scores, e.num_experts, e.per_token);
+    choose_best(e.choice_bias ? raised(e, scores) : scores, e.num_experts, e.per_token);
     if (e.scoring == kSigmoid) {
       for (int i = 0; i < e.per_token; i++) weights[i] = sigmoid(scores[best_[i]]);
     } else {
@@ -72,10 +72,18 @@ class Routes {
       for (int i = 0; i < e.per_token; i++) total += weights[i];
       for (int i = 0; i < e.per_token; i++) weights[i] /= total;
     }
+    if (e.weight_scale != 1.0f)
+      for (int i = 0; i < e.per_token; i++) weights[i] *= e.weight_scale;
     std::copy_n(best_.begin(), e.per_token, experts);
     if (!e.has_shared) return;
     experts[e.per_token] = e.num_experts;
     weights[e.per_token] = e.gates_shared() ? sigmoid(scores[e.num_experts]) : 1.0f;
+  }
+
+  // Sigmoids, and what raises them.
+  const float* raised(const Experts& e, const float* scores) {
+    for (int i = 0; i < e.num_experts; i++) likely_[i] = sigmoid(scores[i]) + e.choice_bias[i];
+    return likely_.data();
   }
 
   void choose_best(const float* scores, int num_experts, int count) {

@@ -107,8 +107,10 @@ class RowAttention {
     for (int q = 0; q < tile.count; q++) {
       const int row = rows.first_row + q / group;
       const float* query = queries(row) + (kv_head * group + q % group) * m_.head_dim;
+      const float row_scale =
+          m_.query_growth ? scale * m_.query_growth[batch_.positions[row]] : scale;
       for (int d = 0; d < m_.head_dim; d++) {
-        tile.queries[q][d] = query[d] * scale;
+        tile.queries[q][d] = query[d] * row_scale;
         tile.outputs[q][d] = 0;
       }
       KV::prepare_query(tile, q, m_.head_dim);

@@ -31,6 +31,7 @@ SIZES: dict[str, Any] = {
 }
 
 GGUF_NAMES = {
+    "mlp.gate.e_score_correction": "exp_probs_b",
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",

@@ -48,10 +48,29 @@ class Row:
 
 THETA = {"rope_theta": 10_000.0, "rope_type": "default"}
 HALF = THETA | {"partial_rotary_factor": 0.5}
+OLMO3_ROPE = {
+    "full_attention": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "rope_theta": 10_000.0,
+        "original_max_position_embeddings": 32,
+    },
+    "sliding_attention": THETA,
+}
 GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
     "sliding_attention": THETA,
 }
+MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.5,
+}
+"""Queries have grown twice and thrice at the context's end."""
 FOUR_LAYERS = {"num_hidden_layers": 4}
 GEMMA2 = {
     "query_pre_attn_scalar": 32,
@@ -63,6 +82,21 @@ GEMMA2 = {
 ROWS = (
     Row(model_type="llama", gguf=GGUFRow(architecture="llama", interleaves=True)),
     Row(model_type="mistral", config={"sliding_window": 20}),
+    Row(
+        model_type="ministral3",
+        config={"rope_parameters": MINISTRAL3_ROPE},
+        gguf=GGUFRow(
+            architecture="mistral3",
+            interleaves=True,
+            keys={
+                "attention.temperature_scale": 0.5,
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 32,
+                "rope.scaling.yarn_log_multiplier": 1.0,
+            },
+        ),
+    ),
     Row(model_type="qwen2", gguf=GGUFRow(architecture="qwen2")),
     Row(model_type="qwen3", gguf=GGUFRow(architecture="qwen3")),
     Row(
@@ -136,11 +170,50 @@ ROWS = (
         ),
     ),
     Row(
+        model_type="granitemoehybrid",
+        config={
+            "layer_types": ["full_attention"] * 2,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": "rope",
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.125,
+            "logits_scaling": 2.0,
+        },
+    ),
+    Row(
         model_type="smollm3",
         config=FOUR_LAYERS | {"rope_parameters": THETA},
         gguf=GGUFRow(architecture="smollm3", interleaves=True),
     ),
     Row(model_type="olmo2", gguf=GGUFRow(architecture="olmo2")),
+    Row(
+        model_type="olmo3",
+        config=FOUR_LAYERS | {"sliding_window": 20, "rope_parameters": OLMO3_ROPE},
+        gguf=GGUFRow(
+            architecture="olmo2",
+            keys={
+                "attention.sliding_window": 20,
+                "rope.freq_base": 10_000.0,
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 32,
+            },
+        ),
+    ),
+    Row(
+        model_type="exaone4",
+        config=FOUR_LAYERS | {"sliding_window": 20, "rope_parameters": THETA},
+        gguf=GGUFRow(architecture="exaone4", keys={"attention.sliding_window": 20}),
+    ),
+    Row(model_type="seed_oss", gguf=GGUFRow(architecture="seed_oss")),
+    Row(
+        model_type="ernie4_5",
+        config={"tie_word_embeddings": True},
+        gguf=GGUFRow(architecture="ernie4_5"),
+    ),
     Row(
         model_type="cohere",
         config={"logit_scale": 0.5, "tie_word_embeddings": True},

@@ -7,7 +7,8 @@ import json
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import gguf
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.engine.load.build import build_engine
@@ -56,6 +58,8 @@ class Case:
     overrides: dict[str, Any]
     gguf: str
     """How GGUF calls it."""
+    keys: dict[str, Any] = field(default_factory=dict)
+    """GGUF's, of its own."""
 
 
 CASES = {
@@ -65,6 +69,25 @@ CASES = {
     ),
     "qwen2_moe": Case("qwen2_moe", QWEN | {"shared_expert_intermediate_size": 48}, "qwen2moe"),
     "mixtral": Case("mixtral", {"num_local_experts": 5, "intermediate_size": 32}, "llama"),
+    "glm4_moe": Case(
+        "glm4_moe",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 2.5,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+        "glm4moe",
+        {
+            "expert_gating_func": 2,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+            "rope.dimension_count": 8,
+        },
+    ),
     "olmoe": Case("olmoe", QWEN | {"num_key_value_heads": 4, "intermediate_size": 32}, "olmoe"),
 }
 
@@ -78,13 +101,17 @@ class Files:
 
 def reference_of(case: Case) -> PreTrainedModel:
     torch.manual_seed(7)
-    config = AutoConfig.for_model(case.model_type, **(SIZES | OWN | case.overrides))
+    # Copied: some configs write into their rotary parameters.
+    config = AutoConfig.for_model(case.model_type, **deepcopy(SIZES | OWN | case.overrides))
     reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in reference.named_parameters():
         if "norm" in name or name.endswith("bias"):
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
         else:
             torch.nn.init.normal_(parameter, std=0.3)
+    for name, buffer in reference.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.uniform_(buffer, -0.3, 0.3)
     return reference
 
 
@@ -92,12 +119,13 @@ def stacked(directory: Path) -> dict[str, torch.Tensor]:
     """Of a saved model: experts as a GGUF file has them."""
     files = by_expert(SafetensorsFiles([directory / "model.safetensors"]))
     weights: dict[str, Any] = {}
-    for name in files.names:
+    for source in files.names:
+        name = source.replace("shared_experts", "shared_expert").replace("n_bias", "n.bias")
         if match := re.fullmatch(r"(.*\.experts)\.(\d+)(\..*)", name):
             own = weights.setdefault(match[1] + match[3], {})
-            own[int(match[2])] = files.dense(name)
+            own[int(match[2])] = files.dense(source)
         else:
-            weights[name] = files.dense(name)
+            weights[name] = files.dense(source)
     return {
         name: torch.stack([weight[i] for i in range(len(weight))])
         if isinstance(weight, dict)
@@ -127,8 +155,10 @@ TOKENIZER = {
 def written(
     case: Case, directory: Path, path: Path, types: dict[str, GGMLQuantizationType] | None = None
 ) -> Path:
-    count = case.overrides.get("num_experts") or case.overrides["num_local_experts"]
-    metadata = {f"{case.gguf}.expert_count": count, f"{case.gguf}.expert_used_count": 2}
+    keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    count = next(case.overrides[key] for key in keys if key in case.overrides)
+    own = {"expert_count": count, "expert_used_count": 2} | case.keys
+    metadata = {f"{case.gguf}.{key}": value for key, value in own.items()}
     sizes = {name: case.overrides.get(name, size) for name, size in SIZES.items()}
     return save_gguf(path, stacked(directory), case.gguf, types, metadata, sizes)
 
@@ -266,3 +296,24 @@ def test_more_experts_for_a_token_than_there_are_is_refused() -> None:
     family = check_architecture("qwen3_moe")
     with pytest.raises(BadFileError, match="7 experts per token are more than 6"):
         family.read_config(config.to_dict(), {})
+
+
+def test_glm_has_a_norm_and_a_bias_by_names_of_its_own_in_gguf() -> None:
+    names = check_architecture("glm4_moe").gguf_names
+    norm = names.hugging_face("blk.3.post_attention_norm.weight")
+    assert norm == "model.layers.3.post_attention_layernorm.weight"
+    bias = names.hugging_face("blk.3.exp_probs_b.bias")
+    assert bias == "model.layers.3.mlp.gate.e_score_correction_bias"
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    case = CASES["glm4_moe"]
+    reference_of(case).save_pretrained(tmp_path / "hf")
+    (tmp_path / "hf" / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    path = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(path)
+    tensors[f"model.layers.{NUM_LAYERS}.eh_proj.weight"] = torch.ones(2, 2)
+    save_file(tensors, path)
+    found = opened(tmp_path / "hf", tmp_path)
+    assert found.left_out == "1 tensors of multi-token prediction left out"
+    found.close()

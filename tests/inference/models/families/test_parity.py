@@ -105,12 +105,17 @@ def test_longrope_without_its_divisors_is_refused() -> None:
         parse_config(facts | {"rope_scaling": rope | short}, {})
 
 
-NESTED = {"gemma3"}
-"""The same text models in checkpoints with a tower: ``test_published.py`` reads them."""
-MIXTURES = dict.fromkeys(("qwen3_moe", "qwen2_moe", "mixtral", "olmoe"), "test_mixtures.py")
+NESTED = {"gemma3", "mistral3"}
+"""The same text models in checkpoints with a tower: ``test_published.py`` and ``test_nested.py``
+read them."""
+MIXTURES = dict.fromkeys(
+    ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "GLM-4.5"), "test_mixtures.py"
+)
 QWEN3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 HYBRIDS = dict.fromkeys((*QWEN3_5, "qwen3_next"), "test_hybrid.py")
-TESTED_IN = HYBRIDS | MIXTURES | {"qwen3_vl": "test_vision.py", "gpt-oss": "test_gpt_oss.py"}
+VISION = dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), "test_vision.py")
+OTHERS = {"gpt-oss": "test_gpt_oss.py", "Gemma 4 (text)": "test_nested.py"}
+TESTED_IN = HYBRIDS | MIXTURES | VISION | OTHERS
 """Families whose layers want tests of their own kind, which hold them against transformers too."""
 
 

@@ -6,7 +6,8 @@ from importlib import import_module
 
 import pytest
 
-from inference.loading.errors import UnknownArchitectureError
+from inference.loading.config import parse_config
+from inference.loading.errors import BadFileError, UnknownArchitectureError
 from inference.models.families.family import Family, GGUFNames
 from inference.models.families.registry import (
     FAMILIES,
@@ -43,3 +44,11 @@ def test_gguf_names() -> None:
     assert names.hugging_face("blk.3.ssm_a") == "model.layers.3.mixer.A_log"
     assert names.hugging_face("blk.3.attn_k.weight") is None
     assert names.hugging_face("attn_q.weight") is None
+
+
+def test_what_granite_4_adds_to_attention_is_refused_by_name() -> None:
+    config = {"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]}
+    with pytest.raises(BadFileError, match="layers of the type 'mamba' are not supported"):
+        parse_config(config, {})
+    with pytest.raises(BadFileError, match="mixture of experts under granitemoehybrid"):
+        parse_config(config | {"layer_types": ["attention"], "num_local_experts": 4}, {})

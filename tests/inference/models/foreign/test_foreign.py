@@ -54,7 +54,14 @@ ROWS = (
     # Parallel layers, one fused projection, a part of each head rotated.
     Row(model_type="gpt_neox", config={"num_key_value_heads": 4}),
     # Layers within a window among others.
-    Row(model_type="olmo3", config={"num_hidden_layers": 4, "sliding_window": 20}),
+    Row(
+        model_type="ministral",
+        config={
+            "num_hidden_layers": 4,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        },
+    ),
     # Experts that files hold one by one, values narrower than keys.
     Row(model_type="deepseek_v3", config=LATENT | EXPERTS),
 )

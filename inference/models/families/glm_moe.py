@@ -1,0 +1,102 @@
+"""GLM-4.5 and later: a mixture of experts behind the first layers, chosen by their sigmoids and a
+bias that only chooses, beside one that all rows go through; half of each head is rotated."""
+
+from __future__ import annotations
+
+from inference.loading.errors import BadFileError
+from inference.models.config import MlpKind, ModelConfig
+from inference.models.families.decoder_tensors import ATTENTION_NAMES, DECODER, MLP_NAMES
+from inference.models.families.family import Family, GGUFNames
+from inference.models.families.gguf_keys import (
+    PREDICTING_LAYERS,
+    GGUFKeys,
+    read_decoder_gguf,
+)
+from inference.models.families.gguf_keys import rotary_dim as rotary_dim_gguf
+from inference.models.families.hub_config import (
+    Json,
+    check_activation,
+    positive_integer,
+    read_decoder,
+    rotary_dim,
+)
+from inference.models.families.mixture import (
+    EXPERT_NAMES,
+    MIXTURE_NAMES,
+    experts_of,
+    gguf_mixture,
+    mixture_tensors,
+)
+
+SHARED = ".mlp.shared_experts."
+NAMES = GGUFNames(
+    model=MIXTURE_NAMES.model,
+    layer=ATTENTION_NAMES
+    | MLP_NAMES
+    | EXPERT_NAMES
+    | {
+        "post_attention_norm": "post_attention_layernorm",
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    },
+)
+
+
+def read_config(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_activation(config, "silu", "swish")
+    if int(config.get("n_group") or 1) != 1:
+        raise BadFileError("experts that are chosen by groups are not supported")
+    inner = positive_integer(config, "moe_intermediate_size")
+    num_shared = int(config.get("n_shared_experts", 1) or 0)
+    num_layers = positive_integer(config, "num_hidden_layers")
+    num_dense = int(config.get("first_k_dense_replace", 1))
+    sparse: tuple[MlpKind, ...] = ("sparse",) * (num_layers - num_dense)
+    return read_decoder(
+        config,
+        generation,
+        qkv_bias=bool(config.get("attention_bias", False)),
+        qk_norm=bool(config.get("use_qk_norm", False)),
+        rotary_dim=rotary_dim(config, default=0.5),
+        mlps=("dense",) * num_dense + sparse,
+        experts=experts_of(
+            config,
+            num_experts=positive_integer(config, "n_routed_experts"),
+            intermediate_size=inner,
+            scoring="sigmoid",
+            normalizes=bool(config.get("norm_topk_prob", True)),
+            shared_intermediate_size=inner * num_shared or None,
+            gates_shared=False,
+            has_choice_bias=True,
+            weight_scale=float(config.get("routed_scaling_factor") or 1.0),
+        ),
+    )
+
+
+def read_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Layers that predict further tokens come last and are left out. Raises ``BadFileError``."""
+    num_layers = keys.integer("block_count") - (keys.find(PREDICTING_LAYERS) or 0)
+    mixture = gguf_mixture(keys, normalizes=True)
+    return read_decoder_gguf(
+        keys,
+        "glm4_moe",
+        num_layers=num_layers,
+        rotary_dim=rotary_dim_gguf(keys),
+        **mixture | {"mlps": mixture["mlps"][:num_layers]},
+    )
+
+
+def hub_name(name: str) -> str:
+    return name.replace(SHARED, ".mlp.shared_expert.")
+
+
+GLM4_MOE = Family(
+    name="GLM-4.5",
+    model_types=("glm4_moe",),
+    gguf_architectures=("glm4moe",),
+    read_config=read_config,
+    read_gguf=read_gguf,
+    tensors=mixture_tensors,
+    hub_name=hub_name,
+    gguf_names=NAMES,
+    builder=DECODER,
+)

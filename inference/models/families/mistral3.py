@@ -1,0 +1,104 @@
+"""Ministral 3, whose queries grow with their position; and the checkpoints that nest it, or a
+mistral, beside a tower for pictures (Mistral Small 3.1 and later, Ministral 3): their text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from inference.loading.errors import BadFileError
+from inference.models.config import ModelConfig, QueryGrowth
+from inference.models.families.family import Family
+from inference.models.families.gguf_keys import (
+    GGUFKeys,
+    check_no_experts,
+    read_decoder_gguf,
+)
+from inference.models.families.gguf_keys import check_whole_rotary as check_whole_rotary_gguf
+from inference.models.families.hub_config import (
+    Json,
+    check_activation,
+    check_whole_rotary,
+    positive_integer,
+    read_decoder,
+    rope_parameters,
+    yarn_attention_factor,
+)
+from inference.models.families.llama import MISTRAL, interleaved_heads
+from inference.models.families.llama import read_config as read_mistral
+from inference.models.families.nested import text_config
+
+NESTED_DEFAULTS: dict[str, Any] = {
+    "model_type": "mistral",
+    "vocab_size": 131_072,
+    "hidden_size": 5120,
+    "intermediate_size": 32_768,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e9,
+    "tie_word_embeddings": False,
+}
+"""Of Mistral Small 3.1."""
+
+
+def read_ministral3(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_activation(config, "silu", "swish")
+    check_whole_rotary(config)
+    if config.get("sliding_window") is not None:
+        raise BadFileError("a sliding window of ministral3 is not supported")
+    rope = rope_parameters(config)
+    growth = None
+    if beta := rope.get("llama_4_scaling_beta"):
+        positions = positive_integer(rope, "original_max_position_embeddings")
+        growth = QueryGrowth(beta=float(beta), positions=positions)
+    return read_decoder(config, generation, query_growth=growth)
+
+
+def read_nested(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    text = text_config(config, NESTED_DEFAULTS)
+    readers = {"mistral": read_mistral, "ministral3": read_ministral3}
+    if (model_type := text["model_type"]) not in readers:
+        raise BadFileError(f"text_config has the architecture {model_type!r}, not a mistral's")
+    return readers[model_type](text, generation)
+
+
+def read_gguf(keys: GGUFKeys) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_whole_rotary_gguf(keys)
+    check_no_experts(keys)
+    growth = None
+    if beta := keys.number("attention.temperature_scale", 0.0):
+        positions = keys.integer("rope.scaling.original_context_length")
+        growth = QueryGrowth(beta=beta, positions=positions)
+    config = read_decoder_gguf(keys, "ministral3", query_growth=growth)
+    below, scaling = keys.number("rope.scaling.yarn_log_multiplier", 0.0), config.rope_scaling
+    if scaling is None or not below:
+        return config
+    factor = yarn_attention_factor(scaling.factor, 1.0, below)
+    return replace(config, rope_scaling=replace(scaling, attention_factor=factor))
+
+
+MINISTRAL3 = replace(
+    MISTRAL,
+    name="Ministral 3",
+    model_types=("ministral3",),
+    gguf_architectures=("mistral3",),
+    read_config=read_ministral3,
+    read_gguf=read_gguf,
+    interleaved_heads=interleaved_heads,
+)
+MISTRAL3: Family = replace(
+    MISTRAL,
+    name="Mistral Small 3, Ministral 3 (text)",
+    model_types=("mistral3",),
+    gguf_architectures=(),
+    gguf_shared=("llama", "mistral3"),
+    read_config=read_nested,
+    read_gguf=None,
+)
