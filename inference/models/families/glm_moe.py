@@ -50,14 +50,16 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
     num_shared = int(config.get("n_shared_experts", 1) or 0)
     num_layers = positive_integer(config, "num_hidden_layers")
     num_dense = int(config.get("first_k_dense_replace", 1))
-    sparse: tuple[MlpKind, ...] = ("sparse",) * (num_layers - num_dense)
+    mlps: tuple[MlpKind, ...] = tuple(
+        "dense" if index < num_dense else "sparse" for index in range(num_layers)
+    )
     return read_decoder(
         config,
         generation,
         qkv_bias=bool(config.get("attention_bias", False)),
         qk_norm=bool(config.get("use_qk_norm", False)),
         rotary_dim=rotary_dim(config, default=0.5),
-        mlps=("dense",) * num_dense + sparse,
+        mlps=mlps,
         experts=experts_of(
             config,
             num_experts=positive_integer(config, "n_routed_experts"),

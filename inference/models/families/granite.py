@@ -58,9 +58,9 @@ def read_granite4(config: Json, generation: Json) -> ModelConfig:
         raise BadFileError("a mixture of experts under granitemoehybrid is not supported")
     inner = positive_integer(config, "shared_intermediate_size")
     is_rotated = config.get("position_embedding_type") == "rope"
-    mixers: tuple[MixerKind, ...] = ("unrotated",) * positive_integer(config, "num_hidden_layers")
     dense = replace(read_config(config, generation), intermediate_size=inner, mlp_bias=False)
-    return dense if is_rotated else replace(dense, mixers=mixers)
+    unrotated: MixerKind = "unrotated"
+    return dense if is_rotated else replace(dense, mixers=(unrotated,) * dense.num_layers)
 
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:

@@ -70,7 +70,7 @@ def inspect(model: Any) -> list[AttentionCall]:
 
     names = {module: name for name, module in model.named_modules()}
     calls: list[AttentionCall] = []
-    owners: list[tuple[torch.Tensor, int]] = []
+    owners: list[tuple[torch.Tensor, int | None]] = []
     """Keys that layers made, and which layers."""
 
     def attend(
