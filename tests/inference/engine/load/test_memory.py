@@ -138,7 +138,7 @@ def test_the_share_is_of_what_no_other_model_was_promised(monkeypatch: pytest.Mo
     monkeypatch.setattr(load, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
     model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
     trial = SimpleNamespace(bound=None, load_bytes=0, process_bytes=0)
-    built: Any = SimpleNamespace(model=model, trial=trial)
+    built: Any = SimpleNamespace(model=model, trial=trial, draft=None, draft_block_bytes=0)
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", promised_bytes=20 * BLOCK_BYTES)
     assert load._plan(spec, opened, built).num_blocks == 40
@@ -149,7 +149,7 @@ def test_no_more_than_the_neuron_promised_is_taken(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(load, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
     model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
     trial = SimpleNamespace(bound=None, load_bytes=7 * BLOCK_BYTES, process_bytes=3 * BLOCK_BYTES)
-    built: Any = SimpleNamespace(model=model, trial=trial)
+    built: Any = SimpleNamespace(model=model, trial=trial, draft=None, draft_block_bytes=0)
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", memory_limit_bytes=30 * BLOCK_BYTES)
     assert load._plan(spec, opened, built).num_blocks == 20
