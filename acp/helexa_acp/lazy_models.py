@@ -9,6 +9,7 @@ The file has to look as it is known to: else it is imported as ever.
 
 from __future__ import annotations
 
+import operator
 import re
 import sys
 import threading
@@ -75,7 +76,7 @@ class LazyModel:
 
 def _union(*models: Any) -> Any:
     """``X | Y``: Python has it for classes alone."""
-    return Union.__getitem__(models)
+    return operator.getitem(Union, models)
 
 
 def parts_of(source: str) -> list[tuple[str | None, str]]:
