@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ FUNCTIONS = {
     *("absent", "and", "by", "count", "histogram_quantile", "increase", "max", "max_over_time"),
     *("rate", "sum", "unless", "label_values"),
 }
+VARIABLE = re.compile(r"\$\w+")
+"""Of the dashboard, in a label's value."""
 RANGE = re.compile(r"\[(\d+[smhd])\]")
 SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\}")
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
@@ -172,3 +176,25 @@ def test_a_dashboard_of_panels_that_do_not_overlap() -> None:
         assert not covered & cells, panel["title"]
         assert where["x"] + where["w"] <= 24
         covered |= cells
+
+
+def test_promtool_reads_every_expression(tmp_path: Path) -> None:
+    """Prometheus' own parser, where this machine has it."""
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("there is no promtool on this machine")
+    asked = [
+        {"record": f"panel:number_{number}", "expr": VARIABLE.sub("x", expression)}
+        for number, expression in enumerate(expressions().values())
+    ]
+    path = tmp_path / "asked.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "asked", "rules": asked}]}))
+    done = subprocess.run(
+        (promtool, "check", "rules", str(MONITORING / "helexa-alerts.yml"), str(path)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(rules())} rules found" in done.stdout
+    assert f"{len(asked)} rules found" in done.stdout
