@@ -54,7 +54,8 @@ POSTGRES_CONSTRAINTS = """
         JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY(conkey)
     WHERE conrelid = %s::regclass AND contype = 'c'
 """
-NAMED_CHECK = re.compile(r'CONSTRAINT "(\w+)" CHECK')
+NAMED_CHECK = re.compile(r'CONSTRAINT "(\w+)" CHECK(.*?)(?=CONSTRAINT "|$)', re.DOTALL)
+QUOTED = re.compile(r'"(\w+)"')
 
 
 def read_schema(connection: Any) -> Schema:
@@ -74,8 +75,11 @@ def _sqlite_table(cursor: Any, name: str) -> Table:
     unique = _grouped(cursor.fetchall())
     told = {", ".join(found): found for found in unique.values()}
     cursor.execute("SELECT sql FROM sqlite_master WHERE name = %s", [name])
-    checks = NAMED_CHECK.findall(cursor.fetchone()[0])
-    return Table(columns, told | {key: sorted(columns) for key in checks})
+    checks = {
+        key: sorted(columns.keys() & set(QUOTED.findall(condition)))
+        for key, condition in NAMED_CHECK.findall(cursor.fetchone()[0])
+    }
+    return Table(columns, told | checks)
 
 
 def _postgres_table(cursor: Any, name: str) -> Table:

@@ -1,16 +1,25 @@
 """The previous release still serves while its database has been migrated by this one.
 
 A rolling upgrade migrates first and restarts gateways one after the other, so migrations expand
-and never contract: every release's schema is compared with today's. A release's last migrations
-are recorded in ``released_schemas.json`` when it is cut.
+and never contract. Two tests say so of every release in ``packaging/releases.json``, where it is
+by the name that git knows it under, with its last migrations: its schema is compared with today's,
+on both databases; and its own tests of what reads and writes the database are run, with its own
+code, on a SQLite database that today's migrations made. Before the first release a commit stands
+in for it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import re
+import shutil
+import sqlite3
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +32,27 @@ from tests.leftovers import MARK_VARIABLE
 from tests.private_postgres import new_database, running_postgres
 
 RELEASES: dict[str, dict[str, str]] = json.loads(
-    Path(__file__).with_name("released_schemas.json").read_text()
+    (REPOSITORY_DIR / "packaging" / "releases.json").read_text()
 )
+OWN_TESTS = (
+    "tests/metering/test_key_services.py",
+    "tests/metering/test_key_store.py",
+    "tests/metering/test_services.py",
+    "tests/metering/test_writer.py",
+    "tests/metering/test_orphans.py",
+    "tests/fleet/test_services_catalogue.py",
+    "tests/fleet/test_services_heartbeats.py",
+    "tests/fleet/test_services_load_jobs.py",
+    "tests/fleet/test_services_neurons.py",
+    "tests/inference/conversations/test_storage.py",
+)
+"""A release's, in its own tree: keys, what is reserved and settled, the ledger, the catalogue,
+heartbeats, loads, neurons and stored responses."""
+ON_THE_MIGRATED_DATABASE = """
+from helexa_site.settings import *
+
+DATABASES["default"]["TEST"] = {"NAME": str(DATABASES["default"]["NAME"])}
+"""
 BEFORE_INVITATIONS = {"fleet": "0010_load_job_kinds", "metering": "0002_built_in_accounts"}
 TEXT = Column("TextField", may_be_null=False, has_default=False)
 OLDER = {"fleet_neuron": Table({"name": TEXT}, {"one_name": ["name"]})}
@@ -76,7 +104,7 @@ def run(root: Path, data_dir: Path, *arguments: str, **variables: str) -> str:
         | variables,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -99,6 +127,61 @@ def test_todays_schema_breaks_no_code_of_a_release(
     version: str, database_url: str, tmp_path: Path
 ) -> None:
     assert compared(RELEASES[version], tmp_path, database_url)["broken"] == []
+
+
+def tree_of(revision: str, folder: Path) -> Path:
+    """What git has at that revision; skips where this clone was made without its past."""
+    git = ("git", "-C", str(REPOSITORY_DIR))
+    if subprocess.run((*git, "cat-file", "-e", revision), capture_output=True).returncode != 0:
+        pytest.skip(f"this clone does not have {revision}")
+    archive = subprocess.run((*git, "archive", revision), check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(folder, filter="data")
+    return folder
+
+
+def outcomes(printed: str) -> dict[str, int]:
+    """Of pytest's last line: ``12 passed, 1 skipped in 3.00s``."""
+    last = printed.strip().splitlines()[-1]
+    return {word: int(count) for count, word in re.findall(r"(\d+) ([a-z]+)", last)}
+
+
+@pytest.mark.slow
+@pytest.mark.limit_s(1800)
+@pytest.mark.parametrize("version", sorted(RELEASES))
+def test_a_releases_code_works_on_todays_schema(version: str, tmp_path: Path) -> None:
+    released = tree_of(version, tmp_path / "released")
+    migrated, unused = tmp_path / "helexa.sqlite3", tmp_path / "unused.sqlite3"
+    url = f"sqlite:///{migrated}"
+    run(REPOSITORY_DIR, tmp_path, "-m", "django", "migrate", "-v0", DATABASE_URL=url)
+    shutil.copy(migrated, unused)
+    (released / "on_the_migrated_database.py").write_text(ON_THE_MIGRATED_DATABASE)
+    with (released / "tests" / "metering" / "databases.py").open("a") as databases:
+        databases.write(Path(__file__).with_name("newer_ledger.py").read_text())
+
+    printed = run(
+        released,
+        tmp_path,
+        *("-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not slow and not postgres"),
+        *("--ds", "on_the_migrated_database", "--reuse-db"),
+        *(path for path in OWN_TESTS if (released / path).exists()),
+        DATABASE_URL=url,
+        MIGRATED_BY_A_NEWER_ONE=str(unused),
+    )
+
+    assert outcomes(printed)["passed"] > 100
+    # What they wrote to is as today's migrations made it.
+    todays = migrations_in(unused)
+    assert migrations_in(migrated) == todays
+    assert {f"{app}.{name}" for app, name in RELEASES[version].items()} <= todays
+
+
+def migrations_in(path: Path) -> set[str]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return {
+            f"{app}.{name}"
+            for app, name in connection.execute("SELECT app, name FROM django_migrations")
+        }
 
 
 @pytest.mark.slow
