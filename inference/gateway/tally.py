@@ -17,6 +17,7 @@ from inference.protocol.events import (
     Event,
     Failed,
     Finished,
+    PromptScored,
     Usage,
 )
 
@@ -56,6 +57,8 @@ class Tally:
                 self._prompt_tokens = event.prompt_tokens
                 if self._on_accepted is not None:
                     self._on_accepted(event.prompt_tokens)
+            case PromptScored():
+                pass
             case Finished() | Embedded():
                 self._settle(event.usage)
             case Failed() | Cancelled():

@@ -14,6 +14,7 @@ from typing import Literal
 
 from inference.neuron.choice_events import ChoiceEvents
 from inference.neuron.echo import Echo
+from inference.neuron.prompt_scores import PromptScores
 from inference.neuron.text_logprobs import text_logprob
 from inference.protocol.engine import (
     SequencesEmbedded,
@@ -38,6 +39,7 @@ class Choice:
         text: ChoiceText,
         index: int = 0,
         echo: Echo | None = None,
+        scores: PromptScores | None = None,
         is_empty: bool = False,
         at_limit: Literal["length", "context"] = "length",
         returns_token_ids: bool = False,
@@ -60,6 +62,7 @@ class Choice:
         self._events = ChoiceEvents(request_id, index)
         self._at_limit: FinishReason = at_limit
         self._echo = echo
+        self._scores = scores
         self._is_empty = is_empty
         self._returns_token_ids = returns_token_ids
 
@@ -74,8 +77,7 @@ class Choice:
             self.num_cached_tokens = step.num_cached_tokens
         self.timing = step.timing
         if step.prompt_logprobs is not None:
-            self._keep(step.prompt_logprobs)
-            return []
+            return self._scored(step.prompt_logprobs)
         self.has_begun = True
         if self._is_empty:
             return self._end_at_once()
@@ -129,11 +131,12 @@ class Choice:
                 break
         return pieces, logprobs
 
-    def _keep(self, prompt_logprobs: Sequence[TokenLogprob]) -> None:
-        """Until the answer begins."""
-        assert self._echo is not None, "logprobs of a prompt that is not told"
-        tokenizer = self._text.tokenizer
-        self._echo.logprobs += [text_logprob(entry, tokenizer) for entry in prompt_logprobs]
+    def _scored(self, prompt_logprobs: Sequence[TokenLogprob]) -> list[Event]:
+        if self._echo is not None:
+            self._echo.keep(prompt_logprobs, self._text.tokenizer)
+        if self._scores is None:
+            return []
+        return [self._scores.told(prompt_logprobs, self._text.tokenizer)]
 
     def _end_at_once(self) -> list[Event]:
         self.has_finished = True

@@ -6,6 +6,7 @@ from inference.neuron.answers import Answer, Choice
 from inference.neuron.echo import echo_of
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.model_text import ModelText
+from inference.neuron.prompt_scores import PromptScores
 from inference.neuron.prompts import Prepared
 from inference.protocol.events import Failure
 from inference.protocol.generation import ChatInput, GenerationRequest
@@ -26,6 +27,7 @@ def build_answer(
             index=index,
             text=_choice_text(request, prepared, text),
             echo=echo_of(index // request.n, request, prepared, text) if request.echo else None,
+            scores=_scores(request_id, index, request),
             is_empty=request.sampling.max_tokens == 0,
             at_limit=prepared.limit.reason,
             returns_token_ids=request.returns_token_ids,
@@ -34,6 +36,14 @@ def build_answer(
     ]
     prompt_lengths = [len(prompt) for prompt in prepared.prompts]
     return Answer(request_id, choices, prompt_lengths=prompt_lengths, n=request.n)
+
+
+def _scores(request_id: str, index: int, request: GenerationRequest) -> PromptScores | None:
+    """The first choice of each prompt tells them."""
+    num_top = request.sampling.prompt_logprobs
+    if num_top is None or index % request.n:
+        return None
+    return PromptScores(request_id, index // request.n, num_top)
 
 
 def _choice_text(request: GenerationRequest, prepared: Prepared, text: ModelText) -> ChoiceText:

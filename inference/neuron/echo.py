@@ -3,7 +3,10 @@ asked for logprobs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from inference.neuron.model_text import ModelText
 from inference.neuron.prompts import Prepared
@@ -12,6 +15,7 @@ from inference.protocol.events import TextLogprob
 from inference.protocol.generation import GenerationRequest, TextInput
 from inference.protocol.sampling import TokenLogprob
 from inference.text.detokenizer import Detokenizer
+from inference.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
@@ -19,12 +23,22 @@ class Echo:
     text: str
     logprobs: list[TextLogprob] = field(default_factory=list)
     """Of the prompt's tokens; those after the first come from the engine."""
+    num_top: int | None = None
+    """How many of the most likely stand beside each; ``None``: no logprobs are told."""
+
+    def keep(self, prompt_logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> None:
+        """Until the answer begins."""
+        if self.num_top is None:
+            return
+        for entry in prompt_logprobs:
+            shown = msgspec.structs.replace(entry, top=entry.top[: self.num_top])
+            self.logprobs.append(text_logprob(shown, tokenizer))
 
 
 def echo_of(index: int, request: GenerationRequest, prepared: Prepared, text: ModelText) -> Echo:
     """Before an answer to prompt ``index``."""
-    echo = Echo(_text(index, request, prepared, text))
-    if prepared.params.prompt_logprobs is not None:
+    echo = Echo(_text(index, request, prepared, text), num_top=request.sampling.top_logprobs)
+    if echo.num_top is not None:
         first_token_id = prepared.prompts[index][0]
         echo.logprobs.append(text_logprob(TokenLogprob(first_token_id, None), text.tokenizer))
     return echo

@@ -25,6 +25,7 @@ from inference.neuron.images import PlacedImage, check_sees, images_of, placed
 from inference.neuron.limits import AnswerLimit, answer_limit, prompt_param
 from inference.neuron.model_text import ModelText
 from inference.neuron.output_rules import request_grammar
+from inference.neuron.prompt_scores import check_scores, num_scored
 from inference.neuron.shortening import shortened
 from inference.protocol.events import Failure, UsedSampling
 from inference.protocol.generation import (
@@ -97,6 +98,7 @@ def prepare(
     request, num_lost_turns = _fitting(request, text)
     prompts, images = _prompts(request.input, text, text.report.context_tokens - 1)
     allowance.check_prompt(sum(map(len, prompts)))
+    check_scores(request, sum(map(len, prompts)))
     limit = answer_limit(
         request,
         num_prompt_tokens=max(map(len, prompts)),
@@ -110,7 +112,7 @@ def prepare(
         params = msgspec.structs.replace(
             params,
             grammar=request_grammar(request, text),
-            prompt_logprobs=params.top_logprobs if request.echo else None,
+            prompt_logprobs=num_scored(request),
         )
         return Prepared(prompts=prompts, params=params, limit=limit, continues_text=True)
     starts_thinking = opens_block(prompts[0], text.markers, text.tokenizer)
@@ -313,6 +315,7 @@ def resolve_sampling(
         logit_bias=options.logit_bias or {},
         seed=options.seed,
         top_logprobs=options.top_logprobs,
+        prompt_logprobs=options.prompt_logprobs,
         stop_token_ids=list(dict.fromkeys([*stop_ids, *options.stop_token_ids])),
         min_tokens=options.min_tokens,
     )

@@ -44,6 +44,7 @@ from inference.protocol.generation import (
     TokenizeRequest,
 )
 from inference.protocol.images import SequenceImage
+from inference.protocol.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class Starter:
         images = []
         if prepared.images:
             images = sequence_images(prepared.images, self._read_images(request_id))
-        commands = _commands(submit, request.n, prepared, images)
+        commands = _commands(submit, request, prepared, images)
         accepted = Accepted(
             request_id=request_id,
             prompt_tokens=prepared.num_prompt_tokens,
@@ -190,21 +191,17 @@ def _suits(request: Request, text: ModelText) -> bool:
 
 
 def _commands(
-    submit: Submit, n: int, prepared: Prepared, images: list[SequenceImage]
+    submit: Submit, request: GenerationRequest, prepared: Prepared, images: list[SequenceImage]
 ) -> Iterator[SubmitSequence]:
-    """One sequence for each choice; with a seed, each choice has its own."""
+    """One sequence for each choice."""
     request_id = submit.request_id
-    seed = prepared.params.seed
     for prompt_index, token_ids in enumerate(prepared.prompts):
-        first = prompt_index * n
-        for i in range(n):
-            params = prepared.params
-            if seed is not None and i > 0:
-                params = msgspec.structs.replace(params, seed=seed + i)
+        first = prompt_index * request.n
+        for i in range(request.n):
             yield SubmitSequence(
                 sequence_id=sequence_id(request_id, first + i),
                 token_ids=token_ids,
-                params=params,
+                params=_further_params(request, prepared.params, i) if i > 0 else prepared.params,
                 same_prompt_as=sequence_id(request_id, first) if i > 0 else None,
                 account=submit.account,
                 weight=submit.weight,
@@ -215,3 +212,15 @@ def _commands(
                 images=images,
                 prediction=list(prepared.prediction),
             )
+
+
+def _further_params(
+    request: GenerationRequest, params: SamplingParams, number: int
+) -> SamplingParams:
+    """Of a further choice to the same prompt: it has a seed of its own where there is one, and the
+    prompt is scored again only where each choice tells it."""
+    if params.seed is not None:
+        params = msgspec.structs.replace(params, seed=params.seed + number)
+    if request.echo and request.sampling.top_logprobs is not None:
+        return params
+    return msgspec.structs.replace(params, prompt_logprobs=None)

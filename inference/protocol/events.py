@@ -1,6 +1,7 @@
 """What happens to a request, told upwards: text events from a neuron to the gateway that asked.
 
     Accepted ─▶ (Delta | ReasoningDelta | ToolCallStarted | ToolCallDelta)* ─▶ ChoiceFinished
+                 PromptScored before those of its prompt, where asked for
                  OutputTokens before those of its step, where asked for
                                         for each choice, interleaved ─▶ Finished
     Accepted ─▶ Embedded        TokensCounted | Tokenized        at any time: Failed | Cancelled
@@ -80,6 +81,23 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     """How many of the oldest turns were left out, by ``ChatInput.may_lose``."""
     prompt_token_ids: list[list[int]] | None = None
     """Of each prompt, where the request asked for them."""
+
+
+class RankedToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    token_id: int
+    text: str
+    logprob: float
+    rank: int
+    """1 for the most likely one."""
+
+
+class PromptScored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="scored"):
+    """The next tokens of a prompt, from its second on, as far as they are computed. Of each the
+    token itself and then the most likely ones in its place, best first."""
+
+    request_id: str
+    tokens: list[list[RankedToken]]
+    prompt_index: int = 0
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):
@@ -205,6 +223,7 @@ class Cancelled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 Event = (
     Accepted
+    | PromptScored
     | OutputTokens
     | Delta
     | ReasoningDelta

@@ -22,6 +22,8 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     seed: int | None = None
     top_logprobs: int | None = None
     """``None``: no logprobs. ``0``: only the sampled token's. ``n``: the n most likely as well."""
+    prompt_logprobs: int | None = None
+    """As ``top_logprobs``, of the prompt's tokens, told apart from the answer's."""
     stop_token_ids: list[int] = []
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -79,7 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     thinking_limit: ThinkingLimit | None = None
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
+class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     """Natural-log probabilities of one position, taken from the model's own distribution
     (before temperature, penalties and filters), as OpenAI and vLLM report them."""
 
@@ -88,3 +90,5 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """``None``: the first token of a prompt, which nothing precedes."""
     top: list[tuple[int, float]] = []
     """The most likely (token id, logprob), best first; as many as ``top_logprobs`` asked for."""
+    rank: int | None = None
+    """1 for the most likely token of the vocabulary; known of a prompt's tokens alone."""

@@ -21,6 +21,7 @@ from inference.protocol.events import (
     Event,
     Finished,
     OutputTokens,
+    PromptScored,
     ReasoningDelta,
     TextLogprob,
     ToolCallDelta,
@@ -35,6 +36,7 @@ from inference.wire.openai_answers import (
     told_system,
     whole_body,
 )
+from inference.wire.openai_prompt_logprobs import PromptLogprobs
 
 
 class Reasoning(StrEnum):
@@ -182,11 +184,16 @@ class ChatBodyEncoder:
         self._shows_logprobs = generation.sampling.top_logprobs is not None
         self._shows_token_ids = generation.returns_token_ids
         self._choices = [Choice() for _ in range(generation.n)]
+        self._prompt_logprobs: PromptLogprobs | None = None
+        if generation.sampling.prompt_logprobs is not None:
+            self._prompt_logprobs = PromptLogprobs(num_prompts=1)
 
     def encode(self, event: Event) -> bytes:
         match event:
             case Accepted():
                 self._head = told_system(self._head, event) | (prompt_ids_of(event) or {})
+            case PromptScored() if self._prompt_logprobs is not None:
+                self._prompt_logprobs.add(event)
             case OutputTokens():
                 self._choices[event.index].token_ids += event.token_ids
             case Delta():
@@ -212,7 +219,10 @@ class ChatBodyEncoder:
             }
             for index, choice in enumerate(self._choices)
         ]
-        return whole_body(self._head, choices, event, self._usage)
+        head = self._head
+        if self._prompt_logprobs is not None:
+            head = {**head, "prompt_logprobs": self._prompt_logprobs.of_prompt(0)}
+        return whole_body(head, choices, event, self._usage)
 
 
 def prompt_ids_of(event: Accepted) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from inference.protocol.events import (
     Event,
     Finished,
     OutputTokens,
+    PromptScored,
     ReasoningDelta,
     TextLogprob,
 )
@@ -32,6 +33,7 @@ from inference.wire.openai_answers import (
     told_system,
     whole_body,
 )
+from inference.wire.openai_prompt_logprobs import PromptLogprobs
 
 
 @dataclass(slots=True)
@@ -139,8 +141,18 @@ class CompletionBodyEncoder:
     """The same events folded into one body, which the last one completes."""
 
     def __init__(
-        self, head: dict[str, Any], num_choices: int, usage: ToldUsage, *, shows_logprobs: bool
+        self,
+        head: dict[str, Any],
+        num_choices: int,
+        usage: ToldUsage,
+        *,
+        shows_logprobs: bool,
+        prompt_logprobs: PromptLogprobs | None = None,
+        n: int = 1,
     ) -> None:
+        """``prompt_logprobs`` is where they are gathered; ``n`` choices have one prompt."""
+        self._prompt_logprobs = prompt_logprobs
+        self._n = n
         self._head = head
         self._usage = usage
         self._prompts: list[list[int]] = []
@@ -152,6 +164,8 @@ class CompletionBodyEncoder:
             case Accepted():
                 self._head = told_system(self._head, event)
                 self._prompts = prompts_of_choices(event, len(self._choices))
+            case PromptScored() if self._prompt_logprobs is not None:
+                self._prompt_logprobs.add(event)
             case OutputTokens():
                 self._choices[event.index].token_ids += event.token_ids
             case Delta() | ReasoningDelta():
@@ -173,6 +187,7 @@ class CompletionBodyEncoder:
                 "logprobs": None if choice.logprobs is None else choice.logprobs.as_object(),
                 "finish_reason": choice.finish_reason,
                 **self._ids(index),
+                **self._scores(index),
             }
             for index, choice in enumerate(self._choices)
         ]
@@ -183,6 +198,11 @@ class CompletionBodyEncoder:
             return {}
         token_ids = self._choices[index].token_ids
         return {"prompt_token_ids": self._prompts[index], "token_ids": token_ids}
+
+    def _scores(self, index: int) -> dict[str, Any]:
+        if self._prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": self._prompt_logprobs.of_prompt(index // self._n)}
 
 
 def prompts_of_choices(event: Accepted, num_choices: int) -> list[list[int]]:

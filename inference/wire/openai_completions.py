@@ -32,6 +32,7 @@ from inference.wire.openai_completion_answers import (
 )
 from inference.wire.openai_extensions import NEUTRAL_FIELDS
 from inference.wire.openai_formats import OUTPUT_FIELDS, output_format
+from inference.wire.openai_prompt_logprobs import PromptLogprobs
 from inference.wire.openai_prompts import prompts
 from inference.wire.openai_sampling import MAX_CHOICES, MAX_TOKENS
 
@@ -48,7 +49,11 @@ FIELDS = table(
     ),
     honoured("echo", flag, "The prompt's text first; with logprobs, its tokens' too."),
     honoured("logprobs", integer(0, MAX_LOGPROBS), "0 to 5."),
-    honoured("max_tokens", integer(0, MAX_TOKENS), "0 only with echo; 16 where it is missing."),
+    honoured(
+        "max_tokens",
+        integer(0, MAX_TOKENS),
+        "0 only with echo or prompt_logprobs; 16 where it is missing.",
+    ),
     neutral("best_of", integer(1, MAX_CHOICES), "1, or what n is."),
     neutral("suffix", only("", reason="text is not inserted"), '""'),
     neutral("add_special_tokens", only(True, reason="token ids are taken as they are"), "true"),
@@ -74,7 +79,14 @@ class CompletionRequest:
             self.num_choices,
             self.usage,
             shows_logprobs=self.generation.sampling.top_logprobs is not None,
+            prompt_logprobs=self._prompt_logprobs(),
+            n=self.generation.n,
         )
+
+    def _prompt_logprobs(self) -> PromptLogprobs | None:
+        if self.generation.sampling.prompt_logprobs is None:
+            return None
+        return PromptLogprobs(self.num_choices // self.generation.n)
 
     def _head(self, request_id: str, created_unix_s: int) -> dict[str, Any]:
         model = self.generation.model
@@ -85,8 +97,11 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> CompletionReques
     """Raises ``ApiError`` (400) for everything that is not a request this server honours whole."""
     read = read_fields(read_json_object(body), FIELDS, required=("model", "prompt"))
     echo, max_tokens = read.get("echo", False), read.get("max_tokens", DEFAULT_MAX_TOKENS)
-    if max_tokens == 0 and not echo:
-        raise InvalidRequestError("'max_tokens' is 0 and 'echo' is false.", param="max_tokens")
+    if max_tokens == 0 and not echo and "prompt_logprobs" not in read:
+        raise InvalidRequestError(
+            "'max_tokens' is 0, and neither 'echo' nor 'prompt_logprobs' asks for the prompt.",
+            param="max_tokens",
+        )
     generation = GenerationRequest(
         model=read["model"],
         input=read["prompt"],

@@ -44,5 +44,4 @@ NEUTRAL_FIELDS: tuple[Field, ...] = (
     neutral("typical_p", _number(1, "use top_p, top_k, min_p"), "1"),
     neutral("tfs_z", _number(1, "use top_p, top_k, min_p"), "1"),
     refused("truncate_prompt_tokens", "prompts are never cut"),
-    refused("prompt_logprobs", "use completions, with echo and logprobs"),
 )

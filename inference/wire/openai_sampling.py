@@ -35,6 +35,7 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 64
 """OpenAI's own limit is 4; autocompletes and evaluation suites send twice as many."""
 MAX_STOP_TOKEN_IDS = 1024
+MAX_PROMPT_LOGPROBS = 20
 MAX_REPETITION_PENALTY = 10.0
 MAX_MODEL_NAME_CHARS = 256
 
@@ -131,6 +132,12 @@ SHARED_FIELDS: tuple[Field, ...] = (
         flag,
         "Extension; prompt_token_ids, and token_ids of each choice, in chunks of their own.",
     ),
+    honoured(
+        "prompt_logprobs",
+        integer(0, MAX_PROMPT_LOGPROBS),
+        "Extension; 0 to 20: each prompt token's log probability and rank, and as many of the most "
+        "likely tokens' in its place; not with stream.",
+    ),
     neutral("user", text(512), "A label; kept nowhere."),
 )
 
@@ -147,6 +154,7 @@ SAMPLING_NAMES = (
     "stop_token_ids",
     "min_tokens",
     "ignore_eos",
+    "prompt_logprobs",
 )
 
 
@@ -159,6 +167,11 @@ def sampling_options(
         raise InvalidRequestError(
             f"'min_tokens' ({min_tokens}) is over the maximum of {max_tokens} tokens.",
             param="min_tokens",
+        )
+    if "prompt_logprobs" in read and read.get("stream", False):
+        raise InvalidRequestError(
+            "'prompt_logprobs' is only told in a whole answer: leave 'stream' out.",
+            param="prompt_logprobs",
         )
     given = {name: read[name] for name in SAMPLING_NAMES if name in read}
     return SamplingOptions(max_tokens=max_tokens, top_logprobs=top_logprobs, **given)

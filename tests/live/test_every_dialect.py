@@ -110,6 +110,41 @@ def test_token_ids_are_the_tokenizers(client: openai.OpenAI, shared_server: Serv
     assert text["prompt"] == choice["message"]["content"]
 
 
+def test_a_prompt_is_scored_as_its_echo_is(client: openai.OpenAI) -> None:
+    """As evaluation suites ask: by echo, and by vLLM's prompt_logprobs, whole or as a chat."""
+    text = "The capital of France is Paris."
+    answer: Any = client.completions.create(
+        model=MODEL,
+        prompt=[text, "Hi"],
+        echo=True,
+        logprobs=1,
+        max_tokens=0,
+        n=2,
+        extra_body={"prompt_logprobs": 2},
+    ).to_dict()
+    first, again, _, _ = answer["choices"]
+    assert first == {**again, "index": 0} and first["text"] == text
+    echoed, scored = first["logprobs"]["token_logprobs"], first["prompt_logprobs"]
+    assert echoed[0] is None and scored[0] is None and len(scored) == len(echoed) > 3
+    for value, token, position in zip(echoed, first["logprobs"]["tokens"], scored, strict=True):
+        if position is None:
+            continue
+        own = next(iter(position.values()))
+        assert own["logprob"] == pytest.approx(value) and own["decoded_token"] == token
+        ranks = [one["rank"] for one in position.values()]
+        assert {1, 2} <= set(ranks) and len(position) == (2 if own["rank"] <= 2 else 3)
+        assert max(one["logprob"] for one in position.values()) <= 0
+    chat = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": text}],
+        max_tokens=1,
+        extra_body={"prompt_logprobs": 0},
+    )
+    told: Any = chat.to_dict()["prompt_logprobs"]
+    assert chat.usage is not None and len(told) == chat.usage.prompt_tokens
+    assert all(len(position) == 1 for position in told[1:])
+
+
 def test_ollamas_sdk(shared_server: Serve) -> None:
     with ollama.Client(host=shared_server.url, timeout=WAIT_TIMEOUT_S) as client:
         assert MODEL in [model.model for model in client.list().models]

@@ -13,19 +13,23 @@ from inference.protocol.sampling import TokenLogprob
 
 
 def token_logprobs(
-    logits: torch.Tensor, token_ids: Ordered[int], num_top: Ordered[int]
+    logits: torch.Tensor, token_ids: Ordered[int], num_top: Ordered[int], *, ranks: bool = False
 ) -> list[TokenLogprob]:
     """For each row of ``logits`` (num_rows, vocab_size) float32 that of its token, and of as many
-    of the most likely as ``num_top`` says."""
+    of the most likely as ``num_top`` says. ``ranks``: each token's place in the vocabulary too."""
     logprobs = torch.log_softmax(logits, dim=-1)
     top = logprobs.topk(min(max(num_top), logprobs.shape[-1]), dim=-1)
     top_values, top_ids = top.values.tolist(), top.indices.tolist()
     chosen = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
-    values = logprobs.gather(1, chosen).flatten().tolist()
+    own = logprobs.gather(1, chosen)
+    values = own.flatten().tolist()
+    places: list[int] | list[None] = [None] * len(values)
+    if ranks:
+        places = ((logprobs > own).sum(dim=-1) + 1).tolist()
     return [
-        TokenLogprob(token_id, value, list(zip(ids, best, strict=True))[:most])
-        for token_id, value, ids, best, most in zip(
-            token_ids, values, top_ids, top_values, num_top, strict=True
+        TokenLogprob(token_id, value, list(zip(ids, best, strict=True))[:most], place)
+        for token_id, value, ids, best, most, place in zip(
+            token_ids, values, top_ids, top_values, num_top, places, strict=True
         )
     ]
 
@@ -50,6 +54,7 @@ def prompt_logprobs(
                 rows[piece],
                 successors[piece],
                 [sequence.params.prompt_logprobs or 0] * len(successors[piece]),
+                ranks=True,
             )
         ]
         first_row = end_row

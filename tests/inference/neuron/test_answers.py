@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from inference.neuron.answers import Answer, Choice
 from inference.neuron.choice_events import call_id
 from inference.neuron.echo import Echo
+from inference.neuron.prompt_scores import PromptScores
 from inference.protocol.engine import SequenceStep, SequenceTiming
 from inference.protocol.events import (
     ChoiceFinished,
@@ -20,6 +21,7 @@ from inference.protocol.events import (
     Event,
     Finished,
     OutputTokens,
+    PromptScored,
     ReasoningDelta,
     TextLogprob,
     ToolCallDelta,
@@ -268,7 +270,9 @@ def test_an_echo_comes_first(tokenizer: Tokenizer) -> None:
 def test_a_prompts_logprobs_come_with_its_echo(tokenizer: Tokenizer) -> None:
     prompt, answer = _ids(tokenizer, "The "), _ids(tokenizer, "yes")
     first = TextLogprob(token="T", token_bytes=b"T", logprob=None)
-    choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=Echo("The ", [first]))
+    choice = Choice(
+        request_id="r", text=ChoiceText(tokenizer), echo=Echo("The ", [first], num_top=0)
+    )
     scored = [TokenLogprob(token_id, -0.5) for token_id in prompt[1:]]
     of_prompt = [
         SequenceStep(sequence_id="r/0", token_ids=[], prompt_logprobs=part)
@@ -291,6 +295,26 @@ def test_a_prompts_logprobs_come_with_its_echo(tokenizer: Tokenizer) -> None:
         *[-0.5] * len(scored),
         *[-0.25] * len(answer),
     ]
+
+
+def test_a_prompts_scores_are_told_as_they_come(tokenizer: Tokenizer) -> None:
+    """Each with as many candidates as were asked for, also where its echo shows another number."""
+    first, second = _ids(tokenizer, "no")
+    best = [(first, -0.25), (second, -1.5)]
+    echo = Echo("The ", num_top=1)
+    choice = Choice(
+        request_id="r", text=ChoiceText(tokenizer), echo=echo, scores=PromptScores("r", 3, 2)
+    )
+    scored = SequenceStep(
+        sequence_id="r/0",
+        token_ids=[],
+        prompt_logprobs=[TokenLogprob(second, -1.5, best, 2)],
+    )
+    (event,) = _answer(choice).feed(0, scored)
+    assert isinstance(event, PromptScored) and event.prompt_index == 3
+    told = [[(one.text, one.logprob, one.rank) for one in token] for token in event.tokens]
+    assert told == [[("o", -1.5, 2), ("n", -0.25, 1), ("o", -1.5, 2)]]
+    assert [len(token.top) for token in echo.logprobs] == [1]
 
 
 @pytest.mark.parametrize("echo", [Echo("The "), None])

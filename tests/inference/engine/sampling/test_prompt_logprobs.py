@@ -79,6 +79,26 @@ def test_every_token_but_the_first(llama: Any) -> None:
     assert len(tokens["a"]) == 4
 
 
+@torch.inference_mode()
+def test_transformers_say_the_same(llama: Any) -> None:
+    """In chunks, and ranks as far as rounding leaves them."""
+    reference = llama.reference(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
+    engine = engine_for(llama, chunk_tokens=37)
+    submit(engine, "a", PROMPT, prompt_logprobs=3)
+    scored, _ = drain(engine)
+    assert len(scored["a"]) == len(PROMPT) - 1
+    for entry, row in zip(scored["a"], reference, strict=False):
+        assert entry.logprob is not None and entry.rank is not None
+        assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=2e-3)
+        surely, perhaps = ((row > entry.logprob + edge).sum() for edge in (4e-3, -4e-3))
+        assert surely < entry.rank <= perhaps + 1
+        best = row.topk(3).values.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(best, abs=2e-3)
+        assert [value for _, value in entry.top] == pytest.approx(
+            [float(row[token_id]) for token_id, _ in entry.top], abs=2e-3
+        )
+
+
 def test_steps_are_small_and_the_answer_is_the_same(llama: Any) -> None:
     engine = engine_for(llama)
     submit(engine, "plain", PROMPT)
