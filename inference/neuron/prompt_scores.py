@@ -1,4 +1,4 @@
-"""The log probabilities of a prompt's own tokens, on their way to the client that asked for them."""
+"""The log probabilities of a prompt's own tokens, on their way to the client."""
 
 from __future__ import annotations
 

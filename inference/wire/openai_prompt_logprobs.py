@@ -1,5 +1,5 @@
-"""vLLM's ``prompt_logprobs``: of each prompt token its own log probability and rank, and those of the
-most likely tokens in its place.
+"""vLLM's ``prompt_logprobs``: of each prompt token its own log probability and rank, and those of
+the most likely tokens in its place.
 
     [null, {"9707": {"logprob": -1.2, "rank": 3, "decoded_token": "Hello"}, …}, …]
 

@@ -7,6 +7,8 @@ from inference.text.parts import ToolFormat
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls import (
     deepseek,
+    dsml,
+    dsml_call,
     gemma,
     glm,
     glm_call,
@@ -22,7 +24,7 @@ from inference.text.tool_calls import (
 )
 from inference.text.tool_calls.markers import marker_token_id
 
-OTHER_FORMATS = ("<TOOLCALL>", "functools[", "｜DSML｜")  # noqa: RUF001 - DeepSeek's own
+OTHER_FORMATS = ("<TOOLCALL>", "functools[")
 """Formats that are not read, of models that share markers or tokenizers with those that are."""
 LLAMA_PROMPTS = ("dictionary of argument name", "[func_name1(")
 """What Llama's templates tell the model to write, as JSON and as Python."""
@@ -51,6 +53,8 @@ def _by_marker(template: str) -> ToolFormat | None:
     """Formats whose markers no other format has."""
     if glm_call.KEY in template:
         return glm.GlmFormat(has_lines=f"{glm_call.KEY_END}{glm_call.VALUE}" not in template)
+    if dsml_call.DSML in template:
+        return dsml.DsmlFormat(section=dsml.section_of(template))
     if deepseek.CALL_BEGIN in template:
         return deepseek.DeepSeekFormat(writes_fences=deepseek.FENCE in template)
     if kimi.CALL_BEGIN in template:

@@ -16,6 +16,7 @@ from inference.text.compiling import OUR_OPTIONS
 from inference.text.tool_calls.argument_values import (
     allowed_types,
     alternatives,
+    is_text,
     listed_values,
 )
 from inference.text.tool_calls.errors import UnsupportedSchemaError
@@ -46,6 +47,11 @@ class TagStyle:
     """Behind a value that is not free text."""
     text_value: Sequence[str]
     """Rules of ``text_value``: free text with what ends it."""
+    before_text: str = ""
+    before_json: str = ""
+    """What stands between the key and a value, where the format says whether that is text."""
+    fits: Callable[[str], bool] = fits_tag
+    """Whether a name or key comes through its tag as it is."""
 
     def common_rules(self) -> list[str]:
         return [*self.text_value, f"any_argument: {self.any_key} text_value"]
@@ -70,9 +76,9 @@ def function_rules(
     properties = dict.fromkeys(required, True) | declared
     arguments, values = [], []
     for number, (key, schema) in enumerate(properties.items()):
-        if tool.strict and not fits_tag(key):
+        if tool.strict and not style.fits(key):
             raise _unsupported(tool, ("properties", key))
-        if schema is False or not fits_tag(key):
+        if schema is False or not style.fits(key):
             continue
         argument = f"{style.key(key)} {rule}_{number}"
         arguments.append(argument if key in required else f"({argument})?")
@@ -93,10 +99,12 @@ def _value_rule(rule: str, schema: Any, root: Mapping[str, Any], style: TagStyle
     options = alternatives(schema, root)
     if all(listed_values(option) for option in options):
         listed = [value for option in options for value in listed_values(option)]
-        texts = [value if isinstance(value, str) else compact_json(value) for value in listed]
-        return f"{rule}: ({' | '.join(map(literal, texts))}) {style.value_end}"
-    if any("string" in allowed_types(option) for option in options):
-        return f"{rule}: text_value"
+        return f"{rule}: ({_listed_rule(listed, style)}) {style.value_end}"
+    may_be_text = any("string" in allowed_types(option) for option in options)
+    as_text = f"{style.before_text} text_value".strip()
+    # Where nothing says that a value is text, what reads like a number may be one.
+    if may_be_text and (is_text(schema, root) or not style.before_json):
+        return f"{rule}: {as_text}"
     # The schema's references start at the tool's whole schema, which comes along.
     whole = {key: value for key, value in root.items() if key != OUR_OPTIONS}
     value = {
@@ -104,7 +112,16 @@ def _value_rule(rule: str, schema: Any, root: Mapping[str, Any], style: TagStyle
         "$defs": {"tool": rerooted(whole, "#/$defs/tool")},
         OUR_OPTIONS: root[OUR_OPTIONS],
     }
-    return f"{rule}: {rule}_json {style.value_end}\n{json_rule(f'{rule}_json', value)}"
+    as_value = f"{style.before_json} {rule}_json {style.value_end}".strip()
+    either = f"{as_text} | {as_value}" if may_be_text else as_value
+    return f"{rule}: {either}\n{json_rule(f'{rule}_json', value)}"
+
+
+def _listed_rule(listed: Sequence[Any], style: TagStyle) -> str:
+    texts = [literal(value) for value in listed if isinstance(value, str)]
+    others = [literal(compact_json(value)) for value in listed if not isinstance(value, str)]
+    groups = ((style.before_text, texts), (style.before_json, others))
+    return " | ".join(f"{before} ({' | '.join(some)})".strip() for before, some in groups if some)
 
 
 def _unsupported(tool: ToolDefinition, steps: tuple[str, ...]) -> UnsupportedSchemaError:

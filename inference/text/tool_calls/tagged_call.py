@@ -44,6 +44,8 @@ class TaggedCall(CallReader):
     VALUE_END = PARAMETER_END
     HAS_OWN_LINES = True
     """Whether one newline at either end of a value is the format's."""
+    TAG_RUN = _TAG_RUN
+    """What a name or key may be made of."""
 
     def __init__(self, tools: KnownTools, parts: PartList, *, lead: str, is_wrapped: bool) -> None:
         super().__init__(parts)
@@ -125,7 +127,8 @@ class TaggedCall(CallReader):
         self._begin_value(key)
         return position + 1
 
-    def _begin_value(self, key: str) -> None:
+    def _begin_value(self, key: str, *, is_text: bool | None = None) -> None:
+        """``is_text``: what the call itself says of the value, where its format does."""
         self._start()
         self._held = ""
         self._value = TaggedValue(
@@ -133,6 +136,7 @@ class TaggedCall(CallReader):
             member=f"{',' if self._has_arguments else ''}{compact_json(key)}:",
             schema=self._tools.properties(self._name).get(key),
             root=self._tools.schema(self._name),
+            is_text=is_text,
             closing=self.VALUE_END,
             has_own_lines=self.HAS_OWN_LINES,
         )
@@ -140,7 +144,7 @@ class TaggedCall(CallReader):
         self._read = self._read_value
 
     def _read_tag_text(self, text: str, position: int) -> int:
-        run = _TAG_RUN.match(text, position)
+        run = self.TAG_RUN.match(text, position)
         if run is None or len(self._tag_text) > MAX_TAG_LENGTH:
             return self._refuse(position)
         self._tag_text += run.group()

@@ -6,10 +6,12 @@ formats one newline at either end belongs to the format.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from inference.text.tool_calls.argument_values import as_json, is_text
+from inference.text.tool_calls.argument_values import as_json
+from inference.text.tool_calls.argument_values import is_text as is_schema_of_text
 from inference.text.tool_calls.free_text import FreeText
 from inference.text.tool_calls.json_scanner import compact_json
 from inference.text.tool_calls.part_list import PartList
@@ -29,14 +31,17 @@ class TaggedValue:
         root: Mapping[str, Any],
         closing: str,
         has_own_lines: bool,
+        is_text: bool | None = None,
     ) -> None:
         """``member`` is what stands before the value: comma, key and colon. ``has_own_lines``: one
-        newline at either end is not part of it."""
+        newline at either end is not part of it. ``is_text``: whether the call says that it is text,
+        or that it is JSON; ``None``: it says nothing, so the schema does."""
         self._parts = parts
         self._member = member
         self._schema = schema
         self._root = root
-        self._is_text = is_text(schema, root)
+        self._is_json = is_text is False
+        self._is_text = is_schema_of_text(schema, root) if is_text is None else is_text
         self._text = FreeText((closing,))
         self._whole: list[str] = []
         self._is_first = has_own_lines
@@ -70,8 +75,16 @@ class TaggedValue:
         if self._is_text:
             self._parts.add_arguments('"')
         else:
-            value = as_json("".join(self._whole), self._schema, self._root)
+            value = self._value("".join(self._whole))
             self._parts.add_arguments(self._member + value)
+
+    def _value(self, text: str) -> str:
+        if self._is_json:
+            try:
+                return compact_json(json.loads(text, strict=False))
+            except (ValueError, RecursionError):
+                pass
+        return as_json(text, self._schema, self._root)
 
     def close(self) -> None:
         """The answer has ended inside the value."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inference.text.tool_calls import deepseek as ds
+from inference.text.tool_calls.dsml import DsmlFormat
 from inference.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaFormat
 from inference.text.tool_calls.glm import GlmFormat
 from inference.text.tool_calls.granite import GraniteFormat
@@ -14,6 +15,8 @@ from tests.inference.text.tool_calls.calls import Told
 FAMILIES = {
     "deepseek": ds.DeepSeekFormat(writes_fences=True),
     "deepseek_v31": ds.DeepSeekFormat(writes_fences=False),
+    "dsml": DsmlFormat(),
+    "dsml_v4": DsmlFormat(section="tool_calls"),
     "function_gemma": GemmaFormat(FUNCTION_GEMMA),
     "gemma_4": GemmaFormat(GEMMA_4),
     "glm": GlmFormat(),
@@ -45,6 +48,19 @@ FG_PARIS = (
 G4_PARIS = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>'
 HARMONY_LS = '<|channel|>commentary to=bash <|constrain|>json<|message|>{"command": "ls"}'
 
+DSML_LS = (
+    '<｜DSML｜invoke name="bash">\n'  # noqa: RUF001
+    '<｜DSML｜parameter name="command" string="true">ls</｜DSML｜parameter>\n'  # noqa: RUF001
+    "</｜DSML｜invoke>"  # noqa: RUF001
+)
+DSML_PARIS = (
+    '<｜DSML｜invoke name="get_weather">\n'  # noqa: RUF001
+    '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n'  # noqa: RUF001
+    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'  # noqa: RUF001
+    "</｜DSML｜invoke>"  # noqa: RUF001
+)
+DSML_SECTION = "<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"  # noqa: RUF001
+
 CASES: dict[str, dict[str, tuple[str, Told]]] = {
     "deepseek": {
         "one call": (f"{HEAD}{FENCED}{END}{ds.CALLS_END}", [LS]),
@@ -66,11 +82,80 @@ CASES: dict[str, dict[str, tuple[str, Told]]] = {
     "deepseek_v31": {
         "one call": (f"{HEAD}{BARE}{END}{ds.CALLS_END}", [LS]),
         "several": (f"{HEAD}{BARE}{END}{MIDDLE}{BARE}{END}{ds.CALLS_END}", [LS, LS]),
+        "text before it": (f"I look.{HEAD}{BARE}{END}{ds.CALLS_END}", ["I look.", LS]),
+        "no arguments": (f"{HEAD}now{ds.SEPARATOR}{{}}{END}{ds.CALLS_END}", [("now", "{}")]),
+    },
+    "dsml": {
+        "one call": (DSML_PARIS.join(DSML_SECTION), [PARIS]),
+        "text before it": (f"I look.\n\n{DSML_LS.join(DSML_SECTION)}", ["I look.", LS]),
+        "several": (f"{DSML_LS}\n{DSML_PARIS}".join(DSML_SECTION), [LS, PARIS]),
+        "several and text": (
+            f"{DSML_LS}\n{DSML_LS}".join(DSML_SECTION) + " Done.",
+            [LS, LS, "Done."],
+        ),
+        "no arguments": (
+            '<｜DSML｜invoke name="now">\n\n</｜DSML｜invoke>'.join(DSML_SECTION),  # noqa: RUF001
+            [("now", "{}")],
+        ),
+        "without its section": (DSML_LS, [LS]),
+        "a text of several lines is kept to the character": (
+            DSML_LS.replace("ls", "\ncat <<E\n <a>\nE\n").join(DSML_SECTION),
+            [("bash", '{"command":"\\ncat <<E\\n <a>\\nE\\n"}')],
+        ),
+        "closing tags inside a value": (
+            DSML_LS.replace("ls", "a</｜DSML｜parameter> b").join(DSML_SECTION),  # noqa: RUF001
+            [("bash", '{"command":"a</｜DSML｜parameter> b"}')],  # noqa: RUF001
+        ),
+        "text that its tag calls text, and lists": (
+            '<｜DSML｜invoke name="write_file">\n'  # noqa: RUF001
+            '<｜DSML｜parameter name="mode" string="true">420</｜DSML｜parameter>\n'  # noqa: RUF001
+            '<｜DSML｜parameter name="tags" string="false">["a", "b"]</｜DSML｜parameter>\n'  # noqa: RUF001
+            "</｜DSML｜invoke>",  # noqa: RUF001
+            [("write_file", '{"mode":"420","tags":["a","b"]}')],
+        ),
+        "a text in JSON": (
+            DSML_LS.replace('"true">ls', '"false">"ls"'),
+            [LS],
+        ),
+        "no JSON where the tag says so": (
+            DSML_PARIS.replace(">3<", ">three<"),
+            [("get_weather", '{"city":"Paris","days":"three"}')],
+        ),
+        "a tag that says nothing": (
+            DSML_PARIS.replace(' string="true"', "").replace(' string="false"', ""),
+            [PARIS],
+        ),
+        "the tag in prose": (
+            "Write <｜DSML｜function_calls> and then\n",  # noqa: RUF001
+            ["Write <｜DSML｜function_calls> and then\n"],  # noqa: RUF001
+        ),
+        "cut off in the name": (
+            '<｜DSML｜invoke name="ba',  # noqa: RUF001
+            ['<｜DSML｜invoke name="ba'],  # noqa: RUF001
+        ),
+        "cut off in a text": (
+            DSML_PARIS[: DSML_PARIS.index("ris")].join((DSML_SECTION[0], "")),
+            [("get_weather", '{"city":"Pa"}')],
+        ),
+        "cut off in another value": (
+            DSML_PARIS[: DSML_PARIS.index("3") + 1],
+            [("get_weather", '{"city":"Paris"}')],
+        ),
+    },
+    "dsml_v4": {
+        "one call": (
+            f"<｜DSML｜tool_calls>\n{DSML_PARIS}\n</｜DSML｜tool_calls>",  # noqa: RUF001
+            [PARIS],
+        ),
     },
     "kimi": {
         "one call": (KIMI_LS.join(KIMI_SECTION), [LS]),
         "text before it": ("I look. " + KIMI_LS.join(KIMI_SECTION), ["I look.", LS]),
         "several": ((KIMI_LS + KIMI_LS.replace(":0", ":1")).join(KIMI_SECTION), [LS, LS]),
+        "no arguments": (
+            KIMI_LS.replace("bash", "now").replace('{"command": "ls"}', "{}").join(KIMI_SECTION),
+            [("now", "{}")],
+        ),
         "white space in the section": (
             f"{KIMI_SECTION[0]}\n{KIMI_LS} \n{KIMI_LS}\n{KIMI_SECTION[1]}",
             [LS, LS],
@@ -133,10 +218,19 @@ CASES: dict[str, dict[str, tuple[str, Told]]] = {
             [("get_weather", '{"city":"Paris"}')],
         ),
     },
-    "glm_47": {"one call": (GLM_PARIS.replace("\n", ""), [PARIS])},
+    "glm_47": {
+        "one call": (GLM_PARIS.replace("\n", ""), [PARIS]),
+        "several": (GLM_PARIS.replace("\n", "") * 2, [PARIS, PARIS]),
+        "no arguments": ("<tool_call>now</tool_call>", [("now", "{}")]),
+        "text before it": (f"I look.{GLM_PARIS}".replace("\n", ""), ["I look.", PARIS]),
+    },
     "granite": {
         "one call": (f"<|tool_call|>[{GRANITE_LS}]", [LS]),
         "several": (f"<|tool_call|>[{GRANITE_LS}, {GRANITE_LS}]", [LS, LS]),
+        "no arguments": (
+            '<|tool_call|>[{"name": "now", "arguments": {}}]',
+            [("now", "{}")],
+        ),
         "with a closing marker": (f"<|tool_call|>[{GRANITE_LS}]<|/tool_call|>", [LS]),
         "the older marker": (f"<function_call> {GRANITE_LS}", [LS]),
         "text before it": (f"I look.\n\n<|tool_call|>[{GRANITE_LS}]", ["I look.", LS]),
@@ -192,6 +286,12 @@ CASES: dict[str, dict[str, tuple[str, Told]]] = {
     "gemma_4": {
         "one call": (G4_PARIS, [PARIS]),
         "several": (f"{G4_PARIS}{G4_PARIS}", [PARIS, PARIS]),
+        "text before it": (f"I look.\n{G4_PARIS}", ["I look.", PARIS]),
+        "no arguments": ("<|tool_call>call:now{}<tool_call|>", [("now", "{}")]),
+        "nested": (
+            '<|tool_call>call:f{a:{b:[1,{c:<|"|>x, }y<|"|>}]},d:true}<tool_call|>',
+            [("f", '{"a":{"b":[1,{"c":"x, }y"}]},"d":true}')],
+        ),
         "a list of texts": (
             '<|tool_call>call:f{a:[<|"|>x<|"|>,<|"|>y|"z<|"|>]}<tool_call|>',
             [("f", '{"a":["x","y|\\"z"]}')],

@@ -12,6 +12,7 @@ from llguidance import LLMatcher, grammar_from
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.tool_calls import deepseek as ds
+from inference.text.tool_calls.dsml_call import DSML
 from inference.text.tool_calls.errors import UnsupportedSchemaError
 from tests.inference.text.tool_calls.calls import read, tool
 from tests.inference.text.tool_calls.conftest import END_TOKEN_ID, Vocabulary, make_vocabulary
@@ -25,6 +26,7 @@ MARKERS = [
     *("<|tool_call_end|>", "<|tool_call_argument_begin|>", "<tool_call>", "</tool_call>"),
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call|>"),
     *("<start_function_call>", "<end_function_call>", "<escape>", "<|tool_call>", "<tool_call|>"),
+    DSML,
     *('<|"|>', "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"),
 ]
 WEATHER = tool(
@@ -92,6 +94,15 @@ def _glm(name: str, arguments: dict[str, Any], newline: str) -> str:
     return f"<tool_call>{name}{newline}{''.join(pairs)}</tool_call>"
 
 
+def _dsml(name: str, arguments: dict[str, Any]) -> str:
+    pairs = [
+        f'<{DSML}parameter name="{key}" string="{str(isinstance(value, str)).lower()}">'
+        f"{value if isinstance(value, str) else json.dumps(value)}</{DSML}parameter>"
+        for key, value in arguments.items()
+    ]
+    return f'<{DSML}invoke name="{name}">\n' + "\n".join(pairs) + f"\n</{DSML}invoke>"
+
+
 def written(family: str, *calls: Call) -> str:
     """As models of that family write these calls."""
     texts = [json.dumps(arguments) for _, arguments in calls]
@@ -107,6 +118,9 @@ def written(family: str, *calls: Call) -> str:
         case "deepseek_v31":
             heads = [f"{ds.CALL_BEGIN}{n}{ds.SEPARATOR}{t}{ds.CALL_END}" for n, t in both]
             return ds.CALLS_BEGIN + "".join(heads) + ds.CALLS_END
+        case "dsml" | "dsml_v4":
+            section = DSML + ("function_calls" if family == "dsml" else "tool_calls")
+            return f"<{section}>\n" + "\n".join(_dsml(*call) for call in calls) + f"\n</{section}>"
         case "kimi":
             heads = [
                 f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{text}"
@@ -215,7 +229,7 @@ def test_nothing_to_enforce(family: str, vocabulary: Vocabulary) -> None:
 
 
 @pytest.mark.parametrize("keyword", ["pattern", "minLength"])
-@pytest.mark.parametrize("family", ["glm", "gemma_4"])
+@pytest.mark.parametrize("family", ["glm", "gemma_4", "dsml"])
 def test_what_cannot_be_enforced_is_refused_by_name(
     family: str, keyword: str, vocabulary: Vocabulary
 ) -> None:
@@ -224,6 +238,17 @@ def test_what_cannot_be_enforced_is_refused_by_name(
         Enforced(family, vocabulary, REQUIRED, [tool("f", {"a": value}, strict=True)])
     loose = Enforced(family, vocabulary, REQUIRED, [tool("f", {"a": value})])
     assert loose.accepts(written(family, ("f", {"a": "y"})))
+
+
+def test_a_value_of_two_types_says_which_it_is(vocabulary: Vocabulary) -> None:
+    either = tool("f", {"a": {"type": ["string", "integer"]}, "b": {"enum": ["x", 1]}}, strict=True)
+    enforced = Enforced("dsml", vocabulary, REQUIRED, [either])
+    for arguments in ({"a": "x"}, {"a": 1}, {"a": "1", "b": "x"}, {"b": 1}):
+        answer = written("dsml", ("f", arguments))
+        assert enforced.accepts(answer), arguments
+        ((_, said),) = read(FAMILIES["dsml"], answer, [either])
+        assert json.loads(said) == arguments
+    assert not enforced.accepts(written("dsml", ("f", {"b": "1"})))
 
 
 SNIPPETS = [*MARKERS, '"', "}", "]", ",", "1", "{", "\n", "x", "city", ":"]

@@ -19,6 +19,7 @@ TEMPLATES = {
     "mistral": TOOLS + "[TOOL_CALLS][{{ call | tojson }}]",
     "glm": TOOLS + "<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>",
     "deepseek": TOOLS + "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",  # noqa: RUF001
+    "dsml": TOOLS + "<｜DSML｜function_calls>\n<｜DSML｜invoke",  # noqa: RUF001
     "kimi": TOOLS + "<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}",
     "granite": TOOLS + "respond with <|tool_call|> followed by a JSON list of tools used",
     "gemma": TOOLS + "<start_function_call>call:{{ name }}",

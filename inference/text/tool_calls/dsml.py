@@ -1,0 +1,159 @@
+"""DeepSeek V3.2: calls in its own markup, each argument saying whether it is text or JSON.
+
+    <｜DSML｜function_calls>
+    <｜DSML｜invoke name="f">
+    <｜DSML｜parameter name="a" string="true">x</｜DSML｜parameter>
+    <｜DSML｜parameter name="b" string="false">1</｜DSML｜parameter>
+    </｜DSML｜invoke>
+    </｜DSML｜function_calls>
+
+The section's tags may be missing. V4 calls the section ``tool_calls``: both are read, and grammars
+ask for the one that the template names. Whitespace around the calls is left out. In tokenizers the
+word between the bars is one token or spelled out, the tags around it never are one.
+"""  # noqa: RUF002 - DeepSeek's own characters
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference.protocol.generation import ToolChoice, ToolDefinition
+from inference.text.parts import ToolCallParser
+from inference.text.tokenizer import Tokenizer
+from inference.text.tool_calls.call_reader import CallReader
+from inference.text.tool_calls.dsml_call import (
+    DSML,
+    INVOKE,
+    INVOKE_END,
+    PARAMETER,
+    PARAMETER_END,
+    DsmlCall,
+    fits_quotes,
+)
+from inference.text.tool_calls.grammar_rules import TEXT_TERMINAL, callable_tools, literal
+from inference.text.tool_calls.known_tools import KnownTools
+from inference.text.tool_calls.marked_calls import MarkedCallParser
+from inference.text.tool_calls.markers import marker_token_id, special_marker_ids
+from inference.text.tool_calls.part_list import PartList
+from inference.text.tool_calls.tag_rules import TagStyle, function_rules
+
+SECTIONS = ("function_calls", "tool_calls")
+OPENINGS = tuple(f"<{DSML}{section}>" for section in SECTIONS)
+CLOSINGS = tuple(f"</{DSML}{section}>" for section in SECTIONS)
+
+
+def section_of(template: str) -> str:
+    """Which of the two the model was trained on."""
+    named = (name for name in SECTIONS if f"{DSML}{name}" in template)
+    return next(named, SECTIONS[0])
+
+
+class DsmlFormat:
+    name = "dsml"
+
+    def __init__(self, *, section: str = SECTIONS[0]) -> None:
+        self._section = section
+
+    def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
+        return special_marker_ids(tokenizer, (DSML,))
+
+    def parser(self, tools: Sequence[ToolDefinition]) -> ToolCallParser:
+        known = KnownTools(tools)
+
+        def begin(parts: PartList, opening: str, lead: str, character: str) -> CallReader:
+            return DsmlCall(known, parts, lead=lead, is_wrapped=opening != INVOKE)
+
+        return MarkedCallParser([*OPENINGS, INVOKE], begin, closings=CLOSINGS)
+
+    def grammar(
+        self,
+        tools: Sequence[ToolDefinition],
+        choice: ToolChoice,
+        *,
+        parallel: bool,
+        tokenizer: Tokenizer,
+    ) -> str | None:
+        """Raises ``UnsupportedSchemaError`` for what a strict tool asks and tags cannot express."""
+        called = callable_tools(tools, choice, parallel=parallel)
+        if not called:
+            return None
+        spelling = _Spelling(tokenizer)
+        style = _style(spelling)
+        opening, closing = f"<{DSML}{self._section}>", f"</{DSML}{self._section}>"
+        line = literal("\n")
+        more = f" ({line} one)*" if parallel else ""
+        rules = [
+            *_answer_rules(opening, choice, parallel=parallel, spelling=spelling),
+            # Each newline by itself: the lexer does not go back behind one.
+            f"rest: {line} one{more} {line} {spelling.tag(closing)}",
+            f"one: {spelling.tag(INVOKE)} ({_any_of('one', len(called))})",
+            *style.common_rules(),
+        ]
+        for index, tool in enumerate(called):
+            rules += function_rules(f"one_{index}", tool, choice, style)
+        return "\n".join(rules)
+
+
+class _Spelling:
+    """How tags are spelled in a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._token_id = marker_token_id(tokenizer, DSML)
+
+    def tag(self, text: str) -> str:
+        """``text`` with at most one of the words between bars in it."""
+        before, word, after = text.partition(DSML)
+        if not word or self._token_id is None:
+            return literal(text)
+        pieces = (literal(before) if before else "", f"<[{self._token_id}]>", literal(after))
+        return " ".join(pieces).strip()
+
+    def text_up_to(self, rule: str, tag: str) -> list[str]:
+        """``rule`` is free text that ends in ``tag``. A lazy terminal ends text that could go on,
+        but holds no token that is special."""
+        spelled = f"{rule}_spelled[lazy]: TEXT {literal(tag)}"
+        if self._token_id is None:
+            return [f"{rule}: {rule}_spelled", spelled]
+        before, _, after = tag.partition(DSML)
+        ended = before.replace("/", "\\/")
+        return [
+            f"{rule}: {rule.upper()}_TEXT <[{self._token_id}]> {literal(after)} | {rule}_spelled",
+            f"{rule.upper()}_TEXT: /(.|\\n)*{ended}/",
+            spelled,
+        ]
+
+
+def _answer_rules(
+    opening: str, choice: ToolChoice, *, parallel: bool, spelling: _Spelling
+) -> list[str]:
+    if choice.mode == "required":
+        # What one section holds is all that the answer calls.
+        return [f"start: {spelling.tag(opening)} rest", TEXT_TERMINAL]
+    return [
+        "start: call* TEXT" if parallel else "start: TEXT | call",
+        "call: head rest",
+        *spelling.text_up_to("head", opening),
+        TEXT_TERMINAL,
+    ]
+
+
+def _style(spelling: _Spelling) -> TagStyle:
+    line = literal("\n")
+    any_key = f'/[^<>"\\n]+/ {literal(chr(34) + " string=" + chr(34))} ("true" | "false")'
+    return TagStyle(
+        begin=lambda name: literal(f'{name}">\n'),
+        end=f"{line}? {spelling.tag(INVOKE_END)}",
+        key=lambda key: f"{spelling.tag(PARAMETER + key)}",
+        any_key=f"{spelling.tag(PARAMETER)} {any_key} {literal(chr(34) + '>')}",
+        value_end=f"{spelling.tag(PARAMETER_END)} {line}",
+        text_value=(
+            *spelling.text_up_to("text_body", PARAMETER_END),
+            f"text_value: text_body {line}",
+        ),
+        before_text=literal('" string="true">'),
+        before_json=literal('" string="false">'),
+        fits=fits_quotes,
+    )
+
+
+def _any_of(rule: str, count: int) -> str:
+    return " | ".join(f"{rule}_{index}" for index in range(count))
