@@ -9,6 +9,7 @@ Owned by whoever applies engine outputs, one step at a time. Knows no Redis and 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
@@ -59,6 +60,8 @@ class Choice:
         self._num_prompt_tokens = 0
         """What the engine said of a choice that it cut off before that."""
         self._text = text
+        self._unsettled: deque[TokenLogprob | None] = deque()
+        """Of the tokens of which it is not known yet whether they are answer."""
         self._events = ChoiceEvents(request_id, index)
         self._at_limit: FinishReason = at_limit
         self._echo = echo
@@ -87,7 +90,9 @@ class Choice:
         self.num_accepted_drafts += min(step.num_accepted_drafts, len(taken))
         self.num_rejected_drafts += step.num_drafted_tokens - step.num_accepted_drafts
         if self._text.stop is None and step.finish_reason is not None:
-            pieces += self._text.flush()
+            kinds, found = self._text.flush()
+            pieces += found
+            logprobs += self._settle(kinds)
             # The engine's count holds the stop token too, which is not among the ids.
             self.num_output_tokens = max(step.num_output_tokens, self.num_output_tokens)
         events = self._events.of(pieces, logprobs)
@@ -121,15 +126,24 @@ class Choice:
             pieces.append(TextPart(echo.text))
             logprobs += echo.logprobs
         for position, token_id in enumerate(step.token_ids):
-            kind, found = self._text.feed(token_id)
+            kinds, found = self._text.feed(token_id)
             pieces += found
             self.num_output_tokens += 1
-            self._events.count_token(is_answer=kind is TokenKind.ANSWER)
-            if step.logprobs and kind is TokenKind.ANSWER:
-                logprobs.append(text_logprob(step.logprobs[position], self._text.tokenizer))
+            self._unsettled.append(step.logprobs[position] if step.logprobs else None)
+            logprobs += self._settle(kinds)
             if self._text.stop is not None:
                 break
         return pieces, logprobs
+
+    def _settle(self, kinds: Sequence[TokenKind]) -> list[TextLogprob]:
+        """What the next unsettled tokens are: the log probabilities of those that are answer."""
+        told = []
+        for kind in kinds:
+            entry = self._unsettled.popleft()
+            self._events.count_token(is_answer=kind is TokenKind.ANSWER)
+            if entry is not None and kind is TokenKind.ANSWER:
+                told.append(text_logprob(entry, self._text.tokenizer))
+        return told
 
     def _scored(self, prompt_logprobs: Sequence[TokenLogprob]) -> list[Event]:
         if self._echo is not None:

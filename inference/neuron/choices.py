@@ -55,8 +55,9 @@ def _choice_text(request: GenerationRequest, prepared: Prepared, text: ModelText
         text.tokenizer,
         stop=request.stop,
         continues_text=prepared.continues_text,
-        markers=prepared.markers,
-        starts_thinking=prepared.starts_thinking,
+        markers=prepared.thinking.markers,
+        phrases=prepared.thinking.phrases,
+        starts_thinking=prepared.thinking.is_open,
         tool_calls=None if calls is None else calls.parser(tools),
         shown_token_ids=frozenset() if calls is None else calls.shown_token_ids(text.tokenizer),
     )

@@ -13,6 +13,7 @@ from inference.protocol.heartbeat import Capability
 from inference.protocol.load import LoadReport, LoadSpec, spec_digest
 from inference.text.chat_template import ChatTemplate
 from inference.text.parts import ToolFormat
+from inference.text.phrases import PhraseMarkers, find_phrases
 from inference.text.reasoning import ReasoningMarkers, find_markers
 from inference.text.template_sources import find_templates
 from inference.text.tokenizer import Tokenizer
@@ -29,7 +30,9 @@ class ModelText:
     template: ChatTemplate
     report: LoadReport
     markers: ReasoningMarkers | None = None
-    """Of its thinking block; ``None``: it does not think."""
+    """Of its thinking block; ``None``: it does not think, or between phrases."""
+    phrases: PhraseMarkers | None = None
+    """What its thinking stands between where no single tokens say so."""
     tool_format: ToolFormat | None = None
     """How it writes tool calls; ``None``: its template takes no tools, or in no known way."""
     max_output_tokens: int | None = None
@@ -43,11 +46,13 @@ class ModelText:
         directory = Path(report.tokenizer_dir)
         tokenizer = Tokenizer.load(directory)
         templates = find_templates(directory, spec.chat_template)
+        markers = find_markers(tokenizer, templates.default)
         return cls(
             tokenizer=tokenizer,
             template=ChatTemplate(templates, tokenizer.special_tokens),
             report=report,
-            markers=find_markers(tokenizer, templates.default),
+            markers=markers,
+            phrases=find_phrases(templates.default) if markers is None else None,
             tool_format=find_tool_format(templates.for_tools, tokenizer),
             max_output_tokens=spec.max_output_tokens,
             fingerprint=fingerprint(spec, report),
@@ -73,7 +78,8 @@ class ModelText:
             found.append("tool_call")
         if self.report.vision is not None:
             found.append("vision")
-        if self.markers is not None and self._template_thinks(self.markers):
+        thinks = self.markers is not None and self._template_thinks(self.markers)
+        if thinks or self.phrases is not None:
             found.append("reasoning")
         return found
 

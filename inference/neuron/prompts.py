@@ -27,6 +27,7 @@ from inference.neuron.model_text import ModelText
 from inference.neuron.output_rules import request_grammar
 from inference.neuron.prompt_scores import check_scores, num_scored
 from inference.neuron.shortening import shortened
+from inference.neuron.thinking import Thinking
 from inference.protocol.events import Failure, UsedSampling
 from inference.protocol.generation import (
     ChatInput,
@@ -37,7 +38,7 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.load import LoadReport
-from inference.protocol.sampling import SamplingOptions, SamplingParams, ThinkingLimit
+from inference.protocol.sampling import SamplingOptions, SamplingParams
 from inference.text.chat_template import rendered_tools
 from inference.text.errors import (
     NoPlaceForToolsError,
@@ -45,7 +46,8 @@ from inference.text.errors import (
     TooManyTokensError,
 )
 from inference.text.harmony import ANSWER_HEAD
-from inference.text.reasoning import ReasoningMarkers, opens_block
+from inference.text.phrases import opens_phrase
+from inference.text.reasoning import opens_block
 from inference.text.token_bounds import num_bytes
 
 MODEL_DEFAULT_FIELDS = (
@@ -59,6 +61,7 @@ MODEL_DEFAULT_FIELDS = (
 )
 """SamplingOptions for which ``None`` means generation_config's value, else the neutral one."""
 
+NO_THINKING = Thinking()
 MAX_ARGUMENTS_CHARACTERS = 2**20
 """Of one tool call. They are parsed and written again, each in one go for which every other thread
 waits; all else that is done with a long conversation lets them pass."""
@@ -73,10 +76,7 @@ class Prepared:
     limit: AnswerLimit
     continues_text: bool
     """The answer goes on from the prompt's text, so its first space is part of it."""
-    markers: ReasoningMarkers | None = None
-    """What the answer's thinking stands between; ``None``: nothing is looked for."""
-    starts_thinking: bool = False
-    """The prompt has opened the thinking block."""
+    thinking: Thinking = NO_THINKING
     tools: Sequence[ToolDefinition] = ()
     """Those that the answer may call."""
     num_lost_turns: int = 0
@@ -115,18 +115,18 @@ def prepare(
             prompt_logprobs=num_scored(request),
         )
         return Prepared(prompts=prompts, params=params, limit=limit, continues_text=True)
-    starts_thinking = opens_block(prompts[0], text.markers, text.tokenizer)
+    thinking = Thinking.of(request.input, prompts[0], text)
+    opens_with_token = thinking.is_open and thinking.phrases is None
+    grammar = request_grammar(request, text, starts_thinking=opens_with_token)
+    thinking.check(grammar)
     return Prepared(
         prompts=prompts,
         params=msgspec.structs.replace(
-            params,
-            grammar=request_grammar(request, text, starts_thinking=starts_thinking),
-            thinking_limit=_thinking_limit(request.input, text.markers, starts_thinking),
+            params, grammar=grammar, thinking_limit=thinking.limit(request.input)
         ),
         limit=limit,
         continues_text=bool(request.input.answer_start),
-        markers=text.markers,
-        starts_thinking=starts_thinking,
+        thinking=thinking,
         tools=rendered_tools(request.input),
         num_lost_turns=num_lost_turns,
         images=images,
@@ -161,20 +161,6 @@ def _fitting(request: GenerationRequest, text: ModelText) -> tuple[GenerationReq
 
     made = shortened(request.input, fits)
     return msgspec.structs.replace(request, input=made.chat), made.num_lost_turns
-
-
-def _thinking_limit(
-    chat: ChatInput, markers: ReasoningMarkers | None, starts_thinking: bool
-) -> ThinkingLimit | None:
-    """A model without markers does not think, and needs no limit."""
-    if chat.thinking_budget_tokens is None or markers is None:
-        return None
-    return ThinkingLimit(
-        max_tokens=chat.thinking_budget_tokens,
-        end_token_id=markers.end_token_id,
-        start_token_id=None if starts_thinking else markers.start_token_id,
-        follows_token_id=None if starts_thinking else markers.follows_token_id,
-    )
 
 
 def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
@@ -228,6 +214,8 @@ def chat_prompt(chat: ChatInput, text: ModelText, max_tokens: int | None) -> str
         prompt += ANSWER_HEAD
     elif markers is not None and opens_block(token_ids, markers, text.tokenizer):
         prompt += f"\n{markers.closes}\n\n"
+    elif text.phrases is not None and opens_phrase(prompt, text.phrases):
+        prompt += f"\n{text.phrases.closes[0]}\n\n"
     return prompt + chat.answer_start
 
 

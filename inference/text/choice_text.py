@@ -2,6 +2,7 @@
 
     token ─▶ thinking? ─yes─▶ detokenizer ─▶ ThoughtPart
                   └────no───▶ AnswerText ──▶ TextPart | CallStarted | CallArguments
+    token ─▶ detokenizer ─▶ thinking? ─▶ likewise, where phrases tell
 
 Works token by token, so the parts of one kind concatenate to the same however the tokens are cut
 into steps. White space right after a marker belongs to the marker and is not part of the thought
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from inference.text.answer_text import AnswerText
 from inference.text.detokenizer import Detokenizer
 from inference.text.parts import CallArguments, Part, TextPart, ToolCallParser
+from inference.text.phrases import PhraseMarkers, PhraseReader, Run
 from inference.text.reasoning import ReasoningMarkers, splitter
 from inference.text.token_kinds import TokenKind
 from inference.text.tokenizer import Tokenizer
@@ -44,13 +46,15 @@ class ChoiceText:
         stop: Sequence[str] = (),
         continues_text: bool = False,
         markers: ReasoningMarkers | None = None,
+        phrases: PhraseMarkers | None = None,
         starts_thinking: bool = False,
         tool_calls: ToolCallParser | None = None,
         shown_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """``starts_thinking``: the prompt has opened the thinking block. ``shown_token_ids``:
-        special tokens whose text ``tool_calls`` needs. Raises ``ValueError`` for an empty stop
-        string."""
+        """Thinking stands between ``markers`` or ``phrases``; without both there is none.
+        ``starts_thinking``: the prompt has opened the block. ``shown_token_ids``: special tokens
+        whose text ``tool_calls`` needs. Raises ``ValueError`` for an empty stop string."""
+        assert markers is None or phrases is None
         self.tokenizer = tokenizer
         self.num_thought_tokens = 0
         """Inside thinking blocks; their markers do not count."""
@@ -65,66 +69,124 @@ class ChoiceText:
             tokenizer,
             stop=stop,
             continues_text=continues_text,
-            holds_leading_space=markers is not None,
+            holds_leading_space=markers is not None or phrases is not None,
             tool_calls=tool_calls,
             shown_token_ids=shown_token_ids,
         )
         self._markers = markers
+        self._phrases = None if phrases is None else PhraseReader(phrases, is_open=starts_thinking)
+        self._detokenizer = Detokenizer(
+            tokenizer, continues_text=continues_text, shown_token_ids=shown_token_ids
+        )
+        """Where phrases are looked for: their text is found before it is known whose it is."""
         self._thought: _ThoughtText | None = None
         if starts_thinking and markers is not None:
-            self._thought = _ThoughtText(tokenizer, markers)
+            self._thought = _ThoughtText(tokenizer, markers.opens, markers.label)
+        elif starts_thinking and phrases is not None:
+            self._thought = _ThoughtText(tokenizer, _line(phrases.opens[0]))
 
     @property
     def stop(self) -> str | None:
         """The stop string that ended the answer."""
         return self._answer.stop
 
-    def feed(self, token_id: int) -> tuple[TokenKind, list[Piece]]:
+    def feed(self, token_id: int) -> tuple[list[TokenKind], list[Piece]]:
+        """The kinds of the tokens of which it is known now, in their order, and what was said. Only
+        phrases leave a token's kind open until later."""
+        if self._phrases is not None:
+            kinds, runs = self._phrases.feed(self._detokenizer.feed([token_id]))
+            return self._told(kinds, runs)
         kind = self._splitter.feed(token_id)
+        return [kind], self._feed_kind(kind, token_id)
+
+    def flush(self) -> tuple[list[TokenKind], list[Piece]]:
+        """The answer has ended: what was held back. A block that is still open ends with it."""
+        kinds: list[TokenKind] = []
+        pieces: list[Piece] = []
+        if self._phrases is not None:
+            kinds, pieces = self._told(*self._phrases.flush(self._detokenizer.flush()))
+        thought = [] if self._thought is None else self._thought.flush()
+        return kinds, [*pieces, *thought, *self._answer.flush()]
+
+    def _feed_kind(self, kind: TokenKind, token_id: int) -> list[Piece]:
         before = self._splitter.take_text()
         match kind:
             case TokenKind.ANSWER:
-                return kind, [*self._answer.feed_text(before), *self._answer.feed(token_id)]
+                return [*self._answer.feed_text(before), *self._answer.feed(token_id)]
             case TokenKind.OPENS:
                 assert self._markers is not None
                 self._answer.drop_leading_space()
-                self._thought = _ThoughtText(self.tokenizer, self._markers)
-                return kind, self._thought.feed([])
+                self._thought = _ThoughtText(
+                    self.tokenizer, self._markers.opens, self._markers.label
+                )
+                return self._thought.feed([])
             case TokenKind.THOUGHT:
                 assert self._thought is not None
                 self.num_thought_tokens += 1
-                return kind, self._thought.feed([token_id])
+                return self._thought.feed([token_id])
             case TokenKind.CLOSES:
-                assert self._thought is not None
-                thought, self._thought = self._thought, None
-                self._answer.drop_leading_space()
-                return kind, thought.close()
+                assert self._markers is not None
+                return self._close(self._markers.closes)
             case TokenKind.MARKUP:
-                return kind, [*self._answer.feed_text(before)]
+                return [*self._answer.feed_text(before)]
 
-    def flush(self) -> list[Piece]:
-        """The answer has ended: what was held back. A block that is still open ends with it."""
-        thought = [] if self._thought is None else self._thought.flush()
-        return [*thought, *self._answer.flush()]
+    def _told(
+        self, kinds: list[TokenKind], runs: Sequence[Run]
+    ) -> tuple[list[TokenKind], list[Piece]]:
+        self.num_thought_tokens += kinds.count(TokenKind.THOUGHT)
+        pieces: list[Piece] = []
+        for kind, text in runs:
+            if self.stop is None:
+                pieces += self._run(kind, text)
+        return kinds, pieces
+
+    def _run(self, kind: TokenKind, text: str) -> list[Piece]:
+        match kind:
+            case TokenKind.ANSWER:
+                return [*self._answer.feed_text(text)]
+            case TokenKind.OPENS:
+                self._thought = _ThoughtText(self.tokenizer, _line(text))
+                return self._thought.feed_text("")
+            case TokenKind.THOUGHT:
+                assert self._thought is not None
+                return self._thought.feed_text(text)
+            case TokenKind.CLOSES:
+                return self._close(_line(text))
+            case TokenKind.MARKUP:
+                return []
+
+    def _close(self, closes: str) -> list[Piece]:
+        assert self._thought is not None
+        thought, self._thought = self._thought, None
+        self._answer.drop_leading_space()
+        return thought.close(closes)
+
+
+def _line(phrase: str) -> str:
+    """A phrase is words, which what follows them must not be joined to."""
+    return f"{phrase}\n"
 
 
 class _ThoughtText:
     """One thinking block's text."""
 
-    def __init__(self, tokenizer: Tokenizer, markers: ReasoningMarkers) -> None:
-        self._markers = markers
+    def __init__(self, tokenizer: Tokenizer, opens: str, label: str = "") -> None:
+        self._opens = opens
         self._detokenizer = Detokenizer(tokenizer, continues_text=True)
         self._has_text = False
         self._has_opened = False
-        self._label = markers.label
+        self._label = label
         self._held = ""
         """What may still be the label."""
 
     def feed(self, token_ids: Sequence[int]) -> list[Piece]:
         return self._parts(self._detokenizer.feed(token_ids))
 
-    def close(self) -> list[Piece]:
-        return self._parts(self._detokenizer.flush(), closes=self._markers.closes, is_end=True)
+    def feed_text(self, text: str) -> list[Piece]:
+        return self._parts(text)
+
+    def close(self, closes: str) -> list[Piece]:
+        return self._parts(self._detokenizer.flush(), closes=closes, is_end=True)
 
     def flush(self) -> list[Piece]:
         return self._parts(self._detokenizer.flush(), is_end=True)
@@ -134,7 +196,7 @@ class _ThoughtText:
         if not self._has_text:
             text = text.lstrip()
             self._has_text = bool(text)
-        opens = None if self._has_opened else self._markers.opens
+        opens = None if self._has_opened else self._opens
         self._has_opened = True
         return [ThoughtPart(text, opens, closes)] if text or opens or closes else []
 

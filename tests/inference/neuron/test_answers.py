@@ -29,6 +29,7 @@ from inference.protocol.events import (
 )
 from inference.protocol.sampling import TokenLogprob
 from inference.text.choice_text import ChoiceText
+from inference.text.phrases import SPOKEN
 from inference.text.reasoning import find_markers
 from inference.text.tokenizer import Tokenizer
 from tests.inference.text.marked_calls import MarkedCalls
@@ -346,6 +347,20 @@ def test_token_ids_are_told_up_to_the_stop(tokenizer: Tokenizer, cuts: list[int]
 def test_token_ids_are_told_only_where_asked_for(tokenizer: Tokenizer) -> None:
     events = _events(tokenizer, "one")
     assert not any(isinstance(event, OutputTokens) for event in events)
+
+
+@given(cuts=st.lists(st.integers(0, 40), max_size=4))
+def test_tokens_are_answer_once_it_is_known_that_they_are(
+    tokenizer: Tokenizer, cuts: list[int]
+) -> None:
+    """Phrases leave that open; log probabilities wait for it."""
+    spoken = f"{SPOKEN.opens[0]} So. {SPOKEN.closes[0]} Here it is"
+    for text, answer in ((spoken, "Here it is"), ("Here is a list", "Here is a list")):
+        choice = Choice(request_id="r", text=ChoiceText(tokenizer, phrases=SPOKEN))
+        folded = Folded(_tell(_answer(choice), _steps(_ids(tokenizer, text), cuts)))
+        assert folded.told[-1] == ["text", answer]
+        assert "".join(entry.token for entry in folded.logprobs).strip() == answer
+        assert folded.num_tokens == choice.num_output_tokens
 
 
 class TestTiming:

@@ -16,6 +16,7 @@ from inference.neuron.model_text import ModelText
 from inference.neuron.prompts import (
     MAX_ARGUMENTS_CHARACTERS,
     Prepared,
+    chat_prompt,
     count_tokens,
     prepare,
     used_sampling,
@@ -33,6 +34,7 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.sampling import SamplingOptions, ThinkingLimit
+from inference.text import phrases
 from tests.inference.neuron.model_texts import model_text
 
 
@@ -255,6 +257,46 @@ def test_more_than_the_operator_allows_is_refused_with_both_numbers(byte_level_d
     assert no.value.failure.param == "max_tokens"
 
 
+SPOKEN = "{{ messages[0].content }}{% if thinking %}" + " ".join(
+    (phrases.SPOKEN.opens[0], phrases.SPOKEN.closes[0], "{% endif %}")
+)
+TAGGED = "{{ messages[0].content }}{# </think> #}{% if thinking is not false %}<think>\n{% endif %}"
+
+
+class TestPhrases:
+    """Thinking between words that are no single tokens."""
+
+    def test_they_are_looked_for_where_the_model_was_asked_to_think(
+        self, byte_level_dir: Path
+    ) -> None:
+        text = model_text(byte_level_dir, chat_template=SPOKEN)
+        assert "reasoning" in text.capabilities
+        assert prepare(_ask(input=_chat(thinking=True)), text).thinking.phrases is phrases.SPOKEN
+        assert prepare(_ask(input=_chat(shows_reasoning=True)), text).thinking.phrases is not None
+        assert prepare(_ask(input=_chat()), text).thinking.phrases is None
+        begun = _chat(thinking=True, answer_start="Yes")
+        assert prepare(_ask(input=begun), text).thinking.phrases is None
+
+    def test_a_template_opens_the_block(self, byte_level_dir: Path) -> None:
+        text = model_text(byte_level_dir, chat_template=TAGGED)
+        opened = prepare(_ask(input=_chat(thinking=True)), text)
+        assert opened.thinking.is_open and opened.params.thinking_limit is None
+        assert not prepare(_ask(input=_chat(thinking=False)), text).thinking.is_open
+        begun = _chat(thinking=True, answer_start="Yes")
+        assert chat_prompt(begun, text, 100) == "Hi<think>\n\n</think>\n\nYes"
+
+    def test_what_needs_a_token_that_ends_it_is_refused(self, byte_level_dir: Path) -> None:
+        text = model_text(byte_level_dir, chat_template=TAGGED)
+        bounded = _ask(input=_chat(thinking=True, thinking_budget_tokens=5))
+        in_json = _ask(input=_chat(thinking=True), output_format=OutputFormat(path="format"))
+        for asked in (bounded, in_json):
+            with pytest.raises(RequestRefusedError) as refused:
+                prepare(asked, text)
+            assert refused.value.failure.code == "unsupported_parameter"
+        unopened = _ask(input=_chat(thinking=False), output_format=OutputFormat(path="format"))
+        assert prepare(unopened, text).params.grammar is not None
+
+
 THINKS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 OPENS = THINKS + "{% if enable_thinking is not false %}<think>\n{% endif %}"
 
@@ -266,9 +308,9 @@ def _chat(**kwargs: object) -> ChatInput:
 
 def test_a_prompt_that_opens_the_block_is_noticed(thinking_dir: Path) -> None:
     text = model_text(thinking_dir, chat_template=OPENS)
-    assert prepare(_ask(input=_chat(thinking=True)), text).starts_thinking
-    assert prepare(_ask(input=_chat(shows_reasoning=True)), text).starts_thinking
-    assert not prepare(_ask(input=_chat()), text).starts_thinking
+    assert prepare(_ask(input=_chat(thinking=True)), text).thinking.is_open
+    assert prepare(_ask(input=_chat(shows_reasoning=True)), text).thinking.is_open
+    assert not prepare(_ask(input=_chat()), text).thinking.is_open
 
 
 def test_an_answer_goes_on_from_its_start(thinking_dir: Path) -> None:
@@ -280,14 +322,14 @@ def test_an_answer_goes_on_from_its_start(thinking_dir: Path) -> None:
         wanted = text.tokenizer.encode(f"Hi{block}Once ", add_special_tokens=False)
         assert prepared.prompts == [wanted]
         assert prepared.continues_text
-        assert not prepared.starts_thinking
+        assert not prepared.thinking.is_open
 
 
 def test_thinking_is_looked_for_in_chats_only(thinking_dir: Path) -> None:
     text = model_text(thinking_dir, chat_template=OPENS)
-    assert prepare(_ask(input=_chat()), text).markers is not None
+    assert prepare(_ask(input=_chat()), text).thinking.markers is not None
     raw = prepare(_ask(input=TextInput(texts=["<think>"])), text)
-    assert (raw.markers, raw.starts_thinking) == (None, False)
+    assert (raw.thinking.markers, raw.thinking.is_open) == (None, False)
 
 
 def test_a_budget_limits_the_block(thinking_dir: Path, byte_level_dir: Path) -> None:

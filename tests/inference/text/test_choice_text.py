@@ -38,7 +38,7 @@ def _run(choice: ChoiceText, text: str) -> list[Piece]:
         pieces += choice.feed(token_id)[1]
         if choice.stop is not None:
             return merged(pieces)
-    return merged([*pieces, *choice.flush()])
+    return merged([*pieces, *choice.flush()[1]])
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def _run(
     pieces: list[Piece] = []
     for token_id in tokenizer.encode(text, add_special_tokens=False):
         pieces += choice.feed(token_id)[1]
-    return merged([*pieces, *choice.flush()])
+    return merged([*pieces, *choice.flush()[1]])
 
 
 def test_only_templates_that_speak_so_have_channels(tokenizer: Tokenizer) -> None:
@@ -118,7 +118,7 @@ def test_headers_and_thoughts_are_no_answer(
 ) -> None:
     choice = ChoiceText(tokenizer, markers=markers)
     token_ids = tokenizer.encode(f"{THOUGHT}{FINAL}Yes", add_special_tokens=False)
-    kinds = [choice.feed(token_id)[0] for token_id in token_ids]
+    kinds = [kind for token_id in token_ids for kind in choice.feed(token_id)[0]]
     num_answer = len(tokenizer.encode("Yes", add_special_tokens=False))
     assert kinds[-num_answer:] == [TokenKind.ANSWER] * num_answer
     assert TokenKind.ANSWER not in kinds[:-num_answer]
