@@ -24,7 +24,7 @@ class LoginForm(StyledForm):
 
 
 class Login(LoginView):
-    template_name = "admin/login.html"
+    template_name = "pages/login.html"
     authentication_form = LoginForm
     redirect_authenticated_user = True
 

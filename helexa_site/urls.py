@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from django.contrib import admin
-from django.urls import include, path
+from django.urls import include, path, re_path
 
 from fleet.api.version import VersionView
+from helexa_site.api_reference import api_reference
 from helexa_site.front import favicon, front
 from helexa_site.login import Login, Logout
 
@@ -25,4 +26,5 @@ urlpatterns = [
     path("favicon.ico", favicon),
     path("", front, name="front"),
     path("version", VersionView.as_view()),
+    re_path(r"^docs/?$", api_reference, name="api-reference"),
 ]

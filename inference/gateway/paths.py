@@ -57,6 +57,9 @@ ELSEWHERE = {
     "moderations": "This server moderates nothing.",
     "assistants": "This server has no assistants; /v1/responses keeps conversations.",
     "threads": "This server has no threads; /v1/responses keeps conversations.",
+    "conversations": "This server has no conversations; /v1/responses goes on from an earlier one.",
+    "uploads": "This server takes files whole: POST /v1/files.",
+    "evals": "This server evaluates nothing.",
     "fine_tuning": "This server trains nothing.",
     "vector_stores": "This server keeps no vectors; /v1/embeddings makes them.",
 }
@@ -66,6 +69,8 @@ SERVED = (
     *("/v1/embeddings", "/v1/rerank", "/v1/score"),
 )
 
+REFERENCE = "What there is: /docs."
+"""The page of ``helexa_site.api_reference``."""
 MAX_COMPARED_CHARS = 100
 LEAST_LIKENESS = 0.7
 
@@ -112,7 +117,8 @@ def unknown_url(method: str, path: str) -> str:
     """What a client is told."""
     kind = path.removeprefix(VERSION).strip("/").partition("/")[0]
     if kind in ELSEWHERE:
-        return f"{ELSEWHERE[kind]} Models here read and write text: {', '.join(SERVED)}."
+        served = ", ".join(SERVED)
+        return f"{ELSEWHERE[kind]} Models here read and write text: {served}. {REFERENCE}"
     near = near_path(path)
-    help_ = "" if near is None else f" Did you mean {near}?"
-    return f"There is no {method} {path} here.{help_}"
+    help_ = "" if near is None else f"Did you mean {near}? "
+    return f"There is no {method} {path} here. {help_}{REFERENCE}"

@@ -28,6 +28,30 @@ SAMPLES: dict[str, Any] = {
     "array": ["x"],
     "object": {"x": "x"},
 }
+CALLS = {
+    "/v1/chat/completions": "OpenAI's chat completions.",
+    "/v1/completions": "OpenAI's text completions.",
+    "/v1/responses": "OpenAI's responses.",
+    "/v1/responses/compact": "A conversation made shorter.",
+    "/v1/responses/input_tokens": "How many tokens a response's input has.",
+    "/v1/messages": "Anthropic's messages.",
+    "/v1/messages/count_tokens": "How many tokens a message's prompt has.",
+    "/v1/messages/batches": "Many messages at once, when there is room.",
+    "/v1/embeddings": "Texts as vectors.",
+    "/v1/rerank": "Documents by relevance, in Cohere's and Jina's shape.",
+    "/v2/rerank": "The same, in Cohere's second shape.",
+    "/v1/score": "Scores of pairs of texts, in vLLM's shape.",
+    "/v1/batches": "A file of requests, run when there is room.",
+    "/tokenize": "The tokens of a text or a chat, in vLLM's shape.",
+    "/detokenize": "The text of tokens, in vLLM's shape.",
+    "/api/chat": "Ollama's chat.",
+    "/api/generate": "Ollama's completions.",
+    "/api/embed": "Ollama's embeddings.",
+    "/api/embeddings": "Ollama's embeddings, in their older shape.",
+    "/api/show": "One model, in Ollama's shape.",
+    "/api/pull": "A download to a neuron, for keys with fleet:write.",
+}
+"""What takes a body with fields."""
 READS = {
     "/v1/models": "What is offered.",
     "/v1/models/{id}": "One model.",
@@ -59,7 +83,7 @@ def document() -> dict[str, Any]:
         method, _, where = head.partition(" ")
         if method == "POST" and not nested:
             for path in _paths(where):
-                paths.setdefault(path, {})["post"] = _operation(title)
+                paths.setdefault(path, {})["post"] = _operation(title, CALLS[path])
     for path, summary in READS.items():
         read: dict[str, Any] = {"summary": summary, "responses": _responses()}
         if "{id}" in path:
@@ -114,10 +138,10 @@ def _property(field: Field) -> dict[str, Any]:
     return told | {"type": [*types_of(field), "null"]}
 
 
-def _operation(title: str) -> dict[str, Any]:
+def _operation(title: str, summary: str) -> dict[str, Any]:
     schema = {"$ref": f"#/components/schemas/{_name(title)}"}
     return {
-        "summary": title,
+        "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": _responses(),
     }

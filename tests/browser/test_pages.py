@@ -45,7 +45,7 @@ MEMBERS_PAGES = {
     "keys": "/usage/keys",
     "bench": "/bench/",
 }
-STRANGERS_PAGES = {"login": "/login/", **BENCH_PAGES}
+STRANGERS_PAGES = {"login": "/login/", "api-reference": "/docs", **BENCH_PAGES}
 """The bench is open to all here, as an operator may set it."""
 STRANGER = ""
 BRIGHTNESS = """

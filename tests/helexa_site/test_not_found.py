@@ -12,7 +12,7 @@ def test_json_says_what_may_have_been_meant(accept: str) -> None:
     assert (response.status_code, response["content-type"]) == (404, "application/json")
     error = response.json()["error"]
     assert error["code"] == "unknown_url"
-    assert error["message"].endswith("Did you mean /v1/chat/completions?")
+    assert error["message"].endswith("Did you mean /v1/chat/completions? What there is: /docs.")
 
 
 def test_a_browser_gets_a_page() -> None:

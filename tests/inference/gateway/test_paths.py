@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from inference.gateway.paths import KNOWN_PATHS, api_path, api_path_of, near_path, unknown_url
+from inference.gateway.paths import (
+    KNOWN_PATHS,
+    REFERENCE,
+    api_path,
+    api_path_of,
+    near_path,
+    unknown_url,
+)
 
 
 @pytest.mark.parametrize("path", [*KNOWN_PATHS, "/v1", "/v1/", "/v1/nothing", "/v1/models/a/b"])
@@ -58,9 +65,9 @@ def test_what_a_wrong_path_may_have_meant(path: str, near: str | None) -> None:
 
 
 def test_it_is_said() -> None:
-    message = "There is no POST /v1/v1/messages here. Did you mean /v1/messages?"
+    message = f"There is no POST /v1/v1/messages here. Did you mean /v1/messages? {REFERENCE}"
     assert unknown_url("POST", "/v1/v1/messages") == message
-    assert unknown_url("GET", "/v1/nothing") == "There is no GET /v1/nothing here."
+    assert unknown_url("GET", "/v1/nothing") == f"There is no GET /v1/nothing here. {REFERENCE}"
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/images/generations", "/v1/moderations"])
