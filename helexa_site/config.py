@@ -71,6 +71,9 @@ class Config:
     """How many one account may keep."""
     max_stored_response_bytes: int = 1024 * 1024 * 1024
     """What those of one account may take together."""
+    files_dir: Path | None = None
+    """Where contents of files lie, and results of batches: a directory that all gateways share.
+    ``None``: in the data directory."""
     max_stored_files: int = 1000
     """How many files one account may keep, results of batches too."""
     max_stored_file_bytes: int = 4 * 1024 * 1024 * 1024
@@ -145,6 +148,7 @@ def _config(told: Variables) -> Config:
         max_stored_response_bytes=told.integer(
             "HELEXA_MAX_STORED_RESPONSE_BYTES", 1024 * 1024 * 1024, minimum=0
         ),
+        files_dir=_directory(told.text("HELEXA_FILES_DIR")),
         max_stored_files=told.integer("HELEXA_MAX_STORED_FILES", 1000, minimum=0),
         max_stored_file_bytes=told.integer(
             "HELEXA_MAX_STORED_FILE_BYTES", 4 * 1024 * 1024 * 1024, minimum=0
@@ -164,6 +168,10 @@ def _config(told: Variables) -> Config:
         has_public_bench=told.flag("HELEXA_BENCH_PUBLIC"),
         redis_stall_s=told.integer(STALL_LIMIT_VARIABLE, DEFAULT_STALL_LIMIT_S, minimum=1),
     )
+
+
+def _directory(word: str) -> Path | None:
+    return Path(word).resolve() if word else None
 
 
 def _private_redis_url(data_dir: Path) -> str | None:

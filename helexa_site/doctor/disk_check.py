@@ -23,6 +23,8 @@ def disk_findings(
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
 ) -> Iterator[Finding]:
     folders = {"the data directory": config.data_dir}
+    if config.files_dir is not None:
+        folders["the directory of clients' files"] = config.files_dir
     if named := environment.get("HF_HUB_CACHE") or environment.get("HF_HOME"):
         folders["the cache of Hugging Face"] = Path(named)
     for what, folder in folders.items():

@@ -1,27 +1,36 @@
-"""Contents of files, on this host's disk: ``<data directory>/files/<id>``. Knows no database.
-
-Result files grow line by line. After a crash their last line may be half there: it is cut off, and
-its request is answered again.
+"""Contents of files, in a directory that all gateways of a fleet may share: ``<directory>/<id>``.
+Knows no database.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import orjson
 
 from inference.batches.records import is_id
 
+UNFINISHED = ".part"
+"""Ends the name of what is being written."""
+
 
 class FileStore:
-    def __init__(self, data_dir: Path) -> None:
-        self._directory = data_dir / "files"
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
 
     def path(self, file_id: str) -> Path:
         assert is_id(file_id), "a file id that was not checked"
         return self._directory / file_id
+
+    def part(self, file_id: str, holder: str) -> Path:
+        """What one gateway has written of a file that grows."""
+        assert holder.isalnum(), "a gateway's id that is none"
+        path = self.path(file_id)
+        return path.with_name(f"{path.name}.by-{holder}")
+
+    def parts(self, file_id: str) -> list[Path]:
+        found = self._directory.glob(f"{self.path(file_id).name}.by-*")
+        return sorted(path for path in found if path.suffix != UNFINISHED)
 
     def has(self, file_id: str) -> bool:
         return self.path(file_id).is_file()
@@ -31,31 +40,36 @@ class FileStore:
 
     def write(self, file_id: str, content: bytes) -> None:
         """Whole or not at all."""
+        self.write_at(self.path(file_id), content)
+
+    def write_at(self, path: Path, content: bytes) -> None:
+        """The same, of one of its paths."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self.path(file_id)
-        part = path.with_suffix(".part")
-        part.write_bytes(content)
-        part.replace(path)
+        unfinished = path.with_name(f"{path.name}{UNFINISHED}")
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
 
     def read(self, file_id: str) -> bytes:
         return self.path(file_id).read_bytes()
 
     def delete(self, file_id: str) -> None:
-        self.path(file_id).unlink(missing_ok=True)
+        path = self.path(file_id)
+        for one in (path, *self._directory.glob(f"{path.name}.*")):
+            one.unlink(missing_ok=True)
 
-    def append(self, file_id: str, lines: bytes) -> None:
+    def append_at(self, path: Path, lines: bytes) -> None:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self.path(file_id).open("ab") as file:
+        with path.open("ab") as file:
             file.write(lines)
             file.flush()
             os.fsync(file.fileno())
 
-    def results(self, file_id: str) -> list[dict[str, Any]]:
-        """The lines of a result file, whose last one is whole afterwards."""
-        if not self.has(file_id):
-            return []
-        content = self.read(file_id)
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            os.truncate(self.path(file_id), whole)
-        return [orjson.loads(line) for line in content[:whole].splitlines()]
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """Those of a file whose writer may have died in its last one."""
+    if path.is_file():
+        content = path.read_bytes()
+        yield from content[: content.rfind(b"\n") + 1].splitlines()

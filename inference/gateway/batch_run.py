@@ -3,7 +3,7 @@
     lines ─▶ rows, a few at once ─▶ result files, line by line ─▶ ended
     every second: the lease renewed, counts told, a cancellation heard
 
-Whoever takes it up reads from the result files which requests have been answered.
+Whoever takes it up adopts what has been answered, whichever gateway wrote it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import ModuleType
 
 from inference.batches import services
 from inference.batches.records import CANCELLING, BatchRecord
+from inference.batches.result_files import ResultFiles
 from inference.gateway.batch_row import BatchRow, ExpiredError
 from inference.gateway.batch_store import BatchStore
 from inference.gateway.gateway import Gateway
@@ -46,6 +47,7 @@ class BatchRun:
         self._is_lost = False
         """Somebody else has the lease."""
         self._writing = asyncio.Lock()
+        self._results = ResultFiles(store.files, batch, gateway.gateway_id)
 
     async def work(self) -> None:
         try:
@@ -78,11 +80,10 @@ class BatchRun:
 
     async def _resume(self, lines: list[BatchLine]) -> None:
         """What has been answered is counted and left alone."""
-        files, answered = self._store.files, set()
-        for file_id in (self._batch.output_file, self._batch.error_file):
-            for result in await asyncio.to_thread(files.results, file_id):
-                answered.add(result["custom_id"])
-                self._counts[self._dialect.count_of(result)] += 1
+        answered = set()
+        for result in await asyncio.to_thread(self._results.adopt):
+            answered.add(result["custom_id"])
+            self._counts[self._dialect.count_of(result)] += 1
         self._counts["num_total"] = len(lines)
         self._waiting.extend(line for line in lines if line.custom_id not in answered)
 
@@ -129,27 +130,20 @@ class BatchRun:
     async def _write(self, file_id: str, count: str, lines: bytes) -> None:
         """Shielded: what has been paid for is kept."""
         async with self._writing:
-            await asyncio.shield(asyncio.to_thread(self._store.files.append, file_id, lines))
+            await asyncio.shield(asyncio.to_thread(self._results.append, file_id, lines))
             self._counts[count] += 1
 
     async def _tell_unrun(self, why: Unrun) -> None:
         left = [*self._begun.values(), *self._waiting]
         lines = [self._dialect.unrun(line.custom_id, self._batch.id, why) for line in left]
-        await asyncio.to_thread(self._store.files.append, self._batch.error_file, b"".join(lines))
+        await asyncio.to_thread(self._results.append, self._batch.error_file, b"".join(lines))
         self._counts[f"num_{why}"] += len(left)
 
     async def _watch(self, rows: list[asyncio.Task[None]]) -> None:
         """Ends the rows where the batch is cancelled, or somebody else's by now."""
         while True:
             with contextlib.suppress(ServiceUnavailableError):
-                status = await self._store.database.query(
-                    partial(
-                        services.batch_progress,
-                        batch_id=self._batch.id,
-                        holder=self._gateway.gateway_id,
-                        counts=dict(self._counts),
-                    )
-                )
+                status = await self._status()
                 self._is_lost = status is None
                 if status == CANCELLING:
                     self._why_unrun = "cancelled"
@@ -159,7 +153,21 @@ class BatchRun:
                     return
             await asyncio.sleep(TELL_PROGRESS_S)
 
+    async def _status(self) -> str | None:
+        """Renews the lease. ``None``: it is lost."""
+        return await self._store.database.query(
+            partial(
+                services.batch_progress,
+                batch_id=self._batch.id,
+                holder=self._gateway.gateway_id,
+                counts=dict(self._counts),
+            )
+        )
+
     async def _end(self, status: str, failure: str = "") -> None:
+        if await self._status() is None:
+            return  # somebody else's by now, and so are its files
+        await asyncio.to_thread(self._results.finish)
         await self._store.keep_results(self._batch)
         await self._store.database.query(
             partial(

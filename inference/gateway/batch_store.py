@@ -1,4 +1,5 @@
-"""The gateway's way to files and batches: rows in the database, contents on this host's disk.
+"""The gateway's way to files and batches: rows in the database, contents in a directory, which
+several gateways may share.
 
 Everything is found by its own account only; to others it is not there.
 """
@@ -64,15 +65,25 @@ class BatchStore:
         return found
 
     async def content(self, file_id: str, account: str) -> bytes:
-        """Raises ``FileNotStoredError``, also where it lies on another host."""
+        """Raises ``FileNotStoredError``, and what ``read`` does."""
         await self.find_file(file_id, account)
         return await self.read(file_id)
 
     async def read(self, file_id: str) -> bytes:
-        """Empty where nothing was written. Raises ``FileNotStoredError``."""
+        """Raises ``ServiceUnavailableError`` where what is known to be there is not."""
         if not self.files.has(file_id):
-            raise FileNotStoredError(file_id)
+            raise ServiceUnavailableError(
+                "storage_unavailable",
+                f"What is in '{file_id}' lies on another gateway's disk, or is gone. Gateways of "
+                "several hosts need a directory that they share (HELEXA_FILES_DIR).",
+            )
         return await asyncio.to_thread(self.files.read, file_id)
+
+    async def results(self, batch: BatchRecord) -> bytes:
+        """Of one that has ended, answers and errors. Raises ``ServiceUnavailableError``."""
+        num_errors = batch.num_failed + batch.num_expired + batch.num_cancelled
+        told = ((batch.output_file, batch.num_completed), (batch.error_file, num_errors))
+        return b"".join([await self.read(file_id) for file_id, number in told if number])
 
     async def delete_file(self, file_id: str, account: str) -> None:
         """Raises ``FileNotStoredError``."""

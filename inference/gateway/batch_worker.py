@@ -1,7 +1,7 @@
 """Looks for batches that nobody works on and works on them, a few at once.
 
-A gateway takes up those whose input lies on its own disk. One that stops gives its batches back;
-one that dies leaves leases that run out.
+A gateway takes up those whose input it can read: all of them, where gateways share a directory. One
+that stops gives its batches back; one that dies leaves leases that run out.
 """
 
 from __future__ import annotations

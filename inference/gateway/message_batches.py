@@ -103,9 +103,7 @@ class MessageBatchResultsConsumer(MessageBatchApiConsumer):
         batch = await self.found()
         if batch.is_open:
             raise InvalidRequestError("The batch has not ended; its results come then.")
-        files = (batch.output_file, batch.error_file)
-        parts = [await self._store.read(one) for one in files if self._store.files.has(one)]
-        await self.respond(200, b"".join(parts), type_=JSON_LINES)
+        await self.respond(200, await self._store.results(batch), type_=JSON_LINES)
 
 
 def _parse(body: bytes, _context: object) -> tuple[bytes, int]:

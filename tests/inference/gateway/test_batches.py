@@ -162,14 +162,15 @@ async def test_a_batch_is_cancelled(sdk: openai.AsyncOpenAI, neuron: FakeNeuron)
 
 
 async def test_a_batch_goes_on_where_another_gateway_left_it(
-    make_client: MakeClient, neuron: FakeNeuron, config: Any, kept: DatabaseThreads
+    make_client: MakeClient, neuron: FakeNeuron, tmp_path: Path, kept: DatabaseThreads
 ) -> None:
     """Of which one request is answered, and another one half written down."""
-    files = FileStore(config.data_dir)
+    files = FileStore(tmp_path / "shared")
     names = ["file-" + digit * 32 for digit in "abc"]
     files.write(names[0], "\n".join(line(one) for one in "xyz").encode())
     done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}
-    files.append(names[1], json.dumps(done).encode() + b'\n{"custom_id": "y", "resp')
+    left = files.part(names[1], "dead")
+    files.append_at(left, json.dumps(done).encode() + b'\n{"custom_id": "y", "resp')
     fields = {
         "id": "batch_" + "d" * 32,
         "account": "lab",
@@ -187,7 +188,7 @@ async def test_a_batch_goes_on_where_another_gateway_left_it(
         Batch.objects.update(status="in_progress", lease_until=lost, lease_holder="dead")
 
     await kept.query(left_behind)
-    client = make_client()
+    client = make_client(data_dir=tmp_path / "other", files_dir=tmp_path / "shared")
     path = f"/v1/batches/{fields['id']}"
     other = await client.post("/v1/files", None, headers=KEYED)
     assert other.status == 400, "a form is wanted"
@@ -202,10 +203,36 @@ async def test_a_batch_goes_on_where_another_gateway_left_it(
     ran = [frame.request for frame in neuron.frames if isinstance(frame, Submit)]
     assert len(ran) == 2, "the one that was answered is left alone"
     content = await client.open("GET", f"/v1/files/{names[1]}/content", headers=KEYED).finish()
-    assert len(content.body.splitlines()) == 3
+    assert sorted(json.loads(one)["custom_id"] for one in content.body.splitlines()) == [*"xyz"]
+    assert not left.exists(), "what was taken over is deleted"
     strangers = {"authorization": f"Bearer {OTHERS_KEY}"}
     for stranger in (path, f"/v1/files/{names[1]}", f"/v1/files/{names[1]}/content"):
         assert (await client.open("GET", stranger, headers=strangers).finish()).status == 404
+
+
+async def test_gateways_that_share_a_directory_serve_each_others_files(
+    make_client: MakeClient, tmp_path: Path
+) -> None:
+    shared = {"files_dir": tmp_path / "shared"}
+    one, other = (make_client(data_dir=tmp_path / name, **shared) for name in ("a", "b"))
+    alone = make_client(data_dir=tmp_path / "c")
+    asked = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+    body = {"requests": [{"custom_id": "a", "params": asked}]}
+    made = (await one.post("/v1/messages/batches", body, headers=KEYED)).json
+    path = f"/v1/messages/batches/{made['id']}"
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            batch = (await other.open("GET", path, headers=KEYED).finish()).json
+            if batch["processing_status"] == "ended":
+                break
+            await asyncio.sleep(0.05)
+    told = await other.open("GET", f"{path}/results", headers=KEYED).finish()
+    assert json.loads(told.body)["result"]["type"] == "succeeded"
+    # Where nothing is shared that is said, and no empty answer is given.
+    refused = await alone.open("GET", f"{path}/results", headers=KEYED).finish()
+    assert (refused.status, "HELEXA_FILES_DIR" in refused.json["error"]["message"]) == (503, True)
+    assert (await other.open("DELETE", path, headers=KEYED).finish()).status == 200
+    assert not [*(tmp_path / "shared").iterdir()]
 
 
 async def _wake(client: AsgiClient) -> None:

@@ -28,6 +28,7 @@ from tests.inference.wire.golden import (
     Case,
     cases,
 )
+from tests.inference.wire.golden_batches import DIALECTS as BATCH_DIALECTS
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
@@ -43,7 +44,7 @@ def test_case_is_complete(case: Case) -> None:
 
 
 def test_every_dialect_has_cases_and_every_folder_a_dialect() -> None:
-    assert {path.name for path in GOLDEN_DIR.iterdir()} == set(DIALECTS)
+    assert {path.name for path in GOLDEN_DIR.iterdir()} == {*DIALECTS, *BATCH_DIALECTS}
     assert {case.dialect for case in cases()} == set(DIALECTS)
 
 

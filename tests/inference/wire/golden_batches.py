@@ -1,0 +1,141 @@
+"""Golden cases of files and batches: what a client sends, the objects that answer it, result lines.
+
+    tests/golden/<openai_batches | anthropic_batches>/<case>/
+        request.json     ─▶ parsed.json     the body that makes a batch, as it is read
+        lines.jsonl      ─▶ lines.json      an input file, as it is read
+        page.json        ─▶ page.parsed.json   the query of a list
+        batch.json       ─▶ object.json     a batch's record, as it is told
+        file.json        ─▶ file.object.json   likewise a file's
+        results.json     ─▶ results.jsonl   how requests ended, as lines of a result file
+
+Each of them may be in a case, or ``error.json`` in place of what a parser refuses.
+``python -m tests.inference.wire.golden_batches`` writes every output anew; read the diff before you
+commit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from inference.batches.records import BatchRecord, FileRecord
+from inference.wire import anthropic_batches, anthropic_errors, openai_batches, openai_errors
+from inference.wire.batch_lines import read_lines
+from inference.wire.errors import ApiError, InvalidRequestError, ModelNotFoundError
+
+GOLDEN_DIR = Path(__file__).resolve().parents[2] / "golden"
+DIALECTS: dict[str, ModuleType] = {
+    "anthropic_batches": anthropic_batches,
+    "openai_batches": openai_batches,
+}
+OUTPUTS = {
+    "request.json": "parsed.json",
+    "lines.jsonl": "lines.json",
+    "page.json": "page.parsed.json",
+    "batch.json": "object.json",
+    "file.json": "file.object.json",
+    "results.json": "results.jsonl",
+}
+REFUSING = frozenset({"request.json", "lines.jsonl", "page.json"})
+REQUEST_ID = "0123456789abcdef"
+BASE_URL = "http://localhost:31313"
+ERRORS: dict[str, ApiError] = {
+    "invalid": InvalidRequestError("'n' must be 1.", param="n"),
+    "unknown_model": ModelNotFoundError("nobody"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    dialect: str
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.dialect}/{self.path.name}"
+
+    def outputs(self) -> dict[str, bytes]:
+        """What the code makes of the case today, by file name."""
+        made = {}
+        for name, output in OUTPUTS.items():
+            path = self.path / name
+            if not path.exists():
+                continue
+            try:
+                made[output] = self._output(name, path.read_bytes())
+            except ApiError as error:
+                assert name in REFUSING, f"{self}: {name} is no client's"
+                errors = anthropic_errors if self.dialect == "anthropic_batches" else openai_errors
+                said = json.loads(errors.error_body(error, request_id=REQUEST_ID))
+                made["error.json"] = _pretty({"status": error.status, **said})
+        return made
+
+    def _output(self, name: str, content: bytes) -> bytes:
+        module = DIALECTS[self.dialect]
+        is_openais = module is openai_batches
+        match name:
+            case "request.json" if is_openais:
+                return _pretty(openai_batches.parse_batch(content))
+            case "request.json":
+                lines, number = anthropic_batches.parse(content)
+                return _pretty({"lines": _json_lines(lines), "number": number})
+            case "lines.jsonl":
+                lines_read = read_lines(content, "/v1/chat/completions")
+                return _pretty([[one.custom_id, json.loads(one.body)] for one in lines_read])
+            case "page.json" if is_openais:
+                return _pretty(dataclasses.asdict(openai_batches.parse_page(json.loads(content))))
+            case "page.json":
+                page = anthropic_batches.parse_batch_page(json.loads(content))
+                return _pretty(msgspec.to_builtins(page))
+            case "batch.json":
+                batch = msgspec.json.decode(content, type=BatchRecord)
+                more = {} if is_openais else {"base_url": BASE_URL}
+                return _pretty(module.batch_object(batch, **more))
+            case "file.json":
+                file = msgspec.json.decode(content, type=FileRecord)
+                return _pretty(openai_batches.file_object(file))
+        return b"".join(_result(module, one) for one in json.loads(content))
+
+
+def _result(module: ModuleType, one: dict[str, Any]) -> bytes:
+    """``ended``: with a body, with an error, or why it did not run."""
+    custom_id = one["custom_id"]
+    ways: dict[str, Callable[[], bytes]] = {
+        "body": lambda: module.succeeded(custom_id, REQUEST_ID, json.dumps(one["body"]).encode()),
+        "error": lambda: module.errored(custom_id, REQUEST_ID, ERRORS[one["error"]]),
+        "unrun": lambda: module.unrun(custom_id, REQUEST_ID, one["unrun"]),
+    }
+    (way,) = one.keys() & ways.keys()
+    return ways[way]()
+
+
+def _json_lines(content: bytes) -> list[Any]:
+    return [json.loads(line) for line in content.splitlines()]
+
+
+def cases() -> list[Case]:
+    return [
+        Case(dialect, path)
+        for dialect in DIALECTS
+        for path in sorted((GOLDEN_DIR / dialect).iterdir())
+    ]
+
+
+def _pretty(value: Any) -> bytes:
+    return json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def regenerate() -> None:
+    for case in cases():
+        for name, content in case.outputs().items():
+            (case.path / name).write_bytes(content)
+
+
+if __name__ == "__main__":
+    regenerate()

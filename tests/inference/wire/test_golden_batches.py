@@ -1,0 +1,55 @@
+"""Every golden case of files and batches is complete, and the dialects still say what it says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inference.batches.records import ENDED
+from inference.wire.anthropic_batches import FIELDS, REQUEST_FIELDS
+from inference.wire.batch_lines import LINE_FIELDS
+from inference.wire.fields import Support
+from inference.wire.openai_batches import BATCH_FIELDS
+from tests.inference.wire.golden_batches import DIALECTS, OUTPUTS, Case, cases
+
+CASES = cases()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case: Case) -> None:
+    outputs = case.outputs()
+    for name, content in outputs.items():
+        assert (case.path / name).read_bytes() == content, f"{case}: {name} differs"
+    given = {path.name for path in case.path.iterdir()} - outputs.keys()
+    assert given and given <= OUTPUTS.keys(), f"{case} has {sorted(given)}"
+
+
+def test_every_dialect_has_each_kind() -> None:
+    for dialect in DIALECTS:
+        names = {
+            path.name for case in CASES if case.dialect == dialect for path in case.path.iterdir()
+        }
+        assert {"parsed.json", "object.json", "results.jsonl", "error.json"} <= names, dialect
+
+
+def test_every_field_and_every_end_is_in_a_case() -> None:
+    given: set[str] = set()
+    statuses: set[str] = set()
+    for case in CASES:
+        for path in case.path.iterdir():
+            if path.name in ("request.json", "lines.jsonl"):
+                for line in (
+                    path.read_bytes().splitlines()
+                    if path.suffix == ".jsonl"
+                    else [path.read_bytes()]
+                ):
+                    if line.strip():
+                        told = json.loads(line)
+                        given |= told.keys()
+                        given |= {name for one in told.get("requests", []) for name in one}
+            elif path.name == "batch.json":
+                statuses.add(json.loads(path.read_bytes())["status"])
+    for fields in (BATCH_FIELDS, FIELDS, REQUEST_FIELDS, LINE_FIELDS):
+        assert {one.name for one in fields.values() if one.support is not Support.REFUSED} <= given
+    assert set(ENDED) <= statuses
