@@ -1,7 +1,7 @@
 """From a parsed embedding request to the token ids that the engine runs: tokenized and checked.
 
-An input over the model's limit is refused with both numbers, never cut. Pure but for the
-tokenizer's files.
+An input over the model's limit is refused with both numbers, and cut only where the client wants
+that. Pure but for the tokenizer's files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def prepare_embedding(request: EmbeddingRequest, text: ModelText) -> list[list[i
     """Token ids of each input. Text gets the special tokens that the model puts around it; token
     ids are taken as they are. Raises ``RequestRefusedError``."""
     _check_dimensions(request.dimensions, text.report)
-    inputs = _token_ids(request.input, text)
+    if request.cuts_inputs:
+        inputs = _cut_inputs(request, request.max_input_tokens or text.report.context_tokens, text)
+    else:
+        inputs = _token_ids(request.input, text)
     for index, token_ids in enumerate(inputs):
         _check(token_ids, index, text.report)
     return inputs
@@ -43,6 +46,12 @@ def prepare_scoring(request: ScoreRequest, text: ModelText) -> list[list[int]]:
     for index, token_ids in enumerate(inputs):
         _check(token_ids, index, text.report)
     return inputs
+
+
+def _cut_inputs(request: EmbeddingRequest, max_tokens: int, text: ModelText) -> list[list[int]]:
+    if isinstance(request.input, TokensInput):
+        return [token_ids[:max_tokens] for token_ids in request.input.prompts]
+    return [text.tokenizer.encode_start(one, max_tokens) for one in request.input.texts]
 
 
 def _cut(one: str, max_tokens: int | None, text: ModelText) -> str:

@@ -166,6 +166,10 @@ class EmbeddingRequest(
     input: TextInput | TokensInput
     dimensions: int | None = None
     """Leading dimensions to keep, then normalised again; only for models that allow it."""
+    cuts_inputs: bool = False
+    """What an input has beyond ``max_input_tokens`` is left out: the client's wish."""
+    max_input_tokens: int | None = None
+    """Special tokens included; ``None``: as many as the model takes."""
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="score"):

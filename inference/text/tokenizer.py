@@ -95,6 +95,14 @@ class Tokenizer:
             return [*self._prefix_ids, *token_ids, *self._suffix_ids]
         return token_ids
 
+    def encode_start(self, text: str, max_tokens: int) -> list[int]:
+        """As many of the text's first tokens as fit among the special ones around it."""
+        room = max(0, max_tokens - len(self._prefix_ids) - len(self._suffix_ids))
+        if self.most_bytes_per_token is not None:
+            text = text[: (room + 1) * self.most_bytes_per_token]
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        return [*self._prefix_ids, *encoded.ids[:room], *self._suffix_ids]
+
     def encode_pair(self, pair: tuple[str, str], *, max_tokens: int) -> list[int]:
         """Two texts as one input, with the special tokens that tokenizer.json puts around and
         between them. Raises ``TooManyTokensError``."""

@@ -3,7 +3,7 @@
 A dialect is one table of ``Field``: every name its specification knows, each either honoured,
 accepted only where it asks for nothing (neutral), or refused by name. Names that are not in the
 table are refused too, unless the operator wants them ignored. ``null`` means the same as leaving a
-field out.
+field out, whatever its name.
 
 A ``Check`` turns one JSON value into what the parser keeps, or raises an ``ApiError`` that names
 the path to the value.
@@ -103,14 +103,15 @@ def read_fields(
     """The fields that were given and not null, each checked."""
     read = {}
     for name, given in value.items():
+        if given is None:
+            continue
         field = fields.get(name)
         if field is None:
             if is_left_out(path + name):
                 continue
             taken = [one.name for one in fields.values() if one.support is not Support.REFUSED]
             raise unknown_field(name, taken, path)
-        if given is not None:
-            read[name] = field.check(given, path + name)
+        read[name] = field.check(given, path + name)
     for name in required:
         if name not in read:
             raise MissingParameterError(path + name)

@@ -19,10 +19,10 @@ from inference.protocol.generation import EmbeddingRequest, TextInput
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.fields import (
     array,
+    flag,
     honoured,
     integer,
     neutral,
-    only,
     read_fields,
     read_json_object,
     table,
@@ -51,7 +51,7 @@ FIELDS = table(
     MODEL,
     honoured("input", texts, "A string, or up to 2048; none may be empty."),
     honoured("dimensions", integer(1, MAX_DIMENSIONS), "Fewer, where the model allows it."),
-    neutral("truncate", only(False, reason="inputs are never cut; only false"), "false"),
+    honoured("truncate", flag, "true: what a model cannot take is cut; else it is refused."),
     _OPTIONS,
     KEEP_ALIVE,
 )
@@ -78,6 +78,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbedRequest:
             model=catalogue_name(read["model"]),
             input=TextInput(texts=read["input"]),
             dimensions=read.get("dimensions"),
+            cuts_inputs=read.get("truncate", False),
         ),
         model=read["model"],
     )

@@ -81,7 +81,11 @@ OPTION_FIELDS = table(
         "never cut.",
     ),
     neutral("num_keep", integer(-1, _MAX_COUNT), "Nothing is cut, so everything is kept."),
-    neutral("repeat_last_n", only(-1, reason="penalties look at the whole text; only -1"), "-1"),
+    neutral(
+        "repeat_last_n",
+        integer(-1, _MAX_COUNT),
+        "-1 beside a repeat_penalty, which looks at the whole text; else anything.",
+    ),
     neutral("penalize_newline", only(True, reason="penalties spare no token"), "true"),
     neutral("tfs_z", _off(1), "1"),
     neutral("typical_p", _off(1), "1"),
@@ -161,6 +165,10 @@ SHARED_FIELDS: tuple[Field, ...] = (
 def sampling_options(read: dict[str, Any]) -> SamplingOptions:
     """``read``: what ``read_fields`` kept of a dialect that has ``SHARED_FIELDS``."""
     given = read.get("options", {})
+    if given.get("repeat_penalty", 1) != 1 and given.get("repeat_last_n", -1) != -1:
+        raise UnsupportedParameterError(
+            "options.repeat_last_n", "penalties look at the whole text; only -1"
+        )
     names = ("temperature", "top_p", "top_k", "min_p", "seed")
     penalties = ("presence_penalty", "frequency_penalty")
     return SamplingOptions(

@@ -24,6 +24,7 @@ from inference.wire.fields import (
     honoured,
     integer,
     neutral,
+    only,
     read_fields,
     read_json_object,
     table,
@@ -33,6 +34,7 @@ from inference.wire.fields import (
 from inference.wire.openai_prompts import prompts
 
 MAX_INPUTS = 2048
+MAX_CUT = 2**31 - 1
 MAX_DIMENSIONS = 2**20
 MAX_MODEL_NAME_CHARS = 256
 EncodingFormat = Literal["float", "base64"]
@@ -47,6 +49,14 @@ def encoding_format(value: Any, path: str) -> EncodingFormat:
     raise InvalidRequestError(f"'{path}' must be float or base64.", param=path)
 
 
+def cut_to(value: Any, path: str) -> int:
+    """-1: as many as the model takes."""
+    checked: int = integer(-1, MAX_CUT)(value, path)
+    if checked == 0:
+        raise InvalidRequestError(f"'{path}' must not be 0.", param=path)
+    return checked
+
+
 FIELDS = table(
     honoured(
         "model",
@@ -58,7 +68,7 @@ FIELDS = table(
         prompts(MAX_INPUTS),
         "A string, token ids, or up to 2048 of either; none may be empty. Text gets the special "
         "tokens of the model, token ids are taken as they are. An input over the model's limit is "
-        "refused, never cut.",
+        "refused unless truncate_prompt_tokens cuts it.",
     ),
     honoured("encoding_format", encoding_format, "float (the default), or base64 of float32."),
     honoured(
@@ -67,6 +77,16 @@ FIELDS = table(
         "The model's own number, or fewer of models whose config.json declares that (is_matryoshka "
         "or matryoshka_dimensions): the leading ones, brought to length 1.",
     ),
+    honoured(
+        "truncate_prompt_tokens",
+        cut_to,
+        "Extension; an input's tokens beyond so many are left out; -1: those that the model does "
+        "not take.",
+    ),
+    neutral("normalize", only(True, reason="vectors are as the model makes them"), "true"),
+    neutral("add_special_tokens", only(True, reason="the model wants them"), "true"),
+    neutral("priority", only(0, reason="callers take turns by account"), "0"),
+    neutral("request_id", text(512), "A label; kept nowhere."),
     neutral("user", text(512), "A label; kept nowhere."),
 )
 
@@ -86,7 +106,11 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> EmbeddingsReques
     read = read_fields(read_json_object(body), FIELDS, required=("model", "input"))
     return EmbeddingsRequest(
         embedding=EmbeddingRequest(
-            model=read["model"], input=read["input"], dimensions=read.get("dimensions")
+            model=read["model"],
+            input=read["input"],
+            dimensions=read.get("dimensions"),
+            cuts_inputs="truncate_prompt_tokens" in read,
+            max_input_tokens=cut if (cut := read.get("truncate_prompt_tokens", -1)) > 0 else None,
         ),
         encoding_format=read.get("encoding_format", "float"),
     )

@@ -6,7 +6,7 @@ Sources: vLLM's protocol, llama.cpp's server, Hugging Face's generation paramete
 
 from __future__ import annotations
 
-from inference.wire.fields import Check, Field, neutral, only, refused
+from inference.wire.fields import Check, Field, neutral, only, refused, text
 
 _SAMPLED = "tokens are sampled, not searched for"
 
@@ -43,5 +43,11 @@ NEUTRAL_FIELDS: tuple[Field, ...] = (
     neutral("mirostat", _number(0, "there is no mirostat; use top_p, top_k, min_p"), "0"),
     neutral("typical_p", _number(1, "use top_p, top_k, min_p"), "1"),
     neutral("tfs_z", _number(1, "use top_p, top_k, min_p"), "1"),
+    neutral("request_id", text(512), "A label; kept nowhere."),
+    neutral("vllm_xargs", only({}, reason="there are no such arguments here"), "{}"),
     refused("truncate_prompt_tokens", "prompts are never cut"),
+    refused("allowed_token_ids", "use structured_outputs, or logit_bias"),
+    refused("cache_salt", "prefixes are shared within an account only"),
+    refused("kv_transfer_params", "keys and values are not handed in"),
+    refused("mm_processor_kwargs", "images are read as the model's own files say"),
 )

@@ -121,12 +121,19 @@ _seen = honoured("content", seen_content, "A string, or text and image parts.")
 _name = honoured("name", text(MAX_NAME_CHARS, min_chars=1), "Handed to the chat template.")
 _reasoning = "What it thought; handed to the chat template."
 
+_type = neutral(
+    "type",
+    only("text", "message", reason="what a turn is says its role"),
+    "text or message, as evaluation suites and the Responses API write it.",
+)
+
 MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
-    "system": table(_role, _content, _name, CACHE_CONTROL),
-    "developer": table(_role, _content, _name, CACHE_CONTROL),
-    "user": table(_role, _seen, _name, CACHE_CONTROL),
+    "system": table(_role, _type, _content, _name, CACHE_CONTROL),
+    "developer": table(_role, _type, _content, _name, CACHE_CONTROL),
+    "user": table(_role, _type, _seen, _name, CACHE_CONTROL),
     "assistant": table(
         _role,
+        _type,
         honoured("content", assistant_content, "A string, text parts or refusal parts."),
         _name,
         honoured("refusal", _string, "Why it would not answer: part of what it said."),
@@ -135,6 +142,7 @@ MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
         honoured("reasoning", _string, _reasoning),
         neutral("parsed", json_object, "The openai SDK's own reading of content."),
         neutral("annotations", array(only(reason="annotations are not read")), "[]"),
+        neutral("reasoning_details", array(only(reason="use reasoning")), "[]"),
         neutral("provider_specific_fields", json_object, "litellm's notes on other servers."),
         refused("function_call", "functions are now called tools: use tool_calls"),
         refused("audio", "audio is not read"),
@@ -142,6 +150,7 @@ MESSAGE_FIELDS: dict[str, dict[str, Field]] = {
     ),
     "tool": table(
         _role,
+        _type,
         _seen,
         _name,
         honoured("tool_call_id", text(MAX_CALL_ID_CHARS, min_chars=1), "Which call it answers."),

@@ -269,6 +269,23 @@ def test_a_pair_over_the_limit_is_refused_unless_its_document_may_be_cut(
     assert len(cut) <= LIMIT
 
 
+def test_an_input_is_cut_where_that_is_asked_for(text: ModelText) -> None:
+    long = "Paris capital " * LIMIT
+    short = text.tokenizer.encode("Paris", add_special_tokens=True)
+    whole = text.tokenizer.encode(long, add_special_tokens=True)
+    asked = EmbeddingRequest(model="m", input=TextInput(texts=[long, "Paris"]), cuts_inputs=True)
+    cut, kept = prepare_embedding(asked, text)
+    assert (len(cut), kept) == (LIMIT, short)
+    assert cut[:-1] == whole[: LIMIT - 1] and cut[-1] == whole[-1], "special tokens stay around it"
+    fewer = msgspec.structs.replace(asked, max_input_tokens=5)
+    assert [len(one) for one in prepare_embedding(fewer, text)] == [5, min(5, len(short))]
+    ids = TokensInput(prompts=[[7] * (LIMIT + 3)])
+    assert prepare_embedding(msgspec.structs.replace(asked, input=ids), text) == [[7] * LIMIT]
+    more = msgspec.structs.replace(asked, max_input_tokens=LIMIT + 1)
+    with pytest.raises(RequestRefusedError):
+        prepare_embedding(more, text)
+
+
 def test_vectors_of_an_embedding_model_are_compared(text: ModelText) -> None:
     inputs = prepare_scoring(scoring("Paris", "capital"), text)
     assert len(inputs) == 3, "the first text once"

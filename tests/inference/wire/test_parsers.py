@@ -183,6 +183,8 @@ def test_null_is_the_same_as_absent() -> None:
     fields = [name for name in openai_chat.FIELDS if name not in GOOD]
     nulls = json.dumps({**GOOD, **dict.fromkeys(fields)}).encode()
     assert openai_chat.parse(nulls) == openai_chat.parse(json.dumps(GOOD).encode())
+    unknown = json.dumps({**GOOD, "of_another_server": None}).encode()
+    assert openai_chat.parse(unknown) == openai_chat.parse(json.dumps(GOOD).encode())
 
 
 def test_the_last_of_two_equal_keys_counts() -> None:
