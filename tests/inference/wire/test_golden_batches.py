@@ -37,19 +37,15 @@ def test_every_field_and_every_end_is_in_a_case() -> None:
     given: set[str] = set()
     statuses: set[str] = set()
     for case in CASES:
-        for path in case.path.iterdir():
-            if path.name in ("request.json", "lines.jsonl"):
-                for line in (
-                    path.read_bytes().splitlines()
-                    if path.suffix == ".jsonl"
-                    else [path.read_bytes()]
-                ):
-                    if line.strip():
-                        told = json.loads(line)
-                        given |= told.keys()
-                        given |= {name for one in told.get("requests", []) for name in one}
-            elif path.name == "batch.json":
-                statuses.add(json.loads(path.read_bytes())["status"])
+        made = case.outputs()
+        if "parsed.json" in made:
+            asked = json.loads((case.path / "request.json").read_bytes())
+            given |= asked.keys() | {name for one in asked.get("requests", []) for name in one}
+        if "lines.json" in made:
+            lines = (case.path / "lines.jsonl").read_bytes().splitlines()
+            given |= {name for line in lines if line.strip() for name in json.loads(line)}
+        if "object.json" in made:
+            statuses.add(json.loads((case.path / "batch.json").read_bytes())["status"])
     for fields in (BATCH_FIELDS, FIELDS, REQUEST_FIELDS, LINE_FIELDS):
         assert {one.name for one in fields.values() if one.support is not Support.REFUSED} <= given
     assert set(ENDED) <= statuses
