@@ -122,6 +122,7 @@ ROWS: dict[str, tuple[str, dict[str, int]]] = {
     "api/bench/": ("/api/bench/nothing", dict.fromkeys(ROLES, 404) | {"nobody": 401}),
     "": ("/", dict.fromkeys(ROLES, 302)),
     "favicon.ico": ("/favicon.ico", dict.fromkeys(ROLES, 302)),
+    "^docs/?$": ("/docs", dict.fromkeys(ROLES, 200)),
     "login/": ("/login/", dict.fromkeys(ROLES, 200) | {"member": 302, "operator": 302}),
     "logout/": ("/logout/", dict.fromkeys(ROLES, 405)),
     **{
