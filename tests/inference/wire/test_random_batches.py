@@ -1,0 +1,58 @@
+"""Spoilt bodies of batches, lines of their files, and tokenize requests: taken or refused, never
+anything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from inference.wire import anthropic_batches, openai_batches, vllm_tokenize
+from inference.wire.batch_lines import read_lines
+from inference.wire.errors import ApiError
+from tests.inference.wire.golden_batches import GOLDEN_DIR
+from tests.inference.wire.random_bodies import random_bodies
+
+NUM_BODIES = 3000
+CHAT = "/v1/chat/completions"
+MADE = [
+    json.loads((GOLDEN_DIR / name / "made" / "request.json").read_bytes())
+    for name in (
+        "openai_batches",
+        "anthropic_batches",
+    )
+]
+LINE = json.loads(
+    (GOLDEN_DIR / "openai_batches" / "lines" / "lines.jsonl").read_bytes().splitlines()[0]
+)
+TOKENIZE = {"model": "tiny", "prompt": "Hi", "add_special_tokens": True, "return_token_strs": True}
+PARSERS: dict[str, tuple[Callable[[bytes], Any], dict[str, Any]]] = {
+    "openai": (openai_batches.parse_batch, MADE[0]),
+    "anthropic": (anthropic_batches.parse, MADE[1]),
+    "lines": (
+        lambda body: read_lines(body + b"\n" + json.dumps(LINE).encode(), CHAT),
+        {
+            **LINE,
+            "custom_id": "another",
+        },
+    ),
+    "tokenize": (vllm_tokenize.parse, TOKENIZE),
+}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_taken_or_refused(name: str) -> None:
+    parse, seed = PARSERS[name]
+    num_taken = num_refused = 0
+    for body in random_bodies([seed], NUM_BODIES, seed=5):
+        try:
+            parse(body)
+            num_taken += 1
+        except ApiError as error:
+            assert 400 <= error.status < 500 and error.message, body
+            num_refused += 1
+        except Exception as error:
+            raise AssertionError(f"{body[:2000]!r} broke the parser") from error
+    assert min(num_taken, num_refused) > NUM_BODIES / 20
