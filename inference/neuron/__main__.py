@@ -21,7 +21,7 @@ from inference.neuron.earlier_life import EarlierLife
 from inference.neuron.ending import EXIT_NAME_LOST, Ending
 from inference.neuron.engine_process import engine_command
 from inference.neuron.name_lease import NameHeldError
-from inference.neuron.redis_client import connect
+from inference.neuron.redis_client import RedisUntrustedError, connect
 from inference.neuron.service import NeuronService
 from inference.neuron.silence import silence_limit_s
 from inference.neuron.simulated_devices import SimulatedDevices
@@ -79,6 +79,9 @@ def main(arguments: list[str]) -> int:
     except NameHeldError as error:
         log.critical("%s", error)
         return EXIT_NAME_HELD
+    except RedisUntrustedError as error:
+        log.critical("%s", error)
+        return EXIT_MISCONFIGURED
     app = create_app(name=options.name, redis_url=redis_url)
     register_tasks(app, service)
     worker = create_worker(app, name=options.name)

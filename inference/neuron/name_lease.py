@@ -25,6 +25,7 @@ import msgspec
 import redis
 
 from inference.neuron.earlier_life import EarlierLife
+from inference.neuron.redis_client import ensure_trusted
 from inference.protocol.keys import HEARTBEAT_EXPIRY_S, lease_key
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class NameLease:
         self, earlier: EarlierLife | None = None, *, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         """Returns when the name is ours; waits for an absent Redis, and for the lease of a life
-        that died to expire. Raises ``NameHeldError``."""
+        that died to expire. Raises ``NameHeldError``, ``RedisUntrustedError``."""
         last_life = b"" if earlier is None else earlier.lease_value
         last_left_ms: int | None = None
         is_reaching = True
@@ -106,6 +107,7 @@ class NameLease:
             try:
                 held, left_ms = self._try(last_life)
             except redis.RedisError as error:
+                ensure_trusted(error)
                 if is_reaching:
                     log.error("the name %s waits for Redis: %s", self.neuron, error)
                 is_reaching, last_left_ms = False, None

@@ -10,13 +10,18 @@ from typing import Any
 import pytest
 import redis
 
+from helexa_site.bootstrap.joining import keep_joining, redis_url_of
+from helexa_site.bootstrap.sharing import Share
 from inference.neuron.earlier_life import EarlierLife
 from inference.neuron.heartbeat import HeartbeatWriter
 from inference.neuron.name_lease import NameHeldError, NameLease, NameLostError
-from inference.neuron.redis_client import connect
+from inference.neuron.redis_client import RedisUntrustedError, connect
 from inference.protocol.heartbeat import decode_heartbeat
+from inference.protocol.joining import Joining
 from inference.protocol.keys import heartbeat_key, lease_key
+from tests.live.certificates import Authority
 from tests.private_redis import mortal_redis
+from tests.tls_front import tls_front
 
 
 @pytest.fixture
@@ -183,3 +188,26 @@ def test_leaving_is_bounded_and_can_be_hurried(loaded: Any, gateway: Any) -> Non
     loaded.leave(600.0, hurry)
     assert time.monotonic() - started_s < 60
     assert decode_heartbeat(gateway.client.get(heartbeat_key("n1"))).replicas
+
+
+def test_another_certificate_than_the_one_told_is_no_redis_to_wait_for(
+    redis_url: str, tmp_path: Path
+) -> None:
+    chain, key = Authority("told").vouch("127.0.0.1", tmp_path / "server")
+    told = Share(host="127.0.0.1", port=1, tls_cert=chain, tls_key=key).certificate()
+    assert told == chain.read_text(), "a host is told the authority"
+    password, _, path = redis_url.removeprefix("unix://:").partition("@")
+    with tls_front(chain, key, Path(path.partition("?")[0])) as port:
+        url = f"rediss://default:{password}@127.0.0.1:{port}/0"
+
+        def lease(neuron: str, certificate: str) -> NameLease:
+            joining = Joining(neuron=neuron, redis_url=url, certificate=certificate)
+            keep_joining(joining, tmp_path)
+            return NameLease(connect(redis_url_of(joining, tmp_path)), neuron=neuron, epoch="a")
+
+        lease("n1", told).acquire()
+        for certificate in (Authority("other").pem, ""):
+            with pytest.raises(RedisUntrustedError, match=r"does not trust \(.*\).*neurons invite"):
+                lease("n2", certificate).acquire(
+                    sleep=lambda _: pytest.fail("waiting changes nothing")
+                )
