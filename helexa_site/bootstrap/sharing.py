@@ -14,7 +14,8 @@ from helexa_site.bootstrap.addresses import reached_at
 from helexa_site.bootstrap.errors import RedisStartError
 
 CHECK_TIMEOUT_S = 10.0
-TLS_DIRECTIVE = "tls-port 0"
+WITHOUT_TLS = ("Failed finding TLS support", "'tls-port 1'")
+"""What such a Redis says: since 7.2, and before, when it did not know the directive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +69,17 @@ class Share:
 
 def ensure_tls(server: Path) -> None:
     """Raises ``RedisStartError`` where that Redis was built without TLS."""
-    # It refuses the first directive that it does not know, and the last one in any case.
+    # It is given no certificate, so that one with TLS ends as well, and listens nowhere.
     done = subprocess.run(
         [str(server), "-"],
-        input=f"{TLS_DIRECTIVE}\nport 0\nmaxclients none\n",
+        input="port 0\ntls-port 1\n",
         capture_output=True,
         text=True,
         timeout=CHECK_TIMEOUT_S,
         check=False,
     )
-    if TLS_DIRECTIVE in done.stdout + done.stderr:
+    said = done.stdout + done.stderr
+    if any(words in said for words in WITHOUT_TLS):
         raise RedisStartError(
             f"{server} was built without TLS; install one that has it (on Debian and Ubuntu: "
             "apt install redis-server), or leave --share-tls-cert out in a network that you trust"

@@ -23,6 +23,7 @@ from helexa_site.bootstrap.redis_server import (
 from helexa_site.bootstrap.sharing import Share, ensure_tls
 from inference.protocol.joining import Joining, JoinLineError, decode_joining, encode_joining
 from inference.protocol.redis_url import celery_broker_url, celery_ssl_options
+from tests.live.certificates import Authority
 
 JOINING = Joining(neuron="beast", redis_url="redis://neuron-beast:secret@10.0.0.5:31315/0")
 LINE = encode_joining(JOINING)
@@ -138,24 +139,44 @@ def test_the_private_redis_listens_where_it_is_shared(tmp_path: Path) -> None:
             process.kill()
 
 
-def test_a_redis_without_tls_is_refused_by_name(tmp_path: Path) -> None:
-    """Whichever is installed: one with TLS passes, and one without is named."""
-    server = find_redis_server()
-    has_tls = "tls-port" not in _refused_directive(server, tmp_path)
+def test_a_redis_without_tls_is_found_before_it_is_started(tmp_path: Path) -> None:
+    """Whichever is installed here: one that passes listens with a certificate."""
+    chain, key = Authority("tests").vouch("127.0.0.1", tmp_path / "certificate")
+    share = Share(host="127.0.0.1", port=free_port(), tls_cert=chain, tls_key=key)
+    server = configure_private_redis(tmp_path / "redis", listening=share.directives())
+    try:
+        ensure_tls(find_redis_server())
+        has_tls = True
+    except RedisStartError as error:
+        assert "built without TLS" in str(error)
+        has_tls = False
+    with subprocess.Popen(server.command, stdout=subprocess.DEVNULL) as process:
+        try:
+            if has_tls:
+                wait_for_redis(server.url, is_alive=lambda: process.poll() is None)
+            else:
+                assert process.wait(60) != 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("said", "has_tls"),
+    [
+        ("# Failed to configure TLS. Check logs for more info.", True),
+        ("# Missing implement of connection type tls\n# Failed finding TLS support.", False),
+        (">>> 'tls-port 1'\nBad directive or wrong number of arguments", False),
+    ],
+)
+def test_what_each_redis_says_of_tls(tmp_path: Path, said: str, has_tls: bool) -> None:
+    server = tmp_path / "redis-server"
+    server.write_text(f'#!/bin/sh\nprintf "%s" "{said}"\nexit 1\n')
+    server.chmod(0o755)
     if has_tls:
         ensure_tls(server)
         return
     with pytest.raises(RedisStartError, match="built without TLS"):
         ensure_tls(server)
-
-
-def _refused_directive(server: Path, tmp_path: Path) -> str:
-    configuration = tmp_path / "c.conf"
-    configuration.write_text("tls-port 0\nport none\n")
-    done = subprocess.run(
-        [server, configuration], capture_output=True, text=True, timeout=30, check=False
-    )
-    return done.stdout + done.stderr
 
 
 def test_a_certificate_that_is_signed_by_itself_travels(tmp_path: Path) -> None:
