@@ -31,7 +31,7 @@ USER_PREFIX = "neuron-"
 MINIMUM_REDIS = 7
 COMMANDS = (
     # connections and transactions
-    *("ping", "hello", "select", "client|setinfo", "client|setname", "client|id"),
+    *("ping", "hello", "select", "client|setname", "client|id"),
     *("multi", "exec", "discard", "watch", "unwatch"),
     *("eval", "evalsha", "script|load", "script|exists"),
     # its own keys
@@ -43,6 +43,8 @@ COMMANDS = (
     *("sadd", "srem", "smembers", "sismember"),
     *("zadd", "zrem", "zrange", "zrangebyscore", "zrevrangebyscore"),
 )
+SINCE_7_2 = ("client|setinfo",)
+"""An older Redis refuses a rule with a command that it does not know, and clients do without."""
 
 
 def user_name(neuron: str) -> str:
@@ -53,12 +55,14 @@ def secret_hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def rules(neuron: str, secret_sha256: str) -> list[str]:
-    """For ACL SETUSER. A name holds no character that a pattern gives a meaning to."""
+def rules(neuron: str, secret_sha256: str, version: tuple[int, int]) -> list[str]:
+    """For ACL SETUSER of a Redis of that version. A name holds no character that a pattern gives a
+    meaning to."""
     queue = neuron_queue(neuron)
+    commands = (*COMMANDS, *SINCE_7_2) if version >= (7, 2) else COMMANDS
     return [
         *("reset", "on", f"#{secret_sha256}"),
-        *(f"+{command}" for command in COMMANDS),
+        *(f"+{command}" for command in commands),
         f"~helexa:neuron:{neuron}:*",
         f"~{queue}",
         f"~{queue}\x06\x16*",  # kombu's priorities
@@ -77,9 +81,11 @@ def users_apply(
     and removes those of neurons that are not invited. Raises ``redis.RedisError``."""
     names = {name.decode() if isinstance(name, bytes) else name for name in client.acl_users()}
     there = {name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX)}
-    for neuron, secret_sha256 in secrets.items():
-        if neuron not in there or neuron in again:
-            _execute(client, "ACL SETUSER", user_name(neuron), *rules(neuron, secret_sha256))
+    if wanted := [neuron for neuron in secrets if neuron not in there or neuron in again]:
+        version = _version(client)
+        for neuron in wanted:
+            words = rules(neuron, secrets[neuron], version)
+            _execute(client, "ACL SETUSER", user_name(neuron), *words)
     if gone := sorted(there - secrets.keys()):
         client.acl_deluser(*(user_name(neuron) for neuron in gone))
         logger.warning("these neurons may come in no more: %s", ", ".join(gone))
@@ -92,7 +98,13 @@ def _execute(client: Any, *words: str) -> None:
 
 def version_problem(client: redis.Redis) -> str | None:
     """Raises ``redis.RedisError``."""
-    version = str(client.info("server")["redis_version"])
-    if int(version.partition(".")[0]) >= MINIMUM_REDIS:
+    major, minor = _version(client)
+    if major >= MINIMUM_REDIS:
         return None
-    return f"inviting a neuron needs Redis {MINIMUM_REDIS} or newer; this one is {version}"
+    return f"inviting a neuron needs Redis {MINIMUM_REDIS} or newer; this one is {major}.{minor}"
+
+
+def _version(client: redis.Redis) -> tuple[int, int]:
+    """Raises ``redis.RedisError``."""
+    major, minor, *_ = str(client.info("server")["redis_version"]).split(".")
+    return int(major), int(minor)

@@ -171,3 +171,9 @@ def test_an_older_redis_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(redis_users, "MINIMUM_REDIS", 999)
     with pytest.raises(InvitationError, match="needs Redis 999"):
         invite()
+
+
+def test_a_redis_is_told_no_command_that_it_does_not_know() -> None:
+    """Debian 12 has 7.0, which refuses the whole rule for one."""
+    assert "+client|setinfo" in redis_users.rules("beast", "0" * 64, (7, 2))
+    assert "+client|setinfo" not in redis_users.rules("beast", "0" * 64, (7, 0))
