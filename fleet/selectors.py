@@ -52,11 +52,17 @@ def catalogue_cache_clear() -> None:
     catalogue_cache.clear()
 
 
-def model_enabled(name: str) -> CatalogueModel:
-    """Raises ``UnknownModelError``, ``ModelDisabledError``."""
+def model_known(name: str) -> CatalogueModel:
+    """Offered or not. Raises ``UnknownModelError``."""
     model = CatalogueModel.objects.filter(name=name).first()
     if model is None:
         raise UnknownModelError(f"There is no model named {name!r} in the catalogue")
+    return model
+
+
+def model_enabled(name: str) -> CatalogueModel:
+    """Raises ``UnknownModelError``, ``ModelDisabledError``."""
+    model = model_known(name)
     if not model.settings().enabled:
         raise ModelDisabledError(f"{name} is in the catalogue but not enabled")
     return model

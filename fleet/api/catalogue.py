@@ -8,11 +8,10 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet import services
+from fleet import selectors, services
 from fleet.api.access import FleetListView, FleetView, body_of, text_in
 from fleet.api.shapes import AliasShape, CatalogueShape
 from fleet.catalogue import SETTINGS, SettingValue
-from fleet.errors import UnknownModelError
 from fleet.models import Alias, CatalogueModel
 from metering.api.problems import ProblemError
 
@@ -41,20 +40,20 @@ class CatalogueModelView(FleetView):
     queryset = CatalogueModel.objects.none()
 
     def get(self, request: Request, name: str) -> Response:
-        return Response(self.get_serializer(_model(name)).data)
+        return Response(self.get_serializer(selectors.model_known(name)).data)
 
     def patch(self, request: Request, name: str) -> Response:
         """The fields that are given. What is loaded stays until it is reloaded."""
-        model = _model(name)
+        model = selectors.model_known(name)
         values = _settings(body_of(request, *SETTINGS))
         model.assign(values)
         services.catalogue_model_update(actor=self.actor, model=model, changed_fields=list(values))
-        return Response(self.get_serializer(_model(name)).data)
+        return Response(self.get_serializer(selectors.model_known(name)).data)
 
     @extend_schema(responses={204: None})
     def delete(self, request: Request, name: str) -> Response:
         """With its aliases; what is loaded of it is unloaded."""
-        services.catalogue_model_delete(actor=self.actor, model=_model(name))
+        services.catalogue_model_delete(actor=self.actor, model=selectors.model_known(name))
         return Response(status=204)
 
 
@@ -66,7 +65,7 @@ class AliasesView(FleetListView):
     @extend_schema(responses={201: AliasShape})
     def post(self, request: Request) -> Response:
         body = body_of(request, "name", "model")
-        name, model = text_in(body, "name"), _model(text_in(body, "model"))
+        name, model = text_in(body, "name"), selectors.model_known(text_in(body, "model"))
         alias = services.alias_create(actor=self.actor, name=name, model=model)
         return Response(self.get_serializer(alias).data, status=201)
 
@@ -82,14 +81,6 @@ class AliasView(FleetView):
     def delete(self, request: Request, name: str) -> Response:
         services.alias_delete(actor=self.actor, alias=_alias(name))
         return Response(status=204)
-
-
-def _model(name: str) -> CatalogueModel:
-    """Raises ``UnknownModelError``."""
-    model = CatalogueModel.objects.filter(name=name).first()
-    if model is None:
-        raise UnknownModelError(f"There is no model named {name!r} in the catalogue")
-    return model
 
 
 def _alias(name: str) -> Alias:

@@ -14,7 +14,7 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet import services
+from fleet import selectors, services
 from fleet.api.access import FleetListView, FleetView, body_of, text_in, texts_in
 from fleet.api.job_events import job_events
 from fleet.api.shapes import LoadJobShape
@@ -155,8 +155,15 @@ class ModelJobsView(JobView):
         if self.kind == "load":
             return [services.model_load_start(actor=actor, model_name=name)]
         if self.kind == "unload":
-            return services.model_unload_everywhere(actor=actor, model_name=name)
+            jobs = services.model_unload_everywhere(actor=actor, model_name=name)
+            return jobs or self._nowhere(name)
         return services.model_reload_everywhere(actor=actor, model_name=name)
+
+    def _nowhere(self, name: str) -> list[LoadJob]:
+        """Of a model that is loaded nowhere nothing is left to do. Raises ``UnknownModelError``
+        for a name that nobody has."""
+        selectors.model_known(name)
+        return []
 
 
 def _look(pk: Any) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from fleet.api.downloads import (
     DownloadView,
     NeuronCachedView,
 )
+from fleet.api.hub import HubRepositoryView, HubSearchView
 from fleet.api.jobs import (
     LoadJobCancelView,
     LoadJobEventsView,
@@ -61,6 +62,8 @@ urlpatterns = [
         path(f"catalogue/<str:name>/{kind}", ModelJobsView.as_view(kind=kind))
         for kind in ("load", "reload", "unload")
     ),
+    path("hub", HubSearchView.as_view(), name="api-hub"),
+    path("hub/<str:owner>/<str:name>", HubRepositoryView.as_view(), name="api-hub-repository"),
     path("models.toml", ModelsTomlView.as_view(), name="api-models-toml"),
     path("aliases", AliasesView.as_view(), name="api-aliases"),
     path("aliases/<path:name>", AliasView.as_view(), name="api-alias"),

@@ -36,13 +36,17 @@ class ChatClient:
             self._headers["authorization"] = f"Bearer {key}"
 
     def model_to_ask(self) -> str:
-        """One that is loaded, else the first that is offered. Raises ``CommandError``."""
+        """One that is loaded, else the first that is offered, of those that may chat: what a model
+        can do is not known before it was loaded. Raises ``CommandError``."""
         with self._open("/v1/models", None) as response:
             cards = json.load(response)["data"]
         if not cards:
             raise CommandError("No model is offered yet: manage.py models add offers one")
-        loaded = [card for card in cards if card.get("loaded")]
-        return str((loaded or cards)[0]["id"])
+        talking = [card for card in cards if "chat" in (card.get("capabilities") or ["chat"])]
+        if not talking:
+            raise CommandError("No model that is offered writes text: they make embeddings")
+        loaded = [card for card in talking if card.get("loaded")]
+        return str((loaded or talking)[0]["id"])
 
     def ask(
         self,

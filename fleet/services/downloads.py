@@ -27,10 +27,9 @@ from fleet.errors import (
     CatalogueValueError,
     JobCannotBeCancelledError,
     PlacementRefusedError,
-    UnknownModelError,
 )
 from fleet.lifecycles import DownloadKind
-from fleet.models import Alias, CatalogueModel, Download
+from fleet.models import Alias, Download
 from fleet.placement.download_place import download_neuron
 from fleet.services.download_moves import download_not_sent
 from inference.protocol.downloads import DeleteSpec, PullSpec
@@ -86,12 +85,8 @@ def model_download_start(
 ) -> Download:
     """What a load of this model of the catalogue would fetch. Raises ``UnknownModelError``, and as
     ``download_start``."""
-    model = CatalogueModel.objects.filter(name=model_name).first()
     alias = Alias.objects.select_related("model").filter(name=model_name).first()
-    if model is None and alias is not None:
-        model = alias.model
-    if model is None:
-        raise UnknownModelError(f"There is no model named {model_name!r} in the catalogue")
+    model = selectors.model_known(model_name) if alias is None else alias.model
     entry = model.settings()
     return download_start(
         actor=actor,

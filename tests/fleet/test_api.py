@@ -173,7 +173,10 @@ def test_load_unload_and_reload_are_jobs(writer: Api, model, beat, build, sent) 
     assert unload["id"] == cancelled["id"]
     wrong = writer.post("load-jobs", {"kind": "eat", "model": "tiny", "neuron": "beast"}, 400)
     assert wrong["param"] == "kind"
-    assert writer.post("catalogue/other/load", status=404)["code"] == "model_not_found"
+    for kind in ("load", "unload"):
+        assert writer.post(f"catalogue/other/{kind}", status=404)["code"] == "model_not_found"
+    services.catalogue_model_create(actor=COMMAND, name="never-loaded", source="pypi:x")
+    assert writer.post("catalogue/never-loaded/unload")["data"] == []
     body = {"model": "tiny", "neuron": "nobody"}
     assert writer.post("load-jobs", body, 404)["code"] == "neuron_not_found"
 

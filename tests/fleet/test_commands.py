@@ -20,7 +20,9 @@ from inference.protocol.heartbeat import ReplicaStatus
 from metering.actor import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.api_support import key_api
+from tests.fleet.hub.conftest import hub
 
+__all__ = ["hub"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 URL = "http://fleet.example:31313"
@@ -104,6 +106,50 @@ def test_a_model_from_add_to_remove(told: Told, beat, build, sent) -> None:
     assert not CatalogueModel.objects.exists()
     actors = {str(actor).partition(":")[0] for (actor,) in AuditEntry.objects.values_list("actor")}
     assert actors <= {"command", "key"}
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_model_is_chosen_of_what_a_repository_holds(told: Told, beat, monkeypatch) -> None:
+    beat()
+    with pytest.raises(CommandError) as refused:
+        told("models", "add", "huggingface:org/tiny-gguf")
+    for words in ("Choose one with --file", "Q4_K_M", "3.7 GiB", "beast: fits", "no room now"):
+        assert words in str(refused.value)
+    assert not CatalogueModel.objects.exists()
+    told("models", "add", "huggingface:org/tiny-gguf", "--file", "q8_0", "--pinned")
+    first = CatalogueModel.objects.get()
+    assert (first.name, first.file, first.pinned) == ("tiny-q8_0", "Q8_0", True)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: "1")
+    assert "tiny-q4_k_m is offered" in told("models", "add", "huggingface:org/tiny-gguf")
+    assert "Q8_0" in told.err
+    assert CatalogueModel.objects.get(name="tiny-q4_k_m").vram_mb == 4197
+    assert "dense is offered" in told("models", "add", "huggingface:org/dense")
+
+
+@pytest.mark.usefixtures("hub")
+def test_the_hub_is_searched(told: Told) -> None:
+    assert "org/tiny-gguf" in told("models", "search", "tiny")
+    (found,) = json.loads(told("models", "search", "tiny", "--json"))
+    assert (found["name"], found["is_gated"]) == ("org/tiny-gguf", False)
+    assert "Nothing is called" in told("models", "search", "no such thing")
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("huggingface:org/strange",), "does not run safetensors: .*mamba"),
+        (("huggingface:org/tiny-gguf", "--file", "Q2_K"), "choose one of Q4_K_M, Q8_0"),
+        (("huggingface:org/nothing",), "no repository org/nothing"),
+        (("tiny",), "name its source too"),
+        (("huggingface:org/tiny-gguf", "--base", "tiny"), "an adapter is given a name"),
+    ],
+)
+def test_what_cannot_be_chosen_says_why(told: Told, publish, words, reason: str) -> None:
+    publish()
+    with pytest.raises(CommandError, match=reason):
+        told("models", "add", *words)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +253,9 @@ def test_a_chat_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     def event(**values: Any) -> bytes:
         return b"data: " + json.dumps(values).encode() + b"\n"
 
-    models = json.dumps({"data": [{"id": "cold"}, {"id": "warm", "loaded": True}]}).encode()
+    reader = {"id": "bge", "loaded": True, "capabilities": ["embeddings"]}
+    cold, warm = {"id": "cold", "capabilities": None}, {"id": "warm", "loaded": True}
+    models = json.dumps({"data": [reader, cold, warm]}).encode()
     chat = [
         event(choices=[{"delta": {"role": "assistant", "content": ""}}]),
         b"\n",
@@ -236,6 +284,13 @@ def test_a_chat_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = StringIO(), StringIO()
     call_command("chat", "--url", URL, stdout=out, stderr=err)
     assert (out.getvalue(), "8 tokens" in err.getvalue()) == ("Hello\n", True)
+
+
+def test_models_that_only_read_are_not_talked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = json.dumps({"data": [{"id": "bge", "capabilities": ["embeddings"]}]}).encode()
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_args, **_options: BytesIO(models))
+    with pytest.raises(CommandError, match="embeddings"):
+        ChatClient(URL, None).model_to_ask()
 
 
 def test_a_chats_refusal_is_one_line() -> None:

@@ -48,6 +48,8 @@ FLEET: dict[str, tuple[str, int]] = {
     "api/devices": ("/api/devices", 200),
     "api/replicas": ("/api/replicas", 200),
     "api/assignments": ("/api/assignments", 200),
+    "api/hub": ("/api/hub", 400),
+    "api/hub/<str:owner>/<str:name>": ("/api/hub/org/name?asks=nobody", 400),
     "api/catalogue": ("/api/catalogue", 200),
     "api/catalogue/<str:name>": ("/api/catalogue/tiny", 404),
     "api/catalogue/<str:name>/load": ("/api/catalogue/tiny/load", 405),

@@ -1,6 +1,7 @@
 """The subcommands of ``manage.py models``."""
 
 from fleet.management.model_commands.add import Add
+from fleet.management.model_commands.hub import Search
 from fleet.management.model_commands.jobs import Load, Reload, Unload
 from fleet.management.model_commands.list import List
 from fleet.management.model_commands.pull import Cached, Pull
@@ -11,6 +12,7 @@ from fleet.management.model_commands.toml import Export, Import
 SUBCOMMANDS = (
     List(),
     Show(),
+    Search(),
     Add(),
     Remove(),
     Load(),

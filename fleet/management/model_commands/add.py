@@ -9,6 +9,7 @@ from django.core.management.base import CommandError
 
 from fleet.catalogue import SETTINGS
 from fleet.catalogue.kinds import Count, Flag, Money, NeuronNames
+from fleet.management.model_commands.hub import SCHEME, chosen_of_repository
 from fleet.management.subcommands import Run
 
 
@@ -17,8 +18,14 @@ class Add:
     help = "offer a model"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("name", metavar="MODEL", help="what clients ask for")
-        parser.add_argument("source", metavar="SOURCE", help="as huggingface:Qwen/Qwen3-0.6B")
+        parser.add_argument(
+            "name",
+            metavar="MODEL",
+            help="what clients ask for; or only huggingface:org/name, to choose of what it holds",
+        )
+        parser.add_argument(
+            "source", nargs="?", metavar="SOURCE", help="as huggingface:Qwen/Qwen3-0.6B"
+        )
         parser.add_argument("--base", help="of an adapter (LoRA): the model that it adapts")
         parser.add_argument("--file", help="a file or quant in it, as Q4_K_M")
         parser.add_argument("--revision")
@@ -32,15 +39,27 @@ class Add:
         )
 
     def run(self, run: Run) -> None:
-        body: dict[str, Any] = {"name": run.options["name"], "source": run.options["source"]}
-        body |= {
-            name: run.options[name] for name in ("base", "file", "revision") if run.options[name]
-        }
+        body = self._named(run)
         if run.options["pinned"]:
             body["pinned"] = True
         body |= dict(setting_of(words) for words in run.options["set"])
         made = run.backend.ask("POST", "catalogue", body)
         run.show(made, f"{made['name']} is offered; the first request for it loads it.")
+
+    def _named(self, run: Run) -> dict[str, Any]:
+        """Raises ``CommandError``."""
+        given = {
+            name: run.options[name] for name in ("base", "file", "revision") if run.options[name]
+        }
+        name, source = run.options["name"], run.options["source"]
+        if source is not None:
+            return {"name": name, "source": source, **given}
+        if not name.startswith(SCHEME):
+            raise CommandError(f"name its source too, or only {SCHEME}org/name to choose from")
+        if "base" in given:
+            raise CommandError("an adapter is given a name too: models add MODEL SOURCE --base …")
+        chosen, settings = chosen_of_repository(run, name)
+        return {"name": chosen, **settings}
 
 
 def setting_of(words: str) -> tuple[str, Any]:
