@@ -8,8 +8,9 @@ from fleet.catalogue import CatalogueEntry
 from fleet.measurements import DeviceKind
 from fleet.placement.decisions import Reject
 from fleet.placement.failures import FailedLoads, retry_in_s
+from fleet.placement.grounds import DeviceGround
 from fleet.placement.needs import Needs
-from fleet.placement.residents import DeviceGround, Ground
+from fleet.placement.residents import Ground
 from fleet.snapshot import FleetSnapshot, ReplicaView
 
 NO_NEURON_RETRY_AFTER_S = 5.0

@@ -7,16 +7,14 @@ Compiled once for a snapshot and looked through by every decision on it. Pure.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
-from itertools import islice
 
 from fleet.measurements import DeviceKind
 from fleet.placement.decisions import Catalogue
+from fleet.placement.grounds import ByFree, DeviceGround, NeuronGround, Resident
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name
+from inference.protocol.heartbeat import ReplicaStatus, device_name
 
 IDLE_TURN_S = 5.0
 """How long a replica stays once it is ready, even if nobody uses it: the requests that it was
@@ -33,85 +31,6 @@ UNKNOWN_MODEL_PRIORITY = -1
 """Of a model that the catalogue does not offer (any more): nobody can ask for it."""
 
 HELD = (ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
-
-
-@dataclass(slots=True)
-class Resident:
-    """A replica that may leave its devices, now or in a while. ``freed_bytes`` is on each of them;
-    ``in_s`` is how soon it may go, 0 for now; ``loss`` is how often it may be expected to be asked
-    for again, in times a second. Not frozen: a snapshot has a thousand."""
-
-    replica: ReplicaView
-    priority: int
-    freed_bytes: int
-    in_s: float
-    is_idle: bool
-    goes_now: bool
-    """Idle and out of its turn: it may be evicted."""
-    loss: float
-
-
-@dataclass(slots=True)
-class DeviceGround:
-    """``residents`` are those that may go, the least valuable first. ``claims`` are bytes that a
-    model whose turn it is was promised. Not to be changed."""
-
-    neuron: NeuronView
-    info: DeviceInfo
-    name: str
-    residents: Sequence[Resident]
-    claims: Sequence[tuple[str, int]]
-    evictable_bytes: int
-    """Of all residents that may go now."""
-    movable_bytes: int
-    """Of all residents."""
-    least_loss: tuple[int, float]
-    """No eviction here loses less: priority, then loss."""
-
-    def free_bytes(self, model: str) -> int:
-        """Less what other models were promised."""
-        free = self.info.free_memory_bytes
-        for claimant, size in self.claims:
-            if claimant != model:
-                free -= size
-        return free
-
-
-@dataclass(slots=True)
-class NeuronGround:
-    """Its devices of one kind, and the most that any of them has, promises aside. Not to be
-    changed."""
-
-    name: str
-    devices: list[DeviceGround]
-    free_bytes: int = 0
-    clearable_bytes: int = 0
-    """With what may go now."""
-    movable_bytes: int = 0
-    """With all that may go."""
-
-    def add(self, device: DeviceGround) -> None:
-        self.devices.append(device)
-        free = device.info.free_memory_bytes
-        self.free_bytes = max(self.free_bytes, free)
-        self.clearable_bytes = max(self.clearable_bytes, free + device.evictable_bytes)
-        self.movable_bytes = max(self.movable_bytes, free + device.movable_bytes)
-
-
-class ByFree:
-    """Devices of one kind by how much is free on them, the fullest first."""
-
-    __slots__ = ("_free_bytes", "_sorted", "claimed")
-
-    def __init__(self, devices: Sequence[DeviceGround]) -> None:
-        self._sorted = sorted((d for d in devices if not d.claims), key=_fullest)
-        self._free_bytes = [device.info.free_memory_bytes for device in self._sorted]
-        self.claimed = [device for device in devices if device.claims]
-        """Those of which something is promised: what is free on them depends on who asks."""
-
-    def with_at_least(self, num_bytes: int) -> Iterator[DeviceGround]:
-        """Of those of which nothing is promised."""
-        return islice(self._sorted, bisect_left(self._free_bytes, num_bytes), None)
 
 
 class Ground:
@@ -148,6 +67,11 @@ class Ground:
             for kind, by_name in self.by_kind.items()
         }
         """Devices from which something may go now, by the least that is lost with it."""
+        self.by_turn: dict[DeviceKind, list[DeviceGround]] = {
+            kind: [device for _, device in sorted(_with_turns(by_name), key=_first)]
+            for kind, by_name in self.by_kind.items()
+        }
+        """Devices from which something may go, now or in a while, by how soon at the earliest."""
         self.by_free: dict[DeviceKind, ByFree] = {
             kind: ByFree([device for here in by_name.values() for device in here.devices])
             for kind, by_name in self.by_kind.items()
@@ -163,6 +87,10 @@ class Ground:
         alone.by_loss = {
             kind: [device for device in devices if device.neuron.name == neuron]
             for kind, devices in self.by_loss.items()
+        }
+        alone.by_turn = {
+            kind: [device for device in devices if device.neuron.name == neuron]
+            for kind, devices in self.by_turn.items()
         }
         alone.by_free = {
             kind: ByFree([device for here in by_name.values() for device in here.devices])
@@ -199,6 +127,7 @@ class Ground:
                         min((resident.priority for resident in now), default=0),
                         min((resident.loss for resident in now), default=0.0),
                     ),
+                    soonest=_soonest_turn(going),
                 )
             )
 
@@ -292,9 +221,30 @@ def _value(resident: Resident) -> tuple[int, bool, float, str]:
     return (resident.priority, not resident.is_idle, resident.loss, resident.replica.model)
 
 
-def _fullest(device: DeviceGround) -> tuple[int, str, str]:
-    return (device.info.free_memory_bytes, device.neuron.name, device.name)
+def _with_turns(
+    by_name: dict[str, NeuronGround],
+) -> Iterator[tuple[tuple[float, int, float], DeviceGround]]:
+    for here in by_name.values():
+        for device in here.devices:
+            if device.soonest is not None:
+                yield device.soonest, device
+
+
+def _first(pair: tuple[tuple[float, int, float], DeviceGround]) -> tuple[float, int, float]:
+    return pair[0]
 
 
 def _least_loss(device: DeviceGround) -> tuple[int, float]:
     return device.least_loss
+
+
+def _soonest_turn(residents: Sequence[Resident]) -> tuple[float, int, float] | None:
+    """Each part is the least of any, so that no choice among them comes before it."""
+    going = [resident for resident in residents if resident.freed_bytes > 0]
+    if not going:
+        return None
+    return (
+        min(resident.in_s for resident in going),
+        min(resident.priority for resident in going),
+        min(resident.loss for resident in going),
+    )

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
 from fleet.measurements import DeviceKind
+from fleet.placement.grounds import NeuronGround
 from fleet.placement.needs import Needs
-from fleet.placement.residents import Ground, NeuronGround
+from fleet.placement.residents import Ground
 from fleet.placement.spots import Spot, evicting_spot, free_spot, turn_spot
 
 
@@ -42,7 +43,7 @@ def find_room(
             continue
         if spot := evicting_spot(needs, kind, grounds, ground.by_loss[kind]):
             return Room(spot=spot)
-        if turn := turn_spot(needs, kind, grounds):
+        if turn := turn_spot(needs, kind, grounds, ground.by_turn[kind]):
             return Room(turn=turn)
     return NO_ROOM
 

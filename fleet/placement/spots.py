@@ -13,15 +13,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.measurements import DeviceKind
-from fleet.placement.needs import Needs
-from fleet.placement.residents import (
-    MIN_TURN_S,
+from fleet.placement.grounds import (
     ByFree,
     DeviceGround,
-    Ground,
     NeuronGround,
     Resident,
+    has_as_much,
 )
+from fleet.placement.needs import Needs
+from fleet.placement.residents import MIN_TURN_S, Ground
+from fleet.placement.victims import loss_of, victims_of
 
 COMFORT = 1.25
 """A device is comfortable with so much of what is needed at least: the rest holds longer contexts.
@@ -50,10 +51,8 @@ class Spot:
         return max((victim.in_s for victim in self.victims), default=0.0) + first
 
 
-UNTOUCHED = -(2**31)
-"""Below every priority: nobody has to leave."""
-
 Grounds = Sequence[NeuronGround]
+SoonestFirst = tuple[float, int, float, str, tuple[str, ...]]
 
 
 def free_spot(
@@ -99,7 +98,7 @@ def _roomy_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None
     model = needs.entry.name
     for here in grounds:
         each = needs.device_bytes(here.name, kind)
-        if here.free_bytes < (each or 0):
+        if not has_as_much(here.free, needs.num_devices, each or 0):
             continue
         roomy = []
         for device in here.devices:
@@ -136,7 +135,7 @@ def evicting_spot(
     for device in by_loss:
         if best is not None and device.least_loss > best[0][:2]:
             break  # whatever comes after it loses more
-        spot = _cleared(needs, kind, device, may_go)
+        spot = _cleared(needs, kind, device, device.evictable_bytes, may_go)
         if spot is not None:
             names = names or {here.name for here in grounds}
             loss = _loss(spot)
@@ -147,27 +146,34 @@ def evicting_spot(
 
 def _may_clear(needs: Needs, kind: DeviceKind, here: NeuronGround) -> bool:
     each = needs.device_bytes(here.name, kind)
-    return each is not None and here.clearable_bytes >= each
+    return each is not None and has_as_much(here.clearable, needs.num_devices, each)
 
 
 def _cleared(
-    needs: Needs, kind: DeviceKind, device: DeviceGround, may_go: Callable[[Resident], bool]
+    needs: Needs,
+    kind: DeviceKind,
+    device: DeviceGround,
+    most_bytes: int,
+    may_go: Callable[[Resident], bool],
 ) -> Spot | None:
-    """One device with room once those that may go have left."""
+    """One device with room once those that may go have left, which free ``most_bytes``."""
     neuron = device.neuron.name
     each = needs.device_bytes(neuron, kind)
     if each is None or device.info.total_memory_bytes < needs.least_total_bytes:
         return None
     lacking = each - device.free_bytes(needs.entry.name)
-    if lacking > device.evictable_bytes:
+    if lacking > most_bytes:
         return None
-    victims = _victims(lacking, device.residents, may_go)
+    victims = victims_of(lacking, device.residents, may_go)
     return None if victims is None else Spot(neuron, (device.name,), each, victims)
 
 
-def turn_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None:
+def turn_spot(
+    needs: Needs, kind: DeviceKind, grounds: Grounds, by_turn: Sequence[DeviceGround]
+) -> Spot | None:
     """Where room comes soonest if those that may go are let go once they have had their turn:
-    what is promised to nobody, else what another model has first."""
+    what is promised to nobody, else what another model has first. ``by_turn`` are the devices of
+    ``grounds`` and others, those first where a turn may come soonest."""
 
     most_priority = needs.entry.effective_priority
 
@@ -177,17 +183,39 @@ def turn_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None:
     def movable(device: DeviceGround) -> int:
         return device.movable_bytes
 
-    def soonest(spot: Spot) -> tuple[object, ...]:
-        return (spot.ready_in_s, *_loss(spot))
-
-    unpromised = _spots(needs, kind, grounds, may_go, movable)
-    if found := min(unpromised, key=soonest, default=None):
+    if needs.num_devices == 1:
+        found = _soonest_spot(needs, kind, grounds, by_turn, may_go)
+    else:
+        unpromised = _spots(needs, kind, grounds, may_go, movable)
+        found = min(unpromised, key=_soonest, default=None)
+    if found is not None:
         return found
     if not any(device.claims for here in grounds for device in here.devices):
         return None
     after = _spots(needs, kind, grounds, may_go, movable, heeds_promises=False)
-    promised = min(after, key=soonest, default=None)
+    promised = min(after, key=_soonest, default=None)
     return promised and replace(promised, is_promised=True)
+
+
+def _soonest_spot(
+    needs: Needs,
+    kind: DeviceKind,
+    grounds: Grounds,
+    by_turn: Sequence[DeviceGround],
+    may_go: Callable[[Resident], bool],
+) -> Spot | None:
+    """On one device. Somebody leaves it: one with room as it is would have been found before."""
+    names = {here.name for here in grounds}
+    best: tuple[SoonestFirst, Spot] | None = None
+    for device in by_turn:
+        if best is not None and device.soonest is not None and device.soonest > best[0][:3]:
+            break  # whatever comes after it is later, or loses more
+        if device.neuron.name not in names:
+            continue
+        spot = _cleared(needs, kind, device, device.movable_bytes, may_go)
+        if spot is not None and (best is None or _soonest(spot) < best[0]):
+            best = (_soonest(spot), spot)
+    return best[1] if best else None
 
 
 def _spots(
@@ -203,7 +231,7 @@ def _spots(
     for here in grounds:
         neuron = here.name
         each = needs.device_bytes(neuron, kind)
-        if each is None or here.movable_bytes < each:
+        if each is None or not has_as_much(here.movable, needs.num_devices, each):
             continue
         cleared = []
         for device in here.devices:
@@ -213,7 +241,7 @@ def _spots(
             lacking = each - free
             if lacking > most_bytes(device):
                 continue
-            victims = _victims(lacking, device.residents, may_go)
+            victims = victims_of(lacking, device.residents, may_go)
             if victims is not None:
                 cleared.append((device.name, victims))
         if len(cleared) < needs.num_devices:
@@ -224,32 +252,11 @@ def _spots(
             yield _together(neuron, each, cleared, needs.num_devices)
 
 
-def _victims(
-    lacking_bytes: int, residents: Sequence[Resident], may_go: Callable[[Resident], bool]
-) -> tuple[Resident, ...] | None:
-    """The least valuable that make room, and none that makes no difference; ``None``: too few."""
-    chosen: list[Resident] = []
-    freed = 0
-    for resident in residents:
-        if freed >= lacking_bytes:
-            break
-        if resident.freed_bytes > 0 and may_go(resident):
-            chosen.append(resident)
-            freed += resident.freed_bytes
-    if freed < lacking_bytes:
-        return None
-    for resident in reversed(chosen[:-1]):
-        if freed - resident.freed_bytes >= lacking_bytes:
-            chosen.remove(resident)
-            freed -= resident.freed_bytes
-    return tuple(chosen)
-
-
 def _together(
     neuron: str, each: int, cleared: list[tuple[str, tuple[Resident, ...]]], num_devices: int
 ) -> Spot:
     """The devices that lose least. Replicas that lie on several of them leave once."""
-    least = sorted(cleared, key=lambda device: (_loss_of(device[1]), device[0]))[:num_devices]
+    least = sorted(cleared, key=lambda device: (loss_of(device[1]), device[0]))[:num_devices]
     victims = {victim.replica.model: victim for _, found in least for victim in found}
     return Spot(neuron, tuple(sorted(name for name, _ in least)), each, tuple(victims.values()))
 
@@ -262,13 +269,9 @@ def _snugness(free_bytes: int, needed_bytes: int | None) -> tuple[bool, int]:
     return (is_tight, -free_bytes if is_tight else free_bytes)
 
 
+def _soonest(spot: Spot) -> SoonestFirst:
+    return (spot.ready_in_s, *_loss(spot))
+
+
 def _loss(spot: Spot) -> tuple[int, float, str, tuple[str, ...]]:
-    return (*_loss_of(spot.victims), spot.neuron, spot.devices)
-
-
-def _loss_of(victims: Sequence[Resident]) -> tuple[int, float]:
-    """The most valuable of them counts first, then how much is lost in all."""
-    return (
-        max((victim.priority for victim in victims), default=UNTOUCHED),
-        sum(victim.loss for victim in victims),
-    )
+    return (*loss_of(spot.victims), spot.neuron, spot.devices)

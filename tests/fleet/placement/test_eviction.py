@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.placement import Load, Reject, Wait, place
-from fleet.placement.residents import IDLE_TURN_S, MIN_TURN_S, QUIET_S, idle_age_s
+from fleet.placement import Load, Reject, Wait, place, spots
+from fleet.placement.needs import Needs
+from fleet.placement.residents import IDLE_TURN_S, MIN_TURN_S, QUIET_S, Ground, idle_age_s
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.protocol.heartbeat import ReplicaStatus
 from tests.fleet.placement.fleets import (
@@ -288,3 +289,23 @@ def test_nobody_waits_for_what_never_goes(offered, snapshot: FleetSnapshot) -> N
     if isinstance(decision, Wait) and decision.needs_turn:
         assert decision.eta_s is not None
         assert 0 <= decision.eta_s <= MIN_TURN_S * 2
+
+
+@given(catalogues(), fleets())
+def test_the_soonest_turn_is_found_without_looking_everywhere(
+    offered, snapshot: FleetSnapshot
+) -> None:
+    new = offered["new"]
+    needs, ground = Needs(new), Ground(snapshot, offered)
+    grounds = list(ground.by_kind["cuda"].values())
+    if needs.num_devices > 1 or spots.free_spot(needs, "cuda", ground, grounds, ()):
+        return
+    everywhere = spots._spots(
+        needs,
+        "cuda",
+        grounds,
+        lambda resident: resident.priority <= new.effective_priority,
+        lambda device: device.movable_bytes,
+    )
+    found = spots.turn_spot(needs, "cuda", grounds, ground.by_turn["cuda"])
+    assert found == min(everywhere, key=spots._soonest, default=None)
