@@ -32,9 +32,9 @@ Checkpoints that nest a text model beside towers (`mistral3`, `gemma3`, `gemma4`
 text model (`tests/inference/models/families/test_nested.py`).
 
 Pictures: where a safetensors checkpoint brings its tower and preprocessor_config.json; else, and
-from GGUF, it is a text model. A model that is given pictures runs on torch's operators, on a CUDA
-card with Triton's attention, and its steps are not captured in CUDA graphs: rows are rotated by
-time, height and width, which neither the native decoder nor captured steps do. Videos are not read.
+from GGUF, it is a text model. Its rows are rotated by time, height and width, which the native
+decoder does as well (`tests/inference/models/families/test_native_vision.py`); on a CUDA card it
+runs with Triton's attention, and its steps are not captured in CUDA graphs. Videos are not read.
 
 Adapters (LoRA) change the projections of every family's layers, but no experts and nothing else
 of an MLP that has some (`tests/inference/engine/test_adapters.py`, on both paths). Prefixes are

@@ -178,6 +178,7 @@ class Decoder {
     bool are_all = n == batch.num_rows;
     for (int i = 0; i < n; i++) are_all &= batch.logit_rows[i] == i;
     if (are_all) return;
+    wanted_.pictures = nullptr;  // they are in the rows
     pick_rows(batch.positions, batch.logit_rows, n, 1, wanted_positions_);
     pick_rows(batch.sequences, batch.logit_rows, n, 1, wanted_sequences_);
     wanted_.positions = wanted_positions_.data();

@@ -19,6 +19,7 @@ from inference.models.kv_format import KVFormat
 from inference.models.native.adapters import NativeAdapter, adapter_pointers
 from inference.models.native.layers import NativeLayer, NativeNorm, layer_structs, norm_struct
 from inference.models.native.packing import PackedLinear
+from inference.models.native.pictures import NativePictures
 from inference.models.native.structs import CBatch, CModel, Draw, linear_struct, pointer
 
 KV_FORMATS: dict[KVFormat, int] = {"fp32": 0, "bf16": 1, "int8": 2}
@@ -134,6 +135,7 @@ class NativeDecoder:
         states: States | None = None,
         state_slots: StateSlots | None = None,
         adapters: Sequence[NativeAdapter | None] | None = None,
+        pictures: NativePictures | None = None,
     ) -> torch.Tensor:
         """Runs rows through the model, writes their keys and values, returns float32 logits
         (num_logit_rows, vocab_size).
@@ -169,6 +171,8 @@ class NativeDecoder:
             batch.conv_states = pointer(states.conv, torch.float32)
             batch.states = pointer(states.recurrent, torch.float32)
             batch.num_state_slots = states.recurrent.shape[1]
+        if pictures is not None:
+            batch.pictures = ctypes.pointer(pictures.struct())
         _check(self._library.helexa_decoder_forward(self._decoder, ctypes.byref(batch)))
         return logits
 

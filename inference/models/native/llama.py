@@ -27,8 +27,10 @@ from inference.models.native.load_layer import (
     stacked_names,
 )
 from inference.models.native.packing import Format, pack
+from inference.models.native.pictures import NativePictures, native_pictures
 from inference.models.rope import check_positions, growth_table, rope_table
 from inference.models.untouched import untouched_zeros
+from inference.models.vision.tower import VisionTower
 from inference.models.weights import WeightSource
 
 
@@ -67,6 +69,9 @@ class NativeLlama:
         kinds = set(config.mixer_kinds) - {"delta", "unrotated"}
         tables = {kind: rope_table(config, context_tokens, self.device, kind) for kind in kinds}
         angles = {kind: native_angles(table) for kind, table in tables.items()}
+        self._rope = tables.get("attention")
+        """Of a model that is given pictures."""
+        self.tower = None if config.vision is None else VisionTower(config.vision, weights)
         self._num_positions = min(
             (table.num_positions for table in tables.values()), default=context_tokens
         )
@@ -132,7 +137,14 @@ class NativeLlama:
             states=kv.states,
             state_slots=None if kv.states is None else _state_slots(batch),
             adapters=batch.adapters,
+            pictures=self._pictures(batch),
         )
+
+    def _pictures(self, batch: Batch) -> NativePictures | None:
+        if batch.pictures is None:
+            return None
+        assert self._rope is not None, "such models attend"
+        return native_pictures(batch.pictures, self._rope)
 
     def prepare_adapter(self, weights: AdapterWeights) -> NativeAdapter:
         dtypes = {module.down.dtype for module in weights.modules.values()}

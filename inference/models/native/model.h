@@ -141,6 +141,17 @@ struct Model {
   bool ends_with_state() const { return num_layers > 0 && layers[num_layers - 1].delta; }
 };
 
+// Of a step in which sequences with pictures have a part.
+struct Pictures {
+  const float* cosines;     // (num_rows, rotary_dim / 2) what rows are rotated by, instead of by position
+  const float* sines;
+  const int64_t* pictured;  // (num_rows,) which of the rows below it is; below 0: its token's own
+  const float* embeddings;  // (num_pictured, hidden_size)
+  const float* deepstack;   // (num_deepstack, num_pictured, hidden_size), added after the first layers
+  int32_t num_pictured;
+  int32_t num_deepstack;    // fewer than layers
+};
+
 struct Batch {
   int32_t num_rows;
   int32_t num_logit_rows;
@@ -161,6 +172,7 @@ struct Batch {
   float* logits;               // (num_logit_rows, vocab_size)
   const Adapter* const* adapters;  // (num_sequences,) null where it has none; null: nobody has one
   int32_t inner_width;         // the most of any of them
+  const Pictures* pictures;    // null: no sequence has any
 
   int64_t block_of(int row, int position) const {
     return block_tables[sequences[row] * table_stride + position / kBlockTokens];

@@ -40,13 +40,17 @@ class RowAttention {
       rms_norm_row(keys, key_norm, m_.kv_width(), m_.norm_eps, keys);
       query_norm = key_norm = nullptr;
     }
-    for (int h = 0; h < m_.num_heads; h++) rotate(query_norm, position, query + h * m_.head_dim);
+    const Pictures* pictures = batch_.pictures;
+    const int64_t at = int64_t(pictures ? row : position) * (layer_.rotary_dim / 2);
+    const float* cosine = (pictures ? pictures->cosines : layer_.cosines) + at;
+    const float* sine = (pictures ? pictures->sines : layer_.sines) + at;
+    for (int h = 0; h < m_.num_heads; h++) rotate(query_norm, cosine, sine, query + h * m_.head_dim);
     for (int h = 0; h < m_.num_kv_heads; h++) {
       float* key = query + m_.query_width() + h * m_.head_dim;
       const float* value = key + m_.kv_width();
-      rotate(key_norm, position, key);
-      const int64_t at = region(row, position, h);
-      KV::write(keys_ + at, values_ + at, position % kBlockTokens, key, value, m_.head_dim);
+      rotate(key_norm, cosine, sine, key);
+      const int64_t to = region(row, position, h);
+      KV::write(keys_ + to, values_ + to, position % kBlockTokens, key, value, m_.head_dim);
     }
   }
 
@@ -79,10 +83,8 @@ class RowAttention {
     return (batch_.block_of(row, position) * m_.num_kv_heads + kv_head) * region_bytes();
   }
 
-  void rotate(const float* norm, int position, float* head) const {
+  void rotate(const float* norm, const float* cosine, const float* sine, float* head) const {
     const int half = layer_.rotary_dim / 2;
-    const float* cosine = layer_.cosines + int64_t(position) * half;
-    const float* sine = layer_.sines + int64_t(position) * half;
     if (norm) rms_norm_row(head, norm, m_.head_dim, m_.norm_eps, head);
     if (m_.is_rope_interleaved) return rotate_neighbours(head, cosine, sine, half);
     for (int i = 0; i < half; i++) {

@@ -2,6 +2,8 @@
 // wherever a step reads what another member of the crew wrote.
 #pragma once
 
+#include <algorithm>
+
 #include "buffers.h"
 #include "delta_net.h"
 #include "linear.h"
@@ -51,8 +53,12 @@ class RowPass {
   // From where the pass before `layer` ended up to the layer's queries, keys and values. Whoever
   // attends needs those of earlier rows, too. A layer behind the last is its end.
   void come_to(int layer) {
-    if (layer == 0) embed();
-    else finish_layer(layer - 1);
+    if (layer == 0) {
+      embed();
+    } else {
+      finish_layer(layer - 1);
+      add_deepstack(layer - 1);
+    }
     if (layer < m_.num_layers) begin_layer(layer);
   }
 
@@ -71,8 +77,35 @@ class RowPass {
 
   void embed() {
     const Share rows = crew_.share(num_rows_);
-    for (int row = rows.begin; row < rows.end; row++)
-      embed_row(int(batch_.token_ids[first_ + row]), hidden(row));
+    for (int row = rows.begin; row < rows.end; row++) {
+      const int64_t pictured = pictured_row(row);
+      if (pictured < 0) {
+        embed_row(int(batch_.token_ids[first_ + row]), hidden(row));
+      } else {
+        std::copy_n(batch_.pictures->embeddings + pictured * m_.hidden_size, m_.hidden_size,
+                    hidden(row));
+      }
+    }
+    crew_.barrier();
+  }
+
+  // Which of the pictures' rows it is; below 0: none.
+  int64_t pictured_row(int row) const {
+    return batch_.pictures ? batch_.pictures->pictured[first_ + row] : -1;
+  }
+
+  // What pictures add to their rows after one of the first layers.
+  void add_deepstack(int layer) {
+    const Pictures* p = batch_.pictures;
+    if (!p || layer >= p->num_deepstack) return;
+    const float* added = p->deepstack + int64_t(layer) * p->num_pictured * m_.hidden_size;
+    const Share rows = crew_.share(num_rows_);
+    for (int row = rows.begin; row < rows.end; row++) {
+      const int64_t pictured = pictured_row(row);
+      if (pictured < 0) continue;
+      float* to = hidden(row);
+      for (int i = 0; i < m_.hidden_size; i++) to[i] += added[pictured * m_.hidden_size + i];
+    }
     crew_.barrier();
   }
 

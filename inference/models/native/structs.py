@@ -125,6 +125,18 @@ class CModel(ctypes.Structure):
     ]
 
 
+class CPictures(ctypes.Structure):
+    _fields_ = [
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
+        ("pictured", ctypes.c_void_p),
+        ("embeddings", ctypes.c_void_p),
+        ("deepstack", ctypes.c_void_p),
+        ("num_pictured", ctypes.c_int32),
+        ("num_deepstack", ctypes.c_int32),
+    ]
+
+
 class CBatch(ctypes.Structure):
     _fields_ = [
         ("num_rows", ctypes.c_int32),
@@ -146,6 +158,7 @@ class CBatch(ctypes.Structure):
         ("logits", ctypes.c_void_p),
         ("adapters", ctypes.c_void_p),
         ("inner_width", ctypes.c_int32),
+        ("pictures", ctypes.POINTER(CPictures)),
     ]
 
 

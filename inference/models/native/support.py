@@ -48,11 +48,21 @@ def _intermediate_sizes(config: ModelConfig) -> list[int]:
     return sizes
 
 
+def _has_odd_pictures(config: ModelConfig) -> bool:
+    """Of one kind of attention, halves of heads, and pictures that are added to before the last
+    layer: as all families have them."""
+    if config.vision is None:
+        return False
+    kinds = set(config.mixer_kinds) - {"delta"}
+    is_deep = len(config.vision.deepstack_layers) >= config.num_layers
+    return kinds != {"attention"} or config.is_rope_interleaved or is_deep
+
+
 def _unbuilt_variation(config: ModelConfig) -> str | None:
     """The first thing declared that the native layers do not compute."""
     is_sparse = "sparse" in config.mlp_kinds
     variations = {
-        "rotation by a picture's rows and columns": config.vision is not None,
+        "rotation by a picture's rows and columns in this layout": _has_odd_pictures(config),
         "sinks of attention": config.has_sinks,
         "biased experts": config.experts is not None and config.experts.has_bias,
         f"{config.activation} MLPs": config.activation not in ACTIVATIONS,

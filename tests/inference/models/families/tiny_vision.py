@@ -235,12 +235,13 @@ def engine_of(
     num_kv_blocks: int = 128,
     prefill_tokens_per_step: int = 512,
     speculator: Speculator | None = None,
+    block_tokens: int = BLOCK_TOKENS,
 ) -> Engine:
     return build_engine(
         model,
-        context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * BLOCK_TOKENS),
+        context_tokens=min(CONTEXT_TOKENS, num_kv_blocks * block_tokens),
         num_kv_blocks=num_kv_blocks,
-        block_tokens=BLOCK_TOKENS,
+        block_tokens=block_tokens,
         scheduler_limits=SchedulerLimits(
             prefill_tokens_per_step=prefill_tokens_per_step, max_running=8
         ),
