@@ -224,6 +224,7 @@ class CatalogueSettings:
             Section.LIMITS,
             "prompt_lookup: where an answer repeats what is in the prompt or in itself, several "
             "of its tokens are computed in one step. draft_model: a smaller model guesses them. "
+            "mtp: the model's own layer of multi-token prediction does, where its files have one. "
             "Answers stay what they are; where it does not pay it is left out.",
             travels=True,
         ),

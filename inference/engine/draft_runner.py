@@ -26,6 +26,10 @@ Ints = npt.NDArray[np.int64]
 
 
 class DraftRunner:
+    """A ``Drafter``."""
+
+    follows = False
+
     def __init__(
         self, model: AnyModel, kv: KVStorage, *, vocab_size: int, num_positions: int
     ) -> None:

@@ -20,10 +20,13 @@ from inference.engine.adapters import Adapters
 from inference.engine.block_tables import BlockTables
 from inference.engine.images.image_rows import ImageRows
 from inference.engine.images.step_pictures import step_pictures
+from inference.engine.predictor_runner import PredictorRunner
 from inference.engine.scheduling.scheduler import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.to_device import all_on_device
 from inference.models.batch import EMPTY_STATE, LONE_STATE, Batch, PrefillSpan
+from inference.models.decoder import DecoderModel
+from inference.models.paged_kv import PagedKV
 from inference.models.registry import AnyModel, KVStorage
 
 Ints = npt.NDArray[np.int64]
@@ -36,12 +39,14 @@ class ModelRunner:
         kv: KVStorage,
         adapters: Adapters | None = None,
         images: ImageRows | None = None,
+        predictor: PredictorRunner | None = None,
     ) -> None:
-        """``images``: of a model that is given any."""
+        """``images``: of a model that is given any. ``predictor``: of a ``DecoderModel``."""
         self._model = model
         self._adapters = adapters
         self._kv = kv
         self._images = images
+        self._predictor = predictor
         self._device = model.device
         self._block_tables = BlockTables()
 
@@ -51,10 +56,19 @@ class ModelRunner:
         (num_sampled + num_scored, vocab_size) float32; those of a sequence with drafts are followed
         by its drafts'. ``unread_ids`` (num_decodes,) int64: one
         more token of each decoding sequence, which only the device knows so far."""
-        return self._model.forward(self._batch(schedule, unread_ids), self._kv)
+        batch = self._batch(schedule, unread_ids)
+        if self._predictor is None:
+            return self._model.forward(batch, self._kv)
+        assert isinstance(self._model, DecoderModel) and isinstance(self._kv, PagedKV)
+        assert unread_ids is None
+        logits, hidden = self._model.forward_with_hidden(batch, self._kv)
+        self._predictor.follow(schedule, hidden)
+        return logits
 
     def forget(self, sequence: Sequence) -> None:
         self._block_tables.forget(sequence.sequence_id)
+        if self._predictor is not None:
+            self._predictor.forget(sequence)
 
     def _batch(self, schedule: Schedule, unread_ids: torch.Tensor | None) -> Batch:
         size, sequences = self._kv.block_tokens, schedule.decodes

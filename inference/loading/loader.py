@@ -132,7 +132,8 @@ def open_model(
     on_progress(LoadProgress(stage=LoadStage.PREFLIGHT, detail=files.weights[0].name))
     if not files.is_gguf and (embedding := read_embedding_config(files.directory)) is not None:
         return _open_embedding_model(spec, files, embedding, cache_dir, device, free_bytes)
-    described = _describe(files, cache_dir, device, on_progress)
+    wants_predictor = spec.speculation == "mtp" and not _is_native(spec, device)
+    described = _describe(files, cache_dir, device, on_progress, wants_predictor=wants_predictor)
     check_tensors(described.config, described.files.names)
     dense = described.files
     described = replace(described, files=_quantized(described, spec, device))
@@ -233,14 +234,19 @@ def _refuse_settings_of_text(spec: LoadSpec) -> None:
 
 
 def _describe(
-    files: ModelFiles, cache_dir: Path, device: torch.device, on_progress: OnProgress
+    files: ModelFiles,
+    cache_dir: Path,
+    device: torch.device,
+    on_progress: OnProgress,
+    *,
+    wants_predictor: bool,
 ) -> _Described:
     """The architecture is checked before anything else about the model."""
     if not files.is_gguf:
         config = read_directory_config(files.directory)
         config = with_bounded_pixels(config, device.type, os.environ)
         tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
-        model = open_safetensors(files, config)
+        model = open_safetensors(files, config, wants_predictor=wants_predictor)
         return _Described(model.config, model.tensors, tokenizer_dir, model.left_out)
     header = read_headers(files.weights)
     config = read_gguf_config(header)

@@ -17,6 +17,7 @@ from inference.loading.errors import MissingTensorError
 from inference.loading.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family
+from inference.models.families.predictor import PREDICTOR, layer_name
 from inference.models.families.tower import TOWER
 from inference.models.stored import StoredWeight
 
@@ -36,7 +37,7 @@ class NamedFiles:
             if purpose is not None:
                 self._num_left_out[purpose] += 1
             else:
-                self._own_names[own] = name
+                self._own_names[layer_name(own, config)] = name
 
     @property
     def left_out(self) -> str:
@@ -77,11 +78,9 @@ class NamedFiles:
 
 
 def _left_out(family: Family, config: ModelConfig) -> dict[str, str]:
-    has_tower = config.vision is not None
+    computed = {TOWER: config.vision is not None, PREDICTOR: config.has_predictor}
     return {
-        start: words
-        for start, words in family.left_out.items()
-        if not (has_tower and start == TOWER)
+        start: words for start, words in family.left_out.items() if not computed.get(start, False)
     }
 
 
@@ -96,6 +95,12 @@ def _predicting(name: str, config: ModelConfig) -> str | None:
 
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def with_predictor(config: ModelConfig, family: Family, names: Collection[str]) -> ModelConfig:
+    """``names``: of the files, which may lack it though the family knows one."""
+    has_predictor = PREDICTOR in family.left_out and f"{PREDICTOR}fc.weight" in names
+    return replace(config, has_predictor=has_predictor)
 
 
 def without_absent_tower(config: ModelConfig, names: Collection[str]) -> ModelConfig:

@@ -13,7 +13,7 @@ from inference.loading.config import read_json
 from inference.loading.expert_files import by_expert
 from inference.loading.files import ModelFiles
 from inference.loading.interleaved_experts import cut_interleaved
-from inference.loading.named_files import NamedFiles, without_absent_tower
+from inference.loading.named_files import NamedFiles, with_predictor, without_absent_tower
 from inference.loading.packed_files import PackedFiles
 from inference.loading.safetensors_tensors import SafetensorsFiles
 from inference.loading.tensor_files import TensorFiles
@@ -33,11 +33,16 @@ class SafetensorsModel:
     """In words: what of the files the model does not compute with."""
 
 
-def open_safetensors(files: ModelFiles, config: ModelConfig) -> SafetensorsModel:
-    """Raises ``BadFileError``."""
+def open_safetensors(
+    files: ModelFiles, config: ModelConfig, *, wants_predictor: bool = False
+) -> SafetensorsModel:
+    """``wants_predictor``: the layer that foresees the token after the next is computed, where the
+    files have one. Raises ``BadFileError``."""
     opened = _opened(files)
     config = without_absent_tower(config, opened.names)
     family = family_of(config)
+    if wants_predictor:
+        config = with_predictor(config, family, opened.names)
     if isinstance(opened, SafetensorsFiles) and not family.is_foreign:
         opened = _cut(opened, family, config)
     named = NamedFiles(opened, family, config)

@@ -22,6 +22,8 @@ def adaptable_shapes(config: ModelConfig) -> Mapping[str, tuple[int, int]]:
         match = _IN_LAYER.fullmatch(name)
         if match is None or kind != "weight" or tensor.role not in ADAPTABLE_ROLES:
             continue
+        if int(match[1]) >= config.num_layers:
+            continue  # a layer that makes drafts, and answers nothing
         is_sparse = config.mlp_kinds[int(match[1])] == "sparse"
         if len(tensor.shape) == 2 and not (is_sparse and match[2].startswith("mlp.")):
             found[name] = tensor.shape[0], tensor.shape[1]

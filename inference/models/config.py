@@ -126,6 +126,9 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     """Of what a mixer or an MLP adds."""
     logit_multiplier: float = 1.0
+    has_predictor: bool = False
+    """Whether the layer that foresees the token after the next (multi-token prediction) is computed
+    as well: see ``families.predictor``."""
     vision: VisionConfig | None = None
     """Of a model that is given pictures; ``None``: it reads text alone."""
     module_config: Mapping[str, Any] | None = None

@@ -135,13 +135,13 @@ class DecoderModel:
         self.device = weights.device
         self.kv_format = kv_format
         self.operators = Operators(config, context_tokens, self.device, self.dtype)
-        self._embedding = weights.embedding("model.embed_tokens")
+        self.embedding = weights.embedding("model.embed_tokens")
         self.layers = [load_layer(config, weights, i) for i in range(config.num_layers)]
         self._final_norm = load_norm(config, weights, "model.norm")
         self.tower = None if config.vision is None else VisionTower(config.vision, weights)
         """What turns pictures into rows, where the model is given any."""
-        self._head = (
-            self._embedding.as_linear() if config.tie_embeddings else weights.linear("lm_head")
+        self.head = (
+            self.embedding.as_linear() if config.tie_embeddings else weights.linear("lm_head")
         )
         self._stacked = _adaptable(config, named)
 
@@ -160,18 +160,33 @@ class DecoderModel:
     def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
         """Write the rows' keys and values, return the logits of ``batch.logit_rows``:
         (num_logit_rows, vocab_size) float32. Raises ``PositionError``."""
+        rows, step = self._through_layers(batch, kv)
+        if batch.logit_rows is not None:
+            rows = rows.select(batch.logit_rows)
+        _, normed = rows.norm(self._final_norm, step.pointwise)
+        return self.logits(normed)
+
+    def forward_with_hidden(self, batch: Batch, kv: PagedKV) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, and what the head reads of all rows, (num_rows, hidden_size)."""
+        rows, step = self._through_layers(batch, kv)
+        _, normed = rows.norm(self._final_norm, step.pointwise)
+        wanted = normed if batch.logit_rows is None else normed.index_select(0, batch.logit_rows)
+        return self.logits(wanted), normed
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """(num_rows, hidden_size), normed -> (num_rows, vocab_size) float32."""
+        return finished(self.config, self.head.decode(normed).float())
+
+    def _through_layers(self, batch: Batch, kv: PagedKV) -> tuple[Rows, Step]:
         check_positions(batch.end(kv.block_tokens), self.operators.num_positions)
         step = self.operators.step(batch, kv.block_tokens)
-        rows = embedded(self.config, self._embedding.lookup(batch.token_ids))
+        rows = embedded(self.config, self.embedding.lookup(batch.token_ids))
         layers = zip(self.layers, kv.layers, strict=True)
         if batch.pictures is not None and batch.pictures.rows is not None:
             rows = through_pictures(rows, batch.pictures.row_ids, batch.pictures.rows, step, layers)
         for layer, layer_cache in layers:
             rows = layer(rows, step, layer_cache)
-        if batch.logit_rows is not None:
-            rows = rows.select(batch.logit_rows)
-        _, normed = rows.norm(self._final_norm, step.pointwise)
-        return finished(self.config, self._head.decode(normed).float())
+        return rows, step
 
 
 def _adaptable(

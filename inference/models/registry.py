@@ -128,8 +128,10 @@ def build_fastest_model(
     if weights.device.type != "cpu":
         model = build_model(config, weights, context_tokens, kv_format)
         return accelerate(model) if isinstance(model, DecoderModel) else (model, "torch operators")
-    if weights.activation_dtype != torch.float32:
-        reason: str | None = f"{weights.activation_dtype} was asked for".removeprefix("torch.")
+    if config.has_predictor:
+        reason: str | None = "the native decoder has no multi-token prediction"
+    elif weights.activation_dtype != torch.float32:
+        reason = f"{weights.activation_dtype} was asked for".removeprefix("torch.")
     else:
         try:
             library = load_library(native_cache_dir)

@@ -21,10 +21,11 @@ KVDtype = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
 that runs there does not have is refused."""
 
 
-Speculation = Literal["off", "prompt_lookup", "draft_model"]
+Speculation = Literal["off", "prompt_lookup", "draft_model", "mtp"]
 """Where drafts of an answer's next tokens come from, which a step verifies together.
 ``prompt_lookup``: from what followed the same tokens before, in the prompt or the answer.
-``draft_model``: from a smaller model of the same tokenizer, which is loaded beside it."""
+``draft_model``: from a smaller model of the same tokenizer, which is loaded beside it.
+``mtp``: from the model's own layer of multi-token prediction."""
 
 
 class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -13,6 +13,7 @@ from inference.engine.images.image_rows import ImageProcessor, ImageRows
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.load.state_plan import wanted_slots
 from inference.engine.model_runner import ModelRunner
+from inference.engine.predictor_runner import PredictorRunner
 from inference.engine.prefix_disk import PrefixDisk
 from inference.engine.prefix_files import PrefixFiles
 from inference.engine.sampling.drawer_choice import choose_drawer
@@ -26,6 +27,7 @@ from inference.engine.speculation.draft_model import DraftModelSpeculator
 from inference.engine.speculation.speculator import DEFAULT_DRAFT_TOKENS, Speculator
 from inference.models.cache_layout import cache_layout
 from inference.models.graphed import GraphedDecoder
+from inference.models.predictor import Predictor
 from inference.models.registry import AnyModel, tower_of
 from inference.models.vision_config import KEPT_ROWS_BYTES
 
@@ -51,6 +53,7 @@ def build_engine(
     draft_model: AnyModel | None = None,
     draft_positions: int | None = None,
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
+    predictor: Predictor | None = None,
     clock: Callable[[], float] = time.monotonic,
     check_when_idle: bool = False,
 ) -> Engine:
@@ -61,7 +64,8 @@ def build_engine(
     ``image_processor``: of a model with a tower. ``drawer`` and ``run_ahead``: ``None`` for what
     suits the model's device. ``speculator``: ``None`` for no drafts, or those of ``draft_model``,
     which has the model's vocabulary, reads ``draft_positions`` tokens of a text at most (``None``:
-    as many as its config says) and makes up to ``draft_tokens`` a step."""
+    as many as its config says), or of the model's own ``predictor``, up to ``draft_tokens`` a
+    step."""
     assert num_kv_blocks * block_tokens >= context_tokens
     limits = scheduler_limits or SchedulerLimits()
     if not cache_layout(model.config).has_states:
@@ -83,7 +87,13 @@ def build_engine(
         images = None
     else:
         images = ImageRows(tower, image_processor, KEPT_ROWS_BYTES)
-    runner = ModelRunner(model, kv, adapters, images)
+    following = None
+    if predictor is not None:
+        following = PredictorRunner(predictor, num_kv_blocks, block_tokens)
+        assert speculator is None and draft_model is None, "one origin of drafts"
+        speculator = DraftModelSpeculator(following, kv_cache, draft_tokens)
+        run_ahead = False  # a step follows the one before, whose tokens it has to know
+    runner = ModelRunner(model, kv, adapters, images, following)
     executor = TensorExecutor(runner, sampler, model.device)
     if draft_model is not None:
         assert speculator is None, "one origin of drafts"

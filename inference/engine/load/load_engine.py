@@ -57,9 +57,11 @@ from inference.loading.errors import BadSourceError, UnknownArchitectureError
 from inference.loading.image_processor import open_image_processor, vision_input
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import PREFILL_TOKENS_PER_STEP, OpenedModel, open_model
+from inference.models.decoder import DecoderModel
 from inference.models.errors import UnsupportedKVError, UnsupportedModuleError
 from inference.models.graphed import GraphedDecoder, captured_in_words
 from inference.models.native.llama import NativeLlama
+from inference.models.predictor import Predictor
 from inference.models.registry import AnyModel, build_fastest_model
 from inference.models.vision_config import kept_rows_bytes
 from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStage
@@ -92,6 +94,14 @@ class _Built:
     """In words: what quantising cost."""
     draft: DraftModel | None
     """Among what the trial measured."""
+    predictor: Predictor | None
+
+    @property
+    def draft_block_bytes(self) -> int:
+        """Of keys and values in each block that only drafts need."""
+        if self.predictor is not None:
+            return self.predictor.block_bytes(DEFAULT_BLOCK_TOKENS)
+        return 0 if self.draft is None else self.draft.block_bytes
 
 
 def load_engine(
@@ -156,6 +166,7 @@ def load_engine(
         draft_model=None if draft is None else draft.model,
         draft_positions=None if draft is None else draft.num_positions,
         draft_tokens=num_draft_tokens(spec),
+        predictor=built.predictor,
         check_when_idle=check_when_idle,
     )
     warm_up(engine, opened.config.vocab_size, on_progress)
@@ -198,6 +209,10 @@ def _build(
     longest = opened.config.max_positions
     context_tokens = min(longest, spec.max_context_tokens or longest)
     model, execution = _fastest_model(spec, opened, context_tokens, cache_dir / "native")
+    predictor = None
+    if opened.config.has_predictor:
+        assert isinstance(model, DecoderModel), "on CUDA hybrids are not captured"
+        predictor = Predictor(model, opened.weights)
     draft = None
     if drafting is not None:
         draft = build_draft_model(spec, drafting, context_tokens, cache_dir / "native")
@@ -221,7 +236,7 @@ def _build(
     if isinstance(model, NativeLlama):
         # Its threads are its own; torch's, left over from sampling, would spin on their cores.
         torch.set_num_threads(1)
-    return _Built(model, execution, drawer, drawing, limits, trial, quality, draft)
+    return _Built(model, execution, drawer, drawing, limits, trial, quality, draft, predictor)
 
 
 def _fastest_model(
@@ -264,7 +279,7 @@ def _plan(spec: LoadSpec, opened: OpenedModel, built: _Built) -> KVPlan:
         prefill=built.trial.bound,
         kept_bytes=kept_host_bytes(opened.weight_bytes) if is_cpu and not is_asked else None,
         leaves_room=not is_cpu and not is_asked,
-        draft_block_bytes=0 if built.draft is None else built.draft.block_bytes,
+        draft_block_bytes=built.draft_block_bytes,
     )
 
 

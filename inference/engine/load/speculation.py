@@ -16,6 +16,11 @@ def drafts_problem(spec: LoadSpec, config: ModelConfig) -> str:
     """Why a model of this config has no drafts, though they were asked for; empty: it has."""
     if spec.speculation == "draft_model" and config.widest_window is not None:
         return "blocks that this model's sliding window has passed are not there to be drafted from"
+    if spec.speculation == "mtp" and not config.has_predictor:
+        return (
+            "the model's files bring no layer of multi-token prediction that is known, or the "
+            "native decoder runs it, which has none"
+        )
     return ""
 
 
@@ -40,4 +45,6 @@ def speculation_in_words(spec: LoadSpec, config: ModelConfig, draft_weight_bytes
     origin = "prompt lookup"
     if spec.speculation == "draft_model":
         origin = f"draft model {spec.draft_model} ({draft_weight_bytes / 1e6:,.1f} MB)"
+    if spec.speculation == "mtp":
+        origin = "multi-token prediction"
     return f"{origin}, up to {num_draft_tokens(spec)} tokens a step"

@@ -87,10 +87,10 @@ def check_ranks(spec: LoadSpec) -> None:
     """Raises ``BadSourceError``, by name, for what a model that several devices share cannot do."""
     if spec.tensor_parallel == 1:
         return
-    if spec.speculation == "draft_model":
+    if spec.speculation in ("draft_model", "mtp"):
         raise BadSourceError(
-            "speculation draft_model is not built for a model that several devices share; set it "
-            "to prompt_lookup or off, or tensor_parallel to 1"
+            f"speculation {spec.speculation} is not built for a model that several devices share; "
+            "set it to prompt_lookup or off, or tensor_parallel to 1"
         )
     if spec.prefix_disk_bytes is not None:
         raise BadSourceError(

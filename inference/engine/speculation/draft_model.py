@@ -59,7 +59,14 @@ class Drafter(Protocol):
     """The tensor half."""
 
     @property
-    def num_positions(self) -> int: ...
+    def num_positions(self) -> int:
+        """Longer texts it does not read."""
+        ...
+
+    @property
+    def follows(self) -> bool:
+        """Whether it has read what is computed without being told to."""
+        ...
 
     def fill(self, sequence: Sequence, start: int, end: int) -> None: ...
 
@@ -171,8 +178,10 @@ class DraftModelSpeculator:
             most = min(length, most_drafts(sequence))
             if most < 1:
                 continue
-            num_left -= self._read(sequence, num_left)
-            start = self._reading_of(sequence).num_read
+            start = len(sequence.token_ids) - 1
+            if not self._drafter.follows:
+                num_left -= self._read(sequence, num_left)
+                start = self._reading_of(sequence).num_read
             most = min(most, self._num_slots(sequence, most))
             if most >= 1 and len(sequence.token_ids) - start <= MOST_UNREAD:
                 rows.append(DraftRow(sequence, start, most))
@@ -189,7 +198,8 @@ class DraftModelSpeculator:
             reading.draft, reading.length_then = token_ids, len(row.sequence.token_ids)
             reading.num_read = reading.length_then
             self._note(row.sequence, reading)
-            drafts[row.sequence] = token_ids
+            if token_ids:
+                drafts[row.sequence] = token_ids
         return drafts
 
     def _read(self, sequence: Sequence, most: int) -> int:

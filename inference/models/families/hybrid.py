@@ -31,6 +31,7 @@ from inference.models.families.mixture import (
     mlps_of,
     sparse_tensors,
 )
+from inference.models.families.predictor import predictor_tensors
 
 DEFAULT_INTERVAL = 4
 """Every fourth layer is attention, where nothing else is said."""
@@ -163,6 +164,8 @@ def hybrid_tensors(config: ModelConfig) -> Iterator[TensorRole]:
         of_mlp = sparse_tensors(config) if is_sparse else mlp_tensors(config)
         for tensor in (*norm_tensors(config), *of_mixer, *of_mlp):
             yield in_layer(index, tensor)
+    if config.has_predictor:
+        yield from predictor_tensors(config)
 
 
 def delta_tensors(config: ModelConfig) -> Iterator[TensorRole]:

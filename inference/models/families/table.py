@@ -42,7 +42,9 @@ kept on disk for every family but hybrids (`tests/inference/engine/test_prefix_d
 
 Drafts (speculation) are verified for every family, hybrids too, with adapters and behind pictures
 (`tests/inference/engine/speculation/`). A draft model has attention layers only, and makes drafts
-for any model of its vocabulary, but where all layers of that see through a sliding window.
+for any model of its vocabulary, but where all layers of that see through a sliding window. Layers
+of multi-token prediction run for `qwen3_next`, `qwen3_5` and `qwen3_5_moe`, from safetensors and on
+torch's operators (`tests/inference/models/families/test_predictor.py`).
 
 Tensor parallelism (`tensor_parallel`): every family of the table, with packed weights and pictures
 (`tests/inference/models/parallel/test_rank_forward.py`), but not transformers' own modules.

@@ -21,6 +21,7 @@ class CountingUp:
     """Drafts the numbers after a text's last one."""
 
     num_positions = 400
+    follows = False
 
     def __init__(self) -> None:
         self.filled: list[tuple[int, int]] = []

@@ -1,0 +1,222 @@
+"""Drafts by the model's own predictor (``inference.models.predictor``). It follows each step, so
+that its keys and values are there for all that is computed, and guesses on from the last row.
+
+    step     rows at      p     p + 1  …  q          hidden rows
+    follow   rows at  p - 1     p      …  q - 1      token of each row, hidden row before it
+                      └ kept from the step before
+
+Knows no sampling.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inference.engine.scheduling.scheduler import Schedule
+from inference.engine.scheduling.sequence import Sequence
+from inference.engine.speculation.draft_model import DraftRow
+from inference.engine.to_device import all_on_device, read_back
+from inference.models.batch import Batch, PrefillSpan
+from inference.models.predictor import Predictor
+
+log = logging.getLogger(__name__)
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Of a sequence's newest rows."""
+
+    first_position: int
+    hidden: torch.Tensor
+
+    def has(self, position: int) -> bool:
+        return 0 <= position - self.first_position < len(self.hidden)
+
+
+class PredictorRunner:
+    """A ``Drafter``."""
+
+    follows = True
+
+    def __init__(self, predictor: Predictor, num_blocks: int, block_tokens: int) -> None:
+        self._predictor = predictor
+        self._model = predictor.model
+        self._kv = predictor.new_kv(num_blocks, block_tokens)
+        self._kept: dict[str, _Kept] = {}
+        self._has_failed = False
+        self.num_positions = self._model.config.max_positions
+
+    def fill(self, sequence: Sequence, start: int, end: int) -> None:
+        """Nothing: it has followed."""
+
+    def forget(self, sequence: Sequence) -> None:
+        self._kept.pop(sequence.sequence_id, None)
+
+    def follow(self, schedule: Schedule, hidden: torch.Tensor) -> None:
+        """After a step of the model: ``hidden`` are its rows."""
+        if self._has_failed:
+            return
+        try:
+            rows = _FollowedRows(self._kept, self._kv.block_tokens)
+            rows.add_step(schedule)
+            if rows.token_ids:
+                self._predictor.forward(
+                    rows.batch(self._model.device), rows.hidden(hidden), self._kv
+                )
+            self._keep(schedule, hidden)
+        except Exception:  # whatever an operator raises: answers need no drafts
+            log.exception("the predictor failed and is left out from now on")
+            self._has_failed = True
+            self._kept.clear()
+
+    def _keep(self, schedule: Schedule, hidden: torch.Tensor) -> None:
+        first_row = 0
+        for sequence, run in zip(schedule.decodes, schedule.decode_runs, strict=True):
+            position = len(sequence.token_ids) - 1 - sequence.num_lagging
+            rows = hidden[first_row : first_row + run]
+            self._kept[sequence.sequence_id] = _Kept(position, rows)
+            first_row += run
+        for chunk in schedule.prefills:
+            first_row += chunk.end - chunk.start
+            last = hidden[first_row - 1 : first_row].clone()
+            self._kept[chunk.sequence.sequence_id] = _Kept(chunk.end - 1, last)
+
+    @torch.inference_mode()
+    def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]:
+        """As many tokens for each as its ``length``; none for one whose last step it missed. Waits
+        for the device once."""
+        ready = [row for row in rows if self._is_ready(row.sequence)]
+        ready.sort(key=lambda row: -row.length)
+        drafts: dict[str, list[int]] = {row.sequence.sequence_id: [] for row in rows}
+        if ready:
+            for token_ids in read_back(self._chain(ready)):
+                for row, token_id in zip(ready, token_ids, strict=False):
+                    drafts[row.sequence.sequence_id].append(token_id)
+        return [drafts[row.sequence.sequence_id] for row in rows]
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        kept = self._kept.get(sequence.sequence_id)
+        return kept is not None and kept.has(len(sequence.token_ids) - 2)
+
+    def _chain(self, rows: list[DraftRow]) -> list[torch.Tensor]:
+        """The longest drafts first: those that are done leave at the end."""
+        size = self._kv.block_tokens
+        sequences = [row.sequence for row in rows]
+        table = np.zeros((len(rows), max(len(s.block_ids) for s in sequences)), dtype=np.int64)
+        for index, sequence in enumerate(sequences):
+            table[index, : len(sequence.block_ids)] = sequence.block_ids
+        arrays: list[Ints] = [_array([s.token_ids[-1] for s in sequences]), table]
+        for depth in range(rows[0].length):
+            guessed = [row.sequence for row in rows if row.length > depth]
+            positions = [len(sequence.token_ids) - 2 + depth for sequence in guessed]
+            arrays.append(_array(positions))
+            pairs = zip(guessed, positions, strict=True)
+            arrays.append(_array([_slot(sequence, at, size) for sequence, at in pairs]))
+        token_ids, blocks, *by_depth = all_on_device(arrays, self._model.device)
+        hidden = torch.cat([self._last_hidden(sequence) for sequence in sequences])
+        found: list[torch.Tensor] = []
+        for depth in range(rows[0].length):
+            places, slots = by_depth[2 * depth : 2 * depth + 2]
+            count = len(places)
+            batch = Batch(token_ids[:count], places, slots, blocks[:count])
+            hidden = self._predictor.forward(batch, hidden[:count], self._kv)
+            token_ids = self._model.logits(hidden).argmax(dim=-1)
+            found.append(token_ids)
+        return found
+
+    def _last_hidden(self, sequence: Sequence) -> torch.Tensor:
+        kept = self._kept[sequence.sequence_id]
+        row = len(sequence.token_ids) - 2 - kept.first_position
+        return kept.hidden[row : row + 1]
+
+
+@dataclass(slots=True)
+class _FollowedRows:
+    """A step's rows one position earlier, each with the hidden row before it. The first row of a
+    sequence has one only where the step before kept it."""
+
+    kept: dict[str, _Kept]
+    size: int
+    token_ids: list[int] = field(default_factory=list)
+    _positions: list[int] = field(default_factory=list)
+    _slots: list[int] = field(default_factory=list)
+    _sources: list[int] = field(default_factory=list)
+    """Of hidden rows: in the step, or behind its last among those that were kept."""
+    _earlier: list[torch.Tensor] = field(default_factory=list)
+    _tables: list[list[int]] = field(default_factory=list)
+    """Of each row that decodes."""
+    _spans: list[tuple[int, int, int, int, list[int]]] = field(default_factory=list)
+    _num_rows: int = 0
+    """Of the step, so far."""
+
+    def add_step(self, schedule: Schedule) -> None:
+        total = sum(schedule.decode_runs) + schedule.num_prefill_tokens
+        for sequence in schedule.decodes:
+            start = len(sequence.token_ids) - 1 - sequence.num_lagging
+            tokens = [*sequence.token_ids[start:], *schedule.drafts.get(sequence, ())]
+            num_added = self._add(sequence, start, tokens, total)
+            self._tables += [sequence.block_ids] * num_added
+        for chunk in schedule.prefills:
+            tokens = chunk.sequence.token_ids[chunk.start : chunk.end]
+            first_row = len(self.token_ids)
+            num_added = self._add(chunk.sequence, chunk.start, tokens, total)
+            if num_added:
+                end = chunk.end - 1
+                blocks = chunk.sequence.block_ids[: -(-end // self.size)]
+                self._spans.append((first_row, first_row + num_added, end - num_added, end, blocks))
+
+    def _add(self, sequence: Sequence, start: int, tokens: list[int], total: int) -> int:
+        """How many rows those are. A sequence with images is not followed."""
+        first_row, self._num_rows = self._num_rows, self._num_rows + len(tokens)
+        if sequence.images is not None:
+            return 0
+        kept = self.kept.get(sequence.sequence_id)
+        has_first = kept is not None and kept.has(start - 1)
+        if has_first and kept is not None:
+            row = start - 1 - kept.first_position
+            self._sources.append(total + len(self._earlier))
+            self._earlier.append(kept.hidden[row : row + 1])
+        skipped = 0 if has_first else 1
+        self._sources += range(first_row, first_row + len(tokens) - 1)
+        self.token_ids += tokens[skipped:]
+        for position in range(start - 1 + skipped, start - 1 + len(tokens)):
+            self._positions.append(position)
+            self._slots.append(_slot(sequence, position, self.size))
+        return len(tokens) - skipped
+
+    def hidden(self, step: torch.Tensor) -> torch.Tensor:
+        """(num_rows, hidden_size), out of the step's."""
+        rows = torch.cat((step, *self._earlier)) if self._earlier else step
+        (sources,) = all_on_device([_array(self._sources)], step.device)
+        return rows.index_select(0, sources)
+
+    def batch(self, device: torch.device) -> Batch:
+        arrays = [_array(self.token_ids), _array(self._positions), _array(self._slots)]
+        table = np.zeros((len(self._tables), max(map(len, self._tables), default=0)), np.int64)
+        for index, block_ids in enumerate(self._tables):
+            table[index, : len(block_ids)] = block_ids
+        arrays += [table, *(_array(blocks) for *_, blocks in self._spans)]
+        token_ids, positions, slots, decode_blocks, *span_blocks = all_on_device(arrays, device)
+        spans = tuple(
+            PrefillSpan(first_row, last_row, start, end, blocks)
+            for (first_row, last_row, start, end, _), blocks in zip(
+                self._spans, span_blocks, strict=True
+            )
+        )
+        return Batch(token_ids, positions, slots, decode_blocks if self._tables else None, spans)
+
+
+def _slot(sequence: Sequence, position: int, size: int) -> int:
+    return sequence.block_ids[position // size] * size + position % size
+
+
+def _array(values: list[int]) -> Ints:
+    return np.array(values, dtype=np.int64)

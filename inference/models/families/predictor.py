@@ -1,0 +1,60 @@
+"""The layer that foresees the token after the next (multi-token prediction): its tensors, and the
+config by which it is a layer like the others. Its files' names begin with ``mtp.``.
+
+    mtp.pre_fc_norm_embedding ─┐
+                               ├─ mtp.fc ─▶ mtp.layers.0 ─▶ mtp.norm ─▶ the model's head
+    mtp.pre_fc_norm_hidden ────┘
+
+The layer is attention, with an MLP of the model's kind. Inside it is called as if it were the
+model's last layer, ``model.layers.{num_layers}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from inference.models.config import ModelConfig
+from inference.models.families.decoder_tensors import (
+    attention_tensors,
+    in_layer,
+    mlp_tensors,
+    norm_tensors,
+)
+from inference.models.families.family import TensorRole
+from inference.models.families.mixture import sparse_tensors
+
+PREDICTOR = "mtp."
+_LAYER = f"{PREDICTOR}layers.0."
+
+
+def layer_name(name: str, config: ModelConfig) -> str:
+    """What a tensor of the files is called inside."""
+    if not name.startswith(_LAYER):
+        return name
+    return f"model.layers.{config.num_layers}.{name.removeprefix(_LAYER)}"
+
+
+def with_layer(config: ModelConfig) -> ModelConfig:
+    """The model as if it had that layer behind its own."""
+    return replace(
+        config,
+        num_layers=config.num_layers + 1,
+        mixers=(*config.mixer_kinds, "attention"),
+        mlps=(*config.mlp_kinds, "dense" if config.experts is None else "sparse"),
+    )
+
+
+def lone_layer(config: ModelConfig) -> ModelConfig:
+    """A model of nothing but that layer, for what it keeps of a sequence."""
+    return replace(config, num_layers=1, mixers=("attention",), mlps=("dense",), delta=None)
+
+
+def predictor_tensors(config: ModelConfig) -> Iterator[TensorRole]:
+    hidden = config.hidden_size
+    yield TensorRole(f"{PREDICTOR}fc.weight", "column", (hidden, 2 * hidden))
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        yield TensorRole(f"{PREDICTOR}{name}.weight", "norm", (hidden,))
+    of_mlp = mlp_tensors(config) if config.experts is None else sparse_tensors(config)
+    for tensor in (*norm_tensors(config), *attention_tensors(config), *of_mlp):
+        yield in_layer(config.num_layers, tensor)

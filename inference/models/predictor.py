@@ -1,0 +1,60 @@
+"""Foresees the token after the next, by a layer that some models bring (multi-token prediction).
+
+    embedding of token i + 1 ─▶ norm ─┐
+                                      ├─▶ fc ─▶ layer ─▶ norm ─▶ head: what token i + 2 may be
+    what the head read at i ──▶ norm ─┘                   │
+                                                          └─▶ stands for the head's input at i + 1
+
+So it guesses on from its own output. Its layer has keys and values of its own; it runs on torch's
+operators.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from inference.models.batch import Batch
+from inference.models.decoder import DecoderModel, Rows, load_layer
+from inference.models.families.predictor import PREDICTOR, lone_layer, with_layer
+from inference.models.kv_format import kv_bytes_per_block
+from inference.models.norms import load_norm
+from inference.models.paged_kv import PagedKV
+from inference.models.weights import WeightSource
+
+
+class Predictor:
+    def __init__(self, model: DecoderModel, weights: WeightSource) -> None:
+        """``model.config.has_predictor``. Raises ``MissingTensorError``."""
+        config = model.config
+        self._model = model
+        self._fc = weights.linear(f"{PREDICTOR}fc")
+        self._embedding_norm, self._hidden_norm, self._final_norm = (
+            load_norm(config, weights, PREDICTOR + name)
+            for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        )
+        self._layer = load_layer(with_layer(config), weights, config.num_layers)
+
+    @property
+    def model(self) -> DecoderModel:
+        return self._model
+
+    def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
+        model = self._model
+        config = lone_layer(model.config)
+        return PagedKV(config, num_blocks, block_tokens, model.kv_format, model.device)
+
+    def block_bytes(self, block_tokens: int) -> int:
+        model = self._model
+        return kv_bytes_per_block(lone_layer(model.config), block_tokens, model.kv_format)
+
+    def forward(self, batch: Batch, hidden: torch.Tensor, kv: PagedKV) -> torch.Tensor:
+        """``batch``: at position i token i + 1. ``hidden`` (num_rows, hidden_size): what the head
+        reads at i. Writes the rows' keys and values, returns what it reads at i + 1, as far as is
+        foreseen, of the same shape: see ``DecoderModel.logits``."""
+        step = self._model.operators.step(batch, kv.block_tokens)
+        embedded = self._model.embedding.lookup(batch.token_ids)
+        _, embedded = self._embedding_norm(embedded, None, step.pointwise)
+        _, hidden = self._hidden_norm(hidden, None, step.pointwise)
+        rows = Rows(step.product(self._fc, torch.cat((embedded, hidden), dim=-1)))
+        _, normed = self._layer(rows, step, kv.layers[0]).norm(self._final_norm, step.pointwise)
+        return normed
