@@ -34,6 +34,9 @@ MARK_VARIABLE = "HELEXA_TEST_SERVE"
 Found = TypeVar("Found")
 READY = re.compile(r"^ready: (http://\S+)$")
 
+_CLIENT = httpx.Client(verify=False, limits=httpx.Limits(max_keepalive_connections=0), timeout=30.0)
+"""Of those who look again and again: reading the system's certificates takes longer than asking."""
+
 COMMAND_LINES = {
     "redis": re.compile(r"redis-server|valkey-server"),
     "gateway": re.compile(r"(manage\.py|-m helexa_site) gateway"),
@@ -179,7 +182,7 @@ class Serve:
     def health(self) -> dict[str, Any]:
         """What it tells whoever may know it."""
         headers = {"Authorization": f"Bearer {SERVE_KEY}"}
-        found = httpx.get(f"{self.url}/health", headers=headers, timeout=30.0)
+        found = _CLIENT.get(f"{self.url}/health", headers=headers)
         told: dict[str, Any] = found.json()
         return told
 

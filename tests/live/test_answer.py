@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 
 import httpx
 import openai
 import pytest
 
-from tests.live.serving import MODEL, QUESTION, Serve, chat_body, wait_until
+from tests.live.serving import (
+    MODEL,
+    QUESTION,
+    REPOSITORY_DIR,
+    WAIT_TIMEOUT_S,
+    Serve,
+    chat_body,
+    serve_environment,
+    wait_until,
+)
 
 
 @pytest.fixture
@@ -146,3 +158,21 @@ def test_body_is_what_curl_sends(helexa: Serve) -> None:
     response = httpx.post(f"{helexa.url}/v1/chat/completions", json=body, timeout=60.0)
     assert "Paris" in response.text
     assert body == chat_body()
+
+
+def test_the_chat_command_finds_the_serve_of_its_data_directory(helexa: Serve) -> None:
+    """A newcomer's second command: no URL, no key, a question through a pipe."""
+    environment = serve_environment() | {"HELEXA_DATA_DIR": str(helexa.data_dir)}
+    environment.pop("HELEXA_URL", None)
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "chat", MODEL, "--max-tokens", "8"],
+        input=QUESTION,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip(), done.stderr
+    assert re.search(r"\[\d tokens, [\d.]+ tok/s\]", done.stderr), done.stderr
