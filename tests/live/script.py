@@ -49,6 +49,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     that is not free."""
     kv_bytes: int = 0
     """What it takes for KV where the load spec names no number and so much may be taken."""
+    cache_tokens: int | None = None
+    """Of how many tokens it keeps prompts, as ``prompt_cache`` has it; read when it loads."""
 
     def rule_for(self, prompt: str) -> Rule | None:
         return next((rule for rule in reversed(self.rules) if rule.when in prompt), None)
@@ -59,6 +61,10 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     """The tokens as text, special ones included."""
     num_prompt_tokens: int
+    num_cached_tokens: int
+    """Of them, those that the engine's cache held."""
+    process_id: int
+    """Of the engine."""
     params: SamplingParams
 
 

@@ -15,8 +15,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +43,7 @@ from inference.protocol.engine import (
 )
 from inference.protocol.load import LoadFailure, LoadReport, LoadSpec
 from tests.live.performance import GrammarBrokenError, Performance
+from tests.live.prompt_cache import BLOCK_TOKENS, PromptCache
 from tests.live.script import (
     Moment,
     Received,
@@ -57,9 +56,7 @@ from tests.live.simulated_memory import NoRoomError, Taken, take_memory
 STEP_S = 0.001
 IDLE_S = 0.5
 HELD_LOAD_S = 0.02
-BLOCK_TOKENS = 16
 NUM_BLOCKS = 1000
-NUM_REMEMBERED_PROMPTS = 64
 
 
 Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
@@ -82,7 +79,7 @@ class ScriptedEngine:
         self._grammars = GrammarCompiler(tokenizer_file, self._vocab_size, (self._end_token_id,))
         self._commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
         self._performances: dict[str, Performance] = {}
-        self._prompts: list[list[int]] = []
+        self._cache = PromptCache(script.cache_tokens)
         self._num_steps = 0
 
     def run(self) -> None:
@@ -135,12 +132,15 @@ class ScriptedEngine:
 
     def _start(self, submit: SubmitSequence) -> list[SequenceFailed]:
         prompt = self._tokenizer.decode(submit.token_ids, skip_special_tokens=False)
+        num_cached_tokens = self._cache.read(submit.token_ids)
         append_received(
             self._folder,
             Received(
                 sequence_id=submit.sequence_id,
                 prompt=prompt,
                 num_prompt_tokens=len(submit.token_ids),
+                num_cached_tokens=num_cached_tokens,
+                process_id=os.getpid(),
                 params=submit.params,
             ),
         )
@@ -155,18 +155,12 @@ class ScriptedEngine:
                 rule,
                 self._tokenizer,
                 end_token_id=self._end_token_id,
-                num_cached_tokens=self._num_cached_tokens(submit.token_ids),
+                num_cached_tokens=num_cached_tokens,
                 grammars=self._grammars,
             )
         except GrammarError as error:
             return [_failed(submit.sequence_id, str(error), "invalid_grammar")]
         return []
-
-    def _num_cached_tokens(self, token_ids: list[int]) -> int:
-        """Whole blocks that an earlier prompt began with too; the last token is never cached."""
-        shared = max((_num_shared(token_ids, known) for known in self._prompts), default=0)
-        self._prompts = [*self._prompts[-NUM_REMEMBERED_PROMPTS:], token_ids]
-        return min(shared, len(token_ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
     def _steps(self) -> list[SequenceStep | SequenceFailed]:
         outputs: list[SequenceStep | SequenceFailed] = []
@@ -227,11 +221,6 @@ class ScriptedEngine:
 
     def _send(self, message: msgspec.Struct) -> None:
         self._channel.send(encode_engine_frame(message))
-
-
-def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _failed(sequence_id: str, message: str, code: str = "engine_error") -> SequenceFailed:

@@ -139,6 +139,11 @@ class ScriptedModel:
         )
         write_script(self.folder, changed)
 
+    def caches(self, num_tokens: int) -> None:
+        """From its next load on, each of its engines."""
+        changed = msgspec.structs.replace(read_script(self.folder), cache_tokens=num_tokens)
+        write_script(self.folder, changed)
+
     def received(self, when: str) -> list[Received]:
         """What the engine was asked to run with ``when`` in the prompt, in order."""
         return [one for one in read_received(self.folder) if when in one.prompt]
