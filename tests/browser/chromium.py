@@ -35,6 +35,14 @@ CHOOSE = """
     field.dispatchEvent(new Event("change", {bubbles: true}));
     return true;
 """
+ASK_FOR_SCHEME = """
+    if (!window.Alpine) return;
+    const page = Alpine.$data(document.documentElement);
+    if (page.adminTheme !== "auto") return;
+    page.adminTheme = "light";
+    page.adminTheme = "auto";
+"""
+"""A page asks the system once for light or dark: this makes it ask again, without being loaded."""
 SCREENSHOTS_DIR = Path(__file__).resolve().parent.parent.parent / "var" / "screenshots"
 FLAGS = (
     "--headless=new",
@@ -112,6 +120,7 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if view.is_dark else "light"}
         self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        self.run(ASK_FOR_SCHEME)
 
     def open(self, path: str) -> None:
         self._driver.get(self._url + path)

@@ -14,6 +14,7 @@ from selenium import webdriver
 
 from tests.browser.chromium import DESKTOP, Browser, is_installed, running_chromium
 from tests.browser.server import PagesServer
+from tests.fleet.hub.conftest import running_hub
 from tests.private_redis import running_redis
 
 
@@ -31,8 +32,8 @@ def pages_server(
 ) -> Iterator[PagesServer]:
     """After Chromium, so that nothing starts where that is not."""
     directory = tmp_path_factory.mktemp("pages")
-    with running_redis(directory) as redis_url:
-        server = PagesServer(directory, redis_url)
+    with running_redis(directory) as redis_url, running_hub() as hub_url:
+        server = PagesServer(directory, redis_url, hub_url)
         try:
             yield server
         finally:

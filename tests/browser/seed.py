@@ -1,15 +1,20 @@
 """Fills the database and the Redis of the pages' server: ``python -m tests.browser.seed``.
 
 An operator (olga) and a member (mia), a fleet of one neuron that is here and one that is away, a
-month of usage, and a bench whose last build got slower.
+month of usage, and a bench whose last build got slower. There is a row of every kind that the admin
+has, so that every page of its can be opened.
 """
 
 from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import django
+
+if TYPE_CHECKING:
+    from metering.models import Account
 
 PASSWORD = "what-people-type-here"
 OPERATOR, MEMBER = "olga", "mia"
@@ -32,6 +37,8 @@ def main() -> None:
     cap = services.Cap(unit="micro_usd", cap=10_000_000, window="month")
     services.budget_create(actor=COMMAND, account=account, cap=cap)
     _fleet()
+    _operations()
+    _people(account)
     _usage()
     _bench()
 
@@ -86,6 +93,80 @@ def _fleet() -> None:
     client.zadd(keys.NEURONS, {beat.name: now_s})
     client.set(keys.heartbeat_key(beat.name), encode_heartbeat(beat))
     client.hincrby(refusals_key(now_s), encode_field(Refused("insufficient_quota", "research")), 17)
+
+
+def _operations() -> None:
+    """What an operator has done, and what came of it."""
+    from django.utils import timezone
+
+    from fleet import live, services
+    from fleet.models import CatalogueModel, Download, LoadJob, Neuron
+    from fleet.wishes import AdmissionPolicy
+    from inference.protocol.downloads import CachedModel, CacheReport, encode_cache_report
+    from inference.protocol.keys import downloads_key
+    from metering.actor import COMMAND
+
+    services.alias_create(
+        actor=COMMAND, name="smart", model=CatalogueModel.objects.get(name="tiny")
+    )
+    services.admission_policy_set(actor=COMMAND, policy=AdmissionPolicy.AUTOMATIC)
+    services.neuron_invite(actor=COMMAND, neuron_name="cellar", address="10.0.0.5:6379")
+    beast = Neuron.objects.get(name="beast")
+    earlier = timezone.now() - timedelta(hours=1)
+    LoadJob.objects.create(
+        model_name="tiny",
+        neuron=beast,
+        requested_by="user:olga",
+        status="failed",
+        stage="weights",
+        failure_code="out_of_memory",
+        failure_message="it needs 31.0 GiB, and 24.0 GiB are free on cuda:1",
+        finished_at=earlier,
+    )
+    LoadJob.objects.create(
+        model_name="tiny", neuron=beast, status="succeeded", stage="warmup", finished_at=earlier
+    )
+    repository = "huggingface:example/a-model-with-quite-a-long-name-GGUF"
+    Download.objects.create(
+        neuron=beast,
+        source=repository,
+        file="Q4_K_M",
+        status="running",
+        bytes_done=7 * GIB,
+        bytes_total=18 * GIB,
+        started_at=earlier,
+    )
+    cached = [
+        CachedModel(source="pypi:tiny", revision="1.0", num_bytes=GIB, used_by=["tiny"]),
+        CachedModel(
+            source=repository, revision="0123456789abcdef" * 2, num_bytes=7 * GIB, is_partial=True
+        ),
+        CachedModel(source="huggingface:example/older", revision="ab" * 20, num_bytes=9 * GIB),
+    ]
+    report = CacheReport(
+        neuron="beast",
+        time_unix_s=time.time(),
+        disk_total_bytes=1000 * GIB,
+        disk_free_bytes=60 * GIB,
+        cached=cached,
+        jobs=[],
+    )
+    live.redis_client().set(downloads_key("beast"), encode_cache_report(report))
+
+
+def _people(account: Account) -> None:
+    from django.contrib.auth.models import Group
+
+    from metering import services
+    from metering.actor import user_actor
+    from metering.bench import store
+    from metering.bench.models import BenchTarget, SweepPlan
+
+    Group.objects.create(name="watchers")
+    services.key_create(actor=user_actor(MEMBER), account=account, name="mia's editor")
+    peer = BenchTarget(name="peer", kind="openai", endpoint="http://peer.example.org:8080/v1")
+    store.target_save(actor=user_actor(OPERATOR), target=peer)
+    store.plan_save(actor=user_actor(OPERATOR), plan=SweepPlan())
 
 
 def _usage() -> None:

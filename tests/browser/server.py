@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import httpx
+from django.db.models import Model
 
 from tests.live.serving import REPOSITORY_DIR, WAIT_TIMEOUT_S, free_port, wait_until
 
@@ -18,9 +19,9 @@ BUSY_TIMEOUT_S = 30.0
 
 
 class PagesServer:
-    """``directory`` holds its database and its log."""
+    """``directory`` holds its database and its log; ``hub_url`` stands for Hugging Face."""
 
-    def __init__(self, directory: Path, redis_url: str) -> None:
+    def __init__(self, directory: Path, redis_url: str, hub_url: str) -> None:
         self._database = directory / "pages.sqlite3"
         self._log = directory / "gateway.log"
         self._environment = os.environ | {
@@ -31,6 +32,8 @@ class PagesServer:
             "HELEXA_SECRET_KEY": "of tests in a browser alone, and no secret",
             "HELEXA_METRICS_LISTEN": "off",
             "HELEXA_BENCH_PUBLIC": "1",
+            "HF_ENDPOINT": hub_url,
+            "HF_HUB_OFFLINE": "0",
             "PYTHONPATH": str(REPOSITORY_DIR),
         }
         self._seed()
@@ -52,6 +55,18 @@ class PagesServer:
                 connection.execute(statement, values)
         finally:
             connection.close()
+
+    def first_key(self, model: type[Model]) -> str:
+        """Of the table's first row, as it stands in addresses."""
+        key, table = model._meta.pk, model._meta.db_table
+        connection = sqlite3.connect(self._database, timeout=BUSY_TIMEOUT_S)
+        try:
+            query = f"SELECT {key.column} FROM {table} ORDER BY {key.column} LIMIT 1"
+            row = connection.execute(query).fetchone()
+        finally:
+            connection.close()
+        assert row, f"tests/browser/seed.py makes no {model.__name__}"
+        return str(row[0])
 
     def _seed(self) -> None:
         done = subprocess.run(

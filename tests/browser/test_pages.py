@@ -13,41 +13,12 @@ from tests.browser.chromium import (
     Browser,
     View,
 )
+from tests.browser.pages import Who, pages_not_for, pages_of
 from tests.browser.seed import MEMBER, OPERATOR, PASSWORD
 from tests.browser.server import PagesServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
-BENCH_PAGES = {
-    "bench": "/bench/",
-    "bench-trends": "/bench/trends/?model=tiny&scenario=chat:128",
-    "bench-concurrency": "/bench/concurrency/",
-    "bench-compare": "/bench/compare/?before=beast@b2&after=beast@b3",
-    "bench-runs": "/bench/runs/?ok=false",
-    "bench-run": "/bench/runs/1/",
-}
-OPERATORS_PAGES = {
-    "dashboard": "/admin/",
-    "catalogue": "/admin/fleet/cataloguemodel/",
-    "add-a-model": "/admin/fleet/cataloguemodel/add/",
-    "add-a-user": "/admin/auth/user/add/",
-    "replica": "/admin/fleet/replica/1/change/",
-    "playground": "/playground/",
-    "usage": "/usage/",
-    "keys": "/usage/keys",
-    "accounts": "/usage/accounts",
-    "audit": "/usage/audit",
-    **BENCH_PAGES,
-}
-MEMBERS_PAGES = {
-    "playground": "/playground/",
-    "usage": "/usage/?by=model",
-    "keys": "/usage/keys",
-    "bench": "/bench/",
-}
-STRANGERS_PAGES = {"login": "/login/", "api-reference": "/docs", **BENCH_PAGES}
-"""The bench is open to all here, as an operator may set it."""
-STRANGER = ""
 BRIGHTNESS = """
     const rgb = getComputedStyle(document.querySelector(arguments[0])).backgroundColor;
     const canvas = document.createElement("canvas").getContext("2d");
@@ -77,62 +48,89 @@ FOCUSED_UNSEEN = """
             unseen.push(one.outerHTML.slice(0, 120));
         }
     }
+    document.activeElement.blur();
+    still.remove();
     return unseen;
 """
 
 
-@pytest.mark.parametrize("view", [DESKTOP, DARK_PHONE], ids=lambda view: view.name)
-def test_an_operators_pages_are_whole(browser: Browser, view: View) -> None:
-    assert looked_at(browser, view, OPERATOR, OPERATORS_PAGES) == []
+ANSWERS = """
+    const statuses = [];
+    for (const path of arguments[0]) {
+        const answer = await fetch(path, {redirect: "manual"});
+        statuses.push(answer.type === "opaqueredirect" ? 302 : answer.status);
+    }
+    return statuses;
+"""
+TURNED_AWAY = (302, 403, 404)
 
 
-@pytest.mark.parametrize("view", [DARK_DESKTOP, PHONE], ids=lambda view: view.name)
-def test_a_members_pages_are_whole(browser: Browser, view: View) -> None:
-    assert looked_at(browser, view, MEMBER, MEMBERS_PAGES) == []
+@pytest.mark.parametrize(
+    ("who", "views"),
+    [
+        (Who.OPERATOR, (DESKTOP, DARK_PHONE)),
+        (Who.MEMBER, (DARK_DESKTOP, PHONE)),
+        (Who.STRANGER, (DARK_DESKTOP, PHONE)),
+    ],
+    ids=lambda value: value.name.lower() if isinstance(value, Who) else "",
+)
+def test_every_page_is_whole(
+    browser: Browser, pages_server: PagesServer, who: Who, views: tuple[View, ...]
+) -> None:
+    """Each is loaded once and looked at in both views, and what it has to focus is focused."""
+    browser.start_anew(views[0])
+    if who:
+        browser.log_in(who, PASSWORD)
+    problems = []
+    for name, page in pages_of(who):
+        path = page.path_with(pages_server.first_key)
+        browser.open(path)
+        problems += [
+            problem
+            for view in views
+            for problem in looked_at(browser, view, path, f"{name}-of-{who or 'nobody'}")
+        ]
+    assert problems == []
 
 
-@pytest.mark.parametrize("view", [DARK_DESKTOP, PHONE], ids=lambda view: view.name)
-def test_a_strangers_pages_are_whole(browser: Browser, view: View) -> None:
-    assert looked_at(browser, view, STRANGER, STRANGERS_PAGES) == []
-    for path in ("/admin/", "/playground/", "/usage/", "/usage/audit"):
+@pytest.mark.parametrize("who", list(Who), ids=lambda who: who.name.lower())
+def test_pages_of_others_turn_one_away(
+    browser: Browser, pages_server: PagesServer, who: Who
+) -> None:
+    browser.start_anew(DESKTOP)
+    if who:
+        browser.log_in(who, PASSWORD)
+    else:
+        browser.open("/login/")
+    paths = [page.path_with(pages_server.first_key) for page in pages_not_for(who)]
+    statuses = browser.run(ANSWERS, paths)
+    assert [
+        (path, status)
+        for path, status in zip(paths, statuses, strict=True)
+        if status not in TURNED_AWAY
+    ] == []
+
+
+def test_a_stranger_is_led_to_the_log_in(browser: Browser) -> None:
+    for path in ("/", "/admin/", "/playground/", "/usage/", "/usage/audit"):
         browser.open(path)
         browser.wait_for_path("/admin/login/" if path == "/admin/" else "/login/")
 
 
-@pytest.mark.parametrize("view", [DESKTOP, DARK_DESKTOP], ids=lambda view: view.name)
-def test_the_focus_is_seen_wherever_the_keyboard_leads(browser: Browser, view: View) -> None:
-    browser.start_anew(view)
-    unseen = focused_unseen(browser, {"login": "/login/"})
-    browser.log_in(OPERATOR, PASSWORD)
-    assert unseen + focused_unseen(browser, OPERATORS_PAGES) == []
-
-
-def focused_unseen(browser: Browser, pages: dict[str, str]) -> list[str]:
-    found = []
-    for path in pages.values():
-        browser.open(path)
-        browser.wait(lambda: drawn(browser), f"the charts of {path} are drawn")
-        browser.press(Keys.TAB)  # from now on the browser shows where the focus is
-        found += [f"{path}: {one}" for one in browser.run(FOCUSED_UNSEEN)]
-    return found
-
-
-def looked_at(browser: Browser, view: View, who: str, pages: dict[str, str]) -> list[str]:
-    """What is wrong with any of them; each is photographed."""
-    browser.start_anew(view)
-    browser.open("/login/")
-    browser.photograph(f"login-{view.name}")
+def looked_at(browser: Browser, view: View, path: str, name: str) -> list[str]:
+    """What is wrong with the page that is open; it is photographed."""
+    browser.look_as(view)
+    browser.wait(lambda: drawn(browser), f"the charts of {path} are drawn")
+    browser.wait(lambda: is_dark(browser) == view.is_dark, f"{path} is as {view.name} should be")
+    browser.photograph(f"{name}-{view.name}")
     problems = browser.check()
-    if who:
-        browser.log_in(who, PASSWORD)
-    for name, path in pages.items():
-        browser.open(path)
-        browser.wait(lambda: drawn(browser), f"the charts of {path} are drawn")
-        problems += browser.check()
-        if (browser.run(BRIGHTNESS, "body") < 128) != view.is_dark:
-            problems.append(f"{path} is not as {view.name} should be")
-        browser.photograph(f"{name}-of-{who or 'nobody'}-{view.name}")
-    return problems
+    browser.press(Keys.TAB)  # from now on the browser shows where the focus is
+    unseen = browser.run(FOCUSED_UNSEEN)
+    return problems + [f"{path}, {view.name}: {one}" for one in unseen]
+
+
+def is_dark(browser: Browser) -> bool:
+    return bool(browser.run(BRIGHTNESS, "body") < 128)
 
 
 def drawn(browser: Browser) -> bool:

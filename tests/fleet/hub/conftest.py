@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -158,13 +159,21 @@ class Hub(BaseHTTPRequestHandler):
         """Nobody reads it."""
 
 
+@contextmanager
+def running_hub() -> Iterator[str]:
+    """Its address, for HF_ENDPOINT."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Its address, which HF_ENDPOINT names."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("HF_ENDPOINT", url)
-    yield url
-    server.shutdown()
-    server.server_close()
+    with running_hub() as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        yield url

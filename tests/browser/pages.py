@@ -1,0 +1,184 @@
+"""Every page of the URL table: where it is, who sees it, and what is no page, with the reason.
+
+The routes are read from Django's own table, so that a page without a row here fails
+``test_every_page_has_a_row.py``, and one that is there is opened by ``test_pages.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from django.contrib import admin
+from django.db.models import Model
+from django.urls import URLPattern, URLResolver, get_resolver
+
+APIS = ("api/",)
+"""They have tests of their own, and answer in JSON."""
+
+
+class Who(StrEnum):
+    """A visitor, by the name that the seed gives."""
+
+    OPERATOR = "olga"
+    MEMBER = "mia"
+    STRANGER = ""
+
+
+OPERATORS = frozenset({Who.OPERATOR})
+MEMBERS = frozenset({Who.OPERATOR, Who.MEMBER})
+EVERYBODY = frozenset(Who)
+MEMBER_ALONE = frozenset({Who.MEMBER})
+STRANGERS = frozenset({Who.STRANGER})
+NOBODY: frozenset[Who] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """``path`` may hold ``{key}``, the key of the first row of ``model``."""
+
+    path: str
+    seen_by: frozenset[Who] = OPERATORS
+    model: type[Model] | None = None
+    is_looked_at: bool = True
+    """Else only who is let in is tested: another page is drawn by the same template."""
+
+    def path_with(self, first_key: Callable[[type[Model]], str]) -> str:
+        return self.path if self.model is None else self.path.format(key=first_key(self.model))
+
+
+BENCH = "/bench/"
+HUB = "/admin/fleet/cataloguemodel/hub/"
+OWN_PAGES: dict[str, list[Page]] = {
+    "login": [Page("/login/", STRANGERS)],
+    "api-reference": [Page("/docs", EVERYBODY)],
+    "playground": [Page("/playground/", MEMBERS)],
+    "usage": [Page("/usage/", MEMBERS), Page("/usage/?by=model", MEMBERS)],
+    "usage-keys": [Page("/usage/keys", MEMBERS)],
+    "usage-accounts": [Page("/usage/accounts")],
+    "usage-audit": [Page("/usage/audit")],
+    # The bench is open to all here, as an operator may set it.
+    "bench-overview": [Page(BENCH, EVERYBODY)],
+    "bench-trends": [Page(f"{BENCH}trends/?model=tiny&scenario=chat:128", EVERYBODY)],
+    "bench-concurrency": [Page(f"{BENCH}concurrency/", EVERYBODY)],
+    "bench-compare": [Page(f"{BENCH}compare/?before=beast@b2&after=beast@b3", EVERYBODY)],
+    "bench-runs": [Page(f"{BENCH}runs/?ok=false", EVERYBODY)],
+    "bench-run": [Page(f"{BENCH}runs/1/", EVERYBODY)],
+    "admin:index": [Page("/admin/")],
+    "admin:app_list": [Page("/admin/fleet/")],
+    "admin:login": [Page("/admin/login/", STRANGERS)],
+    "admin:password_change": [Page("/admin/password_change/")],
+    "admin:password_change_done": [Page("/admin/password_change/done/")],
+    "admin:fleet_cataloguemodel_hub": [
+        Page(HUB),
+        Page(f"{HUB}?words=org"),
+        Page(f"{HUB}?repository=org/tiny-gguf"),
+    ],
+    "admin:fleet_cataloguemodel_import": [Page("/admin/fleet/cataloguemodel/models-toml/")],
+    "admin:fleet_download_cached": [Page("/admin/fleet/download/cached/")],
+}
+NO_PAGES = {
+    "front": "leads on by who asks",
+    "logout": "a POST",
+    "favicon.ico": "a picture",
+    "version": "JSON",
+    "playground-key": "a POST of the playground's",
+    "usage-key-revoke": "a POST",
+    "bench-runs-csv": "a file",
+    "dashboard-board": "the part of the dashboard that is asked for again",
+    "dashboard-outdated": "a part of a model's page",
+    "dashboard-log": "a part of a replica's page",
+    "dashboard-do": "a POST of the dashboard's",
+    "admin:logout": "a POST",
+    "admin:autocomplete": "JSON",
+    "admin:jsi18n": "a script",
+    "admin:search": "a part of the search field",
+    "admin:view_on_site": "leads on",
+    "admin:fleet_cataloguemodel_export": "a file",
+}
+MADE_BY_HAND = frozenset(
+    {
+        "fleet_cataloguemodel",
+        "fleet_alias",
+        "fleet_invitation",
+        "metering_account",
+        "metering_apikey",
+        "metering_budget",
+        "bench_benchtarget",
+        "auth_user",
+        "auth_group",
+    }
+)
+"""Rows that operators add. All others are reported, derived, or there once."""
+HISTORY_OF, DELETION_OF = "fleet_cataloguemodel", "fleet_alias"
+"""Looked at for all: these pages are the admin's own."""
+
+
+def rows() -> dict[str, list[Page]]:
+    """By the name of the URL."""
+    from metering.models import ApiKey
+
+    found = dict(OWN_PAGES)
+    found["usage-key"] = [Page("/usage/keys/{key}", MEMBER_ALONE, ApiKey)]
+    for model in admin.site._registry:
+        found |= _pages_of(model)
+    return found
+
+
+def _pages_of(model: type[Model]) -> dict[str, list[Page]]:
+    """The admin's pages of one kind of row."""
+    meta = model._meta
+    name = f"{meta.app_label}_{meta.model_name}"
+    at = f"/admin/{meta.app_label}/{meta.model_name}/"
+    who_adds = OPERATORS if name in MADE_BY_HAND else NOBODY
+    pages = {
+        "changelist": Page(at),
+        "add": Page(f"{at}add/", who_adds),
+        "change": Page(f"{at}{{key}}/change/", model=model),
+        "history": Page(f"{at}{{key}}/history/", OPERATORS, model, name == HISTORY_OF),
+    }
+    if name == DELETION_OF:
+        pages["delete"] = Page(f"{at}{{key}}/delete/", model=model)
+    found = {f"admin:{name}_{verb}": [page] for verb, page in pages.items()}
+    if name == "auth_user":
+        found["admin:auth_user_password_change"] = [Page(f"{at}{{key}}/password/", model=model)]
+    return found
+
+
+def pages_of(who: Who) -> Iterator[tuple[str, Page]]:
+    """What this visitor is to look at, each with a name for its picture."""
+    for name, pages in rows().items():
+        for number, page in enumerate(pages):
+            if who in page.seen_by and page.is_looked_at:
+                label = name.removeprefix("admin:").replace("_", "-")
+                yield f"{label}-{number + 1}" if number else label, page
+
+
+def pages_not_for(who: Who) -> list[Page]:
+    return [page for pages in rows().values() for page in pages if who not in page.seen_by]
+
+
+def routes() -> Iterator[str]:
+    """Of the whole URL table without the APIs: each by its name, or as it is written where it has
+    none. What is nowhere, and what an old address leads on from, is left out."""
+    yield from _routes(get_resolver().url_patterns, "", "")
+
+
+def _routes(patterns: list[URLPattern | URLResolver], before: str, namespace: str) -> Iterator[str]:
+    for one in patterns:
+        written = before + str(one.pattern)
+        if written.startswith(APIS):
+            continue
+        if isinstance(one, URLResolver):
+            inner = f"{one.namespace}:" if one.namespace else namespace
+            yield from _routes(one.url_patterns, written, inner)
+        elif one.name:
+            yield namespace + one.name
+        elif not _leads_elsewhere(one):
+            yield written
+
+
+def _leads_elsewhere(pattern: URLPattern) -> bool:
+    """The admin's own two without a name."""
+    return str(pattern.pattern) in ("(?P<url>.*)$", "<path:object_id>/")
