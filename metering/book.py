@@ -20,6 +20,7 @@ from enum import StrEnum
 from metering import windows
 from metering.entries import Granted, Narrow, Reserve, Settle
 from metering.errors import QuotaExceededError
+from metering.money import amount_words
 from metering.prices import Prices
 from metering.windows import Window
 
@@ -188,12 +189,12 @@ def _refusal(
         return float("inf") if retry_after_s is None else retry_after_s
 
     budget, needed = max(short, key=longest)
-    shown = _amount(budget.unit, needed)
-    at_least = "needs at least" if reserve.output_tokens is None else "may need up to"
+    # How long the prompt is, is known once a neuron has tokenized it: here is its bound.
     return QuotaExceededError(
-        f"This request {at_least} {shown} ({reserve.prompt_tokens:,} tokens of prompt and "
-        f"{output_tokens:,} of output), and {_amount(budget.unit, budget.left)} are left of the "
-        f"{budget.owner}'s budget of {_amount(budget.unit, budget.cap)}{_per_window(budget)}.",
+        f"This request may need up to {amount_words(budget.unit, needed)} (at most "
+        f"{reserve.prompt_tokens:,} tokens of prompt, and {output_tokens:,} of output), and "
+        f"{amount_words(budget.unit, budget.left)} are left of the {budget.owner}'s budget of "
+        f"{amount_words(budget.unit, budget.cap)}{_per_window(budget)}.",
         budget=budget.id,
         unit=budget.unit,
         needed=needed,
@@ -208,12 +209,6 @@ def _retry_after_s(budget: BudgetState, needed: int, now_unix_s: float) -> float
     if budget.window_ends_s is None:
         return RETRY_AFTER_OTHERS_S
     return max(1.0, budget.window_ends_s - now_unix_s)
-
-
-def _amount(unit: Unit, amount: int) -> str:
-    if unit is Unit.TOKENS:
-        return f"{amount:,} tokens"
-    return f"{amount // 1_000_000:,}.{amount % 1_000_000:06d} USD"
 
 
 def _per_window(budget: BudgetState) -> str:

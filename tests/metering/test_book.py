@@ -40,6 +40,17 @@ def test_what_a_client_named_is_held_or_refused() -> None:
     assert "300 tokens" in str(refused.value) and "299 tokens" in str(refused.value)
 
 
+def test_a_refusal_tells_a_prompts_bound_as_one_and_money_as_money() -> None:
+    """Its true length is not known yet."""
+    budget = state(cap=300, unit=Unit.MICRO_USD)
+    with pytest.raises(QuotaExceededError) as refused:
+        book(budget).reserve(reserve(output_tokens=200, prices=PRICES))
+    assert str(refused.value) == (
+        "This request may need up to $0.000301 (at most 100 tokens of prompt, and 200 of output), "
+        "and $0.0003 are left of the key's budget of $0.0003."
+    )
+
+
 @pytest.mark.parametrize(
     ("left", "num_choices", "granted"),
     [(1000, 1, 200), (250, 1, 150), (101, 1, 1), (250, 4, 148), (104, 4, 4)],
