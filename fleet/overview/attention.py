@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from inference.protocol.refusals import Refused
 from metering.money import amount_words
 from metering.selectors import BudgetStatus
 
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
 DISK_LOW_SHARE = 0.10
 DISK_FULL_SHARE = 0.02
 """Of a disk, what is left: no model of any size can be fetched to it."""
+
+
+LIMIT_CODES = {
+    "rate_limit_exceeded": "by its limits of requests and tokens a minute, or of requests at once",
+    "insufficient_quota": "by requests that may need more than is left, or by a key's own budget",
+}
+MAX_REFUSED = 5
 
 
 class Level(StrEnum):
@@ -46,14 +54,17 @@ def attention(
     *,
     is_live: bool,
     version: str,
+    refused: Mapping[Refused, int] | None = None,
 ) -> tuple[Attention, ...]:
-    """``version`` is the one of this process; ``budgets`` are those of which little is left."""
+    """``version`` is the one of this process; ``budgets`` are those of which little is left;
+    ``refused`` is how often whose requests were, lately."""
     found = [
         *_of_redis(is_live),
         *_of_neurons(neurons),
         *_of_models(models),
         *_of_versions(neurons, version),
         *_of_budgets(budgets),
+        *_of_refused(refused or {}, {budget.owner for budget in budgets}),
     ]
     return tuple(sorted(found, key=lambda one: list(Level).index(one.level)))
 
@@ -136,6 +147,19 @@ def _of_budgets(budgets: Iterable[BudgetStatus]) -> Iterator[Attention]:
         of = f"the budget of the {budget.on} {budget.owner}"
         text = f"{of}: {_amount(budget, budget.left)} of {_amount(budget, budget.cap)} are left"
         yield _say(Level.NOTICE, kind, budget.owner, text)
+
+
+def _of_refused(refused: Mapping[Refused, int], spent: Collection[str]) -> Iterator[Attention]:
+    """Accounts whose limits stop them although budget is left: the few that are stopped most."""
+    found = [
+        (number, one.account, LIMIT_CODES[one.code])
+        for one, number in refused.items()
+        if one.account and one.account not in spent and one.code in LIMIT_CODES
+    ]
+    for number, account, why in sorted(found, key=lambda one: (-one[0], one[1]))[:MAX_REFUSED]:
+        times = "once" if number == 1 else f"{number:,} times"
+        text = f"{account} was refused {times} lately although budget is left: {why}"
+        yield _say(Level.NOTICE, "account_refused", account, text)
 
 
 def _amount(budget: BudgetStatus, amount: int) -> str:

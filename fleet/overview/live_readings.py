@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,7 +10,7 @@ import redis
 from fleet import live
 from fleet.cache_reports import read_cache_reports
 from fleet.errors import SnapshotUnavailableError
-from fleet.overview.lines import DeviceLine, RefusalLine
+from fleet.overview.lines import DeviceLine
 from fleet.refusals import read_refusals
 from fleet.snapshot import FleetSnapshot
 from inference.protocol.downloads import CacheReport
@@ -32,7 +31,8 @@ class LiveReadings:
     """By neuron and device."""
     disks: Mapping[str, Disk] = field(default_factory=dict)
     """By neuron."""
-    refusals: tuple[RefusalLine, ...] = ()
+    refused: Mapping[Refused, int] = field(default_factory=dict)
+    """How many requests of whom and why, in this hour and the last."""
 
 
 NO_READINGS = LiveReadings()
@@ -50,7 +50,7 @@ def read_live() -> LiveReadings | None:
     return LiveReadings(
         devices=_device_lines(snapshot),
         disks={name: _disk(report) for name, report in reports.items()},
-        refusals=_refusal_lines(refused),
+        refused=refused,
     )
 
 
@@ -68,13 +68,6 @@ def _device_lines(snapshot: FleetSnapshot) -> dict[tuple[str, str], DeviceLine]:
         for neuron in snapshot.neurons
         for device in neuron.devices
     }
-
-
-def _refusal_lines(refused: Mapping[Refused, int]) -> tuple[RefusalLine, ...]:
-    by_code: Counter[str] = Counter()
-    for one, number in refused.items():
-        by_code[one.code] += number
-    return tuple(RefusalLine(code=code, requests=num) for code, num in by_code.most_common())
 
 
 def _disk(report: CacheReport) -> Disk:

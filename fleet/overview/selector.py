@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -25,9 +25,11 @@ from fleet.overview.lines import (
     JobLine,
     ModelLine,
     NeuronLine,
+    RefusalLine,
     ReplicaLine,
 )
 from fleet.overview.live_readings import NO_READINGS, LiveReadings, read_live
+from inference.protocol.refusals import Refused
 from inference.version import VERSION
 from metering import selectors as metering_selectors
 from metering.models import AuditEntry
@@ -55,13 +57,20 @@ def fleet_overview() -> FleetOverview:
     is_live = live is not None
     return FleetOverview(
         is_live=is_live,
-        attention=attention(neurons, models, budgets, is_live=is_live, version=VERSION),
+        attention=attention(
+            neurons,
+            models,
+            budgets,
+            is_live=is_live,
+            version=VERSION,
+            refused=readings.refused,
+        ),
         neurons=neurons,
         models=models,
         jobs=_jobs(),
         downloads=_downloads(),
         minutes=metering_selectors.traffic(now=now),
-        refusals=readings.refusals,
+        refusals=_refusal_lines(readings.refused),
         requests_today=used.requests,
         spent_today_micro_usd=used.cost_micro_usd,
         audit=_audit(),
@@ -222,6 +231,13 @@ def _downloads() -> tuple[DownloadLine, ...]:
         )
         for pull in pulls.order_by("created_at")
     )
+
+
+def _refusal_lines(refused: Mapping[Refused, int]) -> tuple[RefusalLine, ...]:
+    by_code: Counter[str] = Counter()
+    for one, number in refused.items():
+        by_code[one.code] += number
+    return tuple(RefusalLine(code=code, requests=num) for code, num in by_code.most_common())
 
 
 def _audit() -> tuple[AuditLine, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fleet.overview import ModelLine, NeuronLine, ReplicaLine, attention
+from inference.protocol.refusals import Refused
 from metering.selectors import BudgetStatus
 
 VERSION = "2.0"
@@ -147,6 +148,31 @@ CASES = [
     (
         {"budgets": (budget(0, unit="tokens", on="key", owner="hx-1"),)},
         [("notice", "budget_spent", "the budget of the key hx-1: 0 tokens of 10,000,000 tokens")],
+    ),
+    (
+        {
+            "refused": {
+                Refused("rate_limit_exceeded", "research"): 1200,
+                Refused("insufficient_quota", "lab"): 1,
+                Refused("model_not_found", "research"): 9,
+                Refused("rate_limit_exceeded", ""): 9,
+            }
+        },
+        [
+            (
+                "notice",
+                "account_refused",
+                "research was refused 1,200 times lately although budget is left: by its limits",
+            ),
+            ("notice", "account_refused", "lab was refused once lately although budget is left"),
+        ],
+    ),
+    (
+        {
+            "budgets": (budget(0),),
+            "refused": {Refused("insufficient_quota", "research"): 17},
+        },
+        [("notice", "budget_spent", "the budget of the account research: $0.00")],
     ),
 ]
 
