@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from django.urls import reverse
 
+from fleet.dashboard.findings import finding_rows
 from fleet.dashboard.rows import (
     DeviceRow,
     DownloadRow,
+    FindingRow,
     ModelRow,
     NeuronRow,
     ProgressRow,
@@ -20,7 +22,6 @@ from fleet.dashboard.rows import (
 from fleet.dashboard.words import count_words, duration_words, job_progress, tone_of
 from fleet.management.sizes import size_text
 from fleet.overview import (
-    Attention,
     DeviceLine,
     DownloadLine,
     FleetOverview,
@@ -33,6 +34,8 @@ from fleet.overview.lines import AuditLine, RefusalLine
 from metering.money import cost_text
 
 NUM_COLORS = 6
+MAX_JOBS = 3
+"""In the row of a model."""
 REPLICA_ID = 1234567890
 """Stands in the pattern of a replica's address; reversing a thousand takes too long."""
 
@@ -41,7 +44,7 @@ Jobs = dict[tuple[str, str], list[JobLine]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    attention: tuple[Attention, ...]
+    attention: tuple[FindingRow, ...]
     tiles: tuple[Tile, ...]
     models: tuple[ModelRow, ...]
     neurons: tuple[NeuronRow, ...]
@@ -55,12 +58,16 @@ class Board:
 
 def board_of(overview: FleetOverview) -> Board:
     jobs: Jobs = defaultdict(list)
+    jobs_of_model: dict[str, list[JobLine]] = defaultdict(list)
     for job in overview.jobs:
         jobs[job.model, job.neuron].append(job)
+        jobs_of_model[job.model].append(job)
     return Board(
-        attention=overview.attention,
+        attention=finding_rows(overview.attention),
         tiles=_tiles(overview),
-        models=tuple(_model_row(model, overview.jobs) for model in overview.models),
+        models=tuple(
+            _model_row(model, jobs_of_model.get(model.name, [])) for model in overview.models
+        ),
         neurons=_neuron_rows(overview.neurons, jobs),
         downloads=tuple(map(_download_row, overview.downloads)),
         refusals=overview.refusals,
@@ -116,9 +123,9 @@ def _tiles(overview: FleetOverview) -> tuple[Tile, ...]:
     )
 
 
-def _model_row(model: ModelLine, jobs: tuple[JobLine, ...]) -> ModelRow:
+def _model_row(model: ModelLine, jobs: list[JobLine]) -> ModelRow:
+    """``jobs`` are this model's; the newest few are shown."""
     least = f"{model.min_replicas} to " if model.min_replicas != model.max_replicas else ""
-    progress = [job_progress(job, with_neuron=True) for job in jobs if job.model == model.name]
     return ModelRow(
         name=model.name,
         status=model.status,
@@ -126,7 +133,7 @@ def _model_row(model: ModelLine, jobs: tuple[JobLine, ...]) -> ModelRow:
         replicas=f"{model.replicas} ready, {least}{model.max_replicas} wanted",
         is_loaded=model.status != "unloaded",
         is_outdated=model.has_outdated,
-        progress=tuple(progress[:3]),
+        progress=tuple(job_progress(job, with_neuron=True) for job in jobs[:MAX_JOBS]),
     )
 
 

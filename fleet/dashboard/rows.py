@@ -9,6 +9,20 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FindingRow:
+    """What needs attention. ``about`` is as in ``Attention``; ``url`` is the page that tells more,
+    and ``page`` its name; empty: none does."""
+
+    level: str
+    tone: str
+    kind: str
+    about: str
+    text: str
+    url: str
+    page: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressRow:
     """Of a job. ``percent`` is ``None`` while nobody knows."""
 

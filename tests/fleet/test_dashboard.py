@@ -110,7 +110,9 @@ def test_a_load_shows_its_progress_where_it_was_started(
 def test_buttons_unload_reload_drain_and_cancel(admin_client, model, beat, build, sent) -> None:
     beat(replicas=[build.replica(spec_digest="0123456789abcdef")])
     (replica,) = Replica.objects.all()
-    assert "tiny on beast is outdated: reload it" in page(admin_client, BOARD)
+    board = page(admin_client, BOARD)
+    assert "tiny on beast is outdated: reload it" in board
+    assert 'href="/admin/fleet/replica/?q=tiny">replicas</a>' in board
     push(admin_client, f"reload replica {replica.pk}")
     assert LoadJob.objects.filter(kind="reload").count() == 1
     push(admin_client, f"unload replica {replica.pk}")
