@@ -9,7 +9,6 @@ from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.defaultfilters import filesizeformat
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from unfold.widgets import UnfoldAdminSelectWidget
@@ -35,6 +34,7 @@ from fleet.admin.models_toml_page import export_file, import_page
 from fleet.admin.remarks import deleted_remark, outdated_replicas, saved_remarks
 from fleet.admin.unfold_types import UnfoldAdmin, action, display
 from fleet.lifecycles import NeuronStatus
+from fleet.management.sizes import size_text
 from fleet.models import Alias, CatalogueModel, Neuron
 
 
@@ -130,7 +130,7 @@ class CatalogueModelAdmin(UnfoldAdmin):
 
     @display(description="Weights", ordering="weight_bytes")
     def weight_size(self, model: CatalogueModel) -> str:
-        return "" if model.weight_bytes is None else filesizeformat(model.weight_bytes)
+        return size_text(model.weight_bytes)
 
     @display(description="Aliases")
     def alias_names(self, model: CatalogueModel) -> str:

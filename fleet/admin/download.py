@@ -7,7 +7,6 @@ from functools import partial
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.template.defaultfilters import filesizeformat
 from django.template.loader import render_to_string
 from django.urls import URLPattern, path
 
@@ -18,6 +17,7 @@ from fleet.admin.loading import actor_of
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
 from fleet.errors import FleetError
+from fleet.management.sizes import size_text
 from fleet.models import Download
 
 
@@ -75,7 +75,7 @@ class DownloadAdmin(ReportedAdmin):
             {
                 "stage": download.status,
                 "percent": None if fraction is None else round(100 * fraction),
-                "amount": f"{filesizeformat(done)} of {filesizeformat(total)}" if total else "",
+                "amount": f"{size_text(done)} of {size_text(total)}" if total else "",
                 "detail": download.detail,
                 "eta_s": download.eta_s,
                 "is_active": download.is_active,

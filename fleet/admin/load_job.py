@@ -5,13 +5,13 @@ from __future__ import annotations
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.template.defaultfilters import filesizeformat
 from django.template.loader import render_to_string
 
 from fleet.admin.loading import actor_of, cancel, tell
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
+from fleet.management.sizes import size_text
 from fleet.models import LoadJob
 
 LOAD_JOB_LABELS = {
@@ -106,5 +106,5 @@ def _amount(job: LoadJob) -> str:
     if not job.progress_total:
         return ""
     if job.progress_unit == "bytes":
-        return f"{filesizeformat(job.progress_done)} of {filesizeformat(job.progress_total)}"
+        return f"{size_text(job.progress_done)} of {size_text(job.progress_total)}"
     return f"{job.progress_done} of {job.progress_total} {job.progress_unit}"

@@ -82,8 +82,10 @@ def _apply(request: HttpRequest, document: Document, is_pruning: bool, seen: str
     plan = services.catalogue_import(
         actor=actor_of(request), document=document, prune=is_pruning, seen=seen
     )
-    changed = len(plan.models) + len(plan.aliases)
-    messages.success(request, f"Imported: {changed} models and aliases changed")
+    num_models, num_aliases = len(plan.models), len(plan.aliases)
+    models = f"{num_models} model{'' if num_models == 1 else 's'}"
+    aliases = f"{num_aliases} alias{'' if num_aliases == 1 else 'es'}"
+    messages.success(request, f"Imported: {models} and {aliases} changed")
     return HttpResponseRedirect(reverse("admin:fleet_cataloguemodel_changelist"))
 
 

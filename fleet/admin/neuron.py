@@ -8,7 +8,6 @@ from typing import Any
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.template.defaultfilters import filesizeformat
 from django.utils.timesince import timesince
 
 from fleet import services
@@ -17,6 +16,7 @@ from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
 from fleet.errors import FleetError
 from fleet.lifecycles import NeuronStatus
+from fleet.management.sizes import size_text
 from fleet.models import Device, Neuron
 
 NEURON_LABELS = {
@@ -117,18 +117,18 @@ class NeuronAdmin(ReportedAdmin):
     def device_names(self, neuron: Neuron) -> str:
         return ", ".join(
             f"{device.kind}:{device.index} {device.name} "
-            f"({filesizeformat(device.free_memory_bytes)} of "
-            f"{filesizeformat(device.total_memory_bytes)} free)"
+            f"({size_text(device.free_memory_bytes)} of "
+            f"{size_text(device.total_memory_bytes)} free)"
             for device in neuron.devices.all()
         )
 
     @display(description="Free memory", ordering="free_memory_bytes")
     def free_memory(self, neuron: Neuron) -> str:
-        return filesizeformat(neuron.free_memory_bytes)
+        return size_text(neuron.free_memory_bytes)
 
     @display(description="Total memory")
     def total_memory(self, neuron: Neuron) -> str:
-        return filesizeformat(neuron.total_memory_bytes)
+        return size_text(neuron.total_memory_bytes)
 
     @display(description="Replicas")
     def replica_names(self, neuron: Neuron) -> str:
@@ -166,8 +166,8 @@ class DeviceAdmin(ReportedAdmin):
 
     @display(description="Free memory", ordering="free_memory_bytes")
     def free_memory(self, device: Device) -> str:
-        return filesizeformat(device.free_memory_bytes)
+        return size_text(device.free_memory_bytes)
 
     @display(description="Total memory", ordering="total_memory_bytes")
     def total_memory(self, device: Device) -> str:
-        return filesizeformat(device.total_memory_bytes)
+        return size_text(device.total_memory_bytes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from django.db.models import Max
-from django.template.defaultfilters import filesizeformat
 
 from fleet.catalogue import CatalogueSettings
+from fleet.management.sizes import size_text
 from fleet.models import CatalogueModel, Device, Neuron, Replica
 from fleet.outdated import is_outdated
 
@@ -50,8 +50,8 @@ def saved_remarks(model: CatalogueModel) -> Iterator[str]:
     largest_bytes = Device.objects.aggregate(largest=Max("total_memory_bytes"))["largest"]
     if settings.kv_memory_bytes and largest_bytes and settings.kv_memory_bytes > largest_bytes:
         yield (
-            f"{filesizeformat(settings.kv_memory_bytes)} of KV memory is more than any device has "
-            f"({filesizeformat(largest_bytes)}): loads will be refused"
+            f"{size_text(settings.kv_memory_bytes)} of KV memory is more than any device has "
+            f"({size_text(largest_bytes)}): loads will be refused"
         )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.template.defaultfilters import filesizeformat
 from django.template.loader import render_to_string
 from django.utils.safestring import SafeString, mark_safe
 
@@ -17,6 +16,7 @@ from fleet.admin.replica_report import recent_errors, report_rows
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
 from fleet.lifecycles import RecordedReplicaStatus
+from fleet.management.sizes import size_text
 from fleet.models import Replica
 from fleet.outdated import is_outdated
 
@@ -164,8 +164,8 @@ def _memory_in_words(report: dict[str, Any]) -> str:
         return ""
     kv = f"{report.get('kv_dtype', '')} KV".strip()
     return (
-        f"{filesizeformat(actual_bytes)}, of them {filesizeformat(report['kv_bytes'])} {kv}; "
-        f"{filesizeformat(estimated_bytes)} were estimated "
+        f"{size_text(actual_bytes)}, of them {size_text(report['kv_bytes'])} {kv}; "
+        f"{size_text(estimated_bytes)} were estimated "
         f"({estimated_bytes / actual_bytes - 1:+.1%}). The engine process itself takes "
-        f"{filesizeformat(report.get('process_bytes', 0))} more"
+        f"{size_text(report.get('process_bytes', 0))} more"
     )

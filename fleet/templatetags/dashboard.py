@@ -1,6 +1,8 @@
-"""The devices and replicas on the board. There may be hundreds of the ones and a thousand of the
-others every two seconds, which as a template's loops take most of a second: here they are plain
-text, and everything in it is escaped."""
+"""Sizes and counts in words; and the board's devices and replicas.
+
+There may be hundreds of the ones and a thousand of the others every two seconds, which as a
+template's loops take most of a second: here they are plain text, and everything in it is escaped.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,12 @@ from django.template.loader import render_to_string
 from django.utils.safestring import SafeString, mark_safe
 
 from fleet.dashboard.rows import DeviceRow, NeuronRow, ReplicaRow, SegmentRow
+from fleet.dashboard.words import count_words
+from fleet.management.sizes import size_text
 
 register = template.Library()
+register.filter("size", size_text)
+register.filter("count", count_words)
 
 
 @register.simple_tag

@@ -269,9 +269,9 @@ def test_what_no_host_can_do_is_remarked(admin_client, model, beat) -> None:
     beat()
     url = reverse("admin:fleet_cataloguemodel_change", args=[model.pk])
     changed = FORM | {"pinned_on": "beast nobody", "kv_memory_bytes": str(900 * 1024**3)}
-    html = admin_client.post(url, changed, follow=True).content.decode().replace("\xa0", " ")
+    html = admin_client.post(url, changed, follow=True).content.decode()
     assert "No neuron named nobody has joined yet" in html
-    assert "900.0 GB of KV memory is more than any device has (16.0 GB)" in html
+    assert "900.0 GiB of KV memory is more than any device has (16.0 GiB)" in html
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def test_a_replica_says_in_words_what_bounds_its_context_and_what_it_took(
     html = page(admin_client, "replica", "change", Replica.objects.get().pk)
     words, _, _ = html.replace("&#x27;", "'").replace("\xa0", " ").partition("Load report")
     assert reason in words
-    assert "3.8 MB, of them 976.6 KB int8 KV; 4.8 MB were estimated (+25.0%)" in words
+    assert "3.8 MiB, of them 976.6 KiB int8 KV; 4.8 MiB were estimated (+25.0%)" in words
 
 
 def test_a_replica_without_a_report_has_nothing_to_show(admin_client, model, beat, build) -> None:

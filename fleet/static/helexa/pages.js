@@ -82,12 +82,31 @@
     new MutationObserver(drawAll).observe(document.documentElement, {attributeFilter: ["class"]});
   });
 
+  // Copies a text, and calls done when it has. Pages that neither come by https nor from this machine
+  // are not let to the clipboard but by the browser's older way.
+  function copy(text, done) {
+    if (navigator.clipboard && window.isSecureContext) {
+      navigator.clipboard.writeText(text).then(done);
+      return;
+    }
+    const focused = document.activeElement;
+    const field = document.createElement("textarea");
+    field.value = text;
+    field.style.cssText = "position: fixed; opacity: 0";
+    document.body.append(field);
+    field.select();
+    const isCopied = document.execCommand("copy");
+    field.remove();
+    focused?.focus();
+    if (isCopied) done();
+  }
+  window.helexaCopy = copy;
+
   // <button data-copy="ID"> copies what the element of that id says.
   document.addEventListener("click", function (event) {
     const button = event.target.closest("[data-copy]");
     if (!button) return;
     const text = document.getElementById(button.dataset.copy).textContent.trim();
-    const done = () => { button.textContent = "Copied"; };
-    if (navigator.clipboard && window.isSecureContext) navigator.clipboard.writeText(text).then(done);
+    copy(text, () => { button.textContent = "Copied"; });
   });
 })();

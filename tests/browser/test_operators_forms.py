@@ -1,0 +1,77 @@
+"""What an operator does on the pages beside the catalogue: add from the hub, import a models.toml,
+invite a host, delete what is cached. Each answer is looked at on a phone in the dark as well."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.browser.chromium import DARK_PHONE, DESKTOP, Browser
+from tests.browser.seed import OPERATOR, PASSWORD
+
+pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
+
+CATALOGUE = "/admin/fleet/cataloguemodel/"
+IMPORTED = "[[models]]\nid = 'third'\nsource = 'pypi:third'\nlimit.context = 512\n"
+
+
+@pytest.fixture
+def operator(browser: Browser) -> Browser:
+    browser.log_in(OPERATOR, PASSWORD)
+    browser.wait_for_path("/admin/")
+    return browser
+
+
+def whole(browser: Browser, name: str) -> list[str]:
+    """What is wrong with the page that is open, in both views."""
+    problems = []
+    for view in (DESKTOP, DARK_PHONE):
+        browser.look_as(view)
+        browser.photograph(f"{name}-{view.name}")
+        problems += browser.check()
+    browser.look_as(DESKTOP)
+    return problems
+
+
+def test_a_model_is_added_from_the_hub(operator: Browser) -> None:
+    operator.type("#add-repository", "org/tiny-gguf")
+    operator.press_button("#add-title ~ form button")
+    operator.wait_for_text("Q8_0")
+    operator.wait_for_text("beast: fits")
+    operator.press_button('form:has([name="offer"][value="Q4_K_M"]) button:not([name])')
+    operator.wait_for_text("tiny-q4_k_m is in the catalogue")
+    assert operator.path.endswith("/change/")
+    assert operator.check() == []
+
+
+def test_a_models_toml_shows_what_it_would_change_before_it_does(operator: Browser) -> None:
+    operator.open(f"{CATALOGUE}models-toml/")
+    operator.type("#id_text", IMPORTED)
+    operator.press_button('form[enctype] button[type="submit"]')
+    operator.wait_for_text("What would change")
+    operator.wait_for_text("third")
+    assert whole(operator, "models-toml-difference") == []
+    operator.press_button('form:has([name="seen"]) button')
+    operator.wait_for_path(CATALOGUE)
+    operator.wait_for_text("Imported: 1 model and 0 aliases changed")
+
+
+def test_an_invitation_shows_its_line_once(operator: Browser) -> None:
+    operator.open("/admin/fleet/invitation/add/")
+    operator.type("#id_neuron_name", "loft")
+    operator.type("#id_address", "10.0.0.5:6379")
+    operator.press_button('[name="_save"]')
+    line = operator.find("#join-line").text
+    assert line.startswith("python3 manage.py neuron --join ")
+    assert whole(operator, "invitation-created") == []
+    operator.open("/admin/fleet/invitation/")
+    operator.wait_for_text("loft")
+    assert line.split()[-1] not in operator.text
+
+
+def test_what_no_model_uses_is_deleted_from_a_neuron(operator: Browser) -> None:
+    operator.open("/admin/fleet/download/cached/")
+    operator.wait_for_text("no loaded model")
+    operator.press_button('[aria-label^="Delete huggingface:example/older"]')
+    operator.wait_for_path("/admin/fleet/download/")
+    operator.wait_for_text("is being deleted")
+    assert operator.check() == []
