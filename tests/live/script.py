@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from inference.protocol.images import VisionInput
 from inference.protocol.sampling import SamplingParams
 
 
@@ -43,10 +44,12 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int
     rules: list[Rule] = []
     holds_load: bool = False
-    """The engine is loading for as long as this says so."""
+    """The engine is loading, a quarter of its weights done, for as long as this says so."""
     weight_bytes: int = 0
     """What it takes of its simulated device when it loads, KV left out. It refuses a load where
     that is not free."""
+    vision: VisionInput | None = None
+    """How it takes images; ``None``: it reads text alone."""
     kv_bytes: int = 0
     """What it takes for KV where the load spec names no number and so much may be taken."""
     cache_tokens: int | None = None
@@ -65,6 +68,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     """Of them, those that the engine's cache held."""
     process_id: int
     """Of the engine."""
+    num_images: int = 0
     params: SamplingParams
 
 

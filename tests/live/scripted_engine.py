@@ -31,6 +31,7 @@ from inference.protocol.engine import (
     Idle,
     Loaded,
     LoadFailedMessage,
+    LoadProgressed,
     SequenceCancelled,
     SequenceFailed,
     SequencesEmbedded,
@@ -41,7 +42,13 @@ from inference.protocol.engine import (
     decode_engine_command,
     encode_engine_frame,
 )
-from inference.protocol.load import LoadFailure, LoadReport, LoadSpec
+from inference.protocol.load import (
+    LoadFailure,
+    LoadProgress,
+    LoadReport,
+    LoadSpec,
+    LoadStage,
+)
 from tests.live.performance import GrammarBrokenError, Performance
 from tests.live.prompt_cache import BLOCK_TOKENS, PromptCache
 from tests.live.script import (
@@ -56,6 +63,7 @@ from tests.live.simulated_memory import NoRoomError, Taken, take_memory
 STEP_S = 0.001
 IDLE_S = 0.5
 HELD_LOAD_S = 0.02
+A_QUARTER = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=4, unit="tensors")
 NUM_BLOCKS = 1000
 
 
@@ -71,6 +79,7 @@ class ScriptedEngine:
         script = read_script(folder)
         tokenizer_file = folder / "tokenizer.json"
         self._context_tokens = script.context_tokens
+        self._vision = script.vision
         self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
         end_token_id = self._tokenizer.token_to_id(script.end_token)
         assert end_token_id is not None, "the script's end token is not in its tokenizer"
@@ -84,6 +93,8 @@ class ScriptedEngine:
 
     def run(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
+        if read_script(self._folder).holds_load:
+            self._send(LoadProgressed(progress=A_QUARTER))
         while read_script(self._folder).holds_load:
             time.sleep(HELD_LOAD_S)
         try:
@@ -141,6 +152,7 @@ class ScriptedEngine:
                 num_prompt_tokens=len(submit.token_ids),
                 num_cached_tokens=num_cached_tokens,
                 process_id=os.getpid(),
+                num_images=len(submit.images),
                 params=submit.params,
             ),
         )
@@ -217,6 +229,7 @@ class ScriptedEngine:
             load_seconds=0.0,
             tokenizer_dir=str(self._folder),
             eos_token_ids=[self._end_token_id],
+            vision=self._vision,
         )
 
     def _send(self, message: msgspec.Struct) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
+from inference.protocol.images import VisionInput
 from tests.live.script import (
     Received,
     Rule,
@@ -41,6 +42,8 @@ class Family:
     visible: tuple[str, ...] = ()
     bos: str
     eos: str
+    image: str = ""
+    """What stands for an image in a prompt; empty: it reads text alone."""
     context_tokens: int = 131072
 
 
@@ -89,6 +92,13 @@ FAMILIES = {
         visible=THINKING,
         bos="<|endoftext|>",
         eos="<|im_end|>",
+    ),
+    "seeing": Family(
+        template="seeing.jinja",
+        special=(*CHATML, "<|image_pad|>"),
+        bos="<|endoftext|>",
+        eos="<|im_end|>",
+        image="<|image_pad|>",
     ),
 }
 
@@ -176,5 +186,17 @@ def make_model(name: str, family: Family, folder: Path) -> ScriptedModel:
     config = {"bos_token": family.bos, "eos_token": family.eos}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text((TEMPLATES_DIR / family.template).read_text())
-    write_script(folder, Script(end_token=family.eos, context_tokens=family.context_tokens))
+    script = Script(
+        end_token=family.eos,
+        context_tokens=family.context_tokens,
+        vision=_vision(tokenizer.token_to_id(family.image)) if family.image else None,
+    )
+    write_script(folder, script)
     return ScriptedModel(name, folder)
+
+
+def _vision(pad_token_id: int) -> VisionInput:
+    """Images of at most four tokens."""
+    return VisionInput(
+        pad_token_id=pad_token_id, patch_px=14, merge=2, min_pixels=28**2, max_pixels=56**2
+    )

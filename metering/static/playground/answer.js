@@ -70,12 +70,3 @@ export function inWords(stats) {
     .filter(Boolean)
     .join(" · ");
 }
-
-// Text in its parts, those between ``` as code.
-export function partsOf(text) {
-  return text.split(/^```/m).map((part, index) => {
-    if (index % 2 === 0) return { isCode: false, text: part };
-    const end = part.indexOf("\n");
-    return { isCode: true, text: end < 0 ? part : part.slice(end + 1) };
-  });
-}

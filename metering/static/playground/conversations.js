@@ -26,6 +26,15 @@ export class Conversations {
     return false;
   }
 
+  // The one that this tab shows: a reload brings it back.
+  current() {
+    return sessionStorage.getItem(this.place) ?? "";
+  }
+
+  setCurrent(id) {
+    sessionStorage.setItem(this.place, id);
+  }
+
   find(id) {
     return this.list().find((conversation) => conversation.id === id);
   }

@@ -1,14 +1,17 @@
 // The page's state and what its buttons do.
 
-import { AnswerReader, inWords, newAnswer, partsOf } from "./answer.js";
+import { AnswerReader, inWords, newAnswer } from "./answer.js";
 import { Api } from "./api.js";
 import { asCode, LANGUAGES } from "./as_code.js";
 import { Conversations, newId, titleOf } from "./conversations.js";
+import { blocksOf } from "./markdown.js";
 import { FieldError, requestOf } from "./request.js";
 
 const ASK_AGAIN_MS = 1000;
 const MODELS_MS = 15_000;
+const COPIED_MS = 2000;
 const MOST_IMAGE_BYTES = 10 * 1024 * 1024;
+const WORDS = { unloaded: "not loaded", outdated: "loaded by earlier settings" };
 const SAMPLING = {
   temperature: "", top_p: "", top_k: "", min_p: "", repetition_penalty: "",
   max_tokens: "", seed: "", stop: "",
@@ -43,8 +46,12 @@ function playground(settings, csrfToken, keyUrl) {
 
     async init() {
       this.model = localStorage.getItem("helexa-playground-model") ?? "";
-      await this.refreshModels();
-      setInterval(() => document.hidden || this.refreshModels(), MODELS_MS);
+      this.open(conversations.current());
+      for (;;) {
+        if (!document.hidden) await this.refreshModels();
+        const isLoading = this.card?.status === "loading";
+        await new Promise((resolve) => setTimeout(resolve, isLoading ? ASK_AGAIN_MS : MODELS_MS));
+      }
     },
 
     get isRunning() {
@@ -81,7 +88,14 @@ function playground(settings, csrfToken, keyUrl) {
     },
 
     labelOf(card) {
-      return card.status === "ready" ? card.id : `${card.id} (${card.status})`;
+      return card.status === "ready" ? card.id : `${card.id} (${WORDS[card.status] ?? card.status})`;
+    },
+
+    // What to expect of the chosen model where it is not ready.
+    get stateOfModel() {
+      if (!this.card || ["ready", "outdated"].includes(this.card.status)) return "";
+      if (this.card.status === "unloaded") return "Not loaded: the first message loads it.";
+      return progressOf(this.card);
     },
 
     async send() {
@@ -89,10 +103,12 @@ function playground(settings, csrfToken, keyUrl) {
       this.turns.push({ role: "user", text: this.draft, images: this.images });
       this.draft = "";
       this.images = [];
-      await this.answer();
+      if (await this.answer()) return;
+      const { text, images } = this.turns.pop(); // A field is wrong: nothing was asked.
+      Object.assign(this, { draft: text, images });
     },
 
-    // Asks for the answer to the turns as they stand.
+    // Asks for the answer to the turns as they stand; whether it could be asked for.
     async answer() {
       if (!this.model) await this.refreshModels();
       let request;
@@ -101,7 +117,7 @@ function playground(settings, csrfToken, keyUrl) {
         request = requestOf(this, this.turns);
       } catch (error) {
         this.problem = error.message;
-        return;
+        return false;
       }
       this.problem = "";
       localStorage.setItem("helexa-playground-model", this.model);
@@ -122,6 +138,7 @@ function playground(settings, csrfToken, keyUrl) {
       this.waiting = "";
       this.keep();
       this.refreshModels();
+      return true;
     },
 
     // Until the first token comes: what the model is doing, loading above all.
@@ -162,6 +179,7 @@ function playground(settings, csrfToken, keyUrl) {
       if (!conversations.save(JSON.parse(JSON.stringify(conversation)))) {
         this.problem = "This browser has no room to keep the conversation.";
       }
+      conversations.setCurrent(id);
       this.kept = conversations.list();
     },
 
@@ -171,11 +189,13 @@ function playground(settings, csrfToken, keyUrl) {
       if (!found) return;
       const { title, ...state } = found;
       Object.assign(this, state);
+      conversations.setCurrent(id);
     },
 
     start() {
       this.stop();
       Object.assign(this, { id: newId(), turns: [], draft: "", images: [], problem: "" });
+      conversations.setCurrent("");
       this.$refs.draft.focus();
     },
 
@@ -208,13 +228,23 @@ function playground(settings, csrfToken, keyUrl) {
       }
     },
 
-    async copyCode() {
-      await navigator.clipboard?.writeText(this.code);
+    copy(text, button) {
+      helexaCopy(text, () => showCopied(button));
     },
 
     statsOf: (turn) => inWords(turn.stats),
-    partsOf,
+
+    // An answer as Markdown, what the user wrote as it is.
+    blocksOf(turn) {
+      if (turn.role === "assistant") return blocksOf(turn.text);
+      return turn.text ? [{ kind: "text", depth: 0, spans: [{ kind: "text", text: turn.text }] }] : [];
+    },
   };
+}
+
+function showCopied(button) {
+  button.textContent = "Copied";
+  setTimeout(() => (button.textContent = "Copy"), COPIED_MS);
 }
 
 // Nobody knows what a model can do that was never loaded: its capabilities are null.
@@ -222,8 +252,8 @@ function isAbleTo(card, capability) {
   return card?.capabilities?.includes(capability) ?? false;
 }
 
-function progressOf({ status, progress }) {
-  if (!progress) return `The model is ${status}…`;
+function progressOf({ status, status_reason: reason, progress }) {
+  if (!progress) return reason ? `The model is ${status}: ${reason}` : `The model is ${status}…`;
   const share = progress.total ? ` ${Math.floor((100 * progress.done) / progress.total)} %` : "";
   return `The model is ${status}: ${progress.stage}${share}`;
 }
