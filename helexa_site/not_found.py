@@ -1,4 +1,5 @@
-"""What is said of a path that Django does not know: JSON, unless a page was asked for.
+"""What is said of a path that Django does not know, or of a page that is not for who asks: a page
+where one was asked for, else JSON.
 
 An API client whose base URL is wrong gets an error that it can show, and the path that it may have
 meant.
@@ -9,8 +10,8 @@ from __future__ import annotations
 import uuid
 
 from django.http import HttpRequest, HttpResponse
-from django.views import defaults
 
+from helexa_site.pages import render_page
 from inference.gateway.paths import unknown_url
 from inference.wire import openai_errors
 from inference.wire.errors import UnknownUrlError
@@ -18,10 +19,20 @@ from inference.wire.errors import UnknownUrlError
 
 def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     if "text/html" in request.headers.get("accept", ""):
-        return defaults.page_not_found(request, exception)
+        context = {"reason": "There is nothing at this address, or it is not yours to see."}
+        return render_page(
+            request, "pages/refused.html", title="Not found", context=context, status=404
+        )
     error = UnknownUrlError(unknown_url(str(request.method), request.path))
     return HttpResponse(
         openai_errors.error_body(error, request_id=uuid.uuid4().hex),
         status=error.status,
         content_type="application/json",
+    )
+
+
+def page_forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
+    context = {"reason": "This page is for people with other permissions. An operator gives them."}
+    return render_page(
+        request, "pages/refused.html", title="Not allowed", context=context, status=403
     )

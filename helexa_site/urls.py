@@ -10,6 +10,7 @@ from helexa_site.api_reference import api_reference
 from helexa_site.front import favicon, front
 from helexa_site.login import Login, Logout
 
+handler403 = "helexa_site.not_found.page_forbidden"
 handler404 = "helexa_site.not_found.page_not_found"
 
 urlpatterns = [

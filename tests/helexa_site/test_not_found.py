@@ -19,3 +19,5 @@ def test_a_browser_gets_a_page() -> None:
     response = Client().get("/nowhere", HTTP_ACCEPT="text/html,application/xhtml+xml,*/*;q=0.8")
     assert response.status_code == 404
     assert response["content-type"].startswith("text/html")
+    page = response.content.decode()
+    assert "There is nothing at this address" in page and 'href="/"' in page

@@ -244,5 +244,7 @@ class TestOperators:
     def test_staff_without_the_permission_reads_no_audit(self) -> None:
         client = Client()
         client.force_login(User.objects.create_user("stef", is_staff=True))
-        assert client.get("/usage/audit").status_code == 403
+        refused = client.get("/usage/audit")
+        assert refused.status_code == 403
+        assert "for people with other permissions" in refused.content.decode()
         assert "/usage/audit" not in text_of(client, "/usage/accounts")
