@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from django.core.management.base import CommandError
 
 from metering.bench.cases import SCHEMA_CASES, TOOL_CASES
+from metering.bench.management.commands import bench as command
 from metering.bench.models import BenchRun
 from tests.metering.bench.conftest import Bench
 from tests.metering.bench.scripted_endpoint import (
@@ -35,6 +38,30 @@ def test_a_cell_is_measured_once_warmed_up_and_then_skipped(bench: Bench, script
     script.build = "b2"
     bench.once("--scenario", "chat:128", "--samples", "3")
     assert BenchRun.objects.filter(build="b2", ok=True).count() == 3
+
+
+def test_run_sweeps_until_it_is_ended_and_measures_each_new_build(
+    bench: Bench, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class EndedError(Exception):
+        pass
+
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        script.build = "b2"
+        if len(pauses) == 3:
+            raise EndedError
+
+    monkeypatch.setattr(command, "time", SimpleNamespace(sleep=pause))
+    with pytest.raises(EndedError):
+        bench(
+            *("run", "--endpoint", bench.url, "--name", "peer", "--pause", "0"),
+            *("--scenario", "chat:128", "--samples", "1"),
+        )
+    assert list(BenchRun.objects.order_by("id").values_list("build", flat=True)) == ["b1", "b2"]
+    assert pauses == [1800.0] * 3
 
 
 def test_the_servers_own_timing_counts(bench: Bench, script: Script) -> None:
