@@ -61,7 +61,7 @@ def _row(replica: ReplicaRow, neuron: str, may_operate: bool) -> str:
         _kv(replica.kv_percent),
         escape(replica.tokens_per_s),
     )
-    model = f'<a href="{escape(replica.url)}">{escape(replica.model)}</a>'
+    model = f'<a id="replica-{replica.id}" href="{escape(replica.url)}">{escape(replica.model)}</a>'
     buttons = _buttons(replica, neuron) if may_operate else ""
     return (
         f'<tr><th scope="row">{model}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}'

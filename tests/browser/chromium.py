@@ -16,6 +16,7 @@ from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -108,7 +109,9 @@ class Browser:
         self._driver.get_log("performance")
 
     def look_as(self, view: View) -> None:
-        """From now on, on a screen like that."""
+        """From now on, on a screen like that. Scrollbars, which take room on the desktop's Chromium
+        alone, would be cut off a picture with what stands under them."""
+        self._driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
         self._driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
             {
@@ -154,8 +157,8 @@ class Browser:
         self.wait(lambda: self.path == path, path)
 
     def press(self, *keys: str) -> None:
-        """What has the focus gets them."""
-        self._driver.switch_to.active_element.send_keys(*keys)
+        """What has the focus gets them, also where htmx has just put another in its place."""
+        ActionChains(self._driver).send_keys(*keys).perform()
 
     def type(self, css: str, *words: str) -> None:
         """Into a field, in place of what stands there."""

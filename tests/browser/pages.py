@@ -67,7 +67,7 @@ OWN_PAGES: dict[str, list[Page]] = {
     "bench-run": [Page(f"{BENCH}runs/1/", EVERYBODY)],
     "admin:index": [Page("/admin/")],
     "admin:app_list": [Page("/admin/fleet/")],
-    "admin:login": [Page("/admin/login/", STRANGERS)],
+    "admin:login": [Page("/admin/login/", frozenset({Who.STRANGER, Who.MEMBER}))],
     "admin:password_change": [Page("/admin/password_change/")],
     "admin:password_change_done": [Page("/admin/password_change/done/")],
     "admin:fleet_cataloguemodel_hub": [
@@ -151,7 +151,7 @@ def pages_of(who: Who) -> Iterator[tuple[str, Page]]:
     for name, pages in rows().items():
         for number, page in enumerate(pages):
             if who in page.seen_by and page.is_looked_at:
-                label = name.removeprefix("admin:").replace("_", "-")
+                label = name.replace(":", "-").replace("_", "-")
                 yield f"{label}-{number + 1}" if number else label, page
 
 

@@ -101,6 +101,7 @@ def _operations() -> None:
 
     from fleet import live, services
     from fleet.models import CatalogueModel, Download, LoadJob, Neuron
+    from fleet.services.invitations import share_record
     from fleet.wishes import AdmissionPolicy
     from inference.protocol.downloads import CachedModel, CacheReport, encode_cache_report
     from inference.protocol.keys import downloads_key
@@ -110,7 +111,8 @@ def _operations() -> None:
         actor=COMMAND, name="smart", model=CatalogueModel.objects.get(name="tiny")
     )
     services.admission_policy_set(actor=COMMAND, policy=AdmissionPolicy.AUTOMATIC)
-    services.neuron_invite(actor=COMMAND, neuron_name="cellar", address="10.0.0.5:6379")
+    share_record(actor=COMMAND, address="10.0.0.5:6379", is_tls=False, certificate="")
+    services.neuron_invite(actor=COMMAND, neuron_name="cellar")
     beast = Neuron.objects.get(name="beast")
     earlier = timezone.now() - timedelta(hours=1)
     LoadJob.objects.create(

@@ -54,6 +54,11 @@ FOCUSED_UNSEEN = """
 """
 
 
+FOCUS_THE_FIRST = """
+    const stops = [...document.querySelectorAll("a[href], button, input:not([type=hidden])")];
+    stops.find((one) => one.checkVisibility() && !one.disabled).focus();
+"""
+"""From the last one a tab would lead out of the page."""
 ANSWERS = """
     const statuses = [];
     for (const path of arguments[0]) {
@@ -124,6 +129,7 @@ def looked_at(browser: Browser, view: View, path: str, name: str) -> list[str]:
     browser.wait(lambda: is_dark(browser) == view.is_dark, f"{path} is as {view.name} should be")
     browser.photograph(f"{name}-{view.name}")
     problems = browser.check()
+    browser.run(FOCUS_THE_FIRST)
     browser.press(Keys.TAB)  # from now on the browser shows where the focus is
     unseen = browser.run(FOCUSED_UNSEEN)
     return problems + [f"{path}, {view.name}: {one}" for one in unseen]

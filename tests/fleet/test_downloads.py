@@ -448,7 +448,7 @@ def test_the_pages_pull_show_and_delete(admin_client: Client, beast, sent, say) 
     say(cached=[cached(), cached("pypi:tiny-1.0", revision="", used_by=["tiny"])])
     page = reverse("admin:fleet_download_cached")
     shown = admin_client.get(page).content.decode()
-    assert SOURCE in shown and shown.count(">Delete</button>") == 1 and "<td>tiny</td>" in shown
+    assert SOURCE in shown and shown.count(">Delete</button>") == 1 and ">tiny</td>" in shown
     given = {"source": SOURCE, "neuron": "beast"}
     assert "is being downloaded" in html.unescape(
         admin_client.post(page, given, follow=True).content.decode()

@@ -31,7 +31,8 @@
       const axis = axisOf(names, index);
       found[axis] = {
         beginAtZero: true, position: axis === "y1" ? "right" : "left",
-        ticks: {color: text}, grid: {color: axis === "y1" ? "transparent" : line},
+        // Only money has parts.
+        ticks: {color: text, precision: name === "USD" ? undefined : 0}, grid: {color: axis === "y1" ? "transparent" : line},
         title: {display: axis !== "y", text: name, color: text},
       };
     });
