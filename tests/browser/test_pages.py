@@ -56,7 +56,7 @@ FOCUSED_UNSEEN = """
 
 FOCUS_THE_FIRST = """
     const stops = [...document.querySelectorAll("a[href], button, input:not([type=hidden])")];
-    stops.find((one) => one.checkVisibility() && !one.disabled).focus();
+    stops.find((one) => one.checkVisibility() && !one.disabled)?.focus();
 """
 """From the last one a tab would lead out of the page."""
 ANSWERS = """

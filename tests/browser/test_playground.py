@@ -98,7 +98,7 @@ def load_by_the_first_message(browser: Browser, model: ScriptedModel) -> None:
     browser.wait(lambda: has_ended(browser, 1), "the answer of the model that was loaded")
     assert "Greetings" in browser.text and "• Hello yourself." in browser.text
     assert "##" not in browser.text and "**" not in browser.text
-    stats = browser.find(".pg-stats").text
+    stats = browser.find(".pg-answer .pg-stats").text
     assert all(word in stats for word in ("tokens in", "out", "first after", "tok/s")), stats
     browser.wait(lambda: "Not loaded" not in browser.text, "it is loaded")
     press(browser, "New")
