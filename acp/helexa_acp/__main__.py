@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -20,11 +21,14 @@ def main() -> None:
         config = load_config(os.environ)
     except ConfigError as error:
         sys.exit(f"helexa-acp: {error}")
+    gc.disable()  # What is imported stays.
     import helexa_acp.quick_import  # noqa: F401 - before anything that imports the SDK
     from helexa_acp import lazy_packages
     from helexa_acp.serving import serve
 
     lazy_packages.install()
+    gc.freeze()
+    gc.enable()
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve(config, os.environ))

@@ -19,12 +19,9 @@ from acp.schema import (
     Implementation,
     InitializeResponse,
     ListSessionsResponse,
-    LoadSessionResponse,
     McpCapabilities,
-    NewSessionResponse,
     PromptCapabilities,
     PromptResponse,
-    ResumeSessionResponse,
     SessionCapabilities,
     SessionCloseCapabilities,
     SessionInfo,
@@ -117,32 +114,32 @@ class HelexaAgent:
 
     async def new_session(
         self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
-    ) -> NewSessionResponse:
+    ) -> dict[str, Any]:
         with _told():
             folder, servers = _folder(cwd), server_specs(mcp_servers or ())
             session = await self._sessions.create(folder, servers)
         await self._endpoints.listed(LIST_WAIT_S)
         self._soon(self._introduce(session))
-        return self._with_pickers(NewSessionResponse, session, session_id=session.session_id)
+        return {"sessionId": session.session_id, **self._pickers(session)}
 
     async def load_session(
         self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
-    ) -> LoadSessionResponse:
+    ) -> dict[str, Any]:
         session = await self._opened(session_id, cwd, mcp_servers)
         tools = {tool.spec.name: tool for tool in TOOLS}
         port = self._port(session)
         for update in updates.replayed(session.history, tools):
             await port.update(update)
         self._soon(self._introduce(session))
-        return self._with_pickers(LoadSessionResponse, session)
+        return self._pickers(session)
 
     async def resume_session(
         self, session_id: str, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
-    ) -> ResumeSessionResponse:
+    ) -> dict[str, Any]:
         """As load, for a client that still shows the conversation."""
         session = await self._opened(session_id, cwd, mcp_servers)
         self._soon(self._introduce(session))
-        return self._with_pickers(ResumeSessionResponse, session)
+        return self._pickers(session)
 
     async def list_sessions(
         self, cwd: str | None = None, cursor: str | None = None, **_: Any
@@ -192,7 +189,7 @@ class HelexaAgent:
                 raise ConfigError(f"There is no option {config_id[:100]!r} with such a value.")
             self._choose_model(session, value)
         options = pickers.config_options(self._config, self._endpoints, session)
-        return SetSessionConfigOptionResponse(config_options=list(options))
+        return SetSessionConfigOptionResponse.model_validate({"configOptions": options})
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """``session/set_model``, which ACP had before config options."""
@@ -247,10 +244,8 @@ class HelexaAgent:
         if session.hold is not None:
             self._sessions.save(session)
 
-    def _with_pickers(
-        self, answer: type[pickers.Answer], session: Session, **fields: Any
-    ) -> pickers.Answer:
-        return pickers.with_pickers(answer, self._config, self._endpoints, session, **fields)
+    def _pickers(self, session: Session) -> dict[str, Any]:
+        return pickers.opened(self._config, self._endpoints, session)
 
     async def _introduce(self, session: Session) -> None:
         """What the editor may know once it knows the session."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -67,14 +66,8 @@ def _no_tracing() -> Iterator[None]:
 
 def import_sdk() -> None:
     lazy_models.install()
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with _no_plugins(), _no_tracing(), _deferred_adapters():
-            import acp  # noqa: F401
-    finally:
-        if collects:
-            gc.enable()
+    with _no_plugins(), _no_tracing(), _deferred_adapters():
+        import acp  # noqa: F401
 
 
 import_sdk()
