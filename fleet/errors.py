@@ -120,6 +120,13 @@ class PlacementRefusedError(FleetError):
     code = "no_place"
 
 
+class CannotSleepError(FleetError):
+    """The message says why: what it is, how it is, or the host's memory."""
+
+    http_status = 409
+    code = "cannot_sleep"
+
+
 class JobCannotBeCancelledError(FleetError):
     http_status = 409
     code = "job_cannot_be_cancelled"

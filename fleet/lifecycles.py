@@ -7,7 +7,7 @@
                   │          ├────▶ FAILED
                   └──────────┴────▶ CANCELLED        PENDING may also end at once: a load can finish
                                                      or fail between two heartbeats.
-                                                     The same for all three kinds of job, and for
+                                                     The same for all kinds of job, and for
                                                      downloads
 
     replica    moved by its neuron, by the table in ``inference.protocol.heartbeat``; what is stored
@@ -60,6 +60,7 @@ class RecordedReplicaStatus(TextChoices):
     READY = ReplicaStatus.READY.value
     RECOVERING = ReplicaStatus.RECOVERING.value
     DRAINING = ReplicaStatus.DRAINING.value
+    ASLEEP = ReplicaStatus.ASLEEP.value
     FAILED = ReplicaStatus.FAILED.value
     AWAY = "away"
 
@@ -68,6 +69,11 @@ class LoadJobKind(TextChoices):
     LOAD = "load"
     UNLOAD = "unload"
     RELOAD = "reload"
+    SLEEP = "sleep"
+
+
+LEAVING_KINDS = (LoadJobKind.UNLOAD, LoadJobKind.SLEEP)
+"""Jobs by which a replica gives its device's memory back; the others load."""
 
 
 class DownloadKind(TextChoices):

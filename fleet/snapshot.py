@@ -74,7 +74,10 @@ class ReplicaView:
     """Of the spec that it was loaded from; empty where the neuron does not say."""
     devices: tuple[str, ...] = ()
     memory_bytes: int | None = None
-    """All that it may take of those devices; ``None`` where nobody has measured."""
+    """All that it may take of those devices; ``None`` where nobody has measured. Of one that is
+    asleep, what it holds of them."""
+    host_memory_bytes: int = 0
+    """Held by the weights of one that is asleep, beside that."""
     last_used_age_s: float | None = None
     """``None``: nobody has used it since it was loaded."""
 
@@ -236,6 +239,7 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         spec_digest=state.spec_digest,
         devices=tuple(state.devices),
         memory_bytes=state.memory_bytes,
+        host_memory_bytes=state.host_memory_bytes,
         last_used_age_s=_age_s(heartbeat, state.last_used_unix_s),
         in_flight=stats.in_flight,
         queue_depth=stats.queue_depth,

@@ -26,6 +26,7 @@ DONE = {
     LoadJobKind.LOAD: "loaded",
     LoadJobKind.UNLOAD: "unloaded",
     LoadJobKind.RELOAD: "reloaded",
+    LoadJobKind.SLEEP: "asleep",
 }
 
 

@@ -1,4 +1,4 @@
-"""What the Load, Unload and Reload actions do, and the words they answer with."""
+"""What the Load, Unload, Reload, Sleep and Wake actions do, and the words they answer with."""
 
 from __future__ import annotations
 
@@ -74,6 +74,30 @@ def unload_everywhere(*, actor: Actor, model: CatalogueModel) -> list[Outcome]:
     if not jobs:
         return [Outcome(messages.INFO, f"{model.name} is not loaded anywhere")]
     return [_started(job, f"Unloading {job.model_name} from {job.neuron.name}") for job in jobs]
+
+
+def put_to_sleep(*, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
+    try:
+        job = services.sleep_job_start(actor=actor, model_name=model_name, neuron_name=neuron_name)
+    except FleetError as error:
+        return Outcome(messages.ERROR, str(error))
+    return _started(job, f"{model_name} on {neuron_name} falls asleep")
+
+
+def put_to_sleep_everywhere(*, actor: Actor, model_name: str) -> list[Outcome]:
+    try:
+        jobs = services.model_sleep_everywhere(actor=actor, model_name=model_name)
+    except FleetError as error:
+        return [Outcome(messages.ERROR, str(error))]
+    return [_started(job, f"{model_name} on {job.neuron.name} falls asleep") for job in jobs]
+
+
+def wake(*, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
+    try:
+        job = services.wake_job_start(actor=actor, model_name=model_name, neuron_name=neuron_name)
+    except FleetError as error:
+        return Outcome(messages.ERROR, str(error))
+    return _started(job, f"Waking {model_name} on {neuron_name}")
 
 
 def cancel(*, actor: Actor, job: LoadJob) -> Outcome:

@@ -11,7 +11,7 @@ from django.template.loader import render_to_string
 from django.utils.safestring import SafeString, mark_safe
 
 from fleet import selectors
-from fleet.admin.loading import actor_of, reload, tell, unload
+from fleet.admin.loading import actor_of, put_to_sleep, reload, tell, unload, wake
 from fleet.admin.replica_report import recent_errors, report_rows
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
@@ -25,6 +25,7 @@ REPLICA_LABELS = {
     RecordedReplicaStatus.LOADING.label: "info",
     RecordedReplicaStatus.RECOVERING.label: "warning",
     RecordedReplicaStatus.DRAINING.label: "warning",
+    RecordedReplicaStatus.ASLEEP.label: "default",
     RecordedReplicaStatus.FAILED.label: "danger",
     RecordedReplicaStatus.AWAY.label: "danger",
 }
@@ -51,7 +52,7 @@ class ReplicaAdmin(ReportedAdmin):
     list_select_related = ("neuron",)
     list_filter = ("status", "neuron")
     search_fields = ("model_name",)
-    actions = ("unload_selected", "reload_selected")
+    actions = ("unload_selected", "reload_selected", "sleep_selected", "wake_selected")
     fields = (
         "model_name",
         "neuron",
@@ -113,7 +114,12 @@ class ReplicaAdmin(ReportedAdmin):
 
     @display(description="Memory")
     def memory(self, replica: Replica) -> str:
-        return "" if replica.report is None else _memory_in_words(replica.report)
+        words = "" if replica.report is None else _memory_in_words(replica.report)
+        if replica.status != RecordedReplicaStatus.ASLEEP:
+            return words
+        held = f"Asleep: {size_text(replica.memory_bytes or 0)} of its devices"
+        away = f", {size_text(replica.host_memory_bytes)} of the host's memory beside that"
+        return f"{held}{away if replica.host_memory_bytes else ''}. Awake: {words}"
 
     @display(description="Load report")
     def load_report(self, replica: Replica) -> SafeString | str:
@@ -145,6 +151,26 @@ class ReplicaAdmin(ReportedAdmin):
     def reload_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
         for replica in queryset.select_related("neuron"):
             outcome = reload(
+                actor=actor_of(request),
+                model_name=replica.model_name,
+                neuron_name=replica.neuron.name,
+            )
+            tell(request, outcome)
+
+    @action(description="Sleep", permissions=["operate"])
+    def sleep_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
+        for replica in queryset.select_related("neuron"):
+            outcome = put_to_sleep(
+                actor=actor_of(request),
+                model_name=replica.model_name,
+                neuron_name=replica.neuron.name,
+            )
+            tell(request, outcome)
+
+    @action(description="Wake", permissions=["operate"])
+    def wake_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
+        for replica in queryset.select_related("neuron"):
+            outcome = wake(
                 actor=actor_of(request),
                 model_name=replica.model_name,
                 neuron_name=replica.neuron.name,

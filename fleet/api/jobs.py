@@ -63,6 +63,7 @@ class LoadJobsView(FleetListView, JobView):
             LoadJobKind.LOAD.value: services.load_job_start,
             LoadJobKind.UNLOAD.value: services.unload_job_start,
             LoadJobKind.RELOAD.value: services.reload_job_start,
+            LoadJobKind.SLEEP.value: services.sleep_job_start,
         }
         start = starts.get(kind) if isinstance(kind, str) else None
         if start is None:
@@ -125,8 +126,8 @@ class LoadJobEventsView(OneJobView):
 
 
 class ModelJobsView(JobView):
-    """``POST /api/catalogue/{name}/load``, ``…/unload`` and ``…/reload``: of a model, on one
-    neuron, or left out: a load goes where it fits, the others everywhere."""
+    """``POST /api/catalogue/{name}/load``, ``…/unload``, ``…/reload``, ``…/sleep`` and ``…/wake``:
+    of a model, on one neuron, or left out: a load goes where it fits, the others everywhere."""
 
     kind = ""
 
@@ -144,26 +145,34 @@ class ModelJobsView(JobView):
         return Response({"data": shown}, status=202)
 
     def _start(self, name: str, neuron: str | None) -> list[LoadJob]:
-        actor = self.actor
         if neuron is not None:
-            starts: dict[str, Callable[..., LoadJob]] = {
-                "load": services.model_load_start,
-                "unload": services.unload_job_start,
-                "reload": services.reload_job_start,
-            }
-            return [starts[self.kind](actor=actor, model_name=name, neuron_name=neuron)]
+            start = STARTS[self.kind]
+            return [start(actor=self.actor, model_name=name, neuron_name=neuron)]
         if self.kind == "load":
-            return [services.model_load_start(actor=actor, model_name=name)]
-        if self.kind == "unload":
-            jobs = services.model_unload_everywhere(actor=actor, model_name=name)
-            return jobs or self._nowhere(name)
-        return services.model_reload_everywhere(actor=actor, model_name=name)
+            return [services.model_load_start(actor=self.actor, model_name=name)]
+        jobs = EVERYWHERE[self.kind](actor=self.actor, model_name=name)
+        return jobs or self._nowhere(name)
 
     def _nowhere(self, name: str) -> list[LoadJob]:
         """Of a model that is loaded nowhere nothing is left to do. Raises ``UnknownModelError``
         for a name that nobody has."""
         selectors.model_known(name)
         return []
+
+
+STARTS: dict[str, Callable[..., LoadJob]] = {
+    "load": services.model_load_start,
+    "unload": services.unload_job_start,
+    "reload": services.reload_job_start,
+    "sleep": services.sleep_job_start,
+    "wake": services.wake_job_start,
+}
+EVERYWHERE: dict[str, Callable[..., list[LoadJob]]] = {
+    "unload": services.model_unload_everywhere,
+    "reload": services.model_reload_everywhere,
+    "sleep": services.model_sleep_everywhere,
+    "wake": services.model_wake_everywhere,
+}
 
 
 def _look(pk: Any) -> dict[str, Any] | None:

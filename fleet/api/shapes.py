@@ -125,6 +125,7 @@ class ReplicaShape(RowShape):
             "spec_digest",
             "devices",
             "memory_bytes",
+            "host_memory_bytes",
             "job_id",
             "last_used_at",
             "in_flight",

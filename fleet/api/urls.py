@@ -60,7 +60,7 @@ urlpatterns = [
     path("catalogue/<str:name>", CatalogueModelView.as_view(), name="api-catalogue-model"),
     *(
         path(f"catalogue/<str:name>/{kind}", ModelJobsView.as_view(kind=kind))
-        for kind in ("load", "reload", "unload")
+        for kind in ("load", "reload", "sleep", "unload", "wake")
     ),
     path("hub", HubSearchView.as_view(), name="api-hub"),
     path("hub/<str:owner>/<str:name>", HubRepositoryView.as_view(), name="api-hub-repository"),

@@ -24,6 +24,7 @@ from metering.prices import Prices
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceChoice = Literal["auto", "cuda", "cpu"]
+IdleAction = Literal["unload", "sleep"]
 
 DEFAULT_MAX_PREFILL_S = 300
 """Half of the 600 s after which the OpenAI and Anthropic SDKs give up on an answer: a prompt that
@@ -341,6 +342,17 @@ class CatalogueSettings:
             Section.PLACEMENT,
             "After how long without a request it is unloaded. Empty: when its room is needed.",
             label="idle time (seconds)",
+        ),
+    )
+    idle_action: IdleAction = field(
+        default="unload",
+        metadata=setting(
+            Word(get_args(IdleAction)),
+            Section.PLACEMENT,
+            "What becomes of it after its idle time. sleep: it gives its device's memory back and "
+            "keeps its weights in the host's, where there is room for them, and is back several "
+            "times faster. When its room is needed it sleeps wherever it can.",
+            label="when idle",
         ),
     )
 

@@ -12,7 +12,17 @@ from django.contrib.auth.models import AbstractUser
 from django.core.exceptions import PermissionDenied, ValidationError
 
 from fleet import services
-from fleet.admin.loading import Outcome, cancel, load_placed, reload, unload, unload_everywhere
+from fleet.admin.loading import (
+    Outcome,
+    cancel,
+    load_placed,
+    put_to_sleep,
+    put_to_sleep_everywhere,
+    reload,
+    unload,
+    unload_everywhere,
+    wake,
+)
 from fleet.errors import FleetError
 from fleet.models import CatalogueModel, LoadJob, Replica
 from metering.actor import Actor, user_actor
@@ -69,6 +79,24 @@ def _reload_replica(actor: Actor, pk: str) -> list[Outcome]:
     ] or [GONE]
 
 
+def _sleep_model(actor: Actor, name: str) -> list[Outcome]:
+    return put_to_sleep_everywhere(actor=actor, model_name=name)
+
+
+def _sleep_replica(actor: Actor, pk: str) -> list[Outcome]:
+    return [
+        put_to_sleep(actor=actor, model_name=one.model_name, neuron_name=one.neuron.name)
+        for one in _replicas(pk)
+    ] or [GONE]
+
+
+def _wake_replica(actor: Actor, pk: str) -> list[Outcome]:
+    return [
+        wake(actor=actor, model_name=one.model_name, neuron_name=one.neuron.name)
+        for one in _replicas(pk)
+    ] or [GONE]
+
+
 def _drain(actor: Actor, name: str) -> list[Outcome]:
     return _wish(services.neuron_drain, actor, name, "is being drained")
 
@@ -116,6 +144,9 @@ COMMANDS: dict[tuple[str, str], tuple[str, Action]] = {
     ("reload", "model"): (OPERATE, _reload_model),
     ("unload", "replica"): (OPERATE, _unload_replica),
     ("reload", "replica"): (OPERATE, _reload_replica),
+    ("sleep", "model"): (OPERATE, _sleep_model),
+    ("sleep", "replica"): (OPERATE, _sleep_replica),
+    ("wake", "replica"): (OPERATE, _wake_replica),
     ("cancel", "job"): (OPERATE, _cancel_job),
     ("drain", "neuron"): (CHANGE_NEURON, _drain),
     ("resume", "neuron"): (CHANGE_NEURON, _resume),

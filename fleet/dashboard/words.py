@@ -11,6 +11,7 @@ TONES = {
     "loading": "info",
     "recovering": "warning",
     "draining": "warning",
+    "asleep": "quiet",
     "failed": "bad",
     "away": "bad",
     "refused": "quiet",
@@ -19,7 +20,7 @@ TONES = {
     "warning": "warning",
     "notice": "info",
 }
-DONE = {"load": "loaded", "unload": "unloaded", "reload": "reloaded"}
+DONE = {"load": "loaded", "unload": "unloaded", "reload": "reloaded", "sleep": "asleep"}
 
 
 def tone_of(status: str) -> str:
@@ -59,5 +60,5 @@ def job_progress(job: JobLine, *, with_neuron: bool = False) -> ProgressRow:
     return ProgressRow(
         text=f"{job.kind}{where}: {stage}{share}{left}",
         percent=None if fraction is None else round(100 * fraction),
-        job_id="" if job.kind == "unload" else job.id,
+        job_id="" if job.kind in ("unload", "sleep") else job.id,
     )

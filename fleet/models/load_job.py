@@ -8,6 +8,7 @@ from django.db import models
 
 from fleet.lifecycles import (
     ACTIVE_LOAD_JOB_STATUSES,
+    LEAVING_KINDS,
     LOAD_JOB_TRANSITIONS,
     LoadJobKind,
     LoadJobStatus,
@@ -19,12 +20,12 @@ from fleet.snapshot import remaining_s
 from inference.protocol.load import LoadStage
 
 ACTIVE = models.Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
-UNLOADS = models.Q(kind=LoadJobKind.UNLOAD)
+LEAVING = models.Q(kind__in=LEAVING_KINDS)
 
 
 class LoadJob(models.Model):
-    """For a model on a neuron at most one load or reload is active, and at most one unload beside
-    it: a load under way ends when its neuron has dropped it, not when that was asked for.
+    """For a model on a neuron at most one load or reload is active, and at most one unload or sleep
+    beside it: a load under way ends when its neuron has dropped it, not when that was asked for.
     ``fleet.services`` moves jobs along the table in ``fleet.lifecycles``. The id is a UUID because
     neurons remember it across lives and databases."""
 
@@ -85,12 +86,12 @@ class LoadJob(models.Model):
         constraints = [
             models.UniqueConstraint(
                 fields=["model_name", "neuron"],
-                condition=ACTIVE & ~UNLOADS,
+                condition=ACTIVE & ~LEAVING,
                 name="load_job_one_active",
             ),
             models.UniqueConstraint(
                 fields=["model_name", "neuron"],
-                condition=ACTIVE & UNLOADS,
+                condition=ACTIVE & LEAVING,
                 name="load_job_one_active_unload",
             ),
             models.CheckConstraint(

@@ -26,6 +26,9 @@ class Replica(models.Model):
     memory_bytes = models.PositiveBigIntegerField(
         null=True, blank=True, help_text="What it takes on those devices, all of it."
     )
+    host_memory_bytes = models.PositiveBigIntegerField(
+        default=0, help_text="What its weights take of the host's memory while it sleeps."
+    )
     last_used_at = models.DateTimeField(null=True, blank=True)
     status = models.CharField(max_length=16, choices=RecordedReplicaStatus.choices)
     status_since = models.DateTimeField()

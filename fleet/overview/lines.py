@@ -43,6 +43,8 @@ class ReplicaLine:
     kv_blocks_total: int
     decode_tokens_per_s: float
     failure: str = ""
+    host_memory_bytes: int = 0
+    """Of the weights of one that sleeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

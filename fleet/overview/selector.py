@@ -35,7 +35,7 @@ from metering import selectors as metering_selectors
 from metering.models import AuditEntry
 from metering.selectors import UsageFilter, UsagePeriod
 
-BEST_FIRST = ("ready", "recovering", "loading", "draining", "failed", "away")
+BEST_FIRST = ("ready", "recovering", "loading", "asleep", "draining", "failed", "away")
 NOT_LOADED = "unloaded"
 ENDED_JOBS_SHOWN_FOR = timedelta(minutes=2)
 MAX_ENDED_JOBS = 20
@@ -99,6 +99,7 @@ def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLin
         "spec_digest",
         "devices",
         "memory_bytes",
+        "host_memory_bytes",
         "in_flight",
         "queue_depth",
         "kv_blocks_used",
@@ -114,6 +115,7 @@ def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLin
             is_outdated=bool(digest) and row["spec_digest"] not in ("", digest),
             devices=tuple(row["devices"]),
             memory_bytes=row["memory_bytes"],
+            host_memory_bytes=row["host_memory_bytes"],
             in_flight=row["in_flight"],
             queue_depth=row["queue_depth"],
             kv_blocks_used=row["kv_blocks_used"],
@@ -169,6 +171,9 @@ def _held_memory(replicas: Iterable[ReplicaLine]) -> dict[str, list[HeldMemory]]
         for device in replica.devices:
             share_bytes = (replica.memory_bytes or 0) // len(replica.devices)
             held[device].append(HeldMemory(model=replica.model, num_bytes=share_bytes))
+        if replica.host_memory_bytes:
+            away = HeldMemory(model=replica.model, num_bytes=replica.host_memory_bytes)
+            held["cpu"].append(away)
     return held
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleet.catalogue import CatalogueEntry
+from fleet.catalogue.settings import IdleAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,8 @@ class Assignment:
     idle_ttl_s: int | None
     """Replicas beyond the least go after so long without a request; ``None``: they stay until
     their room is needed."""
+    idle_action: IdleAction = "unload"
+    """How they go."""
 
 
 def assignment_of(entry: CatalogueEntry) -> Assignment:
@@ -29,4 +32,5 @@ def assignment_of(entry: CatalogueEntry) -> Assignment:
         max_replicas=max(1, least, entry.max_replicas),
         priority=entry.effective_priority,
         idle_ttl_s=entry.idle_ttl_s,
+        idle_action=entry.idle_action,
     )

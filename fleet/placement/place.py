@@ -2,6 +2,7 @@
 
     READY replica ────────────▶ Route    the conversation's own, else the least busy
     LOADING or RECOVERING ────▶ Wait     a load is under way, or its neuron blinks
+    asleep, and room for it ──▶ Load     it wakes: a load that is several times cheaper
     room on a device ─────────▶ Load     cards before processors, the snuggest comfortable one
     room if idle ones leave ──▶ Load     that names what leaves first: where least is lost
     room after a turn ────────▶ Wait     those that are in use there have their turn first
@@ -14,7 +15,7 @@ No ORM, no Redis, no clock: ages come with the snapshot. Performing a decision i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.catalogue import CatalogueEntry
@@ -24,6 +25,7 @@ from fleet.placement.refusals import never_loads, refuse
 from fleet.placement.residents import ground_of
 from fleet.placement.room import find_room
 from fleet.placement.routing import RoutingHint, choose_replica
+from fleet.placement.sleeping import WAKE_AGAIN_S, asleep_of
 from fleet.placement.spots import Spot
 from fleet.snapshot import FleetSnapshot, ReplicaView
 from inference.protocol.heartbeat import ReplicaStatus
@@ -53,7 +55,8 @@ def place(
     ground = ground_of(snapshot, catalogue)
     draining = _with_status(replicas, ReplicaStatus.DRAINING)
     excluded = failed.neurons | {replica.neuron for replica in draining}
-    room = find_room(entry, ground, excluded=excluded)
+    asleep = asleep_of(entry, replicas)
+    room = find_room(entry, ground, excluded=excluded, asleep=asleep)
     if room.spot is not None:
         return load_decision(entry, room.spot)
     if draining:
@@ -62,6 +65,8 @@ def place(
         return _wait_for_turn(entry, room.turn)
     if failed.unfit:
         return _wait_for_retry(failed.unfit)
+    if len(asleep.wakeable) < len(asleep.neurons):
+        return _wait_to_wake(entry, asleep.neurons)
     return refuse(entry, snapshot, ground, failed)
 
 
@@ -142,6 +147,16 @@ def _wait_for_retry(unfit: Sequence[ReplicaView]) -> Wait:
         model=next_one.model,
         reason=f"{next_one.model} did not fit on {next_one.neuron}, and room is looked for",
         eta_s=retry_in_s(next_one, is_unfit=True),
+    )
+
+
+def _wait_to_wake(entry: CatalogueEntry, asleep: Collection[str]) -> Wait:
+    neuron = min(asleep)
+    return Wait(
+        neuron=neuron,
+        model=entry.name,
+        reason=f"{entry.name} sleeps on {neuron} and could not be woken just now",
+        eta_s=WAKE_AGAIN_S,
     )
 
 

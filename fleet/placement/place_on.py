@@ -11,6 +11,7 @@ from fleet.placement.place import load_decision
 from fleet.placement.refusals import refuse
 from fleet.placement.residents import Ground
 from fleet.placement.room import find_room
+from fleet.placement.sleeping import asleep_of
 from fleet.snapshot import FleetSnapshot, NeuronView
 
 
@@ -28,7 +29,10 @@ def place_on(
     )
     ground = Ground(alone, catalogue)
     here = ground.only(neuron.name)
-    room = find_room(replace(entry, pinned_on=()), here)
+    anywhere = replace(entry, pinned_on=())
+    held = neuron.replica_of(entry.name)
+    asleep = asleep_of(anywhere, [held] if held is not None else [])
+    room = find_room(anywhere, here, asleep=asleep)
     if room.spot is not None:
         return load_decision(entry, room.spot)
     return refuse(entry, alone, here, NONE_FAILED)

@@ -18,7 +18,16 @@ class Unload:
     reason: str
 
 
-Action = Load | Unload
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sleep:
+    """Drain, then give the device back and keep the weights. ``reason`` is written for people."""
+
+    neuron: str
+    model: str
+    reason: str
+
+
+Action = Load | Unload | Sleep
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,7 @@ class Jobs:
     loading: frozenset[tuple[str, str]] = frozenset()
     """(model, neuron) of loads that are under way: a heartbeat may not tell of them yet."""
     unloading: frozenset[tuple[str, str]] = frozenset()
+    """Those that fall asleep among them."""
     num_failures: Mapping[str, int] = field(default_factory=dict)
     """Of each model, in a row until now."""
     failed_age_s: Mapping[str, float] = field(default_factory=dict)

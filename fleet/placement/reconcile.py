@@ -2,7 +2,7 @@
 
     too few replicas ─▶ Load, with back-off after failures; what a neuron that blinks holds counts
     a long queue ─────▶ Load of one more, where there is room without evicting anybody
-    too many, idle ───▶ Unload
+    too many, idle ───▶ Unload, or Sleep where the operator says so and the host has room
     a neuron drains ──▶ Load elsewhere what is assigned or in use, then Unload it there
     models that wait ─▶ turns
 
@@ -21,9 +21,10 @@ from fleet.placement.decisions import Catalogue
 from fleet.placement.expected import with_load, with_turns, with_unload
 from fleet.placement.failures import failed_loads
 from fleet.placement.place import load_decision
-from fleet.placement.plan import Action, Jobs, Observed, Plan, Unload, Waiting
+from fleet.placement.plan import Action, Jobs, Observed, Plan, Sleep, Unload, Waiting
 from fleet.placement.residents import HELD, ground_of, idle_age_s
 from fleet.placement.room import find_room
+from fleet.placement.sleeping import asleep_of, may_sleep
 from fleet.placement.surplus import surplus_leaves, unknown_leaves
 from fleet.placement.turns import turn_given, turns_kept
 from fleet.snapshot import FleetSnapshot, ReplicaView
@@ -39,6 +40,8 @@ QUEUE_LONG_S = 10.0
 LONG_QUEUE = 4
 """Requests that wait at each of a model's replicas."""
 NOBODY_WAITS = Waiting(num_requests=0, oldest_s=0.0)
+GIVES_WAY = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
+"""Where the model may be loaded all the same, or woken."""
 MOVE_IDLE_S = 2.0
 """A replica that nobody must have leaves a draining neuron when it is idle for so long."""
 
@@ -107,7 +110,7 @@ class _Tick:
             return
         assignment = assignment_of(entry)
         digest = entry.spec_digest() if len(staying) > 1 else staying[0].spec_digest
-        self._unload(surplus_leaves(assignment, staying, digest))
+        self._unload(surplus_leaves(assignment, staying, digest, self._may_sleep))
         if self._observed.queue_long_s.get(model, 0.0) >= QUEUE_LONG_S:
             self._load_one_more(entry, assignment)
 
@@ -124,6 +127,8 @@ class _Tick:
                 for replica in neuron.replicas:
                     if replica.status is ReplicaStatus.READY:
                         self._move(replica)
+                    elif replica.status is ReplicaStatus.ASLEEP:
+                        self._unload(_leaving(replica, "its neuron drains"))
 
     def _move(self, replica: ReplicaView) -> None:
         """Away from a neuron that drains, without a gap where there is room."""
@@ -171,10 +176,11 @@ class _Tick:
         failed = failed_loads(entry, replicas)
         if failed.everywhere is not None:
             return
-        excluded = {r.neuron for r in replicas if r.status is not ReplicaStatus.FAILED}
+        excluded = {r.neuron for r in replicas if r.status not in GIVES_WAY}
         excluded |= failed.neurons | self._pending[entry.name]
         ground = ground_of(self._snapshot, self._catalogue)
-        room = find_room(entry, ground, excluded=excluded, may_evict=may_evict)
+        asleep = asleep_of(entry, replicas)
+        room = find_room(entry, ground, excluded=excluded, may_evict=may_evict, asleep=asleep)
         if room.spot is None:
             return
         load = load_decision(entry, room.spot)
@@ -189,7 +195,11 @@ class _Tick:
         wait_s = min(BACKOFF_FIRST_S * 2.0 ** min(num_failures - 1, 10), BACKOFF_MAX_S)
         return self._jobs.failed_age_s.get(model, wait_s) >= wait_s
 
-    def _unload(self, unload: Unload | None) -> None:
+    def _may_sleep(self, replica: ReplicaView) -> bool:
+        neuron = self._snapshot.neuron(replica.neuron)
+        return neuron is not None and may_sleep(replica, neuron)
+
+    def _unload(self, unload: Unload | Sleep | None) -> None:
         if unload is None or (unload.model, unload.neuron) in self._jobs.unloading:
             return
         self._actions.append(unload)

@@ -7,12 +7,14 @@ Compiled once for a snapshot and looked through by every decision on it. Pure.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from copy import copy
 
 from fleet.measurements import DeviceKind
 from fleet.placement.decisions import Catalogue
 from fleet.placement.grounds import ByFree, DeviceGround, NeuronGround, Resident
+from fleet.placement.sleeping import COST_OF_WAKING, may_sleep
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 
@@ -31,6 +33,8 @@ UNKNOWN_MODEL_PRIORITY = -1
 """Of a model that the catalogue does not offer (any more): nobody can ask for it."""
 
 HELD = (ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
+RESTING = (ReplicaStatus.READY, ReplicaStatus.ASLEEP)
+"""They may be idle."""
 
 
 class Ground:
@@ -103,9 +107,12 @@ class Ground:
     ) -> None:
         residents: dict[str, list[Resident]] = {}
         for replica in neuron.replicas:
-            if (resident := self._resident(replica)) is not None:
+            if (resident := self._resident(replica, neuron)) is not None:
                 for name in devices_of(replica, neuron):
                     residents.setdefault(name, []).append(resident)
+                if replica.host_memory_bytes:
+                    away = dataclasses.replace(resident, freed_bytes=replica.host_memory_bytes)
+                    residents.setdefault("cpu", []).append(away)
         for info in neuron.devices:
             name = device_name(info)
             going = residents.get(name, [])
@@ -131,7 +138,7 @@ class Ground:
                 )
             )
 
-    def _resident(self, replica: ReplicaView) -> Resident | None:
+    def _resident(self, replica: ReplicaView, neuron: NeuronView) -> Resident | None:
         """``None``: it may not go, or holds nothing."""
         if self._catalogue is None or replica.status is ReplicaStatus.FAILED:
             return None
@@ -139,7 +146,7 @@ class Ground:
         if entry is not None and self._is_kept(replica, entry.effective_min_replicas):
             return None
         idle_s, in_s = idle_age_s(replica), stays_s(replica)
-        is_idle = replica.status is ReplicaStatus.READY and idle_s is not None
+        is_idle = replica.status in RESTING and idle_s is not None
         return Resident(
             replica=replica,
             priority=UNKNOWN_MODEL_PRIORITY if entry is None else entry.effective_priority,
@@ -147,7 +154,7 @@ class Ground:
             in_s=in_s,
             is_idle=is_idle,
             goes_now=is_idle and in_s == 0,
-            loss=1.0 / (1.0 + (idle_s or 0.0)),
+            loss=_cost(replica, neuron) / (1.0 + (idle_s or 0.0)),
         )
 
     def _is_kept(self, replica: ReplicaView, least_replicas: int) -> bool:
@@ -207,7 +214,7 @@ def turn_s(replica: ReplicaView) -> float:
 
 def stays_s(replica: ReplicaView) -> float:
     """How long it may not be displaced yet."""
-    if replica.status is ReplicaStatus.DRAINING:
+    if replica.status in (ReplicaStatus.DRAINING, ReplicaStatus.ASLEEP):
         return 0.0
     if replica.status is not ReplicaStatus.READY:
         return (replica.eta_s or 0.0) + turn_s(replica)
@@ -215,6 +222,13 @@ def stays_s(replica: ReplicaView) -> float:
     if idle_s is None:
         return max(0.0, turn_s(replica) - replica.status_age_s)
     return max(0.0, IDLE_TURN_S - replica.status_age_s, QUIET_S - idle_s)
+
+
+def _cost(replica: ReplicaView, neuron: NeuronView) -> float:
+    """What it takes to have it as it is again, a load from files being 1."""
+    if replica.status is ReplicaStatus.ASLEEP:
+        return 1.0 - COST_OF_WAKING
+    return COST_OF_WAKING if may_sleep(replica, neuron) else 1.0
 
 
 def _value(resident: Resident) -> tuple[int, bool, float, str]:

@@ -10,7 +10,9 @@ from fleet.measurements import DeviceKind
 from fleet.placement.grounds import NeuronGround
 from fleet.placement.needs import Needs
 from fleet.placement.residents import Ground
+from fleet.placement.sleeping import NOBODY_SLEEPS, Asleep
 from fleet.placement.spots import Spot, evicting_spot, free_spot, turn_spot
+from fleet.placement.waking import WakingSpots
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +33,26 @@ def find_room(
     *,
     excluded: Collection[str] = (),
     may_evict: bool = True,
+    asleep: Asleep = NOBODY_SLEEPS,
 ) -> Room:
-    """``excluded`` are neurons that hold the model already, or failed to load it. Cards before
-    processors: what a card could have after a wait does not go to a processor at once."""
+    """``excluded`` are neurons that hold the model already, or failed to load it; where it sleeps
+    it wakes, or waits to. Cards before processors: what a card could have after a wait does not go
+    to a processor at once. Of those that have room, or make it, one that wakes goes first."""
     needs = Needs(entry)
+    if asleep.neurons:
+        excluded = {*excluded, *asleep.neurons}
     for kind in needs.kinds:
         grounds = _grounds(entry, ground, kind, excluded)
-        if spot := free_spot(needs, kind, ground, grounds, excluded):
+        wakes = WakingSpots(entry, asleep, ground.by_kind[kind])
+        if spot := wakes.free() or free_spot(needs, kind, ground, grounds, excluded):
             return Room(spot=spot)
         if not may_evict:
             continue
-        if spot := evicting_spot(needs, kind, grounds, ground.by_loss[kind]):
+        if spot := wakes.evicting() or evicting_spot(needs, kind, grounds, ground.by_loss[kind]):
             return Room(spot=spot)
-        if turn := turn_spot(needs, kind, grounds, ground.by_turn[kind]):
-            return Room(turn=turn)
+        found = (wakes.in_a_turn(), turn_spot(needs, kind, grounds, ground.by_turn[kind]))
+        if turns := [turn for turn in found if turn is not None]:
+            return Room(turn=min(turns, key=lambda turn: turn.ready_in_s))
     return NO_ROOM
 
 

@@ -5,10 +5,10 @@ One replica of a model at a time, so that what one tick took the next one sees. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fleet.placement.assignments import Assignment
-from fleet.placement.plan import Unload
+from fleet.placement.plan import Sleep, Unload
 from fleet.placement.residents import idle_age_s
 from fleet.snapshot import ReplicaView
 from inference.protocol.heartbeat import ReplicaStatus
@@ -29,9 +29,13 @@ def unknown_leaves(replica: ReplicaView) -> Unload | None:
 
 
 def surplus_leaves(
-    assignment: Assignment, ready: Sequence[ReplicaView], digest: str
-) -> Unload | None:
-    """``ready`` are the model's replicas that are READY on neurons that stay."""
+    assignment: Assignment,
+    ready: Sequence[ReplicaView],
+    digest: str,
+    may_sleep: Callable[[ReplicaView], bool] = lambda replica: False,
+) -> Unload | Sleep | None:
+    """``ready`` are the model's replicas that are READY on neurons that stay. ``may_sleep``:
+    whether one can, and its host has room."""
     if len(ready) <= assignment.min_replicas or not ready:
         return None
     least = min(ready, key=lambda replica: _keeps(replica, digest))
@@ -46,6 +50,8 @@ def surplus_leaves(
         return None
     ttl_s = assignment.idle_ttl_s
     if ttl_s is not None and idle_s >= ttl_s:
+        if assignment.idle_action == "sleep" and may_sleep(least):
+            return Sleep(neuron=least.neuron, model=least.model, reason=f"idle for {ttl_s} s")
         return _unload(least, f"idle for {ttl_s} s")
     is_extra = len(ready) > max(1, assignment.min_replicas)
     if is_extra and idle_s >= EXTRA_IDLE_S:

@@ -17,11 +17,14 @@ from fleet.placement.failures import failed_loads
 from fleet.placement.plan import Unload, Waiting
 from fleet.placement.residents import HELD, ground_of
 from fleet.placement.room import Room, find_room
+from fleet.placement.sleeping import asleep_of
 from fleet.placement.spots import Spot
 from fleet.snapshot import FleetSnapshot
 from fleet.turns import Turn
 from inference.protocol.heartbeat import ReplicaStatus
 
+GIVES_WAY = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
+"""What has them waits for its turn as one that has none."""
 MAX_PROMISE_S = 180.0
 """How long room stays promised. Drains end within two minutes."""
 
@@ -48,12 +51,13 @@ def turn_given(
     if entry is None or any(turn.model == model for turn in snapshot.turns):
         return None
     replicas = snapshot.replicas_of(model)
-    if any(replica.status is not ReplicaStatus.FAILED for replica in replicas):
+    if any(replica.status not in GIVES_WAY for replica in replicas):
         return None
     failed = failed_loads(entry, replicas)
     if failed.everywhere is not None:
         return None
-    room: Room = find_room(entry, ground_of(snapshot, catalogue), excluded=failed.neurons)
+    ground, asleep = ground_of(snapshot, catalogue), asleep_of(entry, replicas)
+    room: Room = find_room(entry, ground, excluded=failed.neurons, asleep=asleep)
     if room.turn is None or room.turn.is_promised or room.turn.ready_in_s > 0:
         return None
     return _turn(model, room.turn), tuple(_leaving(model, room.turn))

@@ -54,6 +54,12 @@ from fleet.services.placed_loads import placed_load_start
 from fleet.services.pulled_models import pulled_model_offer
 from fleet.services.reconciling import fleet_plan, plan_begin
 from fleet.services.reloads import model_reload_everywhere, reload_job_start
+from fleet.services.sleeps import (
+    model_sleep_everywhere,
+    model_wake_everywhere,
+    sleep_job_start,
+    wake_job_start,
+)
 
 __all__ = [
     "admission_policy_set",
@@ -80,7 +86,9 @@ __all__ = [
     "model_download_start",
     "model_load_start",
     "model_reload_everywhere",
+    "model_sleep_everywhere",
     "model_unload_everywhere",
+    "model_wake_everywhere",
     "neuron_admit",
     "neuron_drain",
     "neuron_expect",
@@ -98,7 +106,9 @@ __all__ = [
     "report_record",
     "share_record",
     "silent_neurons_mark_away",
+    "sleep_job_start",
     "unload_job_start",
+    "wake_job_start",
     "wishes_publish",
     "wishes_read",
 ]

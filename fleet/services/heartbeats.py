@@ -247,6 +247,7 @@ def _replica_values(state: ReplicaState) -> dict[str, Any]:
         "spec_digest": state.spec_digest,
         "devices": list(state.devices),
         "memory_bytes": state.memory_bytes,
+        "host_memory_bytes": state.host_memory_bytes,
         "status": RecordedReplicaStatus(state.status.value),
         "status_since": _moment(state.since_unix_s),
         "num_restarts": state.num_restarts,
@@ -256,6 +257,8 @@ def _replica_values(state: ReplicaState) -> dict[str, Any]:
     }
     if state.last_used_unix_s is not None:
         values["last_used_at"] = _moment(state.last_used_unix_s)
+    if state.status is ReplicaStatus.ASLEEP:
+        values |= dict.fromkeys(COUNTS, 0)
     if state.stats is not None:
         for name in COUNTS:
             values[name] = getattr(state.stats, name)

@@ -17,6 +17,10 @@ def send_unload(job: LoadJob) -> None:
     neuron_client.send_unload(neuron_name=job.neuron.name, model_name=job.model_name)
 
 
+def send_sleep(job: LoadJob) -> None:
+    neuron_client.send_sleep(neuron_name=job.neuron.name, model_name=job.model_name)
+
+
 def send_reload(job: LoadJob) -> None:
     """A neuron replaces what was loaded by another spec, and only that; what has the same one is
     unloaded first."""

@@ -5,6 +5,7 @@ row has lost the claim and does nothing.
 
     load, reload in place   the neuron's replica says how it goes; READY ends it
     unload                  ends when the neuron no longer has what was loaded then
+    sleep                   ends when it is asleep
     reload elsewhere first  waits for its replacement, then unloads here
     reload after another    waits for that one, then is a reload in place
 """
@@ -21,7 +22,7 @@ from django.utils import timezone
 
 from fleet import selectors
 from fleet.errors import BrokerUnavailableError
-from fleet.lifecycles import LoadJobKind, LoadJobStatus
+from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob
 from fleet.services.job_messages import send_reload, send_unload
 from fleet.services.load_measurements import load_measurement_record, load_need_record
@@ -41,6 +42,8 @@ def load_job_advance(*, job: LoadJob, state: ReplicaState | None, now: datetime)
     ``None``: it has none."""
     if job.kind == LoadJobKind.UNLOAD:
         _unload_advance(job, state, now)
+    elif job.kind == LoadJobKind.SLEEP:
+        _sleep_advance(job, state, now)
     elif job.replacement is not None:
         _replacing_advance(job, job.replacement, state, now)
     elif state is not None:
@@ -53,7 +56,7 @@ def load_job_end(
     """Whether this call ended it; False when it had moved on meanwhile. Raises
     ``IllegalTransitionError``."""
     values: dict[str, Any] = {"finished_at": timezone.now()}
-    if status == LoadJobStatus.SUCCEEDED and job.kind != LoadJobKind.UNLOAD:
+    if status == LoadJobStatus.SUCCEEDED and job.kind not in LEAVING_KINDS:
         values |= _progress_values(job, LOADED, timezone.now())
     if failure is not None:
         values |= {"failure_code": failure.code, "failure_message": failure.message}
@@ -88,6 +91,8 @@ def _load_advance(job: LoadJob, state: ReplicaState, now: datetime) -> None:
             _load_succeeded(job, state, is_own=is_own)
     elif not is_own:
         return
+    elif state.status is ReplicaStatus.ASLEEP and state.failure is not None:
+        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=state.failure)
     elif state.status is ReplicaStatus.FAILED:
         failure = state.failure or LoadFailure(code="unknown", message="No reason was given")
         if load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure):
@@ -145,6 +150,20 @@ def _unload_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> 
         _report(job, None, now, detail=_waiting_for(state))
 
 
+def _sleep_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> None:
+    if state is None:
+        failure = LoadFailure(
+            code="unloaded", message="Its engine ended before it was asleep: it is not loaded"
+        )
+        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+    elif _was_asked_for_later(job, state.job_id):
+        load_job_end(job=job, status=LoadJobStatus.CANCELLED)
+    elif state.status is ReplicaStatus.ASLEEP:
+        load_job_end(job=job, status=LoadJobStatus.SUCCEEDED)
+    elif state.status is ReplicaStatus.DRAINING:
+        _report(job, None, now, detail=_waiting_for(state, then="giving its memory back"))
+
+
 def _replacing_advance(
     job: LoadJob, replacement: LoadJob, state: ReplicaState | None, now: datetime
 ) -> None:
@@ -191,9 +210,9 @@ def _reload_in_turn(job: LoadJob, now: datetime) -> None:
         load_job_not_sent(job=job)
 
 
-def _waiting_for(state: ReplicaState) -> str:
+def _waiting_for(state: ReplicaState, then: str = "ending its engine") -> str:
     num_requests = state.stats.in_flight + state.stats.queue_depth if state.stats else 0
-    return f"waiting for {num_requests} requests" if num_requests else "ending its engine"
+    return f"waiting for {num_requests} requests" if num_requests else then
 
 
 def _was_asked_for_later(job: LoadJob, job_id: str) -> bool:
@@ -206,7 +225,7 @@ def _was_asked_for_later(job: LoadJob, job_id: str) -> bool:
 
 
 def _loads_before(job: LoadJob) -> list[LoadJob]:
-    loads = selectors.load_jobs_active().exclude(kind=LoadJobKind.UNLOAD)
+    loads = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
     return list(
         loads.filter(
             model_name=job.model_name,

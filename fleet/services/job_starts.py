@@ -1,7 +1,7 @@
 """A load job's first step: its row and its audit entry in one transaction, then the message.
 
-The database holds one active load or reload for a model and neuron, and one active unload. Who
-asks for what is under way gets that job; a load by another spec takes its place.
+The database holds one active load or reload for a model and neuron, and one active unload or sleep.
+Who asks for what is under way gets that job; a load by another spec takes its place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.db import IntegrityError, transaction
 
 from fleet import selectors
 from fleet.errors import BrokerUnavailableError
-from fleet.lifecycles import LoadJobKind, LoadJobStatus
+from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
 from fleet.models import LoadJob
 from fleet.services.job_messages import spec_of
 from fleet.services.job_moves import load_job_end, load_job_not_sent
@@ -32,7 +32,7 @@ Send = Callable[[LoadJob], None]
 def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
     """The job that is under way and does the same, or ``job``, saved; ``send`` runs once the
     transaction commits."""
-    if job.kind != LoadJobKind.UNLOAD:
+    if job.kind not in LEAVING_KINDS:
         job.spec_digest = spec_digest(spec_of(job))
     job.requested_by = str(actor)[:150]
     while True:
@@ -60,15 +60,16 @@ def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
 def _active_beside(job: LoadJob) -> LoadJob | None:
     """The one that the database allows no second beside."""
     active = selectors.load_jobs_active().filter(model_name=job.model_name, neuron=job.neuron)
-    if job.kind == LoadJobKind.UNLOAD:
-        return active.filter(kind=LoadJobKind.UNLOAD).first()
-    return active.exclude(kind=LoadJobKind.UNLOAD).first()
+    if job.kind in LEAVING_KINDS:
+        return active.filter(kind__in=LEAVING_KINDS).first()
+    return active.exclude(kind__in=LEAVING_KINDS).first()
 
 
 def _does_the_same(active: LoadJob, job: LoadJob) -> bool:
-    """A load that was asked to end since, or that is of another spec, is not what is wanted now."""
-    if job.kind == LoadJobKind.UNLOAD:
-        return True
+    """A load that was asked to end since, or that is of another spec, is not what is wanted now;
+    neither is a sleep where it is to be unloaded. What is unloaded cannot sleep."""
+    if job.kind in LEAVING_KINDS:
+        return active.kind in (job.kind, LoadJobKind.UNLOAD)
     return active.spec_digest == job.spec_digest and not selectors.unload_job_is_active(
         job.model_name, job.neuron
     )

@@ -20,7 +20,13 @@ from fleet.errors import (
     PlacementRefusedError,
     ReplicaNotFoundError,
 )
-from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, LoadJobKind, LoadJobStatus, NeuronStatus
+from fleet.lifecycles import (
+    ACTIVE_LOAD_JOB_STATUSES,
+    LEAVING_KINDS,
+    LoadJobKind,
+    LoadJobStatus,
+    NeuronStatus,
+)
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
 from fleet.services.job_messages import send_load, send_unload
 from fleet.services.job_moves import load_job_end
@@ -107,8 +113,9 @@ def load_job_cancel(*, actor: Actor, job: LoadJob) -> LoadJob:
     ``JobCannotBeCancelledError``, ``ModelPinnedError``."""
     if not job.is_active:
         raise JobCannotBeCancelledError(f"{job} has ended: it {job.status}")
-    if job.kind == LoadJobKind.UNLOAD:
-        raise JobCannotBeCancelledError("An unload cannot be called back: load the model again")
+    if job.kind in LEAVING_KINDS:
+        word = "An unload" if job.kind == LoadJobKind.UNLOAD else "A sleep"
+        raise JobCannotBeCancelledError(f"{word} cannot be called back: load the model again")
     if job.replacement is not None and job.replacement.kind == LoadJobKind.RELOAD:
         return _waiting_reload_cancel(actor, job)
     if job.replacement is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleet import live, selectors
 from fleet.catalogue import CatalogueEntry
 from fleet.errors import ModelAlreadyLoadedError, PlacementRefusedError
-from fleet.lifecycles import LoadJobKind
+from fleet.lifecycles import LEAVING_KINDS
 from fleet.models import LoadJob
 from fleet.outdated import outdated_neurons
 from fleet.placement import Load, Reject, Route, Wait, place
@@ -17,11 +17,14 @@ from fleet.snapshot import FleetSnapshot
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.actor import Actor
 
+GIVES_WAY = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
+"""What holds it so is loaded or woken by what placement says."""
+
 
 def model_load_start(*, actor: Actor, model_name: str, neuron_name: str | None = None) -> LoadJob:
-    """A load on that neuron, or else where it fits; the load that is under way; or the reload of
-    what was loaded by an earlier spec. An adapter's base is loaded: the adapter itself is with the
-    first request for it.
+    """A load on that neuron, or else where it fits, which wakes it where it sleeps; the load that
+    is under way; or the reload of what was loaded by an earlier spec. An adapter's base is loaded:
+    the adapter itself is with the first request for it.
 
     Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
     ``ModelAlreadyLoadedError``, ``PlacementRefusedError``, ``SnapshotUnavailableError``.
@@ -43,7 +46,7 @@ def model_load_start(*, actor: Actor, model_name: str, neuron_name: str | None =
                 return reload_job_start(actor=actor, model_name=entry.name, neuron_name=outdated[0])
             raise ModelAlreadyLoadedError(f"{entry.name} is loaded on {decision.neuron} already")
         case Wait():
-            jobs = selectors.load_jobs_active().exclude(kind=LoadJobKind.UNLOAD)
+            jobs = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
             if under_way := jobs.filter(model_name=entry.name).first():
                 return under_way
             raise ModelAlreadyLoadedError(decision.reason)
@@ -57,7 +60,7 @@ def _load_on(
     selectors.neuron_known(neuron_name)
     neuron = snapshot.neuron(neuron_name)
     held = None if neuron is None else neuron.replica_of(entry.name)
-    if neuron is None or (held is not None and held.status is not ReplicaStatus.FAILED):
+    if neuron is None or (held is not None and held.status not in GIVES_WAY):
         return load_job_start(actor=actor, model_name=entry.name, neuron_name=neuron_name)
     decision = place_on(entry, neuron, snapshot, selectors.catalogue_by_name())
     if isinstance(decision, Reject):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from django.db import transaction
 
 from fleet import selectors
-from fleet.lifecycles import LoadJobKind
+from fleet.lifecycles import LEAVING_KINDS
 from fleet.models import CatalogueModel, LoadJob
 from fleet.placement import Load
 from fleet.services.load_jobs import load_job_start
@@ -21,7 +21,7 @@ def placed_load_start(*, actor: Actor, load: Load, may_be_one_more: bool = False
     it ``may_be_one_more`` than that. Raises as ``load_job_start``."""
     with transaction.atomic():
         CatalogueModel.objects.select_for_update().filter(name=load.model).first()
-        loads = selectors.load_jobs_active().exclude(kind=LoadJobKind.UNLOAD)
+        loads = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
         elsewhere = loads.filter(model_name=load.model).exclude(neuron__name=load.neuron)
         if not may_be_one_more and (active := elsewhere.first()):
             return active

@@ -14,14 +14,15 @@ from django.utils import timezone
 
 from fleet import selectors
 from fleet.errors import FleetError
-from fleet.lifecycles import LoadJobKind, LoadJobStatus
+from fleet.lifecycles import LEAVING_KINDS, LoadJobStatus
 from fleet.models import LoadJob
 from fleet.placement import Load
 from fleet.placement.failures import LOST_ITS_ROOM
-from fleet.placement.plan import Action, Jobs, Plan, Unload
+from fleet.placement.plan import Action, Jobs, Plan, Sleep, Unload
 from fleet.placement.reconcile import BACKOFF_MAX_S, reconcile
 from fleet.services.load_jobs import unload_job_start
 from fleet.services.placed_loads import placed_load_start
+from fleet.services.sleeps import sleep_job_start
 from fleet.turns import Turn
 from fleet.watch import Watched
 from metering.actor import CONTROL
@@ -58,7 +59,7 @@ def jobs_known() -> Jobs:
     loading: set[tuple[str, str]] = set()
     unloading: set[tuple[str, str]] = set()
     for job in selectors.load_jobs_active():
-        kind = unloading if job.kind == LoadJobKind.UNLOAD else loading
+        kind = unloading if job.kind in LEAVING_KINDS else loading
         kind.add((job.model_name, job.neuron.name))
     num_failures: defaultdict[str, int] = defaultdict(int)
     failed_age_s: dict[str, float] = {}
@@ -66,7 +67,7 @@ def jobs_known() -> Jobs:
     ended = set()
     for name, status, finished_at in (
         LoadJob.objects.filter(finished_at__gte=now - FAILURES_SINCE)
-        .exclude(kind=LoadJobKind.UNLOAD)
+        .exclude(kind__in=LEAVING_KINDS)
         .exclude(failure_code=LOST_ITS_ROOM)
         .order_by("-finished_at")
         .values_list("model_name", "status", "finished_at")
@@ -91,6 +92,11 @@ def _begin(action: Action) -> None:
     match action:
         case Load():
             placed_load_start(actor=CONTROL, load=action, may_be_one_more=True)
+        case Sleep():
+            logger.info("%s on %s is to sleep: %s", action.model, action.neuron, action.reason)
+            sleep_job_start(
+                actor=CONTROL, model_name=action.model, neuron_name=action.neuron, is_planned=True
+            )
         case Unload():
             logger.info("unloading %s from %s: %s", action.model, action.neuron, action.reason)
             unload_job_start(

@@ -96,10 +96,16 @@ def _kv(percent: int | None) -> str:
 
 
 def _buttons(replica: ReplicaRow, neuron: str) -> str:
-    unload = _button("unload", replica, f"Unload {replica.model} from {neuron}", "Unload")
-    if not replica.is_outdated:
-        return unload
-    return f"{unload} {_button('reload', replica, f'Reload {replica.model} on {neuron}', 'Reload')}"
+    buttons = [_button("unload", replica, f"Unload {replica.model} from {neuron}", "Unload")]
+    if replica.status == "ready":
+        buttons.append(
+            _button("sleep", replica, f"Put {replica.model} to sleep on {neuron}", "Sleep")
+        )
+    if replica.status == "asleep":
+        buttons.append(_button("wake", replica, f"Wake {replica.model} on {neuron}", "Wake"))
+    if replica.is_outdated:
+        buttons.append(_button("reload", replica, f"Reload {replica.model} on {neuron}", "Reload"))
+    return " ".join(buttons)
 
 
 def _button(verb: str, replica: ReplicaRow, label: str, words: str) -> str:

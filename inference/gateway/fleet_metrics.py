@@ -65,6 +65,11 @@ REPLICA_GAUGES: tuple[tuple[str, str, Read], ...] = (
         "Since the model last computed something.",
         lambda replica: replica.last_forward_age_s,
     ),
+    (
+        "helexa_replica_host_memory_bytes",
+        "Of the host's memory, what the weights of a model that sleeps take.",
+        lambda replica: replica.host_memory_bytes,
+    ),
 )
 REPLICA_COUNTERS: tuple[tuple[str, str, Read], ...] = (
     (

@@ -25,6 +25,7 @@ BEST_FIRST = (
     ReplicaStatus.READY,
     ReplicaStatus.RECOVERING,
     ReplicaStatus.LOADING,
+    ReplicaStatus.ASLEEP,
     ReplicaStatus.DRAINING,
     ReplicaStatus.FAILED,
 )

@@ -174,6 +174,10 @@ class GraphedDecoder:
             logger.warning("decode steps are not captured", exc_info=True)
             self._failure = type(error).__name__
 
+    def drop_captured(self) -> None:
+        """Steps run uncaptured until ``capture_decode`` is called again."""
+        self._steps = None
+
     @property
     def in_words(self) -> str:
         if self._steps is not None:

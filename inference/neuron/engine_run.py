@@ -7,6 +7,7 @@ The replica's supervising thread follows and finishes; any thread may ask for th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -15,26 +16,38 @@ from dataclasses import dataclass
 
 from inference.garbage import keep_imports
 from inference.neuron.engine_process import EngineProcess
-from inference.neuron.errors import engine_crashed, engine_faulted, engine_hung, model_not_loaded
+from inference.neuron.errors import (
+    EngineGoneError,
+    engine_crashed,
+    engine_faulted,
+    engine_hung,
+    model_not_loaded,
+)
 from inference.neuron.model_text import ModelText
 from inference.neuron.replica_context import ReplicaContext
 from inference.neuron.replica_record import ReplicaRecord
 from inference.neuron.silence import Silence
 from inference.protocol.engine import (
+    Awake,
     EngineFaulted,
     EngineMessage,
+    FellAsleep,
     Idle,
     Loaded,
     LoadFailedMessage,
     LoadProgressed,
+    Sleep,
     StepOutputs,
+    Wake,
 )
 from inference.protocol.events import Failure
-from inference.protocol.load import LoadFailure, LoadReport, LoadSpec
+from inference.protocol.load import AsleepBytes, LoadFailure, LoadReport, LoadSpec
 from inference.text.errors import TextError
 
 log = logging.getLogger(__name__)
 
+TURNING_LIMIT_S = 300.0
+"""How long an engine may take to fall asleep or to wake before it is killed."""
 STOP_GRACE_S = 2.0
 """How long an engine that was told to stop may take before it is killed."""
 
@@ -59,9 +72,14 @@ class EngineRun:
         record: ReplicaRecord,
         context: ReplicaContext,
         on_loaded: Callable[[LoadReport], None],
+        on_asleep: Callable[[AsleepBytes], None],
+        on_awake: Callable[[float], None],
     ) -> None:
+        """``on_asleep`` takes what it holds, ``on_awake`` how many seconds it took."""
         self.engine = engine
         self._on_loaded = on_loaded
+        self._on_asleep = on_asleep
+        self._on_awake = on_awake
         self._spec = spec
         self._record = record
         self._context = context
@@ -69,6 +87,10 @@ class EngineRun:
         self._silence: Silence | None = None
         """``None`` until it has loaded."""
         self._drain_deadline_s: float | None = None
+        self._sleeps_when_drained = False
+        self._turning_deadline_s: float | None = None
+        """While it falls asleep or wakes, of which it says nothing."""
+        self.has_ended = False
         self._stop_sent_s: float | None = None
         self._fault: Failure | None = None
         """Why it ends, where that is known."""
@@ -77,11 +99,17 @@ class EngineRun:
 
     # Any thread.
 
-    def drain(self, deadline_s: float) -> None:
-        """End it once its requests are done, or at the deadline."""
+    def drain(self, deadline_s: float, *, then_sleep: bool = False) -> None:
+        """End it once its requests are done, or at the deadline. ``then_sleep``: done with its
+        requests, it falls asleep instead."""
         with self._lock:
             self._drain_deadline_s = deadline_s
+            self._sleeps_when_drained = then_sleep
         self.tick()
+
+    def wake(self) -> None:
+        """It sleeps, and has room."""
+        self._turn(Wake())
 
     def tick(self) -> None:
         """Ends an engine that is drained, kills one that hangs or does not stop when told."""
@@ -89,16 +117,44 @@ class EngineRun:
         with self._lock:
             drain_deadline_s, stop_sent_s = self._drain_deadline_s, self._stop_sent_s
             silent_s = 0.0 if self._silence is None else self._silence.look(now_s)
+            turning_deadline_s = self._turning_deadline_s
         limit_s = self._context.silence_limit_s
         if limit_s is not None and silent_s > limit_s:
             self._give_up(silent_s)
+        elif turning_deadline_s is not None and now_s > turning_deadline_s:
+            self._give_up(TURNING_LIMIT_S)
         elif stop_sent_s is not None:
             if now_s - stop_sent_s > STOP_GRACE_S:
                 self.engine.kill()
-        elif drain_deadline_s is not None and (
-            now_s > drain_deadline_s or self._context.table.count(self.engine) == 0
-        ):
+        elif drain_deadline_s is not None and (now_s > drain_deadline_s or self._is_drained()):
+            self._drained(is_overdue=now_s > drain_deadline_s)
+
+    def _is_drained(self) -> bool:
+        """One that is to sleep would not be there for a request that is on its way to it; one that
+        ends refuses it."""
+        table = self._context.table
+        if self._sleeps_when_drained:
+            return not table.has_work_for(self._spec.model)
+        return table.count(self.engine) == 0
+
+    def _drained(self, *, is_overdue: bool) -> None:
+        with self._lock:
+            falls_asleep = self._sleeps_when_drained and not is_overdue
+            if falls_asleep and self._drain_deadline_s is None:
+                return  # another thread has told it
+            if falls_asleep:
+                self._drain_deadline_s = None
+        if falls_asleep:
+            self._turn(Sleep())
+        else:
             self.stop()
+
+    def _turn(self, command: Sleep | Wake) -> None:
+        with self._lock:
+            self._silence = None
+            self._turning_deadline_s = time.monotonic() + TURNING_LIMIT_S
+        with contextlib.suppress(EngineGoneError):  # its end is reported by messages()
+            self.engine.send(command)
 
     def stop(self) -> None:
         """It is told to stop at once. Returns at once."""
@@ -131,7 +187,8 @@ class EngineRun:
         """After ``follow``: what it was working on fails."""
         served_s = 0.0 if self._ready_s is None else time.monotonic() - self._ready_s
         with self._lock:
-            self._silence = None
+            self._silence = self._turning_deadline_s = None
+        self.has_ended = True
         self._record.engine_ended(is_wanted=is_wanted)
         blame: Callable[[str], Failure] = model_not_loaded if is_wanted else engine_crashed
         failure = self._fault or blame(self._spec.model)
@@ -152,6 +209,12 @@ class EngineRun:
                 self._load_failure = failure
             case Loaded(report=report):
                 self._become_ready(report)
+            case FellAsleep(held=held):
+                self._turned()
+                self._on_asleep(held)
+            case Awake(seconds=seconds):
+                self._turned()
+                self._on_awake(seconds)
             case _:
                 self._take_while_running(message)
 
@@ -169,6 +232,10 @@ class EngineRun:
         log.info("replica %s: ready after %.1f s", self._spec.model, report.load_seconds)
         self._context.on_change()
         self._ready_s = time.monotonic()
+
+    def _turned(self) -> None:
+        with self._lock:
+            self._silence, self._turning_deadline_s = Silence(), None
 
     def _take_while_running(self, message: EngineMessage) -> None:
         if self._silence is not None:

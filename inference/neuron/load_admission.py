@@ -1,7 +1,8 @@
 """What happens between a load's acceptance and its engine's start, in its replica's thread.
 
     possible at all? ─▶ fetched ─▶ its turn ─▶ enough room, once the evicted are gone?
-                                                 └─▶ they are idle still ─▶ unloaded ─▶ begin
+                                                 └─▶ they are idle still ─▶ asleep or unloaded
+                                                                                     └─▶ begin
 
 Nothing is unloaded for a load that would not fit even then, or that was cancelled.
 """
@@ -15,9 +16,17 @@ from typing import Protocol
 
 from inference.loading.fetch import Fetched
 from inference.neuron.errors import LoadRefusedError
-from inference.neuron.load_needs import check_possible, check_room, lost_its_room
+from inference.neuron.load_needs import (
+    check_possible,
+    check_room,
+    check_waking,
+    lost_its_room,
+    needed_bytes,
+    waking_bytes,
+)
 from inference.neuron.load_queue import Load, LoadQueue, Room
-from inference.protocol.load import LoadProgress, LoadSpec, LoadStage
+from inference.neuron.sleep_choice import Leaving, choose_sleepers
+from inference.protocol.load import AsleepBytes, LoadProgress, LoadSpec, LoadStage
 
 LOOK_AGAIN_S = 0.2
 """At a cancel, while an evicted model ends."""
@@ -38,9 +47,19 @@ class Evictable(Protocol):
 
     @property
     def load(self) -> Load: ...
+    @property
+    def may_sleep_as(self) -> AsleepBytes | None:
+        """What it would hold asleep; ``None``: it cannot sleep, or does already."""
+        ...
+
     def is_idle(self) -> bool: ...
-    def drain_if_idle(self) -> bool: ...
-    def wait_gone(self, timeout_s: float | None = None) -> bool: ...
+    def leave_if_idle(self, *, may_sleep: bool) -> bool:
+        """Unloads it, or puts it to sleep where it may; ``False``: it has work again."""
+        ...
+
+    def wait_left(self, timeout_s: float | None = None) -> bool:
+        """Until it is gone or asleep."""
+        ...
 
 
 class LoadAdmission:
@@ -71,36 +90,79 @@ class LoadAdmission:
             load.weights = tuple(Path(path) for path in fetched.weights)
             load.new_files |= fetched.new_files
             self._loads.expect(load, fetched.weight_bytes)
-
-        def tell_waiting(first: str) -> None:
-            tell(LoadProgress(stage=LoadStage.QUEUED, detail=f"{first} is loaded first"))
-
-        if is_cancelled() or not self._loads.enter(load, is_cancelled, tell_waiting):
+        if not self._enter(load, is_cancelled, tell):
             return None
         if not self._make_room(load, is_cancelled, tell):
             return None
         return self._loads.begin(load, self._room_now(load))
 
+    def readmit(self, load: Load, is_cancelled: IsCancelled, tell: Tell) -> bool:
+        """For one that sleeps: whether it may wake; ``False``: cancelled. Raises
+        ``LoadRefusedError``. The load has the turn and its memory when this returns ``True``."""
+        if not self._enter(load, is_cancelled, tell):
+            return False
+        try:
+            if not self._make_room(load, is_cancelled, tell):
+                self._loads.leave(load)
+                return False
+            self._room_now(load)
+        except LoadRefusedError:
+            self._loads.leave(load)
+            raise
+        self._loads.begin_waking(load)
+        return True
+
+    def _enter(self, load: Load, is_cancelled: IsCancelled, tell: Tell) -> bool:
+        """``False``: cancelled before its turn."""
+
+        def tell_waiting(first: str) -> None:
+            tell(LoadProgress(stage=LoadStage.QUEUED, detail=f"{first} is loaded first"))
+
+        return not is_cancelled() and self._loads.enter(load, is_cancelled, tell_waiting)
+
     def _make_room(self, load: Load, is_cancelled: IsCancelled, tell: Tell) -> bool:
         """``False``: cancelled meanwhile."""
         leaving = self._leaving(load)
+        sleepers = self._sleepers(load, leaving)
         names = [replica.spec.model for replica in leaving]
-        room = self._loads.room(load, [replica.load for replica in leaving])
-        _check(load.spec, room, names)
+        gone = [one.load for one in leaving if one.spec.model not in sleepers]
+        asleep = [
+            (one.load, one.may_sleep_as.device_bytes)
+            for one in leaving
+            if one.spec.model in sleepers and one.may_sleep_as is not None
+        ]
+        _check(load, self._loads.room(load, gone, asleep), names)
         if busy := [replica.spec.model for replica in leaving if not replica.is_idle()]:
             raise lost_its_room(busy)
         for replica in leaving:
-            if not replica.drain_if_idle():
+            if not replica.leave_if_idle(may_sleep=replica.spec.model in sleepers):
                 raise lost_its_room([replica.spec.model])
         for replica in leaving:
             progress = LoadProgress(
                 stage=LoadStage.QUEUED, detail=f"{replica.spec.model} makes room"
             )
-            while not replica.wait_gone(LOOK_AGAIN_S):
+            while not replica.wait_left(LOOK_AGAIN_S):
                 tell(progress)
                 if is_cancelled():
                     return False
         return not is_cancelled()
+
+    def _sleepers(self, load: Load, leaving: Sequence[Evictable]) -> frozenset[str]:
+        """Those that need not be unloaded for it."""
+        able = [
+            Leaving(
+                model=one.spec.model,
+                held_bytes=one.load.took_bytes,
+                asleep=one.may_sleep_as if _share_a_device(load, one.load) else None,
+            )
+            for one in leaving
+        ]
+        if not any(one.asleep is not None for one in able):
+            return frozenset()
+        room = self._loads.room(load)
+        needed = _needed_bytes(load, room.devices[0])
+        lacking = None if needed is None else needed - room.limit_bytes
+        return choose_sleepers(able, lacking_bytes=lacking, host_bytes=self._loads.host_bytes())
 
     def _leaving(self, load: Load) -> list[Evictable]:
         """What is gone already needs no eviction."""
@@ -111,19 +173,35 @@ class LoadAdmission:
         deadline_s = self._clock() + MEMORY_COMES_BACK_S
         while True:
             room = self._loads.room(load)
-            if not load.spec.evict or self._clock() > deadline_s or _is_enough(load.spec, room):
-                _check(load.spec, room)
+            if not load.spec.evict or self._clock() > deadline_s or _is_enough(load, room):
+                _check(load, room)
                 return room
             self._sleep(LOOK_AGAIN_S)
 
 
-def _check(spec: LoadSpec, room: Room, evicted: Sequence[str] = ()) -> None:
-    check_room(spec, room.devices[0], room.limit_bytes, evicted)
+def _needed_bytes(load: Load, device: str) -> int | None:
+    """What must be free; ``None``: nobody knows."""
+    if load.asleep is not None:
+        return waking_bytes(load.took_bytes, load.asleep)
+    return needed_bytes(load.spec, device)
 
 
-def _is_enough(spec: LoadSpec, room: Room) -> bool:
+def _check(load: Load, room: Room, evicted: Sequence[str] = ()) -> None:
+    if load.asleep is not None:
+        needed = waking_bytes(load.took_bytes, load.asleep)
+        check_waking(needed, room.devices[0], room.limit_bytes, evicted)
+        return
+    check_room(load.spec, room.devices[0], room.limit_bytes, evicted)
+
+
+def _is_enough(load: Load, room: Room) -> bool:
     try:
-        _check(spec, room)
+        _check(load, room)
     except LoadRefusedError:
         return False
     return True
+
+
+def _share_a_device(load: Load, other: Load) -> bool:
+    """Where the load has not been given any yet, it goes where the others leave."""
+    return not load.spec.devices or bool({*load.spec.devices, *load.devices} & {*other.devices})

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from inference.neuron.device_choice import choose_devices, devices_of_ranks
 from inference.neuron.errors import LoadRefusedError
 from inference.protocol.heartbeat import DeviceInfo, device_name
-from inference.protocol.load import LoadFailure, LoadSpec
+from inference.protocol.load import AsleepBytes, LoadFailure, LoadSpec
 
 BESIDE_FILES_BYTES = 256 * 1024**2
 """Of an engine process, and of a step, as far as anybody can tell from the size of files."""
@@ -75,6 +75,23 @@ def check_room(spec: LoadSpec, device: str, limit_bytes: int, evicted: Iterable[
             f"{f' once {gone} is unloaded' if gone else ''}, what other models were promised left "
             "out; unload another model, or load a smaller quant",
             needed,
+        )
+
+
+def waking_bytes(load_bytes: int, asleep: AsleepBytes) -> int:
+    """What must be free for a model that took ``load_bytes`` before it fell asleep."""
+    return max(0, load_bytes - asleep.device_bytes)
+
+
+def check_waking(needed: int, device: str, limit_bytes: int, evicted: Iterable[str] = ()) -> None:
+    """Raises ``LoadRefusedError``: it sleeps on."""
+    if needed > limit_bytes:
+        gone = ", ".join(evicted)
+        raise _refused(
+            "does_not_fit",
+            f"the model sleeps and needs {_gb(needed)} more on {device} to wake, and "
+            f"{_gb(limit_bytes)} are free there{f' once {gone} has left' if gone else ''}, what "
+            "other models were promised left out; unload another model",
         )
 
 

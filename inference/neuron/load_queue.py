@@ -13,7 +13,7 @@ there. Called from the replicas' threads and the heartbeat's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,8 +23,9 @@ from inference.neuron.device_choice import KINDS, choose_devices
 from inference.neuron.device_sampler import Devices
 from inference.neuron.load_needs import expected_bytes, needed_bytes
 from inference.neuron.memory_ledger import Holding, MemoryLedger
+from inference.neuron.sleep_choice import HOST_SHARE_KEPT
 from inference.protocol.heartbeat import DeviceInfo, device_name
-from inference.protocol.load import LoadReport, LoadSpec
+from inference.protocol.load import AsleepBytes, LoadReport, LoadSpec
 
 LOOK_AGAIN_S = 1.0
 """While a load waits. Its turn and its cancel wake it at once."""
@@ -47,6 +48,17 @@ class Load:
     """In the cache of downloads."""
     new_files: dict[str, list[str]] = field(default_factory=dict)
     """What was downloaded for it alone: as in ``inference.loading.fetch``."""
+    took_bytes: int = 0
+    """Of its device, when it had been loaded."""
+    asleep: AsleepBytes | None = None
+    """What it holds, while it sleeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """The weights of a model that sleeps, as an owner of the host's memory."""
+
+    load: Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,26 +135,30 @@ class LoadQueue:
         with self._changed:
             self._changed.notify_all()
 
-    def room(self, load: Load, gone: Collection[Load] = ()) -> Room:
-        """Measured now, and as if ``gone`` had given theirs back. On the devices that the spec
-        names, else on the freest."""
+    def room(
+        self, load: Load, gone: Collection[Load] = (), asleep: Sequence[tuple[Load, int]] = ()
+    ) -> Room:
+        """Measured now, and as if ``gone`` had given theirs back, and ``asleep`` all but so much.
+        On the devices that the spec names, else on the freest; where it sleeps, where it is."""
         measured = self._devices.measure()
         with self._changed:
             self._note_held(measured)
             free = {device_name(device): device.free_memory_bytes for device in measured}
             limits = {
                 name: self._ledger.limit_bytes(
-                    load, name, free[name], needed_bytes(load.spec, name), gone
+                    load, name, free[name], needed_bytes(load.spec, name), gone, asleep
                 )
                 for name in free
             }
-        names = choose_devices(
-            load.spec,
-            [
-                msgspec.structs.replace(device, free_memory_bytes=limits[device_name(device)])
-                for device in measured
-            ],
-        )
+        names = list(load.devices)
+        if load.asleep is None:
+            names = choose_devices(
+                load.spec,
+                [
+                    msgspec.structs.replace(device, free_memory_bytes=limits[device_name(device)])
+                    for device in measured
+                ],
+            )
         return Room(
             devices=tuple(names),
             limit_bytes=min(limits[name] for name in names),
@@ -194,7 +210,61 @@ class LoadQueue:
             load.free_at_start = {}
             load.is_settled = report.actual_bytes > 0
             took_bytes = report.process_bytes + report.actual_bytes if load.is_settled else 0
-            self._ledger.settle(load, took_bytes // max(1, len(load.devices)))
+            load.took_bytes = took_bytes // max(1, len(load.devices))
+            self._ledger.settle(load, load.took_bytes)
+            self._leave(load)
+
+    def keep_host_room(self, load: Load, host_bytes: int) -> bool:
+        """Before it falls asleep: whether the host has room for its weights, which is its own from
+        now on until ``host_room_unused``, or until it is awake or gone."""
+        if host_bytes == 0:
+            return True
+        measured = self._devices.measure()
+        with self._changed:
+            self._note_held(measured)
+            is_kept = self._ledger.holding(HostPart(load)) is not None
+            if is_kept or host_bytes > self._host_bytes(measured):
+                return False
+            self._ledger.accept(HostPart(load), ["cpu"], host_bytes)
+            return True
+
+    def host_bytes(self) -> int:
+        """What models that fall asleep may take of the host's memory. Measured now."""
+        measured = self._devices.measure()
+        with self._changed:
+            self._note_held(measured)
+            return self._host_bytes(measured)
+
+    def host_room_unused(self, load: Load) -> None:
+        """It does not fall asleep."""
+        with self._changed:
+            self._ledger.release(HostPart(load))
+
+    def fell_asleep(self, load: Load, held: AsleepBytes) -> None:
+        with self._changed:
+            load.asleep = held
+            self._ledger.settle(load, held.device_bytes)
+            if self._ledger.holding(HostPart(load)) is not None:
+                self._ledger.settle(HostPart(load), held.host_bytes)
+
+    def begin_waking(self, load: Load) -> None:
+        """Its turn has come, and there is room: what it had before it fell asleep is its own."""
+        measured = self._devices.measure()
+        with self._changed:
+            self._ledger.settle(load, load.took_bytes)
+            self._note_start(load, measured)
+        load.spec = msgspec.structs.replace(load.spec, evict=[])
+
+    def awake(self, load: Load) -> None:
+        """The next one has its turn."""
+        with self._changed:
+            load.asleep, load.free_at_start = None, {}
+            self._ledger.release(HostPart(load))
+            self._leave(load)
+
+    def leave(self, load: Load) -> None:
+        """It gives its turn up."""
+        with self._changed:
             self._leave(load)
 
     def engine_ended(self, load: Load) -> None:
@@ -207,7 +277,9 @@ class LoadQueue:
     def release(self, load: Load) -> None:
         """It is gone for good, or was refused."""
         with self._changed:
+            load.asleep = None
             self._ledger.release(load)
+            self._ledger.release(HostPart(load))
             self._leave(load)
 
     # Holds the lock already.
@@ -223,8 +295,21 @@ class LoadQueue:
     def _note_held(self, measured: list[DeviceInfo]) -> None:
         free = {device_name(device): device.free_memory_bytes for device in measured}
         for holding in self._ledger.holdings():
-            assert isinstance(holding.owner, Load)
-            self._ledger.hold(holding.owner, self._held_now(holding.owner, holding, free))
+            owner = holding.owner
+            if isinstance(owner, HostPart):  # all of it, once it is there
+                is_there = owner.load.asleep is not None
+                self._ledger.hold(owner, holding.num_bytes if is_there else 0)
+                continue
+            assert isinstance(owner, Load)
+            self._ledger.hold(owner, self._held_now(owner, holding, free))
+
+    def _host_bytes(self, measured: list[DeviceInfo]) -> int:
+        host = next((one for one in measured if one.kind == "cpu"), None)
+        if host is None:
+            return 0
+        kept_bytes = int(HOST_SHARE_KEPT * host.total_memory_bytes)
+        taken_bytes = self._ledger.outstanding_bytes("cpu") + kept_bytes
+        return max(0, host.free_memory_bytes - taken_bytes)
 
     def _held_now(self, load: Load, holding: Holding, free: dict[str, int]) -> int:
         """Of its first device: an engine takes the same of each. A card gives out at once what is

@@ -22,7 +22,7 @@ import msgspec
 from inference.protocol.heartbeat import DeviceInfo, device_name
 
 Owner = Hashable
-"""A replica, compared by identity."""
+"""A replica, compared by identity, or the part of one that is elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +88,21 @@ class MemoryLedger:
         free_bytes: int,
         needed_bytes: int | None,
         gone: Collection[Owner] = (),
+        asleep: Sequence[tuple[Owner, int]] = (),
     ) -> int:
         """What ``owner`` may take of ``device``, where so much is measured as free: all but what
         was promised to others. Those that were accepted later have their promises as far as they
         leave it what it needs (``None``: nobody knows, so it goes first). As if ``gone`` had given
-        theirs back."""
+        theirs back, and ``asleep`` all but so much."""
         left_bytes, later_bytes, is_earlier = free_bytes, 0, True
+        withheld = dict(asleep)
         for holding in self._on(device):
             if holding.owner is owner:
                 is_earlier = False
             elif holding.owner in gone:
                 left_bytes += holding.held_bytes
+            elif holding.owner in withheld:
+                left_bytes += max(0, holding.held_bytes - withheld[holding.owner])
             elif is_earlier or holding.is_begun:
                 left_bytes -= holding.outstanding_bytes
             else:

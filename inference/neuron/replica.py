@@ -5,8 +5,8 @@
                              └──────────────────────────────────────────────────────────────┘
 
 One thread per replica supervises: it follows one engine run after the other. What is known of the
-replica is in its ``ReplicaRecord``, one engine's life in its ``EngineRun``; other threads ask for
-work to be drained or stopped.
+replica is in its ``ReplicaRecord``, one engine's life in its ``EngineRun``, how it falls asleep and
+wakes in its ``Slumber``; other threads ask for work to be drained or stopped.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from inference.neuron.load_queue import Load
 from inference.neuron.model_text import ModelText
 from inference.neuron.replica_context import ReplicaContext
 from inference.neuron.replica_record import ReplicaRecord
+from inference.neuron.slumber import Slumber
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
-from inference.protocol.load import LoadFailure, LoadReport, LoadSpec
+from inference.protocol.load import AsleepBytes, LoadFailure, LoadReport, LoadSpec
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,14 @@ class Replica:
         self._run: EngineRun | None = None
         self._end_asked = threading.Event()
         self._gone = threading.Event()
+        self._slumber = Slumber(
+            self.load,
+            self._record,
+            context,
+            self._end_asked,
+            run=lambda: self._run,
+            adopt_job=self.adopt_job,
+        )
         self._thread = threading.Thread(
             target=self._supervise, name=f"replica-{spec.model}", daemon=True
         )
@@ -89,23 +98,52 @@ class Replica:
     def drain(self) -> None:
         """Unload: take nothing new, wait for what runs, end the engine. A load is given up. Returns
         at once."""
-        if self._record.begin_draining():
+        if self._slumber.call_off() or self._record.begin_draining():
             self._drain()
 
     def drain_if_idle(self) -> bool:
         """``drain``, unless it has work again. One that is leaving already has none."""
-        if self._record.begin_draining(only_if=self._is_idle_as):
+        if self._slumber.call_off() or self._record.begin_draining(only_if=self._is_idle_as):
             self._drain()
         return self._record.status is ReplicaStatus.DRAINING
 
+    def sleep(self) -> bool:
+        """Take nothing new, wait for what runs, fall asleep. Returns at once; ``False``: it cannot,
+        and serves on."""
+        return self._slumber.fall_asleep()
+
+    def wake(self, spec: LoadSpec) -> None:
+        """``spec`` asks for it, and says what leaves for it. Nothing to do where it does not sleep,
+        and is not about to. Returns at once."""
+        self._slumber.wake(spec)
+
+    @property
+    def is_resting(self) -> bool:
+        """It sleeps, or is about to."""
+        return self._slumber.is_falling_asleep or self.status is ReplicaStatus.ASLEEP
+
+    @property
+    def may_sleep_as(self) -> AsleepBytes | None:
+        return self._record.may_sleep_as
+
+    def leave_if_idle(self, *, may_sleep: bool) -> bool:
+        """As ``Evictable`` says."""
+        if may_sleep and self._slumber.fall_asleep(only_if=self._is_idle_as):
+            return True
+        return self.drain_if_idle()
+
+    def wait_left(self, timeout_s: float | None = None) -> bool:
+        return self._slumber.wait_left(timeout_s)
+
     def _is_idle_as(self, status: ReplicaStatus) -> bool:
-        if status in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING):
+        if status in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING, ReplicaStatus.ASLEEP):
             return True
         has_work = self._context.table.has_work_for(self.spec.model)
         return status is ReplicaStatus.READY and not has_work
 
     def _drain(self) -> None:
         self._end_asked.set()
+        self._slumber.stays(is_gone=self._gone.is_set())
         self._context.loads.wake()
         self._context.on_change()
         run = self._run
@@ -152,6 +190,7 @@ class Replica:
         if self.status is not ReplicaStatus.FAILED:
             self._context.on_gone(self)
         self._gone.set()
+        self._slumber.is_gone()
 
     def _run_engine(self) -> float | None:
         """One engine from start to end. Seconds until the next; ``None``: there is none."""
@@ -168,9 +207,20 @@ class Replica:
             failure = LoadFailure(code="engine_crashed", message=f"the engine process {how}")
             return self._crashed(failure, 0.0, how)
         self._context.loads.started(self.load, engine.pid)
-        end = self._follow(EngineRun(engine, self.spec, self._record, self._context, self._loaded))
+        end = self._follow(
+            EngineRun(
+                engine,
+                self.spec,
+                self._record,
+                self._context,
+                self._loaded,
+                self._slumber.fell_asleep,
+                self._slumber.woke,
+            )
+        )
+        was_resting = self._slumber.engine_ended()
         self._context.loads.engine_ended(self.load)
-        if self._end_asked.is_set():
+        if self._end_asked.is_set() or was_resting:  # asleep it is as good as unloaded
             log.info("replica %s: engine process %d %s", self.spec.model, engine.pid, end.how)
             return None
         if end.is_refusal:

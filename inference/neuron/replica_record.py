@@ -26,6 +26,7 @@ from inference.protocol.events import Failure
 from inference.protocol.heartbeat import REPLICA_TRANSITIONS, ReplicaState, ReplicaStatus
 from inference.protocol.load import (
     LOADED,
+    AsleepBytes,
     LoadFailure,
     LoadProgress,
     LoadReport,
@@ -49,6 +50,8 @@ class ReplicaRecord:
         self._failure: LoadFailure | None = None
         self._stats: EngineStats | None = None
         self._last_used_unix_s: float | None = None
+        self._asleep: AsleepBytes | None = None
+        """What it holds, while it sleeps."""
         self._num_restarts = 0
         self._num_quick_failures = 0
 
@@ -58,10 +61,11 @@ class ReplicaRecord:
 
     @property
     def should_survive(self) -> bool:
-        """Whether the neuron's next life loads it again: not after an unload or a refused load."""
+        """Whether the neuron's next life loads it again: not after an unload or a refused load,
+        nor if it sleeps: the host's memory goes with the engine."""
         if self._status is ReplicaStatus.FAILED:
             return not self._is_first_load
-        return self._status is not ReplicaStatus.DRAINING
+        return self._status not in (ReplicaStatus.DRAINING, ReplicaStatus.ASLEEP)
 
     def state(
         self, spec: LoadSpec, devices: Sequence[str] = (), kept_bytes: int | None = None
@@ -70,6 +74,7 @@ class ReplicaRecord:
         with self._lock:
             is_loading = self._status in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
             report = self._text.report if self._text is not None else None
+            asleep = self._asleep if self._status is ReplicaStatus.ASLEEP else None
             return ReplicaState(
                 model=spec.model,
                 job_id=spec.job_id,
@@ -77,7 +82,10 @@ class ReplicaRecord:
                 since_unix_s=self._since_unix_s,
                 spec_digest=spec_digest(spec),
                 devices=[report.device] if report is not None else list(devices),
-                memory_bytes=_memory_bytes(report, kept_bytes),
+                memory_bytes=_memory_bytes(report, kept_bytes)
+                if asleep is None
+                else asleep.device_bytes,
+                host_memory_bytes=0 if asleep is None else asleep.host_bytes,
                 progress=self._progress if is_loading else _progress_at_rest(self._status),
                 report=report,
                 capabilities=self._text.capabilities if self._text is not None else [],
@@ -123,6 +131,42 @@ class ReplicaRecord:
             if self._status is not ReplicaStatus.DRAINING:
                 self._move_to(ReplicaStatus.READY)
 
+    @property
+    def may_sleep_as(self) -> AsleepBytes | None:
+        """What it would hold asleep; ``None``: it cannot, or is not awake."""
+        with self._lock:
+            if self._status is not ReplicaStatus.READY or self._text is None:
+                return None
+            return self._text.report.asleep
+
+    def fell_asleep(self, held: AsleepBytes) -> None:
+        with self._lock:
+            self._asleep, self._stats = held, None
+            self._move_to(ReplicaStatus.ASLEEP)
+
+    def begin_waking(self) -> bool:
+        """``False``: it does not sleep."""
+        with self._lock:
+            if self._status is not ReplicaStatus.ASLEEP:
+                return False
+            self._failure = None
+            self._progress = LoadProgress(stage=LoadStage.WAKING)
+            self._move_to(ReplicaStatus.LOADING)
+            return True
+
+    def sleeps_on(self, failure: LoadFailure) -> None:
+        """It could not be woken now."""
+        with self._lock:
+            if self._status is ReplicaStatus.LOADING:
+                self._failure = failure
+                self._move_to(ReplicaStatus.ASLEEP)
+
+    def woke(self) -> None:
+        with self._lock:
+            self._asleep = None
+            if self._status is ReplicaStatus.LOADING:
+                self._move_to(ReplicaStatus.READY)
+
     def idled(self, stats: EngineStats) -> None:
         with self._lock:
             self._stats = stats
@@ -134,7 +178,7 @@ class ReplicaRecord:
 
     def engine_ended(self, *, is_wanted: bool) -> None:
         with self._lock:
-            self._engine = self._stats = None
+            self._engine = self._stats = self._asleep = None
             if self._status is ReplicaStatus.READY and not is_wanted:
                 self._move_to(ReplicaStatus.RECOVERING)
 
@@ -146,7 +190,9 @@ class ReplicaRecord:
                 self._num_quick_failures = 0
             self._num_quick_failures += 1
             delay_s = policy.delay_s(self._num_quick_failures)
-            if self._status is ReplicaStatus.LOADING or delay_s is None:
+            # One that was to wake is loaded anew: it has been loaded once.
+            is_refused = self._status is ReplicaStatus.LOADING and self._is_first_load
+            if is_refused or delay_s is None:
                 self._failure = self._final_failure(failure)
                 self._move_to(ReplicaStatus.FAILED)
                 return None
@@ -154,7 +200,7 @@ class ReplicaRecord:
             return delay_s
 
     def _final_failure(self, last: LoadFailure) -> LoadFailure:
-        if self._status is ReplicaStatus.LOADING:
+        if self._is_first_load:
             return last
         return LoadFailure(
             code=last.code,
@@ -168,7 +214,7 @@ class ReplicaRecord:
             case ReplicaStatus.FAILED:
                 reason = self._failure.message if self._failure else "the reason is not known"
                 return model_load_failed(self._model, reason)
-            case ReplicaStatus.DRAINING:
+            case ReplicaStatus.DRAINING | ReplicaStatus.ASLEEP:
                 return model_not_loaded(self._model)
             case _:
                 return model_recovering(self._model)

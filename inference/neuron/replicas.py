@@ -50,7 +50,8 @@ class Replicas:
             if self._is_closed:
                 return None, current
             if current is not None and _is_already(current, spec):
-                current.adopt_job(spec.job_id)
+                if not current.is_resting:  # its waking is the new job's, its sleep is not
+                    current.adopt_job(spec.job_id)
                 return None, current
             replica = Replica(spec, context, predecessor=current)
             self._by_model[spec.model] = replica
@@ -95,7 +96,15 @@ class Replicas:
 
 
 def _is_already(replica: Replica, spec: LoadSpec) -> bool:
-    """Whether a load of ``spec`` has nothing to do but wait."""
+    """Whether a load of ``spec`` has nothing to do but wait, or to wake it."""
+    if replica.is_resting:
+        return spec_digest(replica.spec) == spec_digest(spec) and _is_where(replica, spec)
     if replica.status in (ReplicaStatus.FAILED, ReplicaStatus.DRAINING):
         return False
     return spec_digest(replica.spec) == spec_digest(spec)
+
+
+def _is_where(replica: Replica, spec: LoadSpec) -> bool:
+    """What sleeps wakes on the devices that it had."""
+    kinds = {name.partition(":")[0] for name in replica.load.devices}
+    return not spec.devices or {*spec.devices} <= {*replica.load.devices, *kinds}

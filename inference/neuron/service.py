@@ -144,14 +144,16 @@ class NeuronService:
         self.downloads.start()
 
     def load_model(self, spec: LoadSpec) -> None:
-        """Idempotent: the same spec again only moves the replica to the new job. Another spec for
-        a loaded model replaces it once the requests on the old one are done."""
+        """Idempotent: the same spec again only moves the replica to the new job, and wakes it.
+        Another spec for a loaded model replaces it once the requests on the old one are done."""
         replica, current = self._replicas.add(spec, self._context)
         if replica is not None:
             log.info("loading %s from %s", spec.model, spec.source)
             if current is not None:
                 current.drain()
             replica.start()
+        elif current is not None:
+            current.wake(spec)
         self._save_specs()
         self._heart.beat_now()
 
@@ -163,6 +165,16 @@ class NeuronService:
             return
         log.info("unloading %s", model)
         replica.drain()
+        self._save_specs()
+
+    def sleep_model(self, model: str) -> None:
+        """Waits, elsewhere, for the requests in flight. What cannot sleep serves on."""
+        replica = self._replicas.find(model)
+        if replica is None:
+            log.info("sleep of %s: it is not loaded", model)
+            return
+        if not replica.sleep():
+            log.warning("%s does not fall asleep: it cannot, or the host has no room", model)
         self._save_specs()
 
     def drain_inbox(self) -> int:

@@ -20,6 +20,7 @@ from inference.protocol.keys import (
     TASK_DRAIN_INBOX,
     TASK_LOAD_MODEL,
     TASK_PULL_MODEL,
+    TASK_SLEEP_MODEL,
     TASK_TELL_LOG,
     TASK_UNLOAD_MODEL,
 )
@@ -59,4 +60,5 @@ def register_tasks(app: Celery, service: NeuronService) -> None:
     app.task(name=TASK_TELL_LOG)(service.logs.tell)
     app.task(name=TASK_LOAD_MODEL)(load_model)
     app.task(name=TASK_UNLOAD_MODEL)(service.unload_model)
+    app.task(name=TASK_SLEEP_MODEL)(service.sleep_model)
     app.task(name=TASK_DRAIN_INBOX)(drain_inbox)

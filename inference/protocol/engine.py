@@ -12,7 +12,7 @@ import msgspec
 
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.images import SequenceImage
-from inference.protocol.load import LoadFailure, LoadProgress, LoadReport
+from inference.protocol.load import AsleepBytes, LoadFailure, LoadProgress, LoadReport
 from inference.protocol.prefill_speed import PrefillSpeed
 from inference.protocol.sampling import SamplingParams, TokenLogprob
 
@@ -70,7 +70,18 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Cancel everything and exit 0. Closing the socket means the same."""
 
 
-EngineCommand = SubmitSequence | EmbedSequences | CancelSequence | DropAdapter | Shutdown
+class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
+    """Give the device's memory back and keep the weights. Sent while nothing runs; answered by
+    ``FellAsleep``."""
+
+
+class Wake(msgspec.Struct, frozen=True, kw_only=True, tag="wake"):
+    """Be as after the load again. Answered by ``Awake``."""
+
+
+EngineCommand = (
+    SubmitSequence | EmbedSequences | CancelSequence | DropAdapter | Sleep | Wake | Shutdown
+)
 
 
 class SequenceTiming(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +208,16 @@ class LoadFailedMessage(msgspec.Struct, frozen=True, kw_only=True, tag="load_fai
     failure: LoadFailure
 
 
+class FellAsleep(msgspec.Struct, frozen=True, kw_only=True, tag="asleep"):
+    held: AsleepBytes
+    """As measured now."""
+
+
+class Awake(msgspec.Struct, frozen=True, kw_only=True, tag="awake"):
+    seconds: float
+    """That it took."""
+
+
 class EngineFaulted(msgspec.Struct, frozen=True, kw_only=True, tag="faulted"):
     """The last message of a process that ends by itself: everything in flight fails with ``code``
     (device_fault, engine_hung), which clients are told with ``message``."""
@@ -205,7 +226,16 @@ class EngineFaulted(msgspec.Struct, frozen=True, kw_only=True, tag="faulted"):
     message: str
 
 
-EngineMessage = StepOutputs | Idle | LoadProgressed | Loaded | LoadFailedMessage | EngineFaulted
+EngineMessage = (
+    StepOutputs
+    | Idle
+    | LoadProgressed
+    | Loaded
+    | LoadFailedMessage
+    | FellAsleep
+    | Awake
+    | EngineFaulted
+)
 
 encode_engine_frame = msgspec.msgpack.Encoder().encode
 decode_engine_command = msgspec.msgpack.Decoder(EngineCommand).decode

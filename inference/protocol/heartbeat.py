@@ -18,24 +18,30 @@ class ReplicaStatus(StrEnum):
        │         │           │
        ▼         ▼           ▼
      FAILED   DRAINING ─▶ (gone)  FAILED          drained: unload waits for in-flight sequences
+                 │
+                 ▼
+               ASLEEP ─▶ LOADING ─▶ READY         its weights are in the host's memory; LOADING
+                                                  while they come back
     """
 
     LOADING = "loading"
     READY = "ready"
     RECOVERING = "recovering"
     DRAINING = "draining"
+    ASLEEP = "asleep"
     FAILED = "failed"
 
 
 REPLICA_TRANSITIONS: dict[ReplicaStatus, frozenset[ReplicaStatus]] = {
     ReplicaStatus.LOADING: frozenset(
-        {ReplicaStatus.READY, ReplicaStatus.FAILED, ReplicaStatus.DRAINING}
+        {ReplicaStatus.READY, ReplicaStatus.FAILED, ReplicaStatus.DRAINING, ReplicaStatus.ASLEEP}
     ),
     ReplicaStatus.READY: frozenset({ReplicaStatus.RECOVERING, ReplicaStatus.DRAINING}),
     ReplicaStatus.RECOVERING: frozenset(
         {ReplicaStatus.READY, ReplicaStatus.FAILED, ReplicaStatus.DRAINING}
     ),
-    ReplicaStatus.DRAINING: frozenset({ReplicaStatus.FAILED}),
+    ReplicaStatus.DRAINING: frozenset({ReplicaStatus.FAILED, ReplicaStatus.ASLEEP}),
+    ReplicaStatus.ASLEEP: frozenset({ReplicaStatus.LOADING, ReplicaStatus.DRAINING}),
     ReplicaStatus.FAILED: frozenset({ReplicaStatus.LOADING, ReplicaStatus.DRAINING}),
 }
 
@@ -96,7 +102,10 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[str] = []
     """Where it is or is going: ``["cuda:1"]``."""
     memory_bytes: int | None = None
-    """All that it may take of those devices, ``None`` while nobody has measured."""
+    """All that it may take of those devices, ``None`` while nobody has measured. Of one that is
+    asleep, what it holds of them."""
+    host_memory_bytes: int = 0
+    """Held by the weights of one that is asleep, beside that."""
     progress: LoadProgress | None = None
     """Of a READY replica the last one, which is complete."""
     report: LoadReport | None = None

@@ -60,6 +60,7 @@ ACCOUNTS_MAX_ENTRIES = 100_000
 TASK_DRAIN_INBOX = "neuron.drain_inbox"
 TASK_LOAD_MODEL = "neuron.load_model"
 TASK_UNLOAD_MODEL = "neuron.unload_model"
+TASK_SLEEP_MODEL = "neuron.sleep_model"
 TASK_PULL_MODEL = "neuron.pull_model"
 """One argument, a ``PullSpec`` as builtins: see ``inference.protocol.downloads``."""
 TASK_CANCEL_PULL = "neuron.cancel_pull"

@@ -163,6 +163,8 @@ class LoadStage(StrEnum):
     PREFLIGHT = "preflight"
     WEIGHTS = "weights"
     WARMUP = "warmup"
+    WAKING = "waking"
+    """Its weights go from the host's memory to its device."""
     DONE = "done"
     """The model is loaded."""
 
@@ -185,6 +187,15 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     estimated_bytes: int
     actual_bytes: int
     process_bytes: int
+
+
+class AsleepBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model that is asleep holds, at most."""
+
+    device_bytes: int
+    """Of its device, its process included."""
+    host_bytes: int = 0
+    """Of the host's memory, beside that; on a CPU the two are one."""
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,6 +261,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     there are several."""
     ranks: list[RankReport] = []
     """Of a model that several share, whose sums are in the fields above."""
+    asleep: AsleepBytes | None = None
+    """What is left of that while it sleeps; ``None``: it cannot."""
 
 
 class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

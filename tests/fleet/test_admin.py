@@ -29,6 +29,7 @@ FORM = {
     "kv_dtype": "auto",
     "speculation": "off",
     "device": "auto",
+    "idle_action": "unload",
     "min_devices": "1",
     "tensor_parallel": "1",
     "min_replicas": "0",

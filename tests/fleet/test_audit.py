@@ -85,6 +85,7 @@ def test_an_operator_in_the_admin(client: Client) -> None:
         "kv_dtype": "auto",
         "speculation": "off",
         "device": "auto",
+        "idle_action": "unload",
         "min_devices": "1",
         "tensor_parallel": "1",
         "min_replicas": "0",

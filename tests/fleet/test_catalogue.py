@@ -122,6 +122,7 @@ OTHER_VALUES: dict[str, SettingValue] = {
     "min_replicas": 1,
     "max_replicas": 3,
     "idle_ttl_s": 600,
+    "idle_action": "sleep",
     "input_price_micro_usd": 3,
     "cached_input_price_micro_usd": 1,
     "output_price_micro_usd": 5,

@@ -115,6 +115,10 @@ def test_buttons_unload_reload_drain_and_cancel(admin_client, model, beat, build
     assert 'href="/admin/fleet/replica/?q=tiny">replicas</a>' in board
     push(admin_client, f"reload replica {replica.pk}")
     assert LoadJob.objects.filter(kind="reload").count() == 1
+    push(admin_client, f"sleep replica {replica.pk}")  # it cannot: that is all that happens
+    push(admin_client, f"wake replica {replica.pk}")
+    push(admin_client, "sleep model nothing")
+    assert LoadJob.objects.count() == 1
     push(admin_client, f"unload replica {replica.pk}")
     assert LoadJob.objects.filter(kind="unload").count() == 1
     assert "is being drained" in push(admin_client, "drain neuron beast")

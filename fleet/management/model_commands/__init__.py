@@ -2,7 +2,7 @@
 
 from fleet.management.model_commands.add import Add
 from fleet.management.model_commands.hub import Search
-from fleet.management.model_commands.jobs import Load, Reload, Unload
+from fleet.management.model_commands.jobs import Load, Reload, Sleep, Unload, Wake
 from fleet.management.model_commands.list import List
 from fleet.management.model_commands.pull import Cached, Pull
 from fleet.management.model_commands.remove import Remove
@@ -18,6 +18,8 @@ SUBCOMMANDS = (
     Load(),
     Unload(),
     Reload(),
+    Sleep(),
+    Wake(),
     Pull(),
     Cached(),
     Import(),

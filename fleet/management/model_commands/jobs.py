@@ -1,4 +1,4 @@
-"""``models load``, ``models unload`` and ``models reload``."""
+"""``models load``, ``unload``, ``reload``, ``sleep`` and ``wake``."""
 
 from __future__ import annotations
 
@@ -44,3 +44,13 @@ class Unload(_Jobs):
 class Reload(_Jobs):
     name = "reload"
     help = "load a model anew, by what the catalogue says now"
+
+
+class Sleep(_Jobs):
+    name = "sleep"
+    help = "give a model's device memory back and keep its weights in the host's memory"
+
+
+class Wake(_Jobs):
+    name = "wake"
+    help = "wake a model that sleeps, and wait for it"

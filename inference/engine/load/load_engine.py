@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from inference.engine.load.memory import (
 from inference.engine.load.memory_use import HostGauge, give_back_freed
 from inference.engine.load.prefix_files import open_prefix_files, prefix_fingerprint
 from inference.engine.load.quality import quality_in_words
+from inference.engine.load.sleeper import Sleeper, asleep_bytes
 from inference.engine.load.speculation import (
     choose_speculator,
     num_draft_tokens,
@@ -42,7 +43,7 @@ from inference.engine.load.speculation import (
 )
 from inference.engine.load.trial import Trial, try_out, with_memory
 from inference.engine.load.trial_steps import run_largest_steps
-from inference.engine.load.warmup import warm_up
+from inference.engine.load.warmup import AWAKENING_CONCURRENCY, WARMUP_CONCURRENCY, warm_up
 from inference.engine.ranks.followers import Followers
 from inference.engine.ranks.lead import check_ranks, lead_ranks, rank_budget_bytes, with_ranks
 from inference.engine.ranks.ranked_model import RankedModel
@@ -78,6 +79,8 @@ class LoadedEngine:
     report: LoadReport
     followers: Followers | None = None
     """Of a model that several ranks share."""
+    sleeper: Sleeper | None = None
+    """``None``: what was loaded cannot sleep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,42 +147,57 @@ def load_engine(
         if drafting is not None:
             drafting.close()
     plan = _plan(spec, opened, built)
-    speculator, draft = choose_speculator(spec, opened.config), built.draft
+    draft = built.draft
     ranked = built.model if isinstance(built.model, RankedModel) else None
     loader = AdapterLoader(built.model, data_dir / "models") if ranked is None else None
-    engine = build_engine(
-        built.model,
-        context_tokens=plan.context_tokens,
-        num_kv_blocks=plan.num_blocks,
-        kept_kv_blocks=plan.kept_blocks,
-        num_state_slots=plan.states.num_slots,
-        drawer=built.drawer,
-        scheduler_limits=replace(built.limits, max_running=plan.states.max_sequences),
-        grammars=grammars,
-        adapters=Adapters(loader, spec.adapter_slots),
-        image_processor=processor,
-        prefix_files=open_prefix_files(spec, data_dir),
-        prefix_fingerprint=prefix_fingerprint(opened, built.model, built.execution),
-        prefill_average=PrefillAverage(built.trial.bound.speed),
-        run_ahead=None if ranked is None else False,
-        speculator=speculator,
-        draft_model=None if draft is None else draft.model,
-        draft_positions=None if draft is None else draft.num_positions,
-        draft_tokens=num_draft_tokens(spec),
-        predictor=built.predictor,
-        check_when_idle=check_when_idle,
-    )
-    warm_up(engine, opened.config.vocab_size, on_progress)
+    fingerprint = prefix_fingerprint(opened, built.model, built.execution)
+    prefill_average = PrefillAverage(built.trial.bound.speed)
+    asleep = asleep_bytes(built.model, built.trial.process_bytes, built.trial.load_bytes)
+    config = opened.config
+
+    def build(concurrencies: Sequence[int] = WARMUP_CONCURRENCY) -> Engine:
+        """Also after each sleep: it holds the models, and of the files nothing."""
+        engine = build_engine(
+            built.model,
+            context_tokens=plan.context_tokens,
+            num_kv_blocks=plan.num_blocks,
+            kept_kv_blocks=plan.kept_blocks,
+            num_state_slots=plan.states.num_slots,
+            drawer=built.drawer,
+            scheduler_limits=replace(built.limits, max_running=plan.states.max_sequences),
+            grammars=grammars,
+            adapters=Adapters(loader, spec.adapter_slots),
+            image_processor=processor,
+            prefix_files=open_prefix_files(spec, data_dir),
+            prefix_fingerprint=fingerprint,
+            prefill_average=prefill_average,
+            run_ahead=None if ranked is None else False,
+            speculator=choose_speculator(spec, config),
+            draft_model=None if draft is None else draft.model,
+            draft_positions=None if draft is None else draft.num_positions,
+            draft_tokens=num_draft_tokens(spec),
+            predictor=built.predictor,
+            check_when_idle=check_when_idle,
+        )
+        warm_up(engine, config.vocab_size, on_progress, concurrencies)
+        return engine
+
+    engine = build()
     seconds = time.monotonic() - started_s
     report = _report(opened, built, plan, seconds, grammars.wait_ready())
     report = with_ranks(report, built.model, plan.cache_bytes)
     draft_weight_bytes = 0 if draft is None else draft.weight_bytes
     report = msgspec.structs.replace(
         report,
-        speculation=speculation_in_words(spec, opened.config, draft_weight_bytes),
-        takes_predictions=speculator is not None,
+        speculation=speculation_in_words(spec, config, draft_weight_bytes),
+        takes_predictions=choose_speculator(spec, config) is not None,
     )
-    return LoadedEngine(engine, report, None if ranked is None else ranked.followers)
+    if ranked is not None:
+        return LoadedEngine(engine, report, ranked.followers)
+    models = (built.model,) if draft is None else (built.model, draft.model)
+    sleeper = Sleeper(models, lambda: build(AWAKENING_CONCURRENCY), beside=built.predictor)
+    report = msgspec.structs.replace(report, asleep=asleep)
+    return LoadedEngine(engine, report, sleeper=sleeper)
 
 
 def _as_text_model(opened: OpenedModel, reason: str) -> OpenedModel:

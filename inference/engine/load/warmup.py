@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from inference.engine.engine import Engine
 from inference.engine.errors import DoesNotFitError, WarmupError
@@ -12,18 +12,25 @@ from inference.protocol.load import LoadProgress, LoadStage
 from inference.protocol.sampling import SamplingParams
 
 WARMUP_CONCURRENCY = (1, 4)
+AWAKENING_CONCURRENCY = (1,)
+"""After a sleep: kernels are compiled, and threads know their work."""
 WARMUP_OUTPUT_TOKENS = 3
 
 
-def warm_up(engine: Engine, vocab_size: int, on_progress: Callable[[LoadProgress], None]) -> None:
+def warm_up(
+    engine: Engine,
+    vocab_size: int,
+    on_progress: Callable[[LoadProgress], None],
+    concurrencies: Sequence[int] = WARMUP_CONCURRENCY,
+) -> None:
     """Runs a few short sequences to their end. Raises ``WarmupError`` and
     ``DoesNotFitError``."""
-    for done, concurrency in enumerate(WARMUP_CONCURRENCY):
+    for done, concurrency in enumerate(concurrencies):
         on_progress(
             LoadProgress(
                 stage=LoadStage.WARMUP,
                 done=done,
-                total=len(WARMUP_CONCURRENCY),
+                total=len(concurrencies),
                 unit="steps",
                 detail=f"{concurrency} at once",
             )

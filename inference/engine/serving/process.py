@@ -36,6 +36,7 @@ from inference.engine.load.load_engine import LoadedEngine, configure_threads, l
 from inference.engine.serving.channel import Channel
 from inference.engine.serving.messenger import Messenger
 from inference.engine.serving.output_batcher import STATS_INTERVAL_S, Telling
+from inference.engine.serving.served import AnyEngine, Served
 from inference.engine.serving.watchdog import StepWatchdog, step_timeout_s
 from inference.environment import forget_secrets
 from inference.garbage import keep_imports
@@ -53,14 +54,14 @@ from inference.protocol.engine import (
     LoadProgressed,
     SequenceFailed,
     Shutdown,
+    Sleep,
     StepOutputs,
     SubmitSequence,
+    Wake,
 )
 from inference.protocol.load import LoadFailure, LoadSpec
 
 log = logging.getLogger(__name__)
-
-AnyEngine = Engine | EmbeddingEngine
 
 _ending = threading.Lock()
 
@@ -91,7 +92,9 @@ def main(arguments: list[str] | None = None) -> int:
     messenger.send(Loaded(report=loaded.report))
     if loaded.followers is not None:
         loaded.followers.watch(lambda fault: _end_by_fault(fault, messenger))
-    return run(loaded.engine, messenger)
+    served = Served(loaded)
+    del loaded  # an engine that sleeps is to be gone
+    return run(served, messenger)
 
 
 def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
@@ -133,16 +136,15 @@ def _unforeseen(error: Exception) -> LoadFailure:
     return LoadFailure(code="engine_crashed", message=message)
 
 
-def run(engine: AnyEngine, messenger: Messenger) -> EngineExit:
+def run(served: Served, messenger: Messenger) -> EngineExit:
     """Serves until the neuron says that it is enough; does not return from a fault."""
     watchdog = StepWatchdog(
         step_timeout_s(os.environ), lambda fault: _end_by_fault(fault, messenger)
     )
     watchdog.start()
     try:
-        serve(engine, messenger, watchdog)
-        if isinstance(engine, Engine):
-            engine.close()
+        serve(served, messenger, watchdog)
+        served.close()
     except StepFault as fault:
         _end_by_fault(fault, messenger)
     except Exception:
@@ -153,28 +155,36 @@ def run(engine: AnyEngine, messenger: Messenger) -> EngineExit:
     return EngineExit.OK
 
 
-def serve(engine: AnyEngine, messenger: Messenger, watchdog: StepWatchdog) -> None:
+def serve(served: Served, messenger: Messenger, watchdog: StepWatchdog) -> None:
     """The engine thread's loop, until ``Shutdown``. Raises ``StepFault`` where the device is not
     sound."""
     telling, clock = Telling(messenger.send), time.monotonic
     try:
-        while _take_commands(engine, messenger):
-            if engine.has_outputs:  # told before a step, which may be long, and not after it
-                telling.add(engine.take_outputs(), now_s=clock())
-            if engine.has_prompts:
-                telling.tell(clock())
-            if engine.has_work:
-                started_s = clock()
-                with watchdog.step():
-                    outputs = engine.step()
-                now_s = clock()
-                telling.add(outputs, now_s=now_s, next_step_s=now_s - started_s)
-            elif telling.is_quiet(clock()):
-                messenger.send(Idle(stats=engine.stats()))
+        while _take_commands(served, messenger, telling):
+            if served.engine is not None:
+                _work(served.engine, telling, watchdog)
+            if not served.has_work and telling.is_quiet(clock()):
+                messenger.send(Idle(stats=served.stats()))
                 telling.touch(clock())
-        telling.add(engine.cancel_all(), now_s=clock())
+        if served.engine is not None:
+            telling.add(served.engine.cancel_all(), now_s=clock())
     finally:
         telling.tell(clock())
+
+
+def _work(engine: AnyEngine, telling: Telling, watchdog: StepWatchdog) -> None:
+    """One step, where there is anything to do."""
+    clock = time.monotonic
+    if engine.has_outputs:  # told before a step, which may be long, and not after it
+        telling.add(engine.take_outputs(), now_s=clock())
+    if engine.has_prompts:
+        telling.tell(clock())
+    if engine.has_work:
+        started_s = clock()
+        with watchdog.step():
+            outputs = engine.step()
+        now_s = clock()
+        telling.add(outputs, now_s=now_s, next_step_s=now_s - started_s)
 
 
 def _end_by_fault(fault: StepFault, messenger: Messenger) -> NoReturn:
@@ -189,38 +199,43 @@ def _end_by_fault(fault: StepFault, messenger: Messenger) -> NoReturn:
     os._exit(fault.exit_code)
 
 
-def _take_commands(engine: AnyEngine, messenger: Messenger) -> bool:
+def _take_commands(served: Served, messenger: Messenger, telling: Telling) -> bool:
     """Hand over what the neuron sent; wait for it when there is nothing else to do. ``False``
     after ``Shutdown``."""
-    timeout_s = 0.0 if engine.has_work else STATS_INTERVAL_S
+    timeout_s = 0.0 if served.has_work else STATS_INTERVAL_S
     while True:
         try:
             command = messenger.inbox.get(block=timeout_s > 0, timeout=timeout_s)
         except queue.Empty:
             return True
         timeout_s = 0.0
-        if isinstance(command, Shutdown):
-            return False
-        if isinstance(command, CancelSequence):
-            engine.cancel(command)
-        elif isinstance(command, DropAdapter):
-            if isinstance(engine, Engine):
-                engine.drop_adapter(command.name)
-        else:
-            _submit(engine, command, messenger)
+        match command:
+            case Shutdown():
+                return False
+            case Sleep():
+                telling.tell(time.monotonic())
+                messenger.send(served.fall_asleep())
+            case Wake():
+                messenger.send(served.wake())
+            case CancelSequence():
+                if served.engine is not None:
+                    served.engine.cancel(command)
+            case DropAdapter(name=name):
+                if isinstance(served.engine, Engine):
+                    served.engine.drop_adapter(name)
+            case _:
+                _submit(served, command, messenger)
 
 
-def _submit(
-    engine: AnyEngine, command: SubmitSequence | EmbedSequences, messenger: Messenger
-) -> None:
-    match engine, command:
-        case Engine(), SubmitSequence():
+def _submit(served: Served, command: SubmitSequence | EmbedSequences, messenger: Messenger) -> None:
+    match served.engine, command:
+        case Engine() as engine, SubmitSequence():
             engine.submit(command)
-        case EmbeddingEngine(), EmbedSequences():
-            engine.submit(command)
+        case EmbeddingEngine() as embedder, EmbedSequences():
+            embedder.submit(command)
         case _:  # the neuron knows what it loaded, and should have refused it
-            message = "this engine runs a model of the other kind"
+            message = "this engine runs a model of the other kind, or sleeps"
             failed = SequenceFailed(
                 sequence_id=command.sequence_id, code="engine_error", message=message
             )
-            messenger.send(StepOutputs(outputs=[failed], stats=engine.stats()))
+            messenger.send(StepOutputs(outputs=[failed], stats=served.stats()))

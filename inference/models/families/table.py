@@ -38,7 +38,10 @@ runs with Triton's attention, and its steps are not captured in CUDA graphs. Vid
 
 Adapters (LoRA) change the projections of every family's layers, but no experts and nothing else
 of an MLP that has some (`tests/inference/engine/test_adapters.py`, on both paths). Prefixes are
-kept on disk for every family but hybrids (`tests/inference/engine/test_prefix_disk.py`).
+kept on disk for every family but hybrids (`tests/inference/engine/test_prefix_disk.py`). Models of
+every family sleep, on both paths (`tests/inference/engine/load/test_sleeper.py`), hybrids
+(`families/test_hybrid.py::test_a_load`) and transformers' own modules too
+(`foreign/test_foreign.py::test_a_whole_load`), which take no adapters; embedding models do not.
 
 Drafts (speculation) are verified for every family, hybrids too, with adapters and behind pictures
 (`tests/inference/engine/speculation/`). A draft model has attention layers only, and makes drafts

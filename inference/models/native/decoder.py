@@ -220,8 +220,17 @@ class NativeDecoder:
         _check(status)
         return token_ids
 
-    def close(self) -> None:
+    def drop_scratch(self) -> None:
+        """The threads and what steps computed in go; the weights stay. ``make_scratch`` comes
+        before the next step."""
         self._library.helexa_decoder_free(self._decoder)
+
+    def make_scratch(self) -> None:
+        """Raises ``MemoryError``."""
+        self._decoder = self._new_decoder()
+
+    def close(self) -> None:
+        self.drop_scratch()
         self._alive.clear()
 
 

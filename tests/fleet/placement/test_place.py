@@ -15,6 +15,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.measurements import DeviceKind, MeasuredLoad
 from fleet.placement import FAILED_LOAD_BACKOFF_S, Decision, Load, Reject, Route, Wait, place
 from fleet.placement.failures import UNFIT_BACKOFF_S
+from fleet.placement.sleeping import waking_bytes
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
@@ -330,7 +331,10 @@ def test_decisions_are_about_what_is_there(entry: CatalogueEntry, fleet: FleetSn
         assert held.status is ReplicaStatus.READY
     elif isinstance(decision, Wait):
         assert held is not None
-        assert held.status in {LOADING, RECOVERING, DRAINING}
+        assert held.status in {LOADING, RECOVERING, DRAINING, ReplicaStatus.ASLEEP}
+    elif held is not None and held.status is ReplicaStatus.ASLEEP:
+        (device,) = view.devices
+        assert waking_bytes(held) <= device.free_memory_bytes
     else:
         assert held is None or held.status is FAILED
         (device,) = view.devices

@@ -31,6 +31,7 @@ REPLICA = ReplicaView(
     decode_tokens_per_s=50.0,
     prefill_tokens_per_s=500.0,
     last_forward_age_s=0.5,
+    host_memory_bytes=7,
 )
 CARD = DeviceInfo(
     index=1,
@@ -71,6 +72,7 @@ def test_every_number_of_a_replica_and_a_device_has_its_gauge() -> None:
         ("helexa_kv_blocks_used", ("tiny", "beast")): 5,
         ("helexa_kv_blocks", ("tiny", "beast")): 400,
         ("helexa_engine_last_forward_age_seconds", ("tiny", "beast")): 0.5,
+        ("helexa_replica_host_memory_bytes", ("tiny", "beast")): 7,
         ("helexa_engine_restarts_total", ("tiny", "beast")): 2,
         ("helexa_engine_preemptions_total", ("tiny", "beast")): 6,
         ("helexa_engine_prefix_hit_tokens_total", ("tiny", "beast")): 700,

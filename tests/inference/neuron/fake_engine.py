@@ -12,6 +12,11 @@ source, ``fake:rate=200,load_s=0.1,crash_after=5``, and the spec's file names a 
     hang_after   after so many steps it says nothing any more
     context      the context limit it reports
     takes_gb     how much memory it reports to have taken
+    asleep_gb    it can sleep, and holds so much of its device then
+    host_gb      how much of the host's memory its weights take then
+    sleep_s      how long falling asleep takes
+    crash_sleep  1: the process dies while it falls asleep
+    crash_wake   1: the process dies when it is to wake
     sees         the token that is an image's pad: it takes images, and looks whether they fit
 """
 
@@ -33,10 +38,12 @@ from inference.engine.errors import ChannelClosedError
 from inference.engine.faults.exit_codes import EngineExit
 from inference.engine.serving.channel import Channel
 from inference.protocol.engine import (
+    Awake,
     CancelSequence,
     EngineCommand,
     EngineFaulted,
     EngineStats,
+    FellAsleep,
     Idle,
     Loaded,
     LoadFailedMessage,
@@ -45,13 +52,22 @@ from inference.protocol.engine import (
     SequenceFailed,
     SequenceStep,
     Shutdown,
+    Sleep,
     StepOutputs,
     SubmitSequence,
+    Wake,
     decode_engine_command,
     encode_engine_frame,
 )
 from inference.protocol.images import VisionInput
-from inference.protocol.load import LoadFailure, LoadProgress, LoadReport, LoadSpec, LoadStage
+from inference.protocol.load import (
+    AsleepBytes,
+    LoadFailure,
+    LoadProgress,
+    LoadReport,
+    LoadSpec,
+    LoadStage,
+)
 from inference.protocol.sampling import TokenLogprob
 
 
@@ -119,10 +135,33 @@ class FakeEngine:
                     if self.sequences.pop(sequence_id, None) is not None:
                         ended.append(SequenceCancelled(sequence_id=sequence_id))
                         return ended
+                case Sleep():
+                    self._fall_asleep()
+                case Wake():
+                    if self.options.get("crash_wake"):
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    self._send(Awake(seconds=0.0))
                 case Shutdown():
                     os._exit(0)
             if self.options.get("rate", 100.0):
                 due = min(due, time.monotonic() + 1.0 / self.options.get("rate", 100.0))
+
+    def _fall_asleep(self) -> None:
+        assert not self.sequences
+        time.sleep(self.options.get("sleep_s", 0.0))
+        if self.options.get("crash_sleep"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        held = self._asleep()
+        assert held is not None, "it cannot"
+        self._send(FellAsleep(held=held))
+
+    def _asleep(self) -> AsleepBytes | None:
+        if "asleep_gb" not in self.options:
+            return None
+        return AsleepBytes(
+            device_bytes=int(self.options["asleep_gb"] * 10**9),
+            host_bytes=int(self.options.get("host_gb", 0) * 10**9),
+        )
 
     def _steps(self) -> list[SequenceStep | SequenceFailed]:
         outputs: list[SequenceStep | SequenceFailed] = []
@@ -210,6 +249,7 @@ class FakeEngine:
             context_reason=f"{self.spec.promised_bytes} bytes are promised to others; "
             f"{self.spec.memory_limit_bytes} are mine",
             actual_bytes=int(self.options.get("takes_gb", 0) * 10**9),
+            asleep=self._asleep(),
             vocab_size=1000,
             quantization="none",
             compiled="eager",

@@ -215,3 +215,9 @@ def test_a_load(directory: Path, tmp_path: Path, native_cache_dir: Path) -> None
         tiny.submit(engine, str(length), prompt_of(length), NUM_TOKENS)
     found, _ = tiny.run(engine)
     assert {len(tokens) for tokens in found.values()} == {NUM_TOKENS}
+    assert loaded.sleeper is not None
+    loaded.sleeper.fall_asleep()
+    awake = loaded.sleeper.wake()
+    for length in LENGTHS:
+        tiny.submit(awake, str(length), prompt_of(length), NUM_TOKENS)
+    assert tiny.run(awake)[0] == found

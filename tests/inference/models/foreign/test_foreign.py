@@ -220,6 +220,10 @@ def test_a_whole_load(tmp_path: Path) -> None:
     spec = LoadSpec(
         job_id="1", model="m", source=f"path:{folder}", dtype="float32", max_concurrent_sequences=4
     )
-    report: LoadReport = load_engine(spec, tmp_path / "data", lambda progress: None).report
+    loaded = load_engine(spec, tmp_path / "data", lambda progress: None)
+    report: LoadReport = loaded.report
     assert report.architecture == "opt" and "OPTForCausalLM" in report.compiled
     assert report.context_tokens == CONTEXT_TOKENS
+    assert loaded.sleeper is not None
+    loaded.sleeper.fall_asleep()
+    loaded.sleeper.wake()  # which runs its first steps

@@ -1,0 +1,142 @@
+"""A model that slept answers as before, and holds nothing but its weights meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from inference.engine.engine import Engine
+from inference.engine.load import away_weights
+from inference.engine.load.away_weights import AwayWeights, storages_of
+from inference.engine.load.load_engine import load_engine
+from inference.engine.load.memory_use import anonymous_bytes
+from inference.engine.serving.served import Served
+from inference.protocol.engine import SequenceStep, SubmitSequence
+from inference.protocol.load import LoadSpec
+from inference.protocol.sampling import SamplingParams
+
+PROMPT = [(7 * n) % 100 + 1 for n in range(100)]
+NUM_TOKENS = 12
+
+
+def answer(served: Served) -> tuple[list[int], int]:
+    """Tokens, and how many of the prompt's came from the prefix cache."""
+    engine = served.engine
+    assert isinstance(engine, Engine)
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
+    engine.submit(SubmitSequence(sequence_id="a", token_ids=PROMPT, params=params))
+    token_ids: list[int] = []
+    num_cached = 0
+    while engine.has_work:
+        for output in engine.step().outputs:
+            assert isinstance(output, SequenceStep)
+            token_ids += output.token_ids
+            num_cached += output.num_cached_tokens or 0
+    return token_ids, num_cached
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"], ids=["native", "torch operators"])
+def test_answers_are_the_same_and_the_prefix_cache_is_not_kept(
+    dtype: str, tiny_model_dir: Path, data_dir: Path
+) -> None:
+    spec = LoadSpec(
+        job_id="1",
+        model="m",
+        source=f"path:{tiny_model_dir}",
+        devices=["cpu"],
+        kv_memory_bytes=32_000_000,
+        dtype=dtype,  # type: ignore[arg-type]
+    )
+    loaded = load_engine(spec, data_dir, lambda progress: None)
+    report = loaded.report
+    assert ("native" in report.compiled) == (dtype == "auto")
+    served = Served(loaded)
+    before, _ = answer(served)
+    assert answer(served) == (before, 96), "three blocks of its prompt are known"
+    engine = weakref.ref(loaded.engine)
+    del loaded
+    for _ in range(2):
+        held = served.fall_asleep().held
+        assert engine() is None, "its keys and values went with it"
+        assert report.asleep is not None
+        assert held.host_bytes == 0 < held.device_bytes
+        assert held.device_bytes <= anonymous_bytes() + 64_000_000
+        assert served.stats().kv_blocks_total == 0
+        served.wake()
+        assert served.engine is not None
+        assert served.stats().kv_blocks_total == report.num_kv_blocks
+        assert answer(served) == (before, 0)
+        engine = weakref.ref(served.engine)
+    served.wake()
+    assert served.engine is engine(), "one that is awake stays as it is"
+
+
+@dataclass(slots=True)
+class Slotted:
+    weight: torch.Tensor
+
+
+class Holder:
+    """Tensors in all the places where models have them."""
+
+    def __init__(self) -> None:
+        self.plain = torch.arange(6.0)
+        self.view = self.plain[2:4]
+        self.listed = [torch.ones(3), {"named": torch.full((2, 2), 7.0)}]
+        self.slotted = Slotted(torch.zeros(5, dtype=torch.int8))
+        self.module = torch.nn.Linear(3, 2)
+        bound = torch.full((4,), 3.0)
+        self.closure = lambda: bound
+        self.partial = functools.partial(torch.add, torch.full((2,), 9.0))
+        self.method = Slotted(torch.ones(1)).__repr__
+        self.itself = self
+
+    def values(self) -> list[torch.Tensor]:
+        return [
+            self.plain,
+            self.view,
+            self.listed[0],  # type: ignore[list-item]
+            self.listed[1]["named"],  # type: ignore[index]
+            self.slotted.weight,
+            self.module.weight,
+            self.module.bias,
+            self.closure(),
+            self.partial.args[0],
+        ]
+
+
+def test_tensors_leave_and_come_back_where_they_were() -> None:
+    """With the processor as the device: emptying and filling storages is the same on a card."""
+    model, device = Holder(), torch.device("cpu")
+    before = [value.detach().clone() for value in model.values()]
+    assert len(storages_of(model, device)) == len(before), "a view shares; the method's is one more"
+    away = AwayWeights(model, device)
+    away.take()
+    assert away.num_bytes == sum(value.nbytes for value in before) - model.view.nbytes + 4
+    assert all(value.untyped_storage().nbytes() == 0 for value in model.values())
+    away.give_back()
+    assert away.num_bytes == 0
+    assert all(torch.equal(a, b) for a, b in zip(model.values(), before, strict=True))
+
+
+def test_pages_are_locked_while_they_are_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a card is told: each buffer whole, once, and let go of when its weights are back."""
+    locked: dict[int, int] = {}
+
+    def register(address: int, num_bytes: int, flags: int) -> None:
+        locked[address] = num_bytes
+
+    cudart = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=locked.pop)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    card = SimpleNamespace(type="cuda")
+    buffer = torch.zeros(16, dtype=torch.uint8)
+    away_weights._lock_pages(buffer, card)  # type: ignore[arg-type]
+    assert locked == {buffer.data_ptr(): 16}
+    away_weights._unlock_pages(buffer, card)  # type: ignore[arg-type]
+    assert locked == {}
