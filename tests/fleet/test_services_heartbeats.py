@@ -11,6 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from fleet import services
+from fleet.admin.replica_report import report_rows
 from fleet.errors import IllegalTransitionError
 from fleet.lifecycles import NeuronStatus, RecordedReplicaStatus
 from fleet.models import Device, Neuron, Replica
@@ -109,6 +110,17 @@ def test_replicas_come_change_and_go(build) -> None:
     assert (row.status, row.report["context_tokens"]) == (RecordedReplicaStatus.READY, 1024)
     record(build.heartbeat())
     assert not Replica.objects.exists()
+
+
+def test_a_replicas_page_tells_how_many_drafts_were_right(build) -> None:
+    stats = build.stats(num_drafted_tokens=2000, num_accepted_drafts=1240)
+    words = build.report(speculation="prompt lookup, up to 8 tokens a step")
+    record(build.heartbeat(replicas=[build.replica(report=words, stats=stats)]))
+    rows = dict(report_rows(Replica.objects.get()))
+    assert rows["Drafts"] == "prompt lookup, up to 8 tokens a step"
+    assert rows["Drafts that were right"] == "1,240 of 2,000 (62%)"
+    record(build.heartbeat(replicas=[build.replica(report=build.report(), stats=build.stats())]))
+    assert "Drafts that were right" not in dict(report_rows(Replica.objects.get()))
 
 
 def test_a_replica_that_the_catalogue_does_not_know_is_shown_all_the_same(build) -> None:
