@@ -93,7 +93,7 @@ class ByFree:
         self.claimed = [device for device in devices if device.claims]
         """Those of which something is promised: what is free on them depends on who asks."""
 
-    def with_at_least(self, num_bytes: int) -> Iterator[DeviceGround]:
+    def with_at_least(self, num_bytes: float) -> Iterator[DeviceGround]:
         """Of those of which nothing is promised."""
         return islice(self._sorted, bisect_left(self._free_bytes, num_bytes), None)
 

@@ -69,6 +69,20 @@ def _snug_spot(
     needs: Needs, kind: DeviceKind, by_free: ByFree, least: int, excluded: Collection[str]
 ) -> Spot | None:
     """On one device: the first comfortable one from the fullest on, else the roomiest."""
+    found = _snuggest(needs, kind, by_free, COMFORT * least, excluded)
+    if found is None or found[0][0]:
+        found = _snuggest(needs, kind, by_free, least, excluded)
+    if found is None:
+        return None
+    (_, _, neuron, device_name), each = found
+    return Spot(neuron, (device_name,), each)
+
+
+def _snuggest(
+    needs: Needs, kind: DeviceKind, by_free: ByFree, least: float, excluded: Collection[str]
+) -> tuple[tuple[bool, int, str, str], int] | None:
+    """Of the devices with so much free at least, and of all that are claimed: how snug it is, and
+    what is needed there."""
     model, pinned_on = needs.entry.name, needs.entry.pinned_on
     best: tuple[tuple[bool, int, str, str], int] | None = None
     for devices, is_ordered in ((by_free.with_at_least(least), True), (by_free.claimed, False)):
@@ -87,10 +101,7 @@ def _snug_spot(
                 best = (key, each)
             if is_ordered and not key[0]:
                 break  # the next ones have more
-    if best is None:
-        return None
-    (_, _, neuron, device_name), each = best
-    return Spot(neuron, (device_name,), each)
+    return best
 
 
 def _roomy_spot(needs: Needs, kind: DeviceKind, grounds: Grounds) -> Spot | None:

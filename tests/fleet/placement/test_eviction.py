@@ -309,3 +309,27 @@ def test_the_soonest_turn_is_found_without_looking_everywhere(
     )
     found = spots.turn_spot(needs, "cuda", grounds, ground.by_turn["cuda"])
     assert found == min(everywhere, key=spots._soonest, default=None)
+
+
+@given(catalogues(), fleets())
+def test_the_snuggest_room_is_found_without_looking_everywhere(
+    offered, snapshot: FleetSnapshot
+) -> None:
+    new = offered["new"]
+    needs, ground = Needs(new), Ground(snapshot, offered)
+    least = needs.least_device_bytes("cuda")
+    if needs.num_devices > 1 or least is None:
+        return
+    rooms = [
+        ((*spots._snugness(device.free_bytes("new"), least), here.name, device.name), device)
+        for here in ground.by_kind["cuda"].values()
+        for device in here.devices
+        if device.free_bytes("new") >= least
+    ]
+    found = spots.free_spot(needs, "cuda", ground, [], ())
+    if not rooms:
+        assert found is None
+        return
+    assert found is not None
+    (_, best) = min(rooms, key=lambda room: room[0])
+    assert (found.neuron, found.devices) == (best.neuron.name, (best.name,))
