@@ -64,7 +64,15 @@ class BatchRun:
 
     async def _work(self) -> None:
         batch = self._batch
-        content = await self._store.read(batch.input_file)
+        try:
+            content = await self._store.read(batch.input_file)
+        except ServiceUnavailableError:
+            if await self._store.is_kept(batch):
+                raise
+            await self._resume([])
+            self._counts["num_total"] = max(batch.num_total, sum(self._counts.values()))
+            await self._end("failed", "The input file was deleted.")
+            return
         try:
             lines = await asyncio.to_thread(read_lines, content, batch.endpoint)
         except ApiError as error:

@@ -79,6 +79,11 @@ class BatchStore:
             )
         return await asyncio.to_thread(self.files.read, file_id)
 
+    async def is_kept(self, batch: BatchRecord) -> bool:
+        """Whether its input was not deleted, wherever it lies."""
+        find = partial(selectors.file_find, batch.input_file, account=batch.account)
+        return await self.database.query(find) is not None
+
     async def results(self, batch: BatchRecord) -> bytes:
         """Of one that has ended, answers and errors. Raises ``ServiceUnavailableError``."""
         num_errors = batch.num_failed + batch.num_expired + batch.num_cancelled

@@ -1,7 +1,8 @@
 """Looks for batches that nobody works on and works on them, a few at once.
 
-A gateway takes up those whose input it can read: all of them, where gateways share a directory. One
-that stops gives its batches back; one that dies leaves leases that run out.
+A gateway takes up those whose input it can read, which are all where gateways share a directory,
+and those whose input was deleted. One that stops gives its batches back; one that dies leaves
+leases that run out.
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ class BatchWorker:
         holder = self._gateway.gateway_id
         database, files = self._store.database, self._store.files
         for found in await database.query(lambda: selectors.batches_unclaimed(MAX_LOOKED_AT)):
-            if room == 0 or found.id in self._runs or not files.has(found.input_file):
-                continue  # the file may lie on another gateway's disk
+            if room == 0 or found.id in self._runs:
+                continue
+            if not files.has(found.input_file) and await self._store.is_kept(found):
+                continue  # it lies on another gateway's disk
             claim = partial(services.batch_claim, batch_id=found.id, holder=holder)
             batch = await database.query(claim)
             if batch is not None:

@@ -210,6 +210,40 @@ async def test_a_batch_goes_on_where_another_gateway_left_it(
         assert (await client.open("GET", stranger, headers=strangers).finish()).status == 404
 
 
+async def test_a_batch_whose_input_was_deleted_has_failed(
+    make_client: MakeClient, tmp_path: Path, kept: DatabaseThreads
+) -> None:
+    """It tells what had been answered, and is open no longer."""
+    files = FileStore(tmp_path / "shared")
+    names = ["file-" + digit * 32 for digit in "123"]
+    done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}
+    files.append_at(files.part(names[1], "dead"), json.dumps(done).encode() + b"\n")
+    fields = {
+        "id": "batch_" + "4" * 32,
+        "account": "lab",
+        "key": KEY[:13],
+        "dialect": "openai",
+        "endpoint": CHAT,
+        "input_file": names[0],
+        "output_file": names[1],
+        "error_file": names[2],
+        "num_total": 3,
+    }
+    await kept.query(lambda: services.batch_create(lasts=timedelta(hours=1), fields=fields))
+    client = make_client(files_dir=tmp_path / "shared")
+    await _wake(client)
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            path = f"/v1/batches/{fields['id']}"
+            batch = (await client.open("GET", path, headers=KEYED).finish()).json
+            if batch["status"] not in ("validating", "in_progress"):
+                break
+            await asyncio.sleep(0.05)
+    assert (batch["status"], batch["output_file_id"]) == ("failed", names[1])
+    assert batch["errors"]["data"][0]["message"] == "The input file was deleted."
+    assert batch["request_counts"] == {"total": 3, "completed": 1, "failed": 0}
+
+
 async def test_gateways_that_share_a_directory_serve_each_others_files(
     make_client: MakeClient, tmp_path: Path
 ) -> None:
