@@ -10,10 +10,14 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+from acp import RequestError, image_block
+from acp.schema import McpServerStdio
+
 from tests.acp.bridge import bridge_process, environment
 from tests.acp.editor import WITH_TERMINALS
 from tests.acp.fake_dialects import Say
-from tests.acp.fake_endpoint import FakeEndpoint, Hang
+from tests.acp.fake_endpoint import BreakOff, FakeEndpoint, Hang, Refuse
 
 BROKEN = "def total(prices):\n    return sum(prices) + 1\n"
 TESTS = """
@@ -96,6 +100,35 @@ async def test_after_a_crash_the_rounds_are_there(tmp_path: Path, endpoint: Fake
         assert files == sorted(f"{one}.json" for one in (session_id, bridge.session_id))
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire_api", ["openai-responses", "anthropic-messages"])
+async def test_the_other_apis(tmp_path: Path, endpoint: FakeEndpoint, wire_api: str) -> None:
+    """Their SDKs are imported in parts, in a process alone: calls, errors and images are there."""
+    path = tmp_path / "config.toml"
+    path.write_text(
+        f'[[endpoints]]\nname = "fake"\nbase_url = "{endpoint.url}"\nwire_api = "{wire_api}"\n'
+        'default_model = "fake-model"\n'
+    )
+    endpoint.will(
+        Refuse(401, "That key is none.", "invalid_api_key"),
+        Say("I look.", calls=(("list_dir", {"path": "."}),)),
+        Say("Nothing is here."),
+        BreakOff("It is a"),
+    )
+    async with bridge_process(tmp_path, HELEXA_ACP_CONFIG_PATH=str(path)) as (bridge, _):
+        server = McpServerStdio(name="none", command="/nowhere/server", args=[], env=[])
+        await bridge.open(mcp_servers=[server])
+        with pytest.raises(RequestError, match="That key is none"):
+            await bridge.ask("Hello!")
+        picture = image_block("iVBORw0KGgo=", "image/png")
+        assert (await bridge.ask("What is here?", picture)).stop_reason == "end_turn"
+        assert "MCP server none cannot be used" in bridge.editor.texts()
+        assert bridge.editor.texts().endswith("I look.Nothing is here.")
+        assert list(bridge.editor.statuses().values()) == ["completed"]
+        with pytest.raises(RequestError, match="broke off"):
+            await bridge.ask("And then?")
 
 
 def test_a_broken_configuration_is_said(tmp_path: Path) -> None:
