@@ -97,6 +97,26 @@ def test_on_a_cpu_what_was_promised_stays_promised_while_it_is_not_held() -> Non
     assert free_gb(queue) == [74]
 
 
+def test_ranks_share_what_a_load_takes_of_cards() -> None:
+    queue = LoadQueue(Machine(card(0, 20), card(1, 20)))
+    load = load_of(12, tensor_parallel=2)
+    assert begun(queue, load).devices == ["cuda:0", "cuda:1"]
+    assert free_gb(queue) == [14, 14]
+    loaded(queue, load, 16)
+    holding = queue.holding(load)
+    assert holding is not None and holding.num_bytes == 8 * GB
+
+
+def test_ranks_on_a_cpu_hold_alike() -> None:
+    machine = Machine(host(100))
+    queue = LoadQueue(machine)
+    load = load_of(10, devices=["cpu"], tensor_parallel=2)
+    begun(queue, load)
+    loaded(queue, load, 30)
+    machine.held = 4 * GB
+    assert free_gb(queue) == [78]
+
+
 def test_the_next_load_is_told_what_is_promised_and_what_it_may_take() -> None:
     machine = Machine(host(100))
     queue = LoadQueue(machine)

@@ -54,7 +54,9 @@ def assert_gone(process: psutil.Process) -> None:
 def test_two_processes_answer_as_one(tiny_model_dir: Path, data_dir: Path) -> None:
     answers = []
     for tensor_parallel in (1, 2):
-        with started(f"path:{tiny_model_dir}", data_dir, tensor_parallel=tensor_parallel) as engine:
+        with started(
+            f"path:{tiny_model_dir}", data_dir, kv_dtype="fp32", tensor_parallel=tensor_parallel
+        ) as engine:
             loaded = engine.wait_loaded()
             assert isinstance(loaded, Loaded), loaded
             engine.submit("one", 24)

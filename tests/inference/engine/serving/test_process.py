@@ -33,7 +33,7 @@ from inference.protocol.engine import (
     decode_engine_message,
     encode_engine_frame,
 )
-from inference.protocol.load import LoadSpec
+from inference.protocol.load import KVDtype, LoadSpec
 from inference.protocol.sampling import Grammar, SamplingParams
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[4]
@@ -85,6 +85,7 @@ def started(
     data_dir: Path,
     *,
     kv_memory_bytes: int | None = KV_MEMORY_BYTES,
+    kv_dtype: KVDtype = "auto",
     tensor_parallel: int = 1,
     module: str = "inference.engine",
     environment: Mapping[str, str] | None = None,
@@ -111,6 +112,7 @@ def started(
         model="tiny",
         source=source,
         kv_memory_bytes=kv_memory_bytes,
+        kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
     )
     engine.channel.send(msgspec.msgpack.encode(spec))
