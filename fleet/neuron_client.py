@@ -35,6 +35,11 @@ def send_sleep(*, neuron_name: str, model_name: str) -> None:
     _send(keys.TASK_SLEEP_MODEL, neuron_name, [model_name], UNLOAD_EXPIRES_S)
 
 
+def send_drop_adapter(*, neuron_name: str, model_name: str, adapter_name: str) -> None:
+    """Raises ``BrokerUnavailableError``."""
+    _send(keys.TASK_DROP_ADAPTER, neuron_name, [model_name, adapter_name], UNLOAD_EXPIRES_S)
+
+
 def send_pull(*, neuron_name: str, spec: PullSpec) -> None:
     """Raises ``BrokerUnavailableError``."""
     _send(keys.TASK_PULL_MODEL, neuron_name, [msgspec.to_builtins(spec)], DOWNLOAD_EXPIRES_S)

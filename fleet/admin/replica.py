@@ -60,6 +60,7 @@ class ReplicaAdmin(ReportedAdmin):
         "spec_label",
         "status_since",
         "device_names",
+        "adapter_names",
         "last_used_at",
         "job_id",
         "in_flight",
@@ -93,6 +94,11 @@ class ReplicaAdmin(ReportedAdmin):
     @display(description="Devices")
     def device_names(self, replica: Replica) -> str:
         return ", ".join(replica.devices)
+
+    @display(description="Adapters")
+    def adapter_names(self, replica: Replica) -> str:
+        """The least recently used first."""
+        return ", ".join(replica.adapters)
 
     @display(description="KV blocks")
     def kv_use(self, replica: Replica) -> str:

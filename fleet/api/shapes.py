@@ -126,6 +126,7 @@ class ReplicaShape(RowShape):
             "devices",
             "memory_bytes",
             "host_memory_bytes",
+            "adapters",
             "job_id",
             "last_used_at",
             "in_flight",

@@ -29,6 +29,9 @@ class Replica(models.Model):
     host_memory_bytes = models.PositiveBigIntegerField(
         default=0, help_text="What its weights take of the host's memory while it sleeps."
     )
+    adapters = models.JSONField(
+        default=list, blank=True, help_text="Names of the adapters that are loaded beside it."
+    )
     last_used_at = models.DateTimeField(null=True, blank=True)
     status = models.CharField(max_length=16, choices=RecordedReplicaStatus.choices)
     status_since = models.DateTimeField()

@@ -45,6 +45,8 @@ class ReplicaLine:
     failure: str = ""
     host_memory_bytes: int = 0
     """Of the weights of one that sleeps."""
+    adapters: tuple[str, ...] = ()
+    """Loaded beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

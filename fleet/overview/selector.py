@@ -100,6 +100,7 @@ def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLin
         "devices",
         "memory_bytes",
         "host_memory_bytes",
+        "adapters",
         "in_flight",
         "queue_depth",
         "kv_blocks_used",
@@ -116,6 +117,7 @@ def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLin
             devices=tuple(row["devices"]),
             memory_bytes=row["memory_bytes"],
             host_memory_bytes=row["host_memory_bytes"],
+            adapters=tuple(row["adapters"]),
             in_flight=row["in_flight"],
             queue_depth=row["queue_depth"],
             kv_blocks_used=row["kv_blocks_used"],
@@ -184,7 +186,16 @@ def _models(
     for neuron in neurons:
         for replica in neuron.replicas:
             loaded[replica.model].append(replica)
-    return tuple(_model_line(entry, loaded[entry.name]) for entry in entries)
+    return tuple(_model_line(entry, _replicas_of(entry, loaded)) for entry in entries)
+
+
+def _replicas_of(
+    entry: CatalogueEntry, loaded: Mapping[str, list[ReplicaLine]]
+) -> list[ReplicaLine]:
+    """Of an adapter those of its base that have it."""
+    if entry.base is None:
+        return loaded[entry.name]
+    return [replica for replica in loaded[entry.base] if entry.name in replica.adapters]
 
 
 def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine]) -> ModelLine:
@@ -196,7 +207,7 @@ def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine]) -> ModelLine
         replicas=statuses.count("ready"),
         min_replicas=entry.effective_min_replicas,
         max_replicas=entry.max_replicas,
-        has_outdated=any(replica.is_outdated for replica in replicas),
+        has_outdated=entry.base is None and any(replica.is_outdated for replica in replicas),
     )
 
 

@@ -31,7 +31,7 @@ from fleet.lifecycles import (
 from fleet.models import CatalogueModel, Device, LoadJob, Neuron, NeuronWish, Replica
 from fleet.neuron_rows import NeuronRows, neuron_rows
 from fleet.reports import Report, tell_refusal
-from fleet.services.job_moves import load_job_advance
+from fleet.services.job_moves import adapter_unload_advance, load_job_advance
 from fleet.services.load_measurements import prefill_averages_record
 from fleet.services.neurons import neuron_wish_of_first_sight
 from fleet.snapshot import FleetSnapshot
@@ -258,10 +258,10 @@ def _replica_values(state: ReplicaState) -> dict[str, Any]:
     if state.last_used_unix_s is not None:
         values["last_used_at"] = _moment(state.last_used_unix_s)
     if state.status is ReplicaStatus.ASLEEP:
-        values |= dict.fromkeys(COUNTS, 0)
+        values |= {"adapters": [], **dict.fromkeys(COUNTS, 0)}
     if state.stats is not None:
-        for name in COUNTS:
-            values[name] = getattr(state.stats, name)
+        values["adapters"] = list(state.stats.adapters)
+        values |= {name: getattr(state.stats, name) for name in COUNTS}
         values["decode_tokens_per_s"] = round(state.stats.decode_tokens_per_s, 1)
     return values
 
@@ -269,7 +269,11 @@ def _replica_values(state: ReplicaState) -> dict[str, Any]:
 def _load_jobs_advance(jobs: list[LoadJob], states: list[ReplicaState], now: datetime) -> None:
     by_model = {state.model: state for state in states}
     for job in jobs:
-        load_job_advance(job=job, state=by_model.get(job.model_name), now=now)
+        base = None if job.model is None else job.model.settings().base
+        if base is not None:
+            adapter_unload_advance(job=job, base=by_model.get(base), now=now)
+        else:
+            load_job_advance(job=job, state=by_model.get(job.model_name), now=now)
 
 
 def _differs(row: models.Model, values: dict[str, Any]) -> bool:

@@ -21,6 +21,15 @@ def send_sleep(job: LoadJob) -> None:
     neuron_client.send_sleep(neuron_name=job.neuron.name, model_name=job.model_name)
 
 
+def send_drop_adapter(job: LoadJob) -> None:
+    assert job.model is not None, "an adapter is in the catalogue"
+    base = job.model.settings().base
+    assert base is not None, "it is an adapter"
+    neuron_client.send_drop_adapter(
+        neuron_name=job.neuron.name, model_name=base, adapter_name=job.model_name
+    )
+
+
 def send_reload(job: LoadJob) -> None:
     """A neuron replaces what was loaded by another spec, and only that; what has the same one is
     unloaded first."""

@@ -50,6 +50,15 @@ def load_job_advance(*, job: LoadJob, state: ReplicaState | None, now: datetime)
         _load_advance(job, state, now)
 
 
+def adapter_unload_advance(*, job: LoadJob, base: ReplicaState | None, now: datetime) -> None:
+    """``base``: of the model that the job's adapter is loaded beside; ``None``: it is gone."""
+    stats = None if base is None else base.stats
+    if stats is None or job.model_name not in stats.adapters:
+        load_job_end(job=job, status=LoadJobStatus.SUCCEEDED)
+    else:
+        _report(job, None, now, detail="waiting for the requests that use it")
+
+
 def load_job_end(
     *, job: LoadJob, status: LoadJobStatus, failure: LoadFailure | None = None
 ) -> bool:

@@ -28,7 +28,7 @@ from fleet.lifecycles import (
     NeuronStatus,
 )
 from fleet.models import CatalogueModel, LoadJob, Neuron, Replica
-from fleet.services.job_messages import send_load, send_unload
+from fleet.services.job_messages import send_drop_adapter, send_load, send_unload
 from fleet.services.job_moves import load_job_end
 from fleet.services.job_starts import job_create
 from inference.protocol.load import LoadFailure
@@ -76,8 +76,9 @@ def unload_job_start(
 ) -> LoadJob:
     """The active unload of this model on this neuron: a new one, or the one that is there. The
     neuron drains the replica, or drops the load that is under way; that load's job ends when it
-    has. Works for models that the catalogue no longer has. ``is_planned``: what should be loaded
-    has been seen to, so that a pinned model's surplus copy may go.
+    has. Works for models that the catalogue no longer has. An adapter leaves its base's engine once
+    no request uses it. ``is_planned``: what should be loaded has been seen to, so that a pinned
+    model's surplus copy may go.
 
     Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``, ``ModelPinnedError``.
     """
@@ -86,25 +87,42 @@ def unload_job_start(
         fix = "unpin it" if model.settings().pinned else "set its least number of replicas to 0"
         raise ModelPinnedError(f"{model_name} would be loaded again at once: {fix} first")
     neuron = selectors.neuron_known(neuron_name)
+    job = LoadJob(kind=LoadJobKind.UNLOAD, model=model, model_name=model_name, neuron=neuron)
+    if model is not None and model.settings().base is not None:
+        if neuron not in _neurons_with_adapter(model):
+            raise ReplicaNotFoundError(f"{model_name} is not loaded on {neuron_name}")
+        return job_create(actor=actor, job=job, send=send_drop_adapter)
     jobs = selectors.load_jobs_active().filter(model_name=model_name, neuron=neuron)
     replicas = Replica.objects.filter(model_name=model_name, neuron=neuron)
     if not jobs.exists() and not replicas.exists():
         raise ReplicaNotFoundError(f"{model_name} is not loaded on {neuron_name}")
-    job = LoadJob(kind=LoadJobKind.UNLOAD, model=model, model_name=model_name, neuron=neuron)
     return job_create(actor=actor, job=job, send=send_unload)
 
 
 def model_unload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
     """Unloads for each neuron that has the model or is loading it; also after the catalogue has
     lost it. Raises ``ModelPinnedError``."""
-    neurons = Neuron.objects.filter(
+    return [
+        unload_job_start(actor=actor, model_name=model_name, neuron_name=neuron.name)
+        for neuron in _neurons_with(model_name)
+    ]
+
+
+def _neurons_with(model_name: str) -> list[Neuron]:
+    model = CatalogueModel.objects.filter(name=model_name).first()
+    if model is not None and model.settings().base is not None:
+        return _neurons_with_adapter(model)
+    found = Neuron.objects.filter(
         Q(replicas__model_name=model_name)
         | Q(load_jobs__model_name=model_name, load_jobs__status__in=ACTIVE_LOAD_JOB_STATUSES)
     )
-    return [
-        unload_job_start(actor=actor, model_name=model_name, neuron_name=neuron.name)
-        for neuron in neurons.distinct()
-    ]
+    return list(found.distinct())
+
+
+def _neurons_with_adapter(adapter: CatalogueModel) -> list[Neuron]:
+    """Where it is beside its base now."""
+    bases = Replica.objects.filter(model_name=adapter.settings().base).select_related("neuron")
+    return [replica.neuron for replica in bases if adapter.name in replica.adapters]
 
 
 def load_job_cancel(*, actor: Actor, job: LoadJob) -> LoadJob:

@@ -11,6 +11,7 @@ wakes in its ``Slumber``; other threads ask for work to be drained or stopped.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -19,12 +20,13 @@ import msgspec
 
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.engine_run import EngineEnd, EngineRun
-from inference.neuron.errors import LoadRefusedError
+from inference.neuron.errors import EngineGoneError, LoadRefusedError
 from inference.neuron.load_queue import Load
 from inference.neuron.model_text import ModelText
 from inference.neuron.replica_context import ReplicaContext
 from inference.neuron.replica_record import ReplicaRecord
 from inference.neuron.slumber import Slumber
+from inference.protocol.engine import DropAdapter
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import AsleepBytes, LoadFailure, LoadReport, LoadSpec
 
@@ -94,6 +96,11 @@ class Replica:
     def is_idle(self) -> bool:
         """Nothing runs in it or is on its way to it, and nobody waits for it to load."""
         return self._is_idle_as(self._record.status)
+
+    def drop_adapter(self, name: str) -> None:
+        if (run := self._run) is not None:
+            with contextlib.suppress(EngineGoneError):  # and the adapter with it
+                run.engine.send(DropAdapter(name=name))
 
     def drain(self) -> None:
         """Unload: take nothing new, wait for what runs, end the engine. A load is given up. Returns

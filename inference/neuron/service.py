@@ -177,6 +177,14 @@ class NeuronService:
             log.warning("%s does not fall asleep: it cannot, or the host has no room", model)
         self._save_specs()
 
+    def drop_adapter(self, model: str, adapter: str) -> None:
+        """It leaves ``model``'s engine once no sequence has it; heartbeats tell of those that are
+        there. Nothing to do where the model is not loaded."""
+        replica = self._replicas.find(model)
+        if replica is not None:
+            log.info("adapter %s leaves %s", adapter, model)
+            replica.drop_adapter(adapter)
+
     def drain_inbox(self) -> int:
         """How many frames were taken. Raises ``redis.RedisError``."""
         return self._inbox.drain()

@@ -18,6 +18,7 @@ from inference.protocol.keys import (
     TASK_CANCEL_PULL,
     TASK_DELETE_CACHED,
     TASK_DRAIN_INBOX,
+    TASK_DROP_ADAPTER,
     TASK_LOAD_MODEL,
     TASK_PULL_MODEL,
     TASK_SLEEP_MODEL,
@@ -60,5 +61,6 @@ def register_tasks(app: Celery, service: NeuronService) -> None:
     app.task(name=TASK_TELL_LOG)(service.logs.tell)
     app.task(name=TASK_LOAD_MODEL)(load_model)
     app.task(name=TASK_UNLOAD_MODEL)(service.unload_model)
+    app.task(name=TASK_DROP_ADAPTER)(service.drop_adapter)
     app.task(name=TASK_SLEEP_MODEL)(service.sleep_model)
     app.task(name=TASK_DRAIN_INBOX)(drain_inbox)

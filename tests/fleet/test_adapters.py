@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from fleet import selectors, services
 from fleet.catalogue import CatalogueEntry, CatalogueSettings, check_settings
 from fleet.catalogue_cache import OfferedModels
-from fleet.errors import CatalogueValueError
+from fleet.errors import CatalogueValueError, ReplicaNotFoundError
+from fleet.overview import fleet_overview
 from inference.protocol.adapters import AdapterSpec
 from metering.actor import COMMAND
 
@@ -78,3 +80,60 @@ def test_a_base_must_be_there_and_be_no_adapter() -> None:
         add("other", "tiny-sql")
     found = selectors.catalogue_find("tiny:tiny-sql")
     assert found is not None and found.name == "tiny-sql"
+
+
+@pytest.fixture
+def hear(build: Any) -> Any:
+    """A heartbeat of a neuron whose ``tiny`` has these adapters; ``None``: it has no ``tiny``."""
+    services.catalogue_model_create(actor=COMMAND, name="tiny", source="path:/tiny")
+    services.catalogue_model_create(actor=COMMAND, name="tiny-sql", source="path:/sql", base="tiny")
+
+    def hear(*adapters: str, has_base: bool = True) -> None:
+        told = build.replica(stats=msgspec.structs.replace(build.stats(), adapters=list(adapters)))
+        heartbeat = build.heartbeat(replicas=[told] if has_base else [])
+        services.heartbeat_record(heartbeat=heartbeat)
+
+    return hear
+
+
+def unload(name: str = "tiny-sql") -> Any:
+    return services.unload_job_start(actor=COMMAND, model_name=name, neuron_name="beast")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_adapter_is_unloaded_while_its_base_serves(hear: Any, sent: Any) -> None:
+    hear()
+    with pytest.raises(ReplicaNotFoundError, match="tiny-sql is not loaded on beast"):
+        unload()
+    assert services.model_unload_everywhere(actor=COMMAND, model_name="tiny-sql") == []
+    hear("tiny-sql", "tiny-other")
+    (job,) = services.model_unload_everywhere(actor=COMMAND, model_name="tiny-sql")
+    assert unload().pk == job.pk
+    ((task, arguments, _),) = sent.tasks
+    assert (task, arguments) == ("neuron.drop_adapter", ["tiny", "tiny-sql"])
+    hear("tiny-sql")  # a request has it
+    job.refresh_from_db()
+    assert (job.status, job.progress_detail) == ("running", "waiting for the requests that use it")
+    hear("tiny-other")
+    job.refresh_from_db()
+    assert job.status == "succeeded"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_adapter_is_gone_with_its_base(hear: Any, sent: Any) -> None:
+    hear("tiny-sql")
+    job = unload()
+    hear(has_base=False)
+    job.refresh_from_db()
+    assert job.status == "succeeded"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_overview_says_where_an_adapter_is(hear: Any) -> None:
+    def status() -> str:
+        return {model.name: model.status for model in fleet_overview().models}["tiny-sql"]
+
+    hear()
+    assert status() == "unloaded"
+    hear("tiny-sql")
+    assert status() == "ready"

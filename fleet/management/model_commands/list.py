@@ -29,7 +29,7 @@ class List:
                     "is_outdated": one["is_outdated"],
                 }
                 for one in replicas
-                if one["model"] == model["name"]
+                if one["model"] == model["name"] or model["name"] in one["adapters"]
             ]
         rows = [
             [

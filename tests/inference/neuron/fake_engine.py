@@ -40,6 +40,7 @@ from inference.engine.serving.channel import Channel
 from inference.protocol.engine import (
     Awake,
     CancelSequence,
+    DropAdapter,
     EngineCommand,
     EngineFaulted,
     EngineStats,
@@ -86,6 +87,8 @@ class FakeEngine:
         self.commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
         self.sequences: dict[str, Sequence] = {}
         self.num_steps = 0
+        self.dropped: list[str] = []
+        """Adapters; it tells of them as if it had those that were dropped."""
 
     def run(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
@@ -135,6 +138,8 @@ class FakeEngine:
                     if self.sequences.pop(sequence_id, None) is not None:
                         ended.append(SequenceCancelled(sequence_id=sequence_id))
                         return ended
+                case DropAdapter(name=name):
+                    self.dropped.append(name)
                 case Sleep():
                     self._fall_asleep()
                 case Wake():
@@ -221,6 +226,7 @@ class FakeEngine:
             queue_depth=0,
             kv_blocks_used=len(self.sequences),
             kv_blocks_total=100,
+            adapters=self.dropped,
             decode_tokens_per_s=float(self.num_steps),
             prefill_tokens_per_s=0.0,
             last_forward_unix_s=None,

@@ -191,3 +191,11 @@ def test_what_loaded_models_may_still_take_is_not_free(
     service.unload_model("other")
     wait_until(lambda: not service.heartbeat().replicas)
     assert service.heartbeat().devices[0].free_memory_bytes == free_bytes
+
+
+def test_an_engine_is_told_to_drop_an_adapter(
+    loaded: NeuronService, gateway: Any, wait_until: Any
+) -> None:
+    loaded.drop_adapter("another", "sql")  # which is not loaded here
+    loaded.drop_adapter("m", "sql")
+    wait_until(lambda: (stats := gateway.replica().stats) and stats.adapters == ["sql"])
