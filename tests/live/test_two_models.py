@@ -1,8 +1,6 @@
-"""Two real models on a host that holds one of them: each is loaded when somebody asks for it, and
-the other one leaves for it. The host's size is simulated, so that any machine is too small; the
-engines are real.
-
-Slow for its size: three loads of a real model, because what a second load knows is part of it.
+"""Two real models on a host that holds one of them: a language model and an embedding model. Each
+is loaded when somebody asks for it, and the other one leaves for it. The host's size is simulated,
+so that any machine is too small; the engines are real.
 """
 
 from __future__ import annotations
@@ -16,15 +14,17 @@ import httpx
 import pytest
 
 from inference.neuron.simulated_devices import VARIABLE
-from tests.live.catalogue import create_model
+from tests.embedding_model import REVISION, SHA256, SOURCE
+from tests.live.catalogue import create_models
 from tests.live.conftest import with_caches
-from tests.live.serving import Serve, wait_until
+from tests.live.serving import WAIT_TIMEOUT_S, Serve, wait_until
 
 HOST_BYTES = 2_000_000_000
-KV_BYTES = 800_000_000
-EXPECTED_MB = 1_300
-"""Of one model with its KV and its process, until a load has shown it; two are more than the host
-has."""
+KV_BYTES = 1_300_000_000
+"""Of the language model: with its weights and its process it needs most of the host."""
+EXPECTED_MB = {"writer": 1_700, "reader": 600}
+"""Until a load has shown it; both are more than the host has."""
+LOOK_EVERY_S = 0.2
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ class Watch:
         self._thread.start()
 
     def _look(self) -> None:
-        while not self._ended.wait(0.1):
+        while not self._ended.wait(LOOK_EVERY_S):
             try:
                 neurons = self._serve.health()["neurons"]
             except (httpx.HTTPError, ValueError):
@@ -71,21 +71,55 @@ class Watch:
 
 
 def test_two_models_take_turns_on_a_host_that_holds_one(
-    small_host: Serve, default_gguf: Path
+    small_host: Serve, default_gguf: Path, embedding_model_dir: Path
 ) -> None:
-    serve, source = small_host, f"path:{default_gguf}"
-    for name in ("first", "second"):
-        create_model(serve, name=name, source=source, kv_memory_bytes=KV_BYTES, vram_mb=EXPECTED_MB)
+    """The reader is loaded, leaves for the writer, and comes back for it."""
+    serve = small_host
+    create_models(
+        serve,
+        {
+            "name": "writer",
+            "source": f"path:{default_gguf}",
+            "kv_memory_bytes": KV_BYTES,
+            "vram_mb": EXPECTED_MB["writer"],
+        },
+        {
+            "name": "reader",
+            "source": SOURCE,
+            "revision": REVISION,
+            "sha256": SHA256,
+            "vram_mb": EXPECTED_MB["reader"],
+        },
+    )
     watch = Watch(serve)
     try:
-        for name, other in (("first", "second"), ("second", "first"), ("first", "second")):
-            assert "Paris" in serve.answer(model=name), serve.describe()
-            replica = serve.replica(name)
+        for asked, other in (("reader", "writer"), ("writer", "reader"), ("reader", "writer")):
+            if asked == "writer":
+                assert "Paris" in serve.answer(model="writer"), serve.describe()
+            else:
+                assert len(embedded(serve)) == 384, serve.describe()
+            replica = serve.replica(asked)
             assert replica is not None and replica["status"] == "ready"
-            wait_until(lambda other=other: serve.replica(other) is None, "the other one has left")
+            wait_until(lambda other=other: not is_ready(serve, other), "the other one has left")
     finally:
         watch.end()
-    assert frozenset({"first", "second"}) not in watch.together
-    assert {frozenset({"first"}), frozenset({"second"})} <= watch.together
+    assert frozenset({"reader", "writer"}) not in watch.together
     # What the one that is loaded was promised is not free for the other.
     assert watch.least_free_bytes <= HOST_BYTES - KV_BYTES
+
+
+def is_ready(serve: Serve, model: str) -> bool:
+    """One that sleeps, or has left, is not."""
+    replica = serve.replica(model)
+    return replica is not None and replica["status"] == "ready"
+
+
+def embedded(serve: Serve) -> list[float]:
+    response = httpx.post(
+        f"{serve.url}/v1/embeddings",
+        json={"model": "reader", "input": "Hello"},
+        timeout=WAIT_TIMEOUT_S,
+    )
+    assert response.status_code == 200, response.text
+    vector: list[float] = response.json()["data"][0]["embedding"]
+    return vector
