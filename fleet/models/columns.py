@@ -17,6 +17,7 @@ from fleet.catalogue.setting import Setting
 from fleet.catalogue.settings import SETTINGS, CatalogueSettings, SettingValue
 
 WORD_LENGTH = 16
+EMPTY_LIST = models.Value([], models.JSONField())
 POSITIVE_CONSTRAINTS = {
     "max_context_tokens": "catalogue_context_positive",
     "max_output_tokens": "catalogue_output_positive",
@@ -85,24 +86,31 @@ def _constraint(name: str, setting: Setting) -> tuple[str, models.Q | None]:
 
 
 def _column(setting: Setting, default: Any) -> models.Field[Any, Any]:
+    """Each that may not be null has a default in the database as well: while an upgrade rolls, an
+    older release adds models and knows nothing of newer settings."""
     options: dict[str, Any] = {"help_text": setting.help_text}
     if setting.label:
         options["verbose_name"] = setting.label
     match setting.kind:
         case Text(has_lines=True):
-            return models.TextField(blank=True, **options)
-        case Text(max_length=max_length, is_required=is_required):
-            return models.CharField(max_length=max_length, blank=not is_required, **options)
+            return models.TextField(blank=True, default="", db_default="", **options)
+        case Text(max_length=max_length, is_required=True):
+            return models.CharField(max_length=max_length, **options)
+        case Text(max_length=max_length):
+            return models.CharField(
+                max_length=max_length, blank=True, default="", db_default="", **options
+            )
         case Word(words=words):
             return models.CharField(
                 max_length=WORD_LENGTH,
                 default=default,
+                db_default=default,
                 choices=[(word, word) for word in words],
                 **options,
             )
         case Count() as count:
             if default is not None:
-                options["default"] = default
+                options |= {"default": default, "db_default": default}
             if count.is_optional:
                 options |= {"null": True, "blank": True}
             is_big = count.most > MAX_COUNT
@@ -111,9 +119,9 @@ def _column(setting: Setting, default: Any) -> models.Field[Any, Any]:
         case Money():
             return models.PositiveBigIntegerField(null=True, blank=True, **options)
         case Flag():
-            return models.BooleanField(default=default, **options)
+            return models.BooleanField(default=default, db_default=default, **options)
         case NeuronNames():
-            return models.JSONField(default=list, blank=True, **options)
+            return models.JSONField(default=list, db_default=EMPTY_LIST, blank=True, **options)
         case _:
             assert_never(setting.kind)
 

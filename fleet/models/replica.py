@@ -27,10 +27,15 @@ class Replica(models.Model):
         null=True, blank=True, help_text="What it takes on those devices, all of it."
     )
     host_memory_bytes = models.PositiveBigIntegerField(
-        default=0, help_text="What its weights take of the host's memory while it sleeps."
+        default=0,
+        db_default=0,
+        help_text="What its weights take of the host's memory while it sleeps.",
     )
     adapters = models.JSONField(
-        default=list, blank=True, help_text="Names of the adapters that are loaded beside it."
+        default=list,
+        db_default=models.Value([], models.JSONField()),
+        blank=True,
+        help_text="Names of the adapters that are loaded beside it.",
     )
     last_used_at = models.DateTimeField(null=True, blank=True)
     status = models.CharField(max_length=16, choices=RecordedReplicaStatus.choices)
@@ -42,10 +47,10 @@ class Replica(models.Model):
     kv_blocks_total = models.PositiveIntegerField(default=0)
     decode_tokens_per_s = models.FloatField(default=0.0)
     num_drafted_tokens = models.PositiveBigIntegerField(
-        default=0, help_text="Tokens that its engine guessed and verified."
+        default=0, db_default=0, help_text="Tokens that its engine guessed and verified."
     )
     num_accepted_drafts = models.PositiveBigIntegerField(
-        default=0, help_text="Of those, the ones that were right."
+        default=0, db_default=0, help_text="Of those, the ones that were right."
     )
     report = models.JSONField(
         null=True, blank=True, help_text="The load report: what was loaded and what it took."
