@@ -151,7 +151,8 @@ def run(served: Served, messenger: Messenger) -> EngineExit:
         log.exception("the engine broke")
         messenger.flush()
         return EngineExit.FAILED
-    messenger.flush()
+    with _ending:  # a fault that another thread tells of has the last word
+        messenger.flush()
     return EngineExit.OK
 
 
