@@ -55,6 +55,8 @@ FLEET: dict[str, tuple[str, int]] = {
     "api/catalogue/<str:name>/load": ("/api/catalogue/tiny/load", 405),
     "api/catalogue/<str:name>/reload": ("/api/catalogue/tiny/reload", 405),
     "api/catalogue/<str:name>/unload": ("/api/catalogue/tiny/unload", 405),
+    "api/catalogue/<str:name>/sleep": ("/api/catalogue/tiny/sleep", 405),
+    "api/catalogue/<str:name>/wake": ("/api/catalogue/tiny/wake", 405),
     "api/models.toml": ("/api/models.toml", 200),
     "api/aliases": ("/api/aliases", 200),
     "api/aliases/<path:name>": ("/api/aliases/openai/gpt-5", 404),
