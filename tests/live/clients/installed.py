@@ -20,7 +20,7 @@ INSTALL_TIMEOUT_S = 1200.0
 
 NPM_PACKAGES = (
     *("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod"),
-    *("openai", "@anthropic-ai/sdk"),
+    *("openai", "@anthropic-ai/sdk", "ollama"),
     *("@anthropic-ai/claude-code", "opencode-ai", "@openai/codex", "@qwen-code/qwen-code"),
 )
 FINISHERS = ("@anthropic-ai/claude-code/install.cjs", "opencode-ai/postinstall.mjs")

@@ -42,6 +42,7 @@ PROGRAMS = (
     Program("ai_sdk.mjs", "ai"),
     Program("openai_node.mjs", "openai"),
     Program("anthropic_node.mjs", "@anthropic-ai/sdk"),
+    Program("ollama_node.mjs", "ollama"),
     Program("litellm_client.py", "litellm", "litellm"),
     Program("langchain_client.py", "langchain-openai", "langchain"),
     Program("llama_index_client.py", "llama-index-llms-openai-like", "llama_index"),
