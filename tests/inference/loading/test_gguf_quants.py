@@ -19,10 +19,11 @@ from .conftest import random_k_blocks
 
 NUM_ROWS, NUM_FEATURES = 6, 512
 
-GROUPED_BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8}
+GROUPED_BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "MXFP4": 8}
 SUPER_BLOCK_BITS = {"Q2_K": 2, "Q3_K": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
-MOST_BYTES = {"Q4_0": 1.12, "Q2_K": 1.2}
-"""Packed, times the file's: Q4_0 gets a minimum, Q2_K whole bytes for its 4-bit scales."""
+MOST_BYTES = {"Q4_0": 1.12, "Q2_K": 1.2, "MXFP4": 2.0}
+"""Packed, times the file's: Q4_0 gets a minimum, Q2_K whole bytes for its 4-bit scales, and MXFP4
+eight bits for its four."""
 MOST_BYTES_OF_OTHERS = 1.04
 
 

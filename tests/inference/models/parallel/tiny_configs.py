@@ -50,6 +50,15 @@ GPT_OSS = {
     "sliding_window": 20,
     "rope_parameters": ROPE,
 }
+GLM_MOE = {
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "use_qk_norm": True,
+    "attention_bias": True,
+}
 
 
 def _nested(model_type: str, own: dict[str, Any]) -> dict[str, Any]:
@@ -75,12 +84,15 @@ FACTS |= {
         "olmoe": MIXTURE | {"num_key_value_heads": 4, "intermediate_size": 32},
         "gpt_oss": GPT_OSS,
         "qwen3_next": DELTA | SHARED,
+        "glm4_moe": GLM_MOE,
     }.items()
 }
 FACTS |= {
     "qwen3_vl": _nested("qwen3_vl", {}),
+    "qwen3_vl_moe": _nested("qwen3_vl_moe", MIXTURE),
     "qwen3_5": _nested("qwen3_5", DELTA),
     "qwen3_5_moe": _nested("qwen3_5_moe", DELTA | SHARED),
+    "mistral3": {"model_type": "mistral3", "text_config": FACTS["mistral"]},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama, one head of keys": FACTS["llama"] | {"num_key_value_heads": 1},
@@ -96,5 +108,6 @@ def config_of(name: str, **changes: Any) -> ModelConfig:
 
 
 def missing_families() -> set[str]:
-    """Those that no config above is of."""
-    return {family.name for family in FAMILIES if not FACTS.keys() & set(family.model_types)}
+    """Those that no config above is of. Transformers' own modules are not shared."""
+    ours = [family for family in FAMILIES if not family.is_foreign]
+    return {family.name for family in ours if not FACTS.keys() & set(family.model_types)}
