@@ -19,7 +19,7 @@ from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
 from tests.embedding_model import fetch_embedding_model
 from tests.leftovers import leftovers, mark_this_run
 from tests.private_redis import running_redis
-from tests.spreading import SpreadByServer, turn
+from tests.spreading import SpreadByServer, check_servers, turn
 from tests.time_limit import (  # noqa: F401 - hooks
     pytest_configure,
     pytest_runtest_call,
@@ -72,9 +72,9 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if is_one_of_several(config):
-        items.sort(key=turn)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    check_servers(items)
+    items.sort(key=turn)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SpreadByServer | None:

@@ -15,7 +15,10 @@ REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 LIVE = "tests/live/"
 SERVERS = {
     "shared_server": {"shared_server", "helexa"},
-    "scripted_server": {"scripted_server", "hermes", "openai_client", "anthropic_client"},
+    "scripted_server": {
+        *("scripted_server", "uvicorn_url", "hermes", "openai_client", "anthropic_client"),
+        *("ask", "respond", "converse"),
+    },
 }
 """Session fixture -> the fixtures that tests know it by. In the order of what takes longest."""
 
@@ -39,7 +42,27 @@ def server_of(file: str) -> str | None:
 def turn(item: pytest.Item) -> int:
     """Tests are handed out in this order. Live ones take long and wait much; short ones then fill
     the processes evenly at the end."""
-    file = item.nodeid.split("::", 1)[0]
+    file = file_of(item)
     if server := server_of(file):
         return list(SERVERS).index(server)
     return len(SERVERS) + (not file.startswith(LIVE))
+
+
+def check_servers(items: list[pytest.Item]) -> None:
+    """A server ends after the last of the files that are known to use it: see ``ends_with``. Raises
+    ``UsageError`` for a test that uses one by a name that ``SERVERS`` lacks."""
+    for item in items:
+        used = [server for server in SERVERS if server in getattr(item, "fixturenames", ())]
+        if used and server_of(file_of(item)) not in used:
+            raise pytest.UsageError(f"{item.nodeid} uses {used[0]}, and its parameters don't tell")
+
+
+def ends_with(item: pytest.Item, nextitem: pytest.Item | None) -> str | None:
+    """The server that no test after this one asks for. Idle it would take a tenth of a core until
+    the end of the run."""
+    server = server_of(file_of(item))
+    return None if nextitem and server == server_of(file_of(nextitem)) else server
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.split("::", 1)[0]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
-from tests.spreading import server_of
+from tests.spreading import ends_with, server_of
 
 
 @pytest.mark.parametrize(
@@ -20,3 +23,15 @@ from tests.spreading import server_of
 )
 def test_files_of_one_server_stay_together(file: str, server: str | None) -> None:
     assert server_of(file) == server
+
+
+def test_a_server_ends_with_the_last_test_that_shares_it() -> None:
+    def item(file: str) -> pytest.Item:
+        return cast(pytest.Item, SimpleNamespace(nodeid=f"{file}::test"))
+
+    answer, start = item("tests/live/test_answer.py"), item("tests/live/test_start_and_stop.py")
+    hang_ups, own = item("tests/live/test_hang_ups.py"), item("tests/test_spreading.py")
+    assert ends_with(answer, start) is None
+    assert ends_with(start, hang_ups) == ends_with(start, None) == "shared_server"
+    assert ends_with(hang_ups, own) == "scripted_server"
+    assert ends_with(own, None) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import anthropic
@@ -14,6 +15,16 @@ from tests.live.scripted_model import ScriptedModel
 from tests.live.scripted_server import ScriptedServe
 from tests.live.second_gateway import second_gateway
 from tests.live.serving import Serve, wait_until
+from tests.spreading import SERVERS, ends_with
+
+_running = {server: ExitStack() for server in SERVERS}
+"""How each server, and what runs beside it, is ended."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if server := ends_with(item, nextitem):
+        _running[server].close()
 
 
 @pytest.fixture(scope="session")
@@ -38,12 +49,11 @@ def with_caches(data_dir: Path, model_cache_dir: Path, native_cache_dir: Path) -
 
 @pytest.fixture(scope="session")
 def shared_server(server_dir: Path) -> Iterator[Serve]:
-    serve = Serve(server_dir)
-    try:
+    with _running["shared_server"] as running:
+        serve = Serve(server_dir)
+        running.callback(serve.end)
         serve.wait_ready()
         yield serve
-    finally:
-        serve.end()
 
 
 @pytest.fixture
@@ -60,19 +70,17 @@ def helexa(shared_server: Serve) -> Serve:
 def scripted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServe]:
     """One server for all tests that need a model to write what they say."""
     directory = tmp_path_factory.mktemp("scripted")
-    serve = ScriptedServe(directory / "var", directory / "scripts")
-    try:
+    with _running["scripted_server"] as running:
+        serve = ScriptedServe(directory / "var", directory / "scripts")
+        running.callback(serve.end)
         serve.wait_ready()
         yield serve
-    finally:
-        serve.end()
 
 
 @pytest.fixture(scope="session")
-def uvicorn_url(scripted_server: ScriptedServe) -> Iterator[str]:
+def uvicorn_url(scripted_server: ScriptedServe) -> str:
     """A gateway under uvicorn, beside the scripted server's own."""
-    with second_gateway(scripted_server) as url:
-        yield url
+    return _running["scripted_server"].enter_context(second_gateway(scripted_server))
 
 
 @pytest.fixture
