@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
 MODEL, SEEING = "hermes", "seeing"
 QUESTION = "what is the weather in Oslo?"
+SYSTEM = "You know the weather of every town."
 RESULT = "rain until Sunday"
 RESULT_ANSWER = "Take an umbrella."
 LONG = "tell me everything"
@@ -111,6 +112,9 @@ def calls_and_results(browser: Browser, model: ScriptedModel) -> None:
     tools = [{"name": "get_weather", "parameters": WEATHER["function"]["parameters"]}]  # type: ignore[index]
     open_all(browser)
     browser.type('[name="tools"]', json.dumps(tools))
+    browser.type('[name="system"]', SYSTEM)
+    browser.type('[name="top_p"]', "0.9")
+    browser.type('[name="seed"]', "7")
     ask(browser, QUESTION, 1)
     assert "get_weather" in browser.text
     folded = browser.run(
@@ -122,7 +126,8 @@ def calls_and_results(browser: Browser, model: ScriptedModel) -> None:
     press(browser, "Send results")
     browser.wait(lambda: has_ended(browser, 2), "the answer to the result")
     assert RESULT_ANSWER in browser.text
-    assert "Oslo" in model.received(RESULT)[-1].prompt
+    prompt = model.received(RESULT)[-1].prompt
+    assert "Oslo" in prompt and SYSTEM in prompt
 
 
 def open_all(browser: Browser) -> None:
@@ -143,7 +148,8 @@ def the_request_as_code(browser: Browser) -> None:
         code = browser.wait(
             lambda has=has: shown_code(browser) if has in shown_code(browser) else "", language
         )
-        assert QUESTION in code and RESULT in code
+        assert QUESTION in code and RESULT in code and SYSTEM in code
+        assert "top_p" in code and "0.9" in code
 
 
 def shown_code(browser: Browser) -> str:
