@@ -63,8 +63,8 @@ class TestGateway:
         self.stay_alive()
         self.make_stream()
 
-    def stay_alive(self) -> None:
-        self.client.set(gateway_alive_key(self.gateway_id), b"1", ex=60)
+    def stay_alive(self, for_s: int = 60) -> None:
+        self.client.set(gateway_alive_key(self.gateway_id), b"1", ex=for_s)
 
     def make_stream(self) -> None:
         key = gateway_events_key(self.gateway_id)

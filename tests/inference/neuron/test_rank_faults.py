@@ -20,11 +20,12 @@ from inference.neuron.service import NeuronService
 from inference.protocol.events import Failed, Finished
 from inference.protocol.load import LoadSpec
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.limit_s(900)]
 
 FOLLOWER = "inference.engine.ranks.follower"
 STEP_TIMEOUT_S = 5
 SILENCE_LIMIT_S = 10.0
+LIMIT_S = 1800
 LONG = 8000
 """Tokens: tens of seconds, and nobody waits for them."""
 
@@ -71,6 +72,7 @@ def test_whichever_rank_is_lost_the_model_comes_back(
     wait_until: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    gateway.stay_alive(LIMIT_S)
     monkeypatch.setenv("HELEXA_STEP_TIMEOUT_S", str(STEP_TIMEOUT_S))
     monkeypatch.setenv("HELEXA_ENGINE_THREADS", "2")
     monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path / "data"))
@@ -98,7 +100,8 @@ def test_whichever_rank_is_lost_the_model_comes_back(
         wait_until(lambda: gateway.wait_status("ready").num_restarts == num_restarts)  # noqa: B023
         before = ranks()
         assert set(before) == {0, 1}
-        request_id = gateway.submit(max_tokens=LONG, ignore_eos=True)
+        wanted = {"max_tokens": LONG, "ignore_eos": True}
+        request_id = gateway.submit(deadline_s=LIMIT_S, **wanted)
         service.drain_inbox()
         gateway.wait_events(request_id, lambda events: len(events) > 2)
         before[rank].send_signal(how)
