@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from django.contrib import messages
 from django.http import HttpRequest
@@ -59,11 +61,10 @@ def reload(*, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
 
 
 def unload(*, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
-    try:
-        job = services.unload_job_start(actor=actor, model_name=model_name, neuron_name=neuron_name)
-    except FleetError as error:
-        return Outcome(messages.ERROR, str(error))
-    return _started(job, f"Unloading {model_name} from {neuron_name}")
+    start = partial(
+        services.unload_job_start, actor=actor, model_name=model_name, neuron_name=neuron_name
+    )
+    return _start(start, f"Unloading {model_name} from {neuron_name}")
 
 
 def unload_everywhere(*, actor: Actor, model: CatalogueModel) -> list[Outcome]:
@@ -77,11 +78,10 @@ def unload_everywhere(*, actor: Actor, model: CatalogueModel) -> list[Outcome]:
 
 
 def put_to_sleep(*, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
-    try:
-        job = services.sleep_job_start(actor=actor, model_name=model_name, neuron_name=neuron_name)
-    except FleetError as error:
-        return Outcome(messages.ERROR, str(error))
-    return _started(job, f"{model_name} on {neuron_name} falls asleep")
+    start = partial(
+        services.sleep_job_start, actor=actor, model_name=model_name, neuron_name=neuron_name
+    )
+    return _start(start, f"{model_name} on {neuron_name} falls asleep")
 
 
 def put_to_sleep_everywhere(*, actor: Actor, model_name: str) -> list[Outcome]:
@@ -93,11 +93,10 @@ def put_to_sleep_everywhere(*, actor: Actor, model_name: str) -> list[Outcome]:
 
 
 def wake(*, actor: Actor, model_name: str, neuron_name: str) -> Outcome:
-    try:
-        job = services.wake_job_start(actor=actor, model_name=model_name, neuron_name=neuron_name)
-    except FleetError as error:
-        return Outcome(messages.ERROR, str(error))
-    return _started(job, f"Waking {model_name} on {neuron_name}")
+    start = partial(
+        services.wake_job_start, actor=actor, model_name=model_name, neuron_name=neuron_name
+    )
+    return _start(start, f"Waking {model_name} on {neuron_name}")
 
 
 def cancel(*, actor: Actor, job: LoadJob) -> Outcome:
@@ -106,6 +105,13 @@ def cancel(*, actor: Actor, job: LoadJob) -> Outcome:
     except FleetError as error:
         return Outcome(messages.ERROR, str(error))
     return _started(unload_job, f"Cancelling the {job.kind} of {job}")
+
+
+def _start(start: Callable[[], LoadJob], message: str) -> Outcome:
+    try:
+        return _started(start(), message)
+    except FleetError as error:
+        return Outcome(messages.ERROR, str(error))
 
 
 def _started(job: LoadJob, message: str) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin
@@ -11,7 +12,7 @@ from django.template.loader import render_to_string
 from django.utils.safestring import SafeString, mark_safe
 
 from fleet import selectors
-from fleet.admin.loading import actor_of, put_to_sleep, reload, tell, unload, wake
+from fleet.admin.loading import Outcome, actor_of, put_to_sleep, reload, tell, unload, wake
 from fleet.admin.replica_report import recent_errors, report_rows
 from fleet.admin.reported import ReportedAdmin
 from fleet.admin.unfold_types import action, display
@@ -145,43 +146,31 @@ class ReplicaAdmin(ReportedAdmin):
 
     @action(description="Unload", permissions=["operate"])
     def unload_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
-        for replica in queryset.select_related("neuron"):
-            outcome = unload(
-                actor=actor_of(request),
-                model_name=replica.model_name,
-                neuron_name=replica.neuron.name,
-            )
-            tell(request, outcome)
+        _with_each(unload, request, queryset)
 
     @action(description="Reload by the catalogue", permissions=["operate"])
     def reload_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
-        for replica in queryset.select_related("neuron"):
-            outcome = reload(
-                actor=actor_of(request),
-                model_name=replica.model_name,
-                neuron_name=replica.neuron.name,
-            )
-            tell(request, outcome)
+        _with_each(reload, request, queryset)
 
     @action(description="Sleep", permissions=["operate"])
     def sleep_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
-        for replica in queryset.select_related("neuron"):
-            outcome = put_to_sleep(
-                actor=actor_of(request),
-                model_name=replica.model_name,
-                neuron_name=replica.neuron.name,
-            )
-            tell(request, outcome)
+        _with_each(put_to_sleep, request, queryset)
 
     @action(description="Wake", permissions=["operate"])
     def wake_selected(self, request: HttpRequest, queryset: QuerySet[Replica]) -> None:
-        for replica in queryset.select_related("neuron"):
-            outcome = wake(
-                actor=actor_of(request),
-                model_name=replica.model_name,
-                neuron_name=replica.neuron.name,
-            )
-            tell(request, outcome)
+        _with_each(wake, request, queryset)
+
+
+def _with_each(
+    act: Callable[..., Outcome], request: HttpRequest, queryset: QuerySet[Replica]
+) -> None:
+    for replica in queryset.select_related("neuron"):
+        outcome = act(
+            actor=actor_of(request),
+            model_name=replica.model_name,
+            neuron_name=replica.neuron.name,
+        )
+        tell(request, outcome)
 
 
 def _reported(replica: Replica, field: str) -> str:
