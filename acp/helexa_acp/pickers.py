@@ -20,7 +20,7 @@ MODEL_OPTION = "model"
 
 
 def opened(config: Config, endpoints: Endpoints, session: Session) -> dict[str, Any]:
-    """Of the answer that opens a session."""
+    """What the answer that opens a session says of modes and models."""
     ids = model_ids(config, endpoints, session)
     return {
         "modes": {

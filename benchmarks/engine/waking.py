@@ -47,7 +47,7 @@ class Result:
     fall_asleep_s: float
     ratio: float
     awake_bytes: int
-    """Of the device, all that it may take."""
+    """All of the device's memory that it may take."""
     asleep_device_bytes: int
     asleep_host_bytes: int
 

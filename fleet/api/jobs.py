@@ -154,8 +154,8 @@ class ModelJobsView(JobView):
         return jobs or self._nowhere(name)
 
     def _nowhere(self, name: str) -> list[LoadJob]:
-        """Of a model that is loaded nowhere nothing is left to do. Raises ``UnknownModelError``
-        for a name that nobody has."""
+        """Nothing is left to do where a model is loaded nowhere. Raises ``UnknownModelError`` for a
+        name that nobody has."""
         selectors.model_known(name)
         return []
 

@@ -117,7 +117,7 @@ def check_adapter(settings: CatalogueSettings) -> None:
 
 
 def check_draft_model(settings: CatalogueSettings) -> None:
-    """It is there where it is spoken of, and nowhere else."""
+    """A draft model is named where ``speculation`` asks for one, and nowhere else."""
     is_wanted = settings.speculation == "draft_model"
     if settings.draft_model is not None:
         check_source(settings.draft_model, "draft_model")

@@ -32,7 +32,7 @@ fills the context gets its first token in time even behind another one. Two slow
 default model's whole context in about a tenth of it."""
 
 MOST_RANKS = 64
-"""Of one replica; there is no host with more cards."""
+"""No replica has more: there is no host with more cards."""
 
 MOST_DRAFT_TOKENS = 16
 """Half a block of keys and values."""

@@ -29,7 +29,7 @@ PAGES = {
     "budget_nearly_spent": ACCOUNTS,
     "account_refused": ACCOUNTS,
 }
-"""By kind: a URL's name, and what the link says."""
+"""Each kind has a URL's name, and what the link says."""
 SEARCHED = frozenset({"model_failing", "outdated", "too_few_replicas"})
 """The page is a list that is searched for what the finding is about."""
 

@@ -44,7 +44,7 @@ class ReplicaLine:
     decode_tokens_per_s: float
     failure: str = ""
     host_memory_bytes: int = 0
-    """Of the weights of one that sleeps."""
+    """The weights of a replica that sleeps take it."""
     adapters: tuple[str, ...] = ()
     """Loaded beside it."""
 
