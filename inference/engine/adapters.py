@@ -61,7 +61,7 @@ class Adapters:
 
     @property
     def names(self) -> list[str]:
-        """Of those that are resident, the least recently used first."""
+        """The resident adapters, the least recently used first."""
         return [slot.spec.name for slot in self._slots.values() if slot.loaded is not None]
 
     @property
@@ -82,7 +82,7 @@ class Adapters:
         self._give_slots()
 
     def forget(self, sequence: Sequence) -> None:
-        """It has ended."""
+        """Forgets a sequence that has ended."""
         if (slot := self._of_sequence.pop(sequence.sequence_id, None)) is not None:
             slot.users.discard(sequence.sequence_id)
             if slot.is_dropped and not slot.users:
@@ -98,7 +98,8 @@ class Adapters:
                 self._remove(slot)
 
     def wait(self, timeout_s: float) -> bool:
-        """Until one is loaded, or the time is over. Whether anybody waits for that."""
+        """Waits until an adapter is loaded, or the time is over. Returns whether anybody waits for
+        one."""
         futures = [slot.future for slot in self._slots.values() if slot.waiting]
         if futures:
             wait(futures, timeout_s, FIRST_COMPLETED)

@@ -58,7 +58,7 @@ class DraftRunner:
 
     @torch.inference_mode()
     def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]:
-        """As many tokens for each as its ``length``. Waits for the device once."""
+        """Drafts as many tokens for each row as its ``length``. Waits for the device once."""
         ordered = sorted(range(len(rows)), key=lambda index: -rows[index].length)
         steps = _Steps([rows[index] for index in ordered], self._kv.block_tokens)
         arrays = [self._ids(steps.token_ids), *steps.arrays()]
@@ -119,7 +119,7 @@ class _Steps:
         self.runs = tuple(len(row.sequence.token_ids) - row.start for row in rows)
         self.has_runs = any(run > 1 for run in self.runs)
         self.token_ids = [t for row in rows for t in row.sequence.token_ids[row.start :]]
-        """Of the first forward."""
+        """The token ids of the first forward."""
 
     def arrays(self) -> list[Ints]:
         """The row of each sequence's last token in the first forward, the blocks of each sequence,

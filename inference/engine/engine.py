@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from inference.engine.adapters import Adapters
+from inference.engine.admission import EngineLimits, command_problem, prompt_images
+from inference.engine.emission import emit_step
 from inference.engine.faults.containment import Outcome, contain, divide_schedule
 from inference.engine.faults.kinds import StepFault
 from inference.engine.faults.numerical_watch import NumericalWatch
-from inference.engine.images.prompt_images import PromptImages, image_problem
 from inference.engine.pending_outputs import PendingOutputs
 from inference.engine.prefix_disk import PrefixDisk
-from inference.engine.prompt_problem import prompt_problem
 from inference.engine.sampling.pending_grammars import GrammarSource, PendingGrammars
 from inference.engine.sampling.sampled import Sampled
 from inference.engine.scheduling.rates import PrefillAverage
 from inference.engine.scheduling.run_ahead import RunAhead
-from inference.engine.scheduling.scheduler import Schedule, Scheduler
-from inference.engine.scheduling.sequence import Sequence, SequenceState
+from inference.engine.scheduling.schedule import Schedule
+from inference.engine.scheduling.scheduler import Scheduler
+from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.step_times import StepTimes
-from inference.models.vision_config import VisionConfig
 from inference.protocol.engine import (
     CancelSequence,
     EngineStats,
     SequenceCancelled,
-    SequenceStep,
     StepOutputs,
     SubmitSequence,
 )
@@ -57,15 +55,6 @@ class Executor(Protocol):
     def forget(self, sequence: Sequence) -> None:
         """``sequence`` ended: drop what is kept for it."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    context_tokens: int
-    """Prompt plus output of one sequence."""
-    vocab_size: int
-    vision: VisionConfig | None = None
-    """Of a model that is given images."""
 
 
 class Engine:
@@ -143,8 +132,11 @@ class Engine:
 
     def submit(self, command: SubmitSequence) -> None:
         """Queue a sequence, or refuse it by an event in the next step's outputs."""
-        if (refusal := self._refusal(command)) is not None:
-            self._outputs.fail(command.sequence_id, *refusal)
+        problem = command_problem(command, self._limits, self._scheduler, self._adapters)
+        if problem is None and command.sequence_id in self._sequences:
+            problem = "engine_error", "a sequence with this sequence id is running"
+        if problem is not None:
+            self._outputs.fail(command.sequence_id, *problem)
             return
         self._num_submitted += 1
         sequence = Sequence(
@@ -160,7 +152,7 @@ class Engine:
             weight=command.weight,
             is_anonymous=command.is_anonymous,
             cache_salt=command.cache_salt,
-            images=self._images(command),
+            images=prompt_images(command, self._limits),
             prediction=command.prediction,
         )
         self._sequences[command.sequence_id] = sequence
@@ -224,36 +216,6 @@ class Engine:
     def take_outputs(self) -> StepOutputs:
         return self._outputs.take(self.stats())
 
-    def _refusal(self, command: SubmitSequence) -> tuple[str, str] | None:
-        """Code and message."""
-        limits = self._limits
-        problem = prompt_problem(
-            command.token_ids, vocab_size=limits.vocab_size, context_tokens=limits.context_tokens
-        )
-        problem = problem or image_problem(command.images, command.token_ids, limits.vision)
-        if problem is not None:
-            return problem
-        if command.adapter is not None and (reason := self._adapters.problem()) is not None:
-            return "model_load_failed", reason
-        waiting, queue = self._scheduler.waiting, self._scheduler.limits
-        if self._scheduler.is_full:
-            return "queue_full", f"{len(waiting)} sequences are waiting, as many as may"
-        if self._scheduler.is_full_for(command.account):
-            return "rate_limit_exceeded", (
-                f"{waiting.num_of(command.account)} sequences of this account are waiting; one "
-                f"account may have {queue.max_queue_depth_per_account} of the "
-                f"{queue.max_queue_depth} places"
-            )
-        if command.sequence_id in self._sequences:
-            return "engine_error", "a sequence with this sequence id is running"
-        return None
-
-    def _images(self, command: SubmitSequence) -> PromptImages | None:
-        vision = self._limits.vision
-        if vision is None or not command.images:
-            return None
-        return PromptImages(command.images, len(command.token_ids), vision.merge)
-
     def _next_schedule(self) -> tuple[Schedule, Callable[[Schedule], Sampled]]:
         """And what executes it."""
         pacer = self._times.pacer
@@ -264,7 +226,7 @@ class Engine:
     def _record_time(
         self, schedule: Schedule, outcome: Outcome[Schedule, Sampled], step_s: float
     ) -> None:
-        """Of a step that ran whole."""
+        """Records how long a step took that ran whole."""
         num_run_tokens = sum(sampled.num_run_tokens for _, sampled in outcome.done)
         self._times.record(
             schedule, step_s=step_s, now_s=self._clock(), num_run_tokens=num_run_tokens
@@ -277,10 +239,6 @@ class Engine:
         """Commit and emit what ran, end what is at fault."""
         for part, sampled in outcome.done:
             self._scheduler.commit(part, sampled.token_ids, sampled.runs)
-            self._emit_runs(part, sampled)
-            for sequence_id, logprobs in sampled.prompt_logprobs.items():
-                step = SequenceStep(sequence_id=sequence_id, token_ids=[], prompt_logprobs=logprobs)
-                self._outputs.add(step)
             self._emit(part, sampled)
         for part, fault in outcome.failed:
             for sequence in part.sequences:
@@ -291,60 +249,17 @@ class Engine:
             num_failed=sum(len(sampled.failed) for _, sampled in outcome.done),
         )
 
-    def _emit_runs(self, schedule: Schedule, sampled: Sampled) -> None:
-        """Drafts that turned out right, before the token that the step ends with."""
-        for row, run in sampled.runs.items():
-            sequence = schedule.decodes[row]
-            self._outputs.add(
-                SequenceStep(
-                    sequence_id=sequence.sequence_id,
-                    token_ids=run.token_ids,
-                    logprobs=run.logprobs or None,
-                    num_drafted_tokens=len(schedule.drafts[sequence]),
-                    num_accepted_drafts=len(run.token_ids),
-                )
-            )
-
     def _emit(self, schedule: Schedule, sampled: Sampled) -> None:
-        """One ``SequenceStep`` per sequence that got a token; end those that are done."""
-        ended: list[Sequence] = []
-        for row, sequence in enumerate(schedule.sampled):
-            if sequence.state is SequenceState.ENDED:
-                continue  # since the step was launched
-            if (failure := sampled.failure(row)) is not None:
-                if row in sampled.failed:
-                    self._scheduler.kv_cache.distrust(sequence)
-                ended.append(sequence)
-                self._fail(sequence, *failure, num_unusable_tokens=1)
-                continue
-            token_id = sequence.token_ids[-1]
-            is_stop = token_id in sequence.stop_ids or row in sampled.ended
-            is_complete = is_stop or row in sampled.complete
-            is_end = is_complete or len(sequence.token_ids) >= sequence.max_length
-            num_output_tokens = sequence.num_output_tokens
-            if num_output_tokens == 1:
-                sequence.first_token_s = self._step_end_s
-            logprob = sampled.logprobs.get(row)
-            self._outputs.add(
-                SequenceStep(
-                    sequence_id=sequence.sequence_id,
-                    token_ids=[] if is_stop else [token_id],
-                    logprobs=None if logprob is None or is_stop else [logprob],
-                    num_cached_tokens=sequence.num_cached_tokens
-                    if num_output_tokens == 1
-                    else None,
-                    finish_reason="stop" if is_complete else "length" if is_end else None,
-                    num_output_tokens=num_output_tokens if is_end else 0,
-                    timing=sequence.timing(self._step_end_s) if is_end else None,
-                    # Of a sequence with a run, that says it.
-                    num_drafted_tokens=0
-                    if row in sampled.runs
-                    else len(schedule.drafts.get(sequence, ())),
-                )
-            )
-            if is_end:
-                ended.append(sequence)
-                self._forget(sequence)
+        ended, failed = emit_step(schedule, sampled, self._outputs, self._step_end_s)
+        for sequence in ended:
+            self._forget(sequence)
+        for row, sequence in failed:
+            if row in sampled.failed:
+                self._scheduler.kv_cache.distrust(sequence)
+            failure = sampled.failure(row)
+            assert failure is not None
+            self._fail(sequence, *failure, num_unusable_tokens=1)
+            ended.append(sequence)
         self._scheduler.end_many(ended)
 
     def _wait(self) -> None:

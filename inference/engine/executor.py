@@ -11,9 +11,9 @@ from inference.engine.faults.kinds import StepFault
 from inference.engine.model_runner import ModelRunner
 from inference.engine.sampling.logprobs import prompt_logprobs
 from inference.engine.sampling.sampled import Sampled
-from inference.engine.sampling.sampler import Chosen, Sampler
-from inference.engine.sampling.verifying import DraftedChoice, choose_drafted, read_drafted
-from inference.engine.scheduling.scheduler import Schedule
+from inference.engine.sampling.sampler import Sampler, UnreadTokens
+from inference.engine.sampling.verifying import UnreadDrafts, choose_drafted, read_drafted
+from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.to_device import on_device
 
@@ -22,13 +22,13 @@ from inference.engine.to_device import on_device
 class LaunchedStep:
     schedule: Schedule
     logits: torch.Tensor
-    """Of the sampled sequences, then of the scored tokens: see ``ModelRunner.run``."""
-    chosen: Chosen | DraftedChoice
+    """Rows of the sampled sequences, then of the scored tokens: see ``ModelRunner.run``."""
+    unread: UnreadTokens | UnreadDrafts
 
     def token_ids_of(self, sequences: list[Sequence]) -> torch.Tensor:
         """What it sampled for each of them: (num_sequences,) int64, on the device."""
-        assert isinstance(self.chosen, Chosen), "nothing starts from a step with drafts unread"
-        token_ids, sampled = self.chosen.token_ids(), self.chosen.sequences
+        assert isinstance(self.unread, UnreadTokens), "nothing starts from unread drafts"
+        token_ids, sampled = self.unread.token_ids(), self.unread.sequences
         if sequences == sampled:
             return token_ids
         row_of = {sequence.sequence_id: row for row, sequence in enumerate(sampled)}
@@ -53,15 +53,15 @@ class TensorExecutor:
             return LaunchedStep(schedule, logits, choose_drafted(self._sampler, schedule, logits))
         num_ahead = 0 if after is None else 1
         sampled = schedule.sampled
-        chosen = self._sampler.choose(sampled, logits[: len(sampled)], num_ahead=num_ahead)
-        return LaunchedStep(schedule, logits, chosen)
+        unread = self._sampler.choose(sampled, logits[: len(sampled)], num_ahead=num_ahead)
+        return LaunchedStep(schedule, logits, unread)
 
     def read(self, step: LaunchedStep) -> Sampled:
-        if isinstance(step.chosen, DraftedChoice):
-            return read_drafted(self._sampler, step.chosen)
+        if isinstance(step.unread, UnreadDrafts):
+            return read_drafted(self._sampler, step.unread)
         chunks = step.schedule.prefills
-        scored = prompt_logprobs(chunks, step.logits[len(step.chosen.sequences) :])
-        sampled = self._sampler.read(step.chosen)
+        scored = prompt_logprobs(chunks, step.logits[len(step.unread.sequences) :])
+        sampled = self._sampler.read(step.unread)
         return replace(sampled, prompt_logprobs=scored) if scored else sampled
 
     def is_settled(self, sequence: Sequence) -> bool:

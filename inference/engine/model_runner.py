@@ -21,7 +21,7 @@ from inference.engine.block_tables import BlockTables
 from inference.engine.images.image_rows import ImageRows
 from inference.engine.images.step_pictures import step_pictures
 from inference.engine.predictor_runner import PredictorRunner
-from inference.engine.scheduling.scheduler import PrefillChunk, Schedule
+from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.to_device import all_on_device
 from inference.models.batch import EMPTY_STATE, LONE_STATE, Batch, PrefillSpan
@@ -167,7 +167,7 @@ class _Rows:
 
 
 def _adapters_of(decodes: list[Sequence], prefills: list[PrefillChunk]) -> tuple[Any, ...] | None:
-    """Of each row that decodes and then of each span; ``None``: there are none."""
+    """The adapter of each row that decodes, then of each span; ``None``: there are none."""
     found = tuple(s.adapter for s in (*decodes, *(chunk.sequence for chunk in prefills)))
     return None if all(adapter is None for adapter in found) else found
 
@@ -195,7 +195,7 @@ def _rows_of_runs(
 
 
 def _read_slot(sequence: Sequence) -> int:
-    """Of the state that a step of the sequence starts from; any where it has none."""
+    """The slot of the state that a step of the sequence starts from; any where it has none."""
     return sequence.state_slot or EMPTY_STATE
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from inference.engine.scheduling.scheduler import Schedule
+from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.speculation.draft_model import DraftRow
 from inference.engine.to_device import all_on_device, read_back
@@ -32,7 +32,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Of a sequence's newest rows."""
+    """What is kept of a sequence's newest rows."""
 
     first_position: int
     hidden: torch.Tensor
@@ -91,8 +91,8 @@ class PredictorRunner:
 
     @torch.inference_mode()
     def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]:
-        """As many tokens for each as its ``length``; none for one whose last step it missed. Waits
-        for the device once."""
+        """Drafts as many tokens for each row as its ``length``; none for one whose last step it
+        missed. Waits for the device once."""
         ready = [row for row in rows if self._is_ready(row.sequence)]
         ready.sort(key=lambda row: -row.length)
         drafts: dict[str, list[int]] = {row.sequence.sequence_id: [] for row in rows}
@@ -128,7 +128,7 @@ class PredictorRunner:
             count = len(places)
             batch = Batch(token_ids[:count], places, slots, blocks[:count])
             hidden = self._predictor.forward(batch, hidden[:count], self._kv)
-            token_ids = self._model.logits(hidden).argmax(dim=-1)
+            token_ids = self._predictor.logits(hidden).argmax(dim=-1)
             found.append(token_ids)
         return found
 
@@ -149,13 +149,13 @@ class _FollowedRows:
     _positions: list[int] = field(default_factory=list)
     _slots: list[int] = field(default_factory=list)
     _sources: list[int] = field(default_factory=list)
-    """Of hidden rows: in the step, or behind its last among those that were kept."""
+    """Where each hidden row is: in the step, or behind its last among those that were kept."""
     _earlier: list[torch.Tensor] = field(default_factory=list)
     _tables: list[list[int]] = field(default_factory=list)
-    """Of each row that decodes."""
+    """The block table of each row that decodes."""
     _spans: list[tuple[int, int, int, int, list[int]]] = field(default_factory=list)
     _num_rows: int = 0
-    """Of the step, so far."""
+    """How many rows the step has so far."""
 
     def add_step(self, schedule: Schedule) -> None:
         total = sum(schedule.decode_runs) + schedule.num_prefill_tokens

@@ -46,7 +46,7 @@ class BlockStorage(Protocol):
 class _Reading:
     sequence: Sequence
     first_block: int
-    """Of those that are read."""
+    """The first of the blocks that are read."""
     future: Future[list[Tensors]]
 
 
@@ -88,7 +88,7 @@ class PrefixDisk:
         self._computing[sequence.sequence_id] = sequence
 
     def forget(self, sequence: Sequence) -> None:
-        """It has ended."""
+        """Forgets a sequence that has ended."""
         if self._computing.pop(sequence.sequence_id, None) is not None:
             if sequence.has_prompt_in_blocks:
                 self._remember(sequence)
@@ -118,7 +118,8 @@ class PrefixDisk:
             self._copy_some()
 
     def wait(self, timeout_s: float) -> bool:
-        """Until something is read, or the time is over. Whether there is nothing to do before."""
+        """Waits until something is read, or the time is over. Returns whether there is nothing to
+        do before."""
         if self._readings:
             wait([r.future for r in self._readings], timeout_s, FIRST_COMPLETED)
         elif len(self._writes) >= MOST_WRITING:
@@ -126,7 +127,8 @@ class PrefixDisk:
         return bool(self._readings or self._unwritten)
 
     def flush(self) -> None:
-        """Until all that was computed is written. For an engine that ends, and for tests."""
+        """Writes all that was computed, and waits for it. For an engine that ends, and for
+        tests."""
         while self._unwritten:
             self._copy_some(wait_for_disk=True)
         while self._writes:
@@ -217,7 +219,7 @@ class PrefixDisk:
             self._writes.append(self._writer.submit(self._files.write, unwritten.name, copies))
 
     def _names(self, sequence: Sequence) -> list[str]:
-        """Of the whole blocks of its prompt."""
+        """The files' names of the whole blocks of its prompt."""
         size, tokens = self._cache.block_tokens, sequence.token_ids
         num_blocks = sequence.num_prompt_tokens // size
         blocks = [tokens[i * size : (i + 1) * size] for i in range(num_blocks)]

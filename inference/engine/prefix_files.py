@@ -39,7 +39,7 @@ def chain(root: bytes, blocks: Sequence[Sequence[int]]) -> list[str]:
 
 
 def root_of(fingerprint: str, salt: str) -> bytes:
-    """Of the chains of a model's blocks under one salt."""
+    """Where the chains of a model's blocks begin under one salt."""
     return hashlib.sha256(f"{fingerprint}\0{salt}".encode()).digest()
 
 
@@ -151,7 +151,7 @@ class PrefixFiles:
 
 
 def _digest(tensors: Tensors) -> str:
-    """Of names, shapes, dtypes and what they hold."""
+    """A digest of the tensors' names, shapes, dtypes and contents."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]

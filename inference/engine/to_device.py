@@ -34,7 +34,7 @@ def all_on_device(
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
-class Reading:
+class HostCopy:
     """Whole numbers and booleans on their way to the host, each tensor flat. The copy is queued
     when this is made, so that what is launched later is not waited for."""
 
@@ -62,7 +62,7 @@ class Reading:
 
 
 def read_back(tensors: Ordered[torch.Tensor]) -> list[list[int]]:
-    return Reading(tensors).values()
+    return HostCopy(tensors).values()
 
 
 def column(values: list[float], device: torch.device) -> torch.Tensor:

@@ -61,7 +61,7 @@ class AdapterConfig:
 
 
 def read_adapter_config(document: object) -> AdapterConfig:
-    """Of parsed JSON. Raises ``BadAdapterError``."""
+    """Reads parsed JSON. Raises ``BadAdapterError``."""
     if not isinstance(document, dict):
         raise BadAdapterError("adapter_config.json is not an object")
     _refuse_unsupported(document)

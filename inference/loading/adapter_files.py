@@ -18,8 +18,9 @@ from pathlib import Path
 from inference.loading.adapter_config import AdapterConfig, read_adapter_config
 from inference.loading.checksum import check_sha256
 from inference.loading.errors import BadAdapterError, BadFileError, BadSourceError, MissingFileError
+from inference.loading.progress import OnProgress
 from inference.loading.safetensors_tensors import SafetensorsFiles
-from inference.loading.sources import OnProgress, parse_source
+from inference.loading.sources import parse_source
 from inference.models.adapter import AdapterWeights, LowRank
 from inference.models.adapter_targets import adaptable_shapes
 from inference.models.config import ModelConfig
@@ -36,7 +37,7 @@ _TENSOR = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 class OpenedAdapter:
     weights: AdapterWeights
     fingerprint: str
-    """Of its files' bytes: two adapters of one fingerprint compute the same."""
+    """A digest of its files' bytes: two adapters of one fingerprint compute the same."""
 
 
 def open_adapter(
@@ -90,7 +91,7 @@ class _Pair:
 
 
 def _pairs(files: SafetensorsFiles, config: ModelConfig) -> Mapping[str, _Pair]:
-    """By the names that the model has."""
+    """The adapter's pairs of matrices, by the model's names of the weights."""
     halves: dict[str, dict[str, str]] = {}
     for name in files.names:
         match = _TENSOR.fullmatch(name)

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 HUB_URL = re.compile(r"^(?:https?://(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+?)/?$")
 UNUSED_TYPE = 5
-"""Of tokenizer.ggml.token_type: rows that only fill the embedding up, no token elsewhere."""
+"""The tokenizer.ggml.token_type of rows that only fill the embedding up, no token elsewhere."""
 
 Metadata = Mapping[str, Any]
 FetchTokenizer = Callable[[str], Path]

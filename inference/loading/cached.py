@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from inference.loading.errors import BadSourceError
+from inference.loading.folders import bytes_under, files_under
 from inference.loading.hub_cache import hub_cache_dir
 from inference.loading.pypi import PARTIAL_PREFIX
-from inference.loading.watched import bytes_under, files_under
 from inference.protocol.downloads import CachedFile, CachedModel
 
 REPOSITORY_PREFIX = "models--"
@@ -129,6 +129,6 @@ def _files(directory: Path) -> list[CachedFile]:
 
 
 def _last_used(directory: Path) -> float | None:
-    """By the newest access or change of a file, where the disk notes accesses."""
+    """The newest access or change of a file, where the disk notes accesses."""
     moments = [max(stats.st_atime, stats.st_mtime) for _, stats in files_under(directory)]
     return max(moments, default=None)

@@ -10,8 +10,8 @@ from inference.protocol.load import EarlierLoads, LoadSpec
 
 
 def choose_device(spec: LoadSpec, rank: int = 0) -> torch.device:
-    """Of one rank. Raises ``BadSourceError`` for a device that is not here, and where devices and
-    ranks are not as many."""
+    """The device of one rank. Raises ``BadSourceError`` for a device that is not here, and where
+    devices and ranks are not as many."""
     num_ranks, number = spec.tensor_parallel, max(spec.min_devices, len(spec.devices))
     if number > 1 and number != num_ranks:
         raise BadSourceError(

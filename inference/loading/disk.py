@@ -6,14 +6,14 @@ import errno
 import shutil
 from pathlib import Path
 
-from inference.loading.errors import DiskFullError
+from inference.loading.errors import DiskFullError, DownloadFailedError, LoadError
 
 RESERVE_BYTES = 64 * 1024**2
 """Left for everybody else on that disk: logs, the database."""
 
 
 def free_disk_bytes(directory: Path) -> int:
-    """Of the disk that ``directory`` is on or will be."""
+    """What is free on the disk that ``directory`` is on or will be."""
     while not directory.exists():
         directory = directory.parent
     return shutil.disk_usage(directory).free
@@ -32,3 +32,10 @@ def check_disk(directory: Path, missing_bytes: int, what: str) -> None:
 
 def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def unwritten(error: OSError, directory: Path) -> LoadError:
+    """What the system refused while files were written there, in words for operators."""
+    if is_disk_full(error):
+        return DiskFullError(f"the disk of {directory} was full: {error}")
+    return DownloadFailedError(f"{directory} cannot be written: {error}")

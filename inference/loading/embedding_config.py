@@ -17,6 +17,7 @@ from typing import Any
 
 from inference.loading.config import read_directory_config, read_json
 from inference.loading.errors import BadFileError, UnknownArchitectureError
+from inference.loading.learnt_config import learnt_config
 from inference.models.embedding_config import Activation, EmbeddingConfig, Pooling
 from inference.models.families.hub_config import Json, check_dense, positive_integer
 
@@ -46,7 +47,7 @@ def check_directory_config(directory: Path) -> None:
     """Can a model of this config be run here, weights aside? Raises ``MissingFileError``,
     ``BadFileError``, ``UnknownArchitectureError``."""
     if read_embedding_config(directory) is None:
-        read_directory_config(directory)
+        learnt_config(read_directory_config(directory))
 
 
 def read_embedding_config(directory: Path) -> EmbeddingConfig | None:
@@ -136,8 +137,8 @@ def _bare_pooling(config: Json) -> Pooling:
 
 
 def _declared_pooling(directory: Path) -> tuple[Pooling, bool]:
-    """Of the modules that sentence-transformers would run one after the other, and whether a
-    normalisation is among them."""
+    """The pooling among the modules that sentence-transformers would run one after the other, and
+    whether a normalisation is among them."""
     modules = _modules(directory)
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):

@@ -18,7 +18,9 @@ from typing import NoReturn
 import msgspec
 
 from inference.loading.cached import list_cached
+from inference.loading.disk import unwritten
 from inference.loading.errors import LoadError
+from inference.loading.progress import OnProgress
 from inference.loading.sources import fetch_files
 from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec
 
@@ -39,7 +41,7 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True, tag="fetched"):
     """Their paths."""
     weight_bytes: int
     new_files: dict[str, list[str]] = {}
-    """Of what was not there before: ``source@revision`` -> names, as ``CachedModel`` has them."""
+    """What was not there before: ``source@revision`` -> names, as ``CachedModel`` has them."""
 
 
 class FetchFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -58,29 +60,29 @@ def main() -> NoReturn:
     """Ends without waiting for the threads: one reads, another may go on downloading."""
     order = decode_order(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    outcome = fetch(order, lambda progress: _say(Fetching(progress=progress)))
+    _say(outcome)
+    os._exit(0 if isinstance(outcome, Fetched) else 1)
+
+
+def fetch(order: FetchOrder, on_progress: OnProgress) -> Fetched | FetchFailed:
     cache_dir = Path(order.cache_dir)
     before = _cached_names(cache_dir, order.spec)
     try:
-        files = fetch_files(
-            order.spec,
-            cache_dir,
-            order.free_memory_bytes,
-            lambda progress: _say(Fetching(progress=progress)),
-        )
-    except LoadError as error:
-        _say(
-            FetchFailed(failure=error.failure, new_files=_new_files(before, cache_dir, order.spec))
-        )
-        os._exit(1)
-    weight_bytes = sum(path.stat().st_size for path in files.weights)
-    weights = [str(path) for path in files.weights]
-    new_files = _new_files(before, cache_dir, order.spec)
-    _say(Fetched(weights=weights, weight_bytes=weight_bytes, new_files=new_files))
-    os._exit(0)
+        files = fetch_files(order.spec, cache_dir, order.free_memory_bytes, on_progress)
+    except (LoadError, OSError) as error:
+        named = unwritten(error, cache_dir) if isinstance(error, OSError) else error
+        new_files = _new_files(before, cache_dir, order.spec)
+        return FetchFailed(failure=named.failure, new_files=new_files)
+    return Fetched(
+        weights=[str(path) for path in files.weights],
+        weight_bytes=sum(path.stat().st_size for path in files.weights),
+        new_files=_new_files(before, cache_dir, order.spec),
+    )
 
 
 def _cached_names(cache_dir: Path, spec: LoadSpec) -> dict[str, set[str]]:
-    """Of this source alone: others may be downloaded at the same time."""
+    """The cached files of this source alone: others may be downloaded at the same time."""
     name = spec.source.partition("==")[0]
     return {
         f"{model.source}@{model.revision}": {file.name for file in model.files}

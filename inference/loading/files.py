@@ -80,8 +80,8 @@ class GGUFVariant:
 
 
 def config_files(names: Collection[str]) -> tuple[str, ...]:
-    """Those of a source's files that tell whether it can be run here, weights aside. What lowers
-    the case of an embedding model's text is in its tokenizer."""
+    """The files that tell whether a source can be run here, weights aside. What lowers the case of
+    an embedding model's text is in its tokenizer."""
     wanted = CONFIG_FILES | {TOKENIZER} if SENTENCE_CONFIG in names else CONFIG_FILES
     return tuple(sorted(wanted & set(names)))
 

@@ -1,20 +1,30 @@
 """``ModelConfig`` from a GGUF file's header, read by the family that the file names. Imports no
-torch."""
+torch, but for a file of one of transformers' own modules."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from inference.loading.gguf_header import GGUFHeader
+from inference.loading.learnt_config import learnt_config
 from inference.models.config import ModelConfig
-from inference.models.families.gguf_keys import ROPE_FREQUENCIES, GGUFKeys
+from inference.models.families.foreign_gguf import MODULES
+from inference.models.families.gguf_keys import ROPE_FREQUENCIES, GGUFKeys, text_facts
 from inference.models.families.registry import check_gguf_architecture
 
 
 def read_gguf_config(header: GGUFHeader) -> ModelConfig:
-    """Raises ``UnknownArchitectureError``, ``BadFileError``."""
+    """What transformers' own module computes is looked at, which imports it and torch. Raises
+    ``UnknownArchitectureError``, ``BadFileError``."""
     architecture = str(header.metadata.get("general.architecture"))
     family = check_gguf_architecture(architecture)
+    if family.is_foreign:
+        from inference.loading.gguf_module import read_module_config  # imports transformers
+
+        read = family.read_config(read_module_config(header, MODULES[architecture]), {})
+        return learnt_config(replace(read, **text_facts(header.metadata)))
     assert family.read_gguf is not None
     shapes = {name: info.shape for name, info in header.tensors.items()}
     keys = GGUFKeys(header.metadata, architecture, shapes, _rope_divisors(header))

@@ -70,8 +70,8 @@ def _half(field: npt.NDArray[np.uint8]) -> npt.NDArray[np.float16]:
 def _spread(
     field: npt.NDArray[np.uint8], width: int, span: int | None = None
 ) -> npt.NDArray[np.uint8]:
-    """Of each ``span`` bytes (``None``: of each block's) all lowest ``width`` bits, then all next
-    ones: (rows, blocks, n) -> (rows, blocks, 8 / width * n)."""
+    """Takes of each ``span`` bytes (``None``: of each block's) all lowest ``width`` bits, then all
+    next ones: (rows, blocks, n) -> (rows, blocks, 8 / width * n)."""
     spans = field.reshape(*field.shape[:2], -1, span or field.shape[2])
     digits = np.empty((*spans.shape[:3], 8 // width, spans.shape[3]), np.uint8)
     for index in range(8 // width):

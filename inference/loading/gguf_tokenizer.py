@@ -20,7 +20,7 @@ from inference.loading.gguf_pre_tokenizers import (
 )
 
 CONTROL, USER_DEFINED = 3, 4
-"""Of tokenizer.ggml.token_type."""
+"""Values of tokenizer.ggml.token_type."""
 
 SPACE = "\u2581"
 

@@ -6,7 +6,7 @@ Downloads resume; what is cached needs no network, and with HF_HUB_OFFLINE none 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -47,8 +47,10 @@ from inference.loading.files import (
     choose_weights,
     config_files,
 )
+from inference.loading.folders import bytes_under
 from inference.loading.hub_cache import hub_cache_dir
-from inference.loading.watched import bytes_under, run_watched
+from inference.loading.progress import OnProgress
+from inference.loading.watched import run_watched
 from inference.models.families.registry import check_gguf_architecture
 from inference.protocol.load import LoadProgress, LoadStage
 
@@ -62,7 +64,7 @@ class RepositoryListing:
     sizes: Mapping[str, int]
     """File name -> bytes."""
     gguf_architecture: str | None = None
-    """Of a repository of GGUF files, as the hub read it from one of them."""
+    """The architecture of a repository of GGUF files, as the hub read it from one of them."""
 
 
 class Hub(Protocol):
@@ -104,7 +106,7 @@ def download(
     wanted: str | None,
     cache_dir: Path,
     free_bytes: int,
-    on_progress: Callable[[LoadProgress], None],
+    on_progress: OnProgress,
     hub: Hub | None = None,
 ) -> ModelFiles:
     """Raises ``LoadError``. ``wanted`` and ``free_bytes`` as in ``choose_weights``."""
@@ -154,7 +156,7 @@ def _check_runs_here(
 def download_tokenizer(
     repo: str,
     cache_dir: Path,
-    on_progress: Callable[[LoadProgress], None],
+    on_progress: OnProgress,
     hub: Hub | None = None,
 ) -> Path:
     """The folder of a repository's texts (tokenizer, templates, configs), without its weights.
@@ -170,7 +172,7 @@ def download_folder(
     revision: str | None,
     wanted: Sequence[str],
     cache_dir: Path,
-    on_progress: Callable[[LoadProgress], None],
+    on_progress: OnProgress,
     hub: Hub | None = None,
 ) -> Path | None:
     """The folder with those files of ``wanted`` that the repository has; ``None``: it has none of
@@ -199,7 +201,7 @@ def _fetch_all(
     listing: RepositoryListing,
     names: Sequence[str],
     hub_dir: Path,
-    on_progress: Callable[[LoadProgress], None],
+    on_progress: OnProgress,
 ) -> dict[str, Path]:
     total = sum(listing.sizes[name] for name in names)
     blobs_dir = hub_dir / f"models--{repo.replace('/', '--')}" / "blobs"
@@ -233,7 +235,7 @@ def _is_cached(repo: str, listing: RepositoryListing, name: str, hub_dir: Path) 
 
 
 def _partial_bytes(blobs_dir: Path) -> int:
-    """Of downloads that were broken off, which are resumed."""
+    """What is there of downloads that were broken off, which are resumed."""
     return sum(path.stat().st_size for path in blobs_dir.glob("*.incomplete"))
 
 

@@ -20,7 +20,7 @@ from inference.models.vision_config import VisionConfig
 from inference.protocol.images import ImageRatioError, VisionInput, image_grid
 
 KEPT_KEYS = ("image_mean", "image_std", "resample", "rescale_factor", "do_rescale", "do_normalize")
-"""Of preprocessor_config.json; sizes are in ``VisionConfig``."""
+"""The keys of preprocessor_config.json that are read; sizes are in ``VisionConfig``."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """What clients may send: no other decoder is ever started."""
 
@@ -55,8 +55,8 @@ def with_bounded_pixels(
 def open_image_processor(
     directory: Path, config: ModelConfig
 ) -> tuple[QwenImageProcessor | None, str]:
-    """Of a model that is given images; where it cannot be had, and there is a tower, in words why
-    not. Raises ``LoadError``."""
+    """The processor of a model that is given images; where it cannot be had, and there is a tower,
+    in words why not. Raises ``LoadError``."""
     if config.vision is None:
         return None, ""
     if find_spec("PIL") is None:

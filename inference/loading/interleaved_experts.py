@@ -113,7 +113,7 @@ class InterleavedExperts:
         return unpacked(self._rows(blocks, part), self._rows(scales, part), name)
 
     def _rows(self, stacked: torch.Tensor, part: _Part) -> torch.Tensor:
-        """Of an expert, (rows, ...): those of the projection."""
+        """The rows of one projection among all of an expert's (rows, ...)."""
         if part.projection == "down_proj":
             return stacked
         return stacked[0 if part.projection == "gate_proj" else 1 :: 2]

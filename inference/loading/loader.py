@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,12 +26,8 @@ from inference.loading.devices import (
 )
 from inference.loading.directory_tokenizer import directory_tokenizer
 from inference.loading.embedding_config import read_embedding_config
-from inference.loading.embedding_files import (
-    OpenedEmbeddingModel,
-    check_embedding_fits,
-    count_parameters,
-)
-from inference.loading.errors import BadSourceError
+from inference.loading.embedding_files import OpenedEmbeddingModel
+from inference.loading.embedding_loader import open_embedding_model
 from inference.loading.expert_files import by_expert
 from inference.loading.files import ModelFiles
 from inference.loading.gguf_config import read_gguf_config
@@ -41,8 +36,8 @@ from inference.loading.gguf_tensors import GGUFTensorFiles
 from inference.loading.gguf_tokenizer_files import tokenizer_directory
 from inference.loading.image_processor import with_bounded_pixels
 from inference.loading.kv_choice import foreseen_kv_format
+from inference.loading.learnt_config import learnt_config
 from inference.loading.opened_weights import OpenedWeights
-from inference.loading.pair_tokens import separator_of_pairs
 from inference.loading.preflight import (
     LargestStep,
     MemoryNeed,
@@ -51,6 +46,7 @@ from inference.loading.preflight import (
     check_tensors,
     memory_need,
 )
+from inference.loading.progress import OnProgress
 from inference.loading.quantized_files import QuantizedFiles, check_quantization
 from inference.loading.rank_files import RankFiles, rank_shares
 from inference.loading.safetensors_model import open_safetensors
@@ -58,7 +54,7 @@ from inference.loading.sources import fetch_files, fetch_tokenizer
 from inference.loading.tensor_files import TensorFiles
 from inference.loading.unquantized import Unquantized, open_unquantized
 from inference.models.config import ModelConfig
-from inference.models.embedding_config import EmbeddingConfig
+from inference.models.families.registry import family_of
 from inference.models.linear import LinearFactory
 from inference.models.native.build import find_compiler
 from inference.models.parallel.cuts import rank_cuts
@@ -70,8 +66,6 @@ PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
 COPY_MARGIN = 2
 """Copies that only make prompts faster are kept where they leave this many times their own size."""
 
-OnProgress = Callable[[LoadProgress], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedModel:
@@ -81,7 +75,7 @@ class OpenedModel:
     weights: WeightSource
     tokenizer_dir: Path
     weight_bytes: int
-    """Of all tensors, as their files hold them, or as they are quantised while loading."""
+    """What all tensors take as their files hold them, or as they are quantised while loading."""
     num_parameters: int
     cache_dir: Path
     need: MemoryNeed
@@ -91,10 +85,10 @@ class OpenedModel:
     left_out: str = ""
     """In words: what of the files the model does not compute with."""
     unquantized: Unquantized | None = None
-    """Of a model that is quantised while it loads, whole."""
+    """The dense weights of a model that is quantised while it loads, whole."""
     shares: tuple[RankShare, ...] = ()
-    """Of all ranks, where several share the model; ``config`` is of the whole, ``weights`` and
-    ``need`` are of one rank."""
+    """The shares of all ranks, where several share the model; ``config`` is of the whole,
+    ``weights`` and ``need`` are of one rank."""
 
     @property
     def estimated_load_bytes(self) -> int:
@@ -131,7 +125,7 @@ def open_model(
     files = fetch_files(spec, cache_dir, free_bytes, on_progress)
     on_progress(LoadProgress(stage=LoadStage.PREFLIGHT, detail=files.weights[0].name))
     if not files.is_gguf and (embedding := read_embedding_config(files.directory)) is not None:
-        return _open_embedding_model(spec, files, embedding, cache_dir, device, free_bytes)
+        return open_embedding_model(spec, files, embedding, cache_dir, device, free_bytes)
     wants_predictor = spec.speculation == "mtp" and not _is_native(spec, device)
     described = _describe(files, cache_dir, device, on_progress, wants_predictor=wants_predictor)
     check_tensors(described.config, described.files.names)
@@ -162,7 +156,9 @@ def open_model(
         left_out=described.left_out,
         unquantized=None
         if dense is whole or shares
-        else open_unquantized(dense, files.weights, device, choose_dtype(spec, device)),
+        else open_unquantized(
+            dense, described.config, files.weights, device, choose_dtype(spec, device)
+        ),
         shares=shares,
     )
 
@@ -180,59 +176,6 @@ def _detail(files: TensorFiles) -> str:
     return f"quantising to {files.wanted}" if isinstance(files, QuantizedFiles) else ""
 
 
-def _open_embedding_model(
-    spec: LoadSpec,
-    files: ModelFiles,
-    config: EmbeddingConfig,
-    cache_dir: Path,
-    device: torch.device,
-    free_bytes: int,
-) -> OpenedEmbeddingModel:
-    _refuse_settings_of_text(spec)
-    if spec.tensor_parallel > 1:
-        raise BadSourceError(
-            "a model that makes embeddings is not shared by ranks; set tensor_parallel to 1"
-        )
-    dtype = choose_dtype(spec, device)
-    num_parameters = count_parameters(files.weights)
-    limit = min(config.max_input_tokens, spec.max_context_tokens or config.max_input_tokens)
-    tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
-    separator = separator_of_pairs(tokenizer_dir) if config.activation is not None else None
-    opened = OpenedEmbeddingModel(
-        config=replace(config, max_input_tokens=limit, separator_token_id=separator),
-        directory=files.directory,
-        tokenizer_dir=tokenizer_dir,
-        device=device,
-        dtype=dtype,
-        num_parameters=num_parameters,
-        weight_bytes=num_parameters * dtype.itemsize,
-    )
-    check_embedding_fits(opened, free_bytes, earlier_loads_on(spec, device))
-    return opened
-
-
-def _refuse_settings_of_text(spec: LoadSpec) -> None:
-    """Raises ``BadSourceError`` for what would change nothing."""
-    for name in ("kv_memory_bytes", "chat_template", "max_output_tokens"):
-        if getattr(spec, name) is not None:
-            raise BadSourceError(
-                f"{name} has no meaning for a model that makes embeddings; leave it out"
-            )
-    if spec.quantization not in ("auto", "none"):
-        raise BadSourceError(
-            f"quantization {spec.quantization} is not built for a model that makes embeddings; set "
-            "it to auto"
-        )
-    if spec.kv_dtype != "auto":
-        raise BadSourceError(
-            "kv_dtype has no meaning for a model that makes embeddings; set it to auto"
-        )
-    if spec.speculation != "off":
-        raise BadSourceError(
-            "speculation has no meaning for a model that makes embeddings; set it to off"
-        )
-
-
 def _describe(
     files: ModelFiles,
     cache_dir: Path,
@@ -246,6 +189,7 @@ def _describe(
         config = read_directory_config(files.directory)
         config = with_bounded_pixels(config, device.type, os.environ)
         tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
+        config = learnt_config(config)
         model = open_safetensors(files, config, wants_predictor=wants_predictor)
         return _Described(model.config, model.tensors, tokenizer_dir, model.left_out)
     header = read_headers(files.weights)
@@ -256,6 +200,10 @@ def _describe(
         tokenizer_dir = tokenizer_directory(
             header, cache_dir, lambda repo: fetch_tokenizer(repo, cache_dir, on_progress)
         )
+    if family_of(config).is_foreign:
+        from inference.loading.gguf_module import DequantisedTensors  # imports transformers
+
+        return _Described(config, DequantisedTensors(header, config), tokenizer_dir, "")
     tensors = GGUFTensorFiles(header, config)
     return _Described(config, by_expert(tensors), tokenizer_dir, tensors.left_out)
 
@@ -271,7 +219,7 @@ def _memory_need(
     return memory_need(
         rank_config(described.config, share[0]) if share else described.config,
         [
-            (_kept_format(files, name, device), math.prod(files.shape_of(name)))
+            (_kept_format(described, name, device), math.prod(files.shape_of(name)))
             for name in files.names
         ],
         dtype.itemsize,
@@ -286,10 +234,13 @@ def _memory_need(
     )
 
 
-def _kept_format(files: TensorFiles, name: str, device: torch.device) -> str:
-    """A card multiplies all experts of a layer as one dense tensor."""
+def _kept_format(described: _Described, name: str, device: torch.device) -> str:
+    """A card multiplies all experts of a layer as one dense tensor; transformers' own modules take
+    no others."""
     is_unpacked = device.type != "cpu" and ".mlp.experts." in name
-    return "dense" if is_unpacked else files.format_of(name)
+    if is_unpacked or family_of(described.config).is_foreign:
+        return "dense"
+    return described.files.format_of(name)
 
 
 def _is_native(spec: LoadSpec, device: torch.device) -> bool:

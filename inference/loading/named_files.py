@@ -17,7 +17,7 @@ from inference.loading.errors import MissingTensorError
 from inference.loading.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.family import Family
-from inference.models.families.predictor import PREDICTOR, layer_name
+from inference.models.families.predictor import PREDICTOR
 from inference.models.families.tower import TOWER
 from inference.models.stored import StoredWeight
 
@@ -37,7 +37,7 @@ class NamedFiles:
             if purpose is not None:
                 self._num_left_out[purpose] += 1
             else:
-                self._own_names[layer_name(own, config)] = name
+                self._own_names[_inside(own, family, config)] = name
 
     @property
     def left_out(self) -> str:
@@ -89,9 +89,14 @@ def _purpose_left_out(name: str, left_out: Mapping[str, str]) -> str | None:
 
 
 def _predicting(name: str, config: ModelConfig) -> str | None:
-    """Of layers behind the model's own, which predict further tokens."""
-    layer = _LAYER.match(name)
-    return "multi-token prediction" if layer and int(layer[1]) >= config.num_layers else None
+    """Why it is left out, of layers behind the model's own, which predict further tokens: the first
+    is all that is ever computed."""
+    layer, num_computed = _LAYER.match(name), config.num_layers + config.has_predictor
+    return "multi-token prediction" if layer and int(layer[1]) >= num_computed else None
+
+
+def _inside(own_name: str, family: Family, config: ModelConfig) -> str:
+    return family.predictor_name(own_name, config) if family.predictor_name else own_name
 
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -99,7 +104,8 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 def with_predictor(config: ModelConfig, family: Family, names: Collection[str]) -> ModelConfig:
     """``names``: of the files, which may lack it though the family knows one."""
-    has_predictor = PREDICTOR in family.left_out and f"{PREDICTOR}fc.weight" in names
+    inside = (_inside(family.hub_name(name), family, config) for name in names)
+    has_predictor = family.predictor_name is not None and f"{PREDICTOR}fc.weight" in inside
     return replace(config, has_predictor=has_predictor)
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
 
 import torch
 
+from inference.loading.progress import OnProgress
+from inference.loading.quantized_files import DENSE_FORMATS
 from inference.loading.tensor_files import TensorFiles
+from inference.models.families.predictor import PREDICTOR_HEAD
 from inference.models.linear import LinearFactory, StackedLinear
 from inference.models.stored import DenseWeight, StoredWeight, stack
 from inference.models.weights import Embedding, Linear
 from inference.protocol.load import LoadProgress, LoadStage
 
-OUTPUT_HEAD = "lm_head"
+OUTPUT_HEADS = frozenset({"lm_head", PREDICTOR_HEAD})
 
 
 class OpenedWeights:
@@ -23,7 +26,7 @@ class OpenedWeights:
         self,
         files: TensorFiles,
         factory: LinearFactory,
-        on_progress: Callable[[LoadProgress], None],
+        on_progress: OnProgress,
         detail: str = "",
     ) -> None:
         """``detail``: in words, what is done to weights on their way in."""
@@ -80,8 +83,13 @@ class OpenedWeights:
         found = {}
         for name in self._files.names:
             self._note(name)
-            self._outcomes[f"{self._files.format_of(name)} dense"] += 1
-            found[name] = self._files.dense(name).to(self.activation_dtype)
+            format, tensor = self._files.format_of(name), self._files.dense(name)
+            if not tensor.is_floating_point():
+                found[name] = tensor
+                self._outcomes[f"{format} as it is"] += 1
+                continue
+            found[name] = tensor.to(self.activation_dtype)
+            self._outcomes[f"{format} {'dense' if format in DENSE_FORMATS else 'dequantised'}"] += 1
         return found
 
     def report(self) -> str:
@@ -91,7 +99,7 @@ class OpenedWeights:
         )
 
     def _pack(self, names: Sequence[str], stored: StoredWeight) -> Linear:
-        linear, outcome = self._factory.linear(stored, prefills=OUTPUT_HEAD not in names)
+        linear, outcome = self._factory.linear(stored, prefills=OUTPUT_HEADS.isdisjoint(names))
         self._record(names, outcome)
         return linear
 

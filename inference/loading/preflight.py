@@ -13,7 +13,6 @@ from inference.models.cache_layout import cache_layout
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat, kv_bytes_per_token
-from inference.models.vision_config import kept_rows_bytes
 
 SHORTEST_CONTEXT_TOKENS = 256
 """What must fit beside the weights for the model to be of any use."""
@@ -42,7 +41,7 @@ NATIVE_BYTES_PER_WEIGHT = {
 }
 """As the native decoder packs them: ``inference/models/native/formats.h``."""
 COPY_BYTES = 2
-"""Of the bfloat16 copy that prompt rows are multiplied with."""
+"""What the bfloat16 copy takes of each weight that prompt rows are multiplied with."""
 LOGIT_BYTES = 4
 COPIES_OF_LOGITS = 2
 
@@ -106,14 +105,14 @@ def memory_need(
         kv_bytes=kv_memory_bytes or _shortest_context_bytes(config, kv_format),
         copy_bytes=num_quantized * COPY_BYTES,
         step_bytes=_step_bytes(config, step, dense_bytes_per_weight),
-        picture_bytes=kept_rows_bytes(config),
+        picture_bytes=config.kept_rows_bytes,
         correction_bytes=correction_bytes,
     )
 
 
 def _shortest_context_bytes(config: ModelConfig, kv_format: KVFormat) -> int:
-    """Of one sequence, whose state, where layers have one, is read in one slot and written in
-    another, beside the empty one."""
+    """What one sequence of that length takes. Its state, where layers have one, is read in one slot
+    and written in another, beside the empty one."""
     state_bytes = 3 * cache_layout(config).state_bytes_per_slot
     return kv_bytes_per_token(config, kv_format) * SHORTEST_CONTEXT_TOKENS + state_bytes
 
@@ -121,8 +120,7 @@ def _shortest_context_bytes(config: ModelConfig, kv_format: KVFormat) -> int:
 def _step_bytes(config: ModelConfig, step: LargestStep, bytes_per_number: int) -> int:
     """What one layer holds at once of each row, and twice the logits of rows that get a token:
     adjusting them takes a copy. The tower runs first, and on one picture at a time."""
-    heads = config.num_heads + 2 * config.num_kv_heads
-    per_row = 3 * config.hidden_size + heads * config.head_dim + _mlp_numbers(config)
+    per_row = 3 * config.hidden_size + _mixer_numbers(config) + _mlp_numbers(config)
     rows = step.prompt_rows + step.decode_rows
     logit_rows = max(1, step.decode_rows) if rows else 0
     logits = COPIES_OF_LOGITS * logit_rows * config.vocab_size * LOGIT_BYTES
@@ -130,9 +128,17 @@ def _step_bytes(config: ModelConfig, step: LargestStep, bytes_per_number: int) -
     return rows * per_row * bytes_per_number + logits + tower
 
 
+def _mixer_numbers(config: ModelConfig) -> int:
+    """How many numbers the widest of the layers' mixers projects a row to."""
+    heads = config.num_heads + 2 * config.num_kv_heads
+    conv = 0 if config.short_conv is None else 3 * config.short_conv.channels
+    mamba = 0 if config.mamba is None else 2 * config.mamba.projected_features
+    return max(heads * config.head_dim, conv, mamba)
+
+
 def _mlp_numbers(config: ModelConfig) -> int:
-    """Of a row: what gates and the rest come out as, of all the experts that it goes to; and of
-    those also the row itself, sorted by expert, and what they say."""
+    """How many numbers a row's gates and the rest come out as, of all the experts that it goes to;
+    and of those also the row itself, sorted by expert, and what they say."""
     dense = 2 * config.intermediate_size if "dense" in config.mlp_kinds else 0
     if config.experts is None:
         return dense
@@ -174,7 +180,7 @@ def check_tensors(config: ModelConfig, names: Collection[str]) -> None:
     missing = [
         name
         for tensor in family_of(config).tensors(config)
-        if tensor.name not in names
+        if tensor.name not in names and not tensor.is_optional
         for name in tensor.parts or (tensor.name,)
         if name not in names
     ]

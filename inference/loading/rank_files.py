@@ -70,8 +70,8 @@ class RankFiles:
 
 
 def rank_shares(config: ModelConfig, files: TensorFiles, num_ranks: int) -> tuple[RankShare, ...]:
-    """Of all ranks, none where there is one; ``files`` are whole. Raises ``BadSourceError`` by name
-    for what does not come out even."""
+    """The shares of all ranks, none where there is one; ``files`` are whole. Raises
+    ``BadSourceError`` by name for what does not come out even."""
     if num_ranks == 1:
         return ()
     packed = packing_groups(files)

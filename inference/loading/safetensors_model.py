@@ -38,7 +38,7 @@ def open_safetensors(
 ) -> SafetensorsModel:
     """``wants_predictor``: the layer that foresees the token after the next is computed, where the
     files have one. Raises ``BadFileError``."""
-    opened = _opened(files)
+    opened = _opened(files, has_integers=family_of(config).is_foreign)
     config = without_absent_tower(config, opened.names)
     family = family_of(config)
     if wants_predictor:
@@ -51,11 +51,12 @@ def open_safetensors(
     return SafetensorsModel(config, tensors, named.left_out)
 
 
-def _opened(files: ModelFiles) -> TensorFiles:
+def _opened(files: ModelFiles, *, has_integers: bool) -> TensorFiles:
     quantization = read_quantization(read_json(files.directory / "config.json"))
-    if quantization is None:
-        return SafetensorsFiles(files.weights)
-    return PackedFiles(SafetensorsFiles(files.weights, is_quantized=True), quantization)
+    opened = SafetensorsFiles(
+        files.weights, is_quantized=quantization is not None, has_integers=has_integers
+    )
+    return opened if quantization is None else PackedFiles(opened, quantization)
 
 
 def _cut(files: SafetensorsFiles, family: Family, config: ModelConfig) -> TensorFiles:

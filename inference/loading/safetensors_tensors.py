@@ -17,16 +17,24 @@ from inference.models.stored import DenseWeight, StoredWeight
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 QUANTIZED_BYTES = {"F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 """What ``packed_files`` makes weights of."""
+INTEGER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
+"""Tables and masks that files of transformers' own modules hold beside weights."""
 CODES = "U8"
 _CODES_OF_EXPERTS = re.compile(r".*\.experts\.\w+_(blocks|scales)")
 """What ``interleaved_experts`` unpacks."""
 
 
 class SafetensorsFiles:
-    def __init__(self, paths: Sequence[Path], *, is_quantized: bool = False) -> None:
+    def __init__(
+        self, paths: Sequence[Path], *, is_quantized: bool = False, has_integers: bool = False
+    ) -> None:
         """``is_quantized``: whether codes are expected. Raises ``BadFileError``."""
         self._files: dict[str, Any] = {}
-        self._dtype_bytes = DTYPE_BYTES | QUANTIZED_BYTES if is_quantized else DTYPE_BYTES
+        self._dtype_bytes = dict(DTYPE_BYTES)
+        if is_quantized:
+            self._dtype_bytes |= QUANTIZED_BYTES
+        if has_integers:
+            self._dtype_bytes |= INTEGER_BYTES
         for path in paths:
             self._open(path)
 
@@ -68,12 +76,12 @@ class SafetensorsFiles:
         return entry
 
     def columns(self, name: str, index: int, first: int, last: int) -> torch.Tensor:
-        """Of one entry of the first axis, columns [first, last)."""
+        """Columns [first, last) of one entry of the first axis."""
         found: torch.Tensor = self._find(name).get_slice(name)[index, :, first:last]
         return found
 
     def element_bytes(self, name: str) -> int:
-        """Of a tensor of floats."""
+        """How many bytes each element of a tensor of floats takes."""
         return DTYPE_BYTES[self.format_of(name)]
 
     def format_of(self, name: str) -> str:

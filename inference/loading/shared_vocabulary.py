@@ -10,8 +10,8 @@ from inference.loading.errors import OtherVocabularyError
 
 
 def check_shared_vocabulary(answering_dir: Path, drafting_dir: Path, drafting: str) -> None:
-    """Of the two models' tokenizer directories. What only fills up the longer vocabulary does not
-    count. ``drafting`` names the drafting model. Raises ``OtherVocabularyError``."""
+    """Compares the vocabularies of two models' tokenizer directories. What only fills up the longer
+    one does not count. ``drafting`` names the drafting model. Raises ``OtherVocabularyError``."""
     texts, others = _by_id(answering_dir), _by_id(drafting_dir)
     for token_id in range(min(max(texts), max(others)) + 1):
         text, other = texts.get(token_id), others.get(token_id)

@@ -10,7 +10,6 @@ engine of a file on disk has no use for an HTTP client.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +17,10 @@ from inference.loading import pypi
 from inference.loading.checksum import check_sha256
 from inference.loading.errors import BadSourceError, MissingFileError
 from inference.loading.files import ModelFiles, check_shards, choose_weights
-from inference.protocol.load import LoadProgress, LoadSpec
+from inference.loading.progress import OnProgress
+from inference.protocol.load import LoadSpec
 
 SCHEMES = ("huggingface", "path", "pypi")
-
-OnProgress = Callable[[LoadProgress], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ import torch
 
 from inference.loading.opened_weights import OpenedWeights
 from inference.loading.tensor_files import TensorFiles
+from inference.models.config import ModelConfig
+from inference.models.families.family import MATRIX_ROLES
+from inference.models.families.registry import family_of
 from inference.models.linear import LinearFactory
 from inference.models.weights import WeightSource
 
@@ -22,11 +25,15 @@ class Unquantized:
     format: str
     """For people: BF16 …"""
     fingerprint: str
-    """Of the files: another one where a file was written since, or is another."""
+    """Stands for the files: it is another one where a file was written since, or is another."""
 
 
 def open_unquantized(
-    files: TensorFiles, paths: Sequence[Path], device: torch.device, dtype: torch.dtype
+    files: TensorFiles,
+    config: ModelConfig,
+    paths: Sequence[Path],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Unquantized:
     """Nothing is read yet. On a CPU the products are in float32, whatever ``dtype``."""
     exact = LinearFactory(
@@ -37,9 +44,21 @@ def open_unquantized(
     )
     return Unquantized(
         weights=OpenedWeights(files, exact, lambda _: None),
-        format=files.format_of(next(n for n in files.names if n.endswith(".down_proj.weight"))),
+        format=files.format_of(_first_projection(files, config)),
         fingerprint=_fingerprint(paths),
     )
+
+
+def _first_projection(files: TensorFiles, config: ModelConfig) -> str:
+    """Whatever a family calls it: one weight of those that are quantised."""
+    names = set(files.names)
+    projections = (
+        name
+        for tensor in family_of(config).tensors(config)
+        if tensor.role in MATRIX_ROLES
+        for name in tensor.parts or (tensor.name,)
+    )
+    return next(name for name in projections if name in names)
 
 
 def _fingerprint(paths: Sequence[Path]) -> str:

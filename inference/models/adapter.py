@@ -52,10 +52,10 @@ class AdapterWeights:
 
 @dataclass(frozen=True, slots=True)
 class TorchPart:
-    """Of one of the weights that a projection stacks."""
+    """An adapter's part of one of the weights that a projection stacks."""
 
     inner: slice
-    """Of what ``down`` gives for all parts."""
+    """This part's slice of what ``down`` gives for all parts."""
     outputs: slice
     up: torch.Tensor
 
@@ -75,7 +75,7 @@ class TorchProjection:
 
 @dataclass(frozen=True, slots=True)
 class TorchAdapter:
-    """By the ``id`` of a model's projection."""
+    """An adapter's projections, by the ``id`` of the model's."""
 
     projections: Mapping[int, TorchProjection]
 
@@ -125,7 +125,7 @@ def _projection(
 
 
 class StepAdapters:
-    """Of one batch: which rows have which adapter.
+    """Which rows of one batch have which adapter.
 
     Prompts' rows meet their adapter span by span. Rows that decode meet it one by one on a CPU, so
     that a row's sums do not depend on how many others there are; elsewhere together.

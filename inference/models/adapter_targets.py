@@ -9,6 +9,9 @@ from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 
 ADAPTABLE_ROLES = frozenset({"column", "row"})
+PLANNED_RANK = 16
+"""The rank of the adapters that a card keeps room for. One of four times that takes the room of
+four."""
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -28,3 +31,9 @@ def adaptable_shapes(config: ModelConfig) -> Mapping[str, tuple[int, int]]:
         if len(tensor.shape) == 2 and not (is_sparse and match[2].startswith("mlp.")):
             found[name] = tensor.shape[0], tensor.shape[1]
     return found
+
+
+def planned_adapter_bytes(config: ModelConfig, bytes_per_number: int) -> int:
+    """What one adapter takes that changes all that adapters may change, at ``PLANNED_RANK``."""
+    features = sum(sum(shape) for shape in adaptable_shapes(config).values())
+    return PLANNED_RANK * features * bytes_per_number

@@ -17,10 +17,10 @@ from inference.models.batch import Batch, PrefillSpan
 from inference.models.paged_kv import LayerKV
 
 MOST_GATHERED_BYTES = 128 * 1024**2
-"""Of keys and values that a decode step copies out of their blocks at once; a single row's context
-may be more."""
+"""How much of keys and values a decode step copies out of their blocks at once; a single row's
+context may be more."""
 MOST_PARTS = 32
-"""Of a decode row's context, which a kernel may compute side by side: a power of two."""
+"""The most parts of a decode row's context that a kernel computes side by side: a power of two."""
 
 SINK_FEATURES = 8
 """One is needed; kernels want heads of a multiple."""
@@ -135,7 +135,7 @@ class TorchDecode:
         self._window = window
         self._dtype = dtype
         self._of_all_rows: ContextMask | None = None
-        """Where they are all done at once: the same in every layer."""
+        """The mask of all rows, where they are done at once: the same in every layer."""
 
     def __call__(
         self, queries: torch.Tensor, layer_kv: LayerKV, sinks: torch.Tensor | None = None

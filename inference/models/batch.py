@@ -47,7 +47,7 @@ class PrefillSpan:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Of a step in which sequences with pictures have a part."""
+    """What a step needs of pictures, where sequences with pictures take part in it."""
 
     rotary: torch.Tensor
     """(3, num_rows) what each row is rotated by: its time, height and width. Of a text they are
@@ -88,8 +88,9 @@ class Batch:
     """What ``prepare_adapter`` made for each row that decodes and then for each span, ``None`` for
     those that have none; ``None``: nobody has one."""
     pictures: Pictures | None = None
-    """Where no sequence has any, all rows are rotated by their positions. Only of the whole batch:
-    ``decodes`` and ``prompts`` are for attention, whose rows are rotated already."""
+    """``None`` where no sequence has any: all rows are rotated by their positions. Only the whole
+    batch has them: ``decodes`` and ``prompts`` are for attention, whose rows are rotated
+    already."""
     decode_runs: tuple[int, ...] | None = None
     """How many of the rows that decode belong to each sequence, one after the other, in order of
     position; ``None``: one. Each row has its own ``block_ids``; of states those of the first row
@@ -113,8 +114,8 @@ class Batch:
 
     @cached_property
     def rows_by_depth(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Of runs, on a model with states: rows that decode which are their runs' first, second and
-        so on, with the slots that each reads and writes."""
+        """On a model with states: the rows that decode which are their runs' first, second and so
+        on, with the slots that each reads and writes."""
         reads, writes, runs = self.state_reads, self.state_writes, self.decode_runs
         assert reads is not None and writes is not None and runs is not None
         found = []

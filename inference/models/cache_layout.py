@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference.models.config import ModelConfig
-from inference.models.delta_config import DeltaConfig
+from inference.models.config import ATTENTION_KINDS, STATE_KINDS, ModelConfig
+from inference.models.state_config import StateShape, state_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +20,10 @@ class CacheLayout:
     """Whose keys and values lie in blocks."""
     state_layers: tuple[int, ...] = ()
     """Who keep a state in a slot."""
-    state: DeltaConfig | None = None
+    state: StateShape | None = None
     """The shape of each of those states."""
+    module_state_bytes: int = 0
+    """What a slot takes where one of transformers' own modules keeps the states."""
 
     @property
     def has_states(self) -> bool:
@@ -29,16 +31,23 @@ class CacheLayout:
 
     @property
     def state_bytes_per_slot(self) -> int:
-        """Of all layers; 0 without recurrent ones."""
+        """What the states of all layers take; 0 without recurrent ones."""
         if self.state is None:
-            return 0
-        return len(self.state_layers) * self.state.state_bytes_per_layer
+            return self.module_state_bytes
+        return len(self.state_layers) * state_bytes(self.state)
 
 
 def cache_layout(config: ModelConfig) -> CacheLayout:
+    kept = config.module_cache
+    if kept is not None:
+        return CacheLayout(
+            attention_layers=tuple(range(len(kept.kv_shapes))),
+            state_layers=kept.state_layers,
+            module_state_bytes=kept.state_bytes,
+        )
     kinds = list(enumerate(config.mixer_kinds))
     return CacheLayout(
-        attention_layers=tuple(index for index, kind in kinds if kind != "delta"),
-        state_layers=tuple(index for index, kind in kinds if kind == "delta"),
-        state=config.delta,
+        attention_layers=tuple(index for index, kind in kinds if kind in ATTENTION_KINDS),
+        state_layers=tuple(index for index, kind in kinds if kind in STATE_KINDS),
+        state=config.state,
     )

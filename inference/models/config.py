@@ -8,7 +8,10 @@ from typing import Any, Literal
 
 from inference.models.delta_config import DeltaConfig
 from inference.models.experts_config import ExpertsConfig
-from inference.models.vision_config import VisionConfig
+from inference.models.mamba_config import MambaConfig
+from inference.models.module_cache import ModuleCache
+from inference.models.state_config import ShortConvConfig, StateShape
+from inference.models.vision_config import KEPT_ROWS_BYTES, VisionConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,7 @@ class RopeScaling:
     truncates: bool = True
     """Whether yarn's ramp begins and ends at whole dimensions."""
     short_divisors: tuple[float, ...] = ()
-    """Of longrope, where no position is beyond the trained length."""
+    """longrope's divisors where no position is beyond the trained length."""
     long_divisors: tuple[float, ...] = ()
 
 
@@ -44,17 +47,26 @@ class QueryGrowth:
     positions: int
 
 
-MixerKind = Literal["attention", "sliding", "unrotated", "delta"]
+MixerKind = Literal["attention", "sliding", "unrotated", "delta", "conv", "mamba", "none"]
 """
 attention    over the whole context
 sliding      attention within ``sliding_window``
 unrotated    attention over the whole context, without rotary embedding
 delta        Gated DeltaNet: a state instead of keys and values
+conv         a gated convolution over a few rows: a state as well
+mamba        Mamba-2: a state as well
+none         the layer is an MLP alone
 """
-MlpKind = Literal["dense", "sparse"]
+ATTENTION_KINDS: frozenset[MixerKind] = frozenset({"attention", "sliding", "unrotated"})
+"""Mixers that have keys and values."""
+STATE_KINDS: frozenset[MixerKind] = frozenset({"delta", "conv", "mamba"})
+"""Mixers that keep a state."""
+MlpKind = Literal["dense", "sparse", "none"]
+"""``none``: the layer is a mixer alone."""
 NormKind = Literal["rms", "rms_plus_one", "layer"]
 """``rms_plus_one``: the files hold a norm's weight less one."""
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+"""``relu2``: what is above 0, squared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +92,22 @@ class ModelConfig:
     """Bias on the attention output projection (llama ``attention_bias`` sets both)."""
     mlp_bias: bool = False
     layer_kv: tuple[tuple[int, int], ...] = ()
-    """Of each layer, how many heads its keys and values have, and how wide they are: no heads where
-    a layer reads another's. Empty: all have ``num_kv_heads`` of ``head_dim``."""
+    """How many heads each layer's keys and values have, and how wide they are: no heads where a
+    layer reads another's. Empty: all have ``num_kv_heads`` of ``head_dim``."""
     qk_norm: bool = False
     """RMS norm of q and k before the rotation, of each head."""
     is_qk_norm_wide: bool = False
     """Whether that norm is of all heads together."""
     sliding_window: int | None = None
-    """Of the layers that are ``sliding``: all of them where ``mixers`` says nothing."""
+    """The window of ``sliding`` layers, which are all layers where ``mixers`` says nothing."""
     mixers: tuple[MixerKind, ...] = ()
-    """Of each layer; empty: all attention."""
+    """Each layer's mixer; empty: all attention."""
     delta: DeltaConfig | None = None
-    """Of the layers that are ``delta``."""
+    """The shape of ``delta`` layers."""
+    short_conv: ShortConvConfig | None = None
+    """The shape of ``conv`` layers."""
+    mamba: MambaConfig | None = None
+    """The shape of ``mamba`` layers."""
     has_output_gate: bool = False
     """Whether attention's queries come with a gate as wide, whose sigmoid weighs what was
     attended to. Head by head: a head's queries, then its gate."""
@@ -99,9 +115,9 @@ class ModelConfig:
     """Whether each head of attention has a score of its own that takes weight from the context and
     adds nothing."""
     mlps: tuple[MlpKind, ...] = ()
-    """Of each layer; empty: all dense."""
+    """Each layer's MLP; empty: all dense."""
     experts: ExpertsConfig | None = None
-    """Of the layers that are sparse."""
+    """The experts of ``sparse`` layers."""
     norm: NormKind = "rms"
     """With ``rms_norm_eps``, whichever it is."""
     has_norm_bias: bool = False
@@ -115,24 +131,26 @@ class ModelConfig:
     is_rope_interleaved: bool = False
     """Whether neighbours are rotated together, and not halves of a head."""
     sliding_rope_theta: float | None = None
-    """Where ``sliding`` layers have a base of their own, and no scaling."""
+    """The base of ``sliding`` layers, where they have one of their own, and no scaling."""
     attention_scale: float | None = None
-    """Of scores; ``None``: one over the root of ``head_dim``."""
+    """What scores are multiplied with; ``None``: one over the root of ``head_dim``."""
     query_growth: QueryGrowth | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     """``cap * tanh(x / cap)``, of scores and of logits."""
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
-    """Of what a mixer or an MLP adds."""
+    """What is multiplied with whatever a mixer or an MLP adds."""
     logit_multiplier: float = 1.0
     has_predictor: bool = False
     """Whether the layer that foresees the token after the next (multi-token prediction) is computed
     as well: see ``families.predictor``."""
     vision: VisionConfig | None = None
-    """Of a model that is given pictures; ``None``: it reads text alone."""
+    """The tower of a model that is given pictures; ``None``: it reads text alone."""
     module_config: Mapping[str, Any] | None = None
     """config.json, of a model that transformers' own module computes."""
+    module_cache: ModuleCache | None = None
+    """What that module's cache keeps, where it runs with one."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, float | int] = field(default_factory=dict)
@@ -147,12 +165,22 @@ class ModelConfig:
     def kv_elements_per_token(self) -> int:
         """Key plus value elements that one token adds over all layers."""
         kinds = zip(self.kv_shapes, self.mixer_kinds, strict=True)
-        return sum(2 * heads * width for (heads, width), kind in kinds if kind != "delta")
+        return sum(2 * heads * width for (heads, width), kind in kinds if kind in ATTENTION_KINDS)
 
     @property
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:
         """Heads of keys and values and their width, one a layer."""
         return self.layer_kv or ((self.num_kv_heads, self.head_dim),) * self.num_layers
+
+    @property
+    def state(self) -> StateShape | None:
+        """The state of each layer that keeps one: all are of one kind."""
+        return self.delta or self.short_conv or self.mamba
+
+    @property
+    def kept_rows_bytes(self) -> int:
+        """What a model may keep of pictures beside its keys and values."""
+        return 0 if self.vision is None else KEPT_ROWS_BYTES
 
     @property
     def mixer_kinds(self) -> tuple[MixerKind, ...]:

@@ -24,12 +24,14 @@ from inference.models.delta_mixer import load_delta
 from inference.models.experts_loading import load_sparse_mlp
 from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat
+from inference.models.mamba_mixer import load_mamba
 from inference.models.mlp import load_dense_mlp
 from inference.models.named_weights import NamedWeights
 from inference.models.norms import NoNorm, Norm, load_norm
 from inference.models.paged_kv import PagedKV
 from inference.models.pointwise import Pointwise
 from inference.models.rope import check_positions
+from inference.models.short_conv import load_short_conv
 from inference.models.step import Operators, Step
 from inference.models.vision.tower import PictureRows, VisionTower
 from inference.models.weights import WeightSource
@@ -55,6 +57,8 @@ MIXERS: dict[MixerKind, Callable[[ModelConfig, WeightSource, int], Mixer]] = {
     "sliding": load_attention,
     "unrotated": load_attention,
     "delta": load_delta,
+    "conv": load_short_conv,
+    "mamba": load_mamba,
 }
 MLPS: dict[MlpKind, Callable[[ModelConfig, WeightSource, int], Mlp]] = {
     "dense": load_dense_mlp,
@@ -105,7 +109,35 @@ class DecoderLayer:
         return added if self.residual_multiplier == 1.0 else added * self.residual_multiplier
 
 
-def load_layer(config: ModelConfig, weights: WeightSource, index: int) -> DecoderLayer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoneLayer:
+    """A layer that is a mixer or an MLP, and not both."""
+
+    norm: Norm
+    mixer: Mixer | None = None
+    mlp: Mlp | None = None
+
+    def __call__(self, rows: Rows, step: Step, layer_cache: Any) -> Rows:
+        hidden, normed = rows.norm(self.norm, step.pointwise)
+        if self.mixer is not None:
+            return Rows(hidden, self.mixer(normed, step, layer_cache))
+        assert self.mlp is not None
+        return Rows(hidden, self.mlp(normed, step))
+
+
+def load_layer(config: ModelConfig, weights: WeightSource, index: int) -> DecoderLayer | LoneLayer:
+    mixer, mlp = config.mixer_kinds[index], config.mlp_kinds[index]
+    if "none" not in (mixer, mlp):
+        return _load_whole_layer(config, weights, index)
+    name = family_of(config).layer_names.input_norm
+    return LoneLayer(
+        norm=load_norm(config, weights, f"model.layers.{index}.{name}"),
+        mixer=None if mixer == "none" else MIXERS[mixer](config, weights, index),
+        mlp=None if mlp == "none" else MLPS[mlp](config, weights, index),
+    )
+
+
+def _load_whole_layer(config: ModelConfig, weights: WeightSource, index: int) -> DecoderLayer:
     names, prefix = family_of(config).layer_names, f"model.layers.{index}."
 
     def norm(name: str | None) -> Norm | None:
@@ -207,7 +239,7 @@ def through_pictures(
     row_ids: torch.Tensor,
     pictures: PictureRows,
     step: Step,
-    layers: Iterator[tuple[DecoderLayer, Any]],
+    layers: Iterator[tuple[DecoderLayer | LoneLayer, Any]],
 ) -> Rows:
     """Put ``pictures`` into their rows, and take the rows through as many of ``layers`` as have
     something of the tower's added to them."""

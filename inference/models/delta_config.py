@@ -5,9 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-STATE_ELEMENT_BYTES = 4
-"""States are float32, whatever the model computes in: they are summed over a whole sequence."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNames:
@@ -30,9 +27,6 @@ class DeltaNames:
     @property
     def is_ba_grouped(self) -> bool:
         return len(self.ba) == 1
-
-
-NEGATIVE_RATE = "negative_decay_rate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +63,3 @@ class DeltaConfig:
     @property
     def recurrent_shape(self) -> tuple[int, int, int]:
         return self.num_value_heads, self.key_head_dim, self.value_head_dim
-
-    @property
-    def state_bytes_per_layer(self) -> int:
-        conv = (self.conv_kernel - 1) * self.conv_channels
-        recurrent = self.num_value_heads * self.key_head_dim * self.value_head_dim
-        return STATE_ELEMENT_BYTES * (conv + recurrent)

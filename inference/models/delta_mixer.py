@@ -3,8 +3,7 @@
     rows ─▶ qkv ─▶ convolution ─▶ q k v ─▶ delta rule ─▶ norm ─▶ · silu(z) ─▶ output
         ─▶ z    ─▶ b, a ─▶ beta, decay ──────┘
 
-Each sequence reads its state in one slot and writes the next one to another; no slot that is read
-is written. Rows that decode are done together, prompts one after the other.
+Which rows go through which states is ``state_rows``'s.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from inference.models.batch import Batch, PrefillSpan
+from inference.models.causal_conv import conv_span, conv_step
 from inference.models.config import ModelConfig
-from inference.models.delta_config import NEGATIVE_RATE, DeltaConfig
+from inference.models.delta_config import DeltaConfig
 from inference.models.delta_net import (
     DeltaInputs,
-    conv_span,
-    conv_step,
     delta_chunks,
     delta_step,
     gates,
     unit_length,
 )
+from inference.models.state_rows import Inputs, through_states
 from inference.models.state_storage import LayerState
+from inference.models.state_weights import conv_weight, decay_rate
 from inference.models.step import Step
 from inference.models.weights import Linear, WeightSource
 
@@ -92,90 +91,33 @@ class DeltaMixer:
     def __call__(self, rows: torch.Tensor, step: Step, layer_cache: LayerState) -> torch.Tensor:
         """(num_rows, hidden_size) -> the same shape. Writes the sequences' next states."""
         projected = self.project(rows, step)
-        qkv = projected.qkv.float()
         log_decay, beta = gates(projected.a, projected.b, self.decay_rate, self.dt_bias)
-        batch, num_decodes = step.batch, step.batch.num_decodes
-        parts = []
-        if num_decodes:
-            decays = log_decay[:num_decodes], beta[:num_decodes]
-            parts.append(self._decode(qkv[:num_decodes], *decays, batch, layer_cache))
-        for span in batch.spans:
-            part = slice(span.first_row, span.last_row)
-            parts.append(self._prefill(qkv[part], log_decay[part], beta[part], span, layer_cache))
-        read = parts[0] if len(parts) == 1 else torch.cat(parts)
+        inputs = projected.qkv.float(), log_decay, beta
+        read = through_states(
+            inputs, step.batch, layer_cache, decode=self._decode, prefill=self._prefill
+        )
         normed = rms_norm(read, self.norm.shape, self.norm, self.norm_eps)
         gated = normed.flatten(1) * silu(projected.z.float())
         return step.product(self.output, gated.to(rows.dtype))
 
-    def _decode(
-        self,
-        qkv: torch.Tensor,
-        log_decay: torch.Tensor,
-        beta: torch.Tensor,
-        batch: Batch,
-        states: LayerState,
-    ) -> torch.Tensor:
-        reads, writes = batch.state_reads, batch.state_writes
-        assert reads is not None and writes is not None
-        if batch.decode_runs is not None:
-            return self._decode_runs(qkv, log_decay, beta, batch, states)
-        return self._decode_rows(qkv, log_decay, beta, reads, writes, states)
+    def _decode(self, inputs: Inputs, states: LayerState) -> tuple[torch.Tensor, LayerState]:
+        qkv, log_decay, beta = inputs
+        mixed, conv = conv_step(qkv, states.conv, self.conv_weight)
+        read, recurrent = delta_step(self._inputs(mixed, log_decay, beta), states.recurrent)
+        return read, LayerState(conv, recurrent)
 
-    def _decode_runs(
-        self,
-        qkv: torch.Tensor,
-        log_decay: torch.Tensor,
-        beta: torch.Tensor,
-        batch: Batch,
-        states: LayerState,
-    ) -> torch.Tensor:
-        """The first row of each run, then the second ones: a row reads what the one before it has
-        left, so its numbers are those of a step of its own."""
-        read = qkv.new_empty(len(qkv), self.shape.num_value_heads, self.shape.value_head_dim)
-        for rows, reads, writes in batch.rows_by_depth:
-            read[rows] = self._decode_rows(
-                qkv[rows], log_decay[rows], beta[rows], reads, writes, states
-            )
-        return read
-
-    def _decode_rows(
-        self,
-        qkv: torch.Tensor,
-        log_decay: torch.Tensor,
-        beta: torch.Tensor,
-        reads: torch.Tensor,
-        writes: torch.Tensor,
-        states: LayerState,
-    ) -> torch.Tensor:
-        mixed, conv = conv_step(qkv, states.conv.index_select(0, reads), self.conv_weight)
-        states.conv.index_copy_(0, writes, conv)
-        inputs = self._inputs(mixed, log_decay, beta)
-        read, recurrent = delta_step(inputs, states.recurrent.index_select(0, reads))
-        states.recurrent.index_copy_(0, writes, recurrent)
-        return read
-
-    def _prefill(
-        self,
-        qkv: torch.Tensor,
-        log_decay: torch.Tensor,
-        beta: torch.Tensor,
-        span: PrefillSpan,
-        states: LayerState,
-    ) -> torch.Tensor:
-        reads, writes = span.state_read, span.state_write
-        mixed, conv = conv_span(qkv, states.conv[reads], self.conv_weight)
-        states.conv[writes].copy_(conv)
-        inputs = self._inputs(mixed, log_decay, beta)
-        read, recurrent = delta_chunks(inputs, states.recurrent[reads])
-        states.recurrent[writes].copy_(recurrent)
-        return read
+    def _prefill(self, inputs: Inputs, state: LayerState) -> tuple[torch.Tensor, LayerState]:
+        qkv, log_decay, beta = inputs
+        mixed, conv = conv_span(qkv, state.conv, self.conv_weight)
+        read, recurrent = delta_chunks(self._inputs(mixed, log_decay, beta), state.recurrent)
+        return read, LayerState(conv, recurrent)
 
     def _inputs(
         self, mixed: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor
     ) -> DeltaInputs:
         shape = self.shape
         sizes = [shape.key_features, shape.key_features, shape.value_features]
-        queries, keys, values = torch.split(mixed, sizes, dim=-1)
+        queries, keys, values = torch.split(silu(mixed), sizes, dim=-1)
         key_heads = -1, shape.num_key_heads, shape.key_head_dim
         return DeltaInputs(
             queries=self._for_value_heads(
@@ -202,8 +144,8 @@ def load_delta(config: ModelConfig, weights: WeightSource, index: int) -> DeltaM
     return DeltaMixer(
         shape=shape,
         project=_projections(shape, weights, prefix),
-        conv_weight=conv_weight(weights, prefix),
-        decay_rate=decay_rate(shape, weights, prefix),
+        conv_weight=conv_weight(weights, f"{prefix}conv1d"),
+        decay_rate=decay_rate(weights, prefix + shape.names.decay),
         dt_bias=weights.tensor(f"{prefix}dt_bias").float(),
         norm=weights.tensor(f"{prefix}norm.weight").float(),
         norm_eps=config.rms_norm_eps,
@@ -218,14 +160,3 @@ def _projections(shape: DeltaConfig, weights: WeightSource, prefix: str) -> Delt
         ba=weights.linear(*(prefix + name for name in names.ba)),
         shape=shape,
     )
-
-
-def conv_weight(weights: WeightSource, prefix: str) -> torch.Tensor:
-    """Files have (channels, kernel), or (channels, 1, kernel)."""
-    weight = weights.tensor(f"{prefix}conv1d.weight").float()
-    return weight.flatten(1).t().contiguous()
-
-
-def decay_rate(shape: DeltaConfig, weights: WeightSource, prefix: str) -> torch.Tensor:
-    stored = weights.tensor(prefix + shape.names.decay).float()
-    return -stored if shape.names.decay == NEGATIVE_RATE else stored.exp()

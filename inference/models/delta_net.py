@@ -20,12 +20,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import pad, silu, softplus
+from torch.nn.functional import pad, softplus
 
 CHUNK_TOKENS = 64
 """How many tokens one triangular system holds."""
 NORM_EPSILON = 1e-6
-"""Of the length that queries and keys are divided by."""
+"""What is added to the square of the length that queries and keys are divided by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,31 +56,6 @@ def gates(
 def unit_length(heads: torch.Tensor) -> torch.Tensor:
     """Each head divided by its length."""
     return heads * torch.rsqrt(heads.square().sum(dim=-1, keepdim=True) + NORM_EPSILON)
-
-
-def conv_step(
-    inputs: torch.Tensor, states: torch.Tensor, weight: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of each sequence through the causal convolution and SiLU.
-
-    ``inputs`` (num_rows, channels), ``states`` (num_rows, kernel - 1, channels), ``weight``
-    (kernel, channels) -> (num_rows, channels), and the new states.
-    """
-    window = torch.cat((states, inputs.unsqueeze(1)), dim=1)
-    return silu((window * weight).sum(dim=1)), window[:, 1:]
-
-
-def conv_span(
-    inputs: torch.Tensor, state: torch.Tensor, weight: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of one sequence through the same: ``inputs`` (num_tokens, channels), ``state``
-    (kernel - 1, channels) -> (num_tokens, channels), and the new state."""
-    num_tokens = len(inputs)
-    window = torch.cat((state, inputs))
-    summed = window[:num_tokens] * weight[0]
-    for back in range(1, len(weight)):
-        summed.addcmul_(window[back : back + num_tokens], weight[back])
-    return silu(summed), window[num_tokens:]
 
 
 def delta_step(inputs: DeltaInputs, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,7 +90,7 @@ def delta_chunks(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor
     total = chunks.log_decay.cumsum(dim=-1)
     """(chunks, heads, size): logarithm of what is left, at each token, of the state before."""
     left = total.exp().unsqueeze(-1)
-    between = _decay_between(total)
+    between = decay_between(total)
     weighted_keys = chunks.keys * chunks.beta.unsqueeze(-1)
     system = (weighted_keys @ chunks.keys.transpose(-1, -2)) * between
     wanted = torch.cat((chunks.values * chunks.beta.unsqueeze(-1), weighted_keys * left), dim=-1)
@@ -135,7 +110,7 @@ def delta_chunks(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor
     return read[:num_tokens], state
 
 
-def _decay_between(total: torch.Tensor) -> torch.Tensor:
+def decay_between(total: torch.Tensor) -> torch.Tensor:
     """(..., size) -> (..., size, size): how much a token's part of the state has decayed at each
     later token of the chunk; nothing is left of what comes later. Unmasked it would overflow."""
     size = total.shape[-1]

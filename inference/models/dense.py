@@ -70,7 +70,11 @@ class DenseWeights:
         return DenseEmbedding(self.tensor(f"{name}.weight"))
 
     def all_tensors(self) -> dict[str, torch.Tensor]:
-        return {name: tensor.to(self.activation_dtype) for name, tensor in self._tensors.items()}
+        dtype = self.activation_dtype
+        return {
+            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in self._tensors.items()
+        }
 
     def report(self) -> str:
         return f"dense {self.activation_dtype}"

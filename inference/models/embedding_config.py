@@ -19,7 +19,7 @@ class EmbeddingConfig:
     """``model_type`` of config.json."""
     vocab_size: int
     hidden_size: int
-    """Of a token's vector, and so of an input's."""
+    """The width of a token's vector, and so of an input's."""
     intermediate_size: int
     max_input_tokens: int
     """What one input may have, special tokens included: the positions that the model has, or fewer
@@ -33,7 +33,7 @@ class EmbeddingConfig:
     matryoshka_dimensions: tuple[int, ...] = ()
     """How many, when it names them; empty: any number."""
     activation: Activation | None = None
-    """Of a model that scores pairs; ``None``: it makes vectors."""
+    """What a model that scores pairs ends in; ``None``: it makes vectors."""
     separator_token_id: int | None = None
     """Behind the first text of a pair, where the model tells tokens of the second from those of the
     first; ``None``: it does not."""

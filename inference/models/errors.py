@@ -20,11 +20,11 @@ class ModelError(Exception):
 
 
 class MissingWeightsError(ModelError):
-    """By transformers' name of the first that is missing."""
+    """The message names the first weight that is missing, as transformers does."""
 
 
 class PositionError(ModelError):
-    """Of a step, before it: tables have an end, and kernels do not look for it."""
+    """Raised before a step that would pass the end of a table: kernels do not look for it."""
 
 
 class RanksDisagreeError(ModelError):

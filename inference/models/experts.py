@@ -16,7 +16,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import linear, relu
 
 from inference.models.experts_config import ExpertsConfig
 from inference.models.pointwise import Pointwise
@@ -35,7 +35,8 @@ class Routes:
 def route(
     config: ExpertsConfig, logits: torch.Tensor, choice_bias: torch.Tensor | None = None
 ) -> Routes:
-    """Of a router's ``logits`` (num_rows, num_experts); ``choice_bias`` (num_experts,)."""
+    """Chooses experts by a router's ``logits`` (num_rows, num_experts); ``choice_bias``
+    (num_experts,)."""
     logits = logits.float()
     if config.scoring == "softmax_of_chosen":
         best, experts = torch.topk(logits, config.experts_per_token, dim=-1)
@@ -90,14 +91,21 @@ class Experts(Protocol):
 
 
 Gate = Callable[[torch.Tensor], torch.Tensor]
-"""(num_rows, 2 * intermediate_size), gates first -> (num_rows, intermediate_size)."""
+"""(num_rows, 2 * intermediate_size), gates first, or (num_rows, intermediate_size) where there are
+none -> (num_rows, intermediate_size)."""
 
 
 def gate_of(config: ExpertsConfig, pointwise: Pointwise) -> Gate:
+    if not config.is_gated:
+        return squared_relu
     if config.limit is None:
         assert config.swish_gain == 1.0, "no family has the one without the other"
         return pointwise.gate
     return partial(clamped_gate, limit=config.limit, gain=config.swish_gain)
+
+
+def squared_relu(up: torch.Tensor) -> torch.Tensor:
+    return relu(up).square()
 
 
 def clamped_gate(gate_up: torch.Tensor, *, limit: float, gain: float) -> torch.Tensor:
@@ -208,7 +216,7 @@ class GroupedExperts:
     prefill = decode
 
     def _outputs(self, entries: torch.Tensor, sorted_rows: SortedRows) -> torch.Tensor:
-        """Of each entry, weighted."""
+        """What each entry's expert gives, weighted."""
         ends, weights = sorted_rows.ends, sorted_rows.weights
         if self._biases is None:
             inner = self._gate(_grouped(entries, self._gate_up, ends))

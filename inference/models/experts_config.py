@@ -16,28 +16,38 @@ class ExpertsConfig:
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    """Of one expert."""
+    """The width of one expert."""
     scoring: Scoring = "softmax"
     normalizes: bool = False
     """Whether the weights of a token's experts are made to add up to one (``norm_topk_prob``)."""
     shared_intermediate_size: int | None = None
-    """Of the expert that every row goes through beside its own, where there is one."""
+    """The width of the expert that every row goes through beside its own, where there is one."""
     gates_shared: bool = True
     """Whether a sigmoid of the row weighs what the shared expert says."""
+    is_gated: bool = True
+    """Whether experts have gates: else they are ``down(relu(up(x)) ** 2)``."""
+    shared_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    shared_down: str = "down_proj"
+    """What that expert's projections are called after its name; gates first."""
     has_choice_bias: bool = False
     """Whether a number of each expert is added to its score where the best are chosen, and not
     where they are weighed; of sigmoids."""
     weight_scale: float = 1.0
-    """Of a token's experts' weights."""
+    """What the weights of a token's experts are multiplied with."""
     has_bias: bool = False
-    """Of the router and of each expert's projections."""
+    """Whether the router and each expert's projections have biases."""
     swish_gain: float = 1.0
-    """Of the gate: ``gate * sigmoid(gain * gate)``."""
+    """The gain in the gate: ``gate * sigmoid(gain * gate)``."""
     held: tuple[int, int] | None = None
     """``[first, last)``: which of the experts this rank has; ``None``: all."""
     limit: float | None = None
     """What gates are clamped to from above and the rest from both sides, which is then raised by
     one; ``None``: neither."""
+
+    @property
+    def gate_up(self) -> tuple[str, ...]:
+        """What each expert's projections before ``down_proj`` are called; gates first."""
+        return ("gate_proj", "up_proj") if self.is_gated else ("up_proj",)
 
     @property
     def held_experts(self) -> range:

@@ -38,11 +38,13 @@ def load_mixture(config: ExpertsConfig, weights: WeightSource, prefix: str) -> S
         gate = None
         if config.gates_shared:
             gate = weights.tensor(f"{prefix}.shared_expert_gate.weight").view(1, -1)
-        shared = SharedExpert(_expert(config, weights, f"{prefix}.shared_expert"), gate)
+        names = config.shared_gate_up, config.shared_down
+        shared = SharedExpert(_expert(config, weights, f"{prefix}.shared_expert", *names), gate)
     experts: Experts
     if weights.device.type == "cpu":
+        names = config.gate_up, "down_proj"
         prefixes = expert_prefixes(config, prefix)
-        experts = LoopedExperts([_expert(config, weights, name) for name in prefixes])
+        experts = LoopedExperts([_expert(config, weights, name, *names) for name in prefixes])
     else:
         experts = _load_grouped(config, weights, prefix)
     router_bias = weights.tensor(f"{prefix}.gate.bias") if config.has_bias else None
@@ -57,9 +59,15 @@ def expert_prefixes(config: ExpertsConfig, prefix: str) -> Iterator[str]:
     return (f"{prefix}.experts.{index}" for index in config.held_experts)
 
 
-def _expert(config: ExpertsConfig, weights: WeightSource, prefix: str) -> GatedExpert:
-    gate_up = weights.linear(f"{prefix}.gate_proj", f"{prefix}.up_proj")
-    down = weights.linear(f"{prefix}.down_proj")
+def _expert(
+    config: ExpertsConfig,
+    weights: WeightSource,
+    prefix: str,
+    gate_up_names: tuple[str, ...],
+    down_name: str,
+) -> GatedExpert:
+    gate_up = weights.linear(*(f"{prefix}.{name}" for name in gate_up_names))
+    down = weights.linear(f"{prefix}.{down_name}")
     gate = gate_of(config, TorchPointwise())
     return GatedExpert(gate_up, down, gate, has_bias=config.has_bias)
 
@@ -68,7 +76,7 @@ def _load_grouped(config: ExpertsConfig, weights: WeightSource, prefix: str) -> 
     """Expert by expert onto the device, so that no second copy of all of them is made."""
     gate_ups, downs = None, None
     for index, name in enumerate(expert_prefixes(config, prefix)):
-        gate_up = torch.cat([weights.dense(f"{name}.{part}_proj") for part in ("gate", "up")])
+        gate_up = torch.cat([weights.dense(f"{name}.{part}") for part in config.gate_up])
         down = weights.dense(f"{name}.down_proj")
         if gate_ups is None or downs is None:
             gate_ups = gate_up.new_empty((len(config.held_experts), *gate_up.shape))

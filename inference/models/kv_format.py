@@ -23,22 +23,22 @@ GROUP_FEATURES = 64
 """That share four bytes of scales: a head's features in runs of so many, the last what is left."""
 
 NATIVE_FORMATS: tuple[KVFormat, ...] = ("fp32", "bf16", "int8")
-"""Of the native decoder, whose own choice is ``native.build.automatic_kv_format``."""
+"""What the native decoder can; its own choice is ``native.build.automatic_kv_format``."""
 TORCH_FORMATS: dict[str, tuple[KVFormat, ...]] = {
     "cpu": ("fp32", "bf16", "fp16", "int8", "fp8"),
     "cuda": ("fp32", "bf16", "fp16", "int8", "fp8"),
 }
-"""Of torch operators, by type of device; their own choice is what they compute in."""
+"""What torch's operators can, by type of device; their own choice is what they compute in."""
 
 
 def kv_bytes_per_token(config: ModelConfig, kv_format: KVFormat) -> int:
-    """Of a key and a value in every layer that has them."""
+    """What one token's keys and values take in all layers that have them."""
     shapes = (config.kv_shapes[index] for index in cache_layout(config).attention_layers)
     return sum(2 * heads * _head_bytes(width, kv_format) for heads, width in shapes)
 
 
 def _head_bytes(width: int, kv_format: KVFormat) -> int:
-    """Of one token's key, or value."""
+    """What one head's key, or value, of a token takes."""
     num_groups = -(-width // GROUP_FEATURES) if kv_format in SCALED_FORMATS else 0
     return width * ELEMENT_BYTES[kv_format] + num_groups * SCALE_BYTES
 

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import linear
 
 from inference.models.batch import NUM_LONE_STATES, Batch
-from inference.models.config import ModelConfig
+from inference.models.config import STATE_KINDS, ModelConfig
 from inference.models.decoder import embedded, finished, load_layer
 from inference.models.norms import load_norm
 from inference.models.paged_kv import FORMAT_OF, new_layer
@@ -24,7 +24,7 @@ from inference.models.stored import DenseWeight
 from inference.models.weights import WeightSource
 
 HEAD_ROWS = 8192
-"""Of the output head, multiplied at a time."""
+"""How many rows of the output head are multiplied at a time."""
 
 
 @torch.inference_mode()
@@ -44,12 +44,12 @@ def prompt_logits(
     device, dtype = weights.device, weights.activation_dtype
     heads = config.num_kv_heads, config.head_dim
     kv = new_layer(span.end, *heads, FORMAT_OF[dtype], device)
-    states = config.delta and new_layer_state(NUM_LONE_STATES, config.delta, device)
+    states = config.state and new_layer_state(NUM_LONE_STATES, config.state, device)
     step = Operators(config, span.end, device, dtype).step(batch, block_tokens=1)
     table = _dense(weights, "model.embed_tokens")
     rows = embedded(config, table.index_select(0, batch.token_ids.cpu()).to(device, dtype))
     for index, kind in enumerate(config.mixer_kinds):
-        cache = states if kind == "delta" else kv
+        cache = states if kind in STATE_KINDS else kv
         rows = load_layer(config, weights, index)(rows, step, cache)
         on_layer(index + 1)
     if batch.logit_rows is not None:
@@ -63,7 +63,7 @@ def prompt_logits(
 
 
 def largest_layer_bytes(config: ModelConfig, bytes_per_weight: int) -> int:
-    """Of one layer's projections, or of the part of the head that is multiplied at a time."""
+    """What one layer's projections take, or the part of the head that is multiplied at a time."""
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
     rows = heads * config.head_dim + 3 * config.intermediate_size
     head_rows = min(HEAD_ROWS, config.vocab_size)

@@ -150,7 +150,7 @@ class LinearFactory:
         may_pack = device.type == "cuda" and not exact
         self._packed_trials = PackedTrials(device, dtype) if may_pack else None
         self.copied_bytes = 0
-        """Of the bfloat16 copies made so far."""
+        """What the bfloat16 copies made so far take."""
 
     def linear(self, stored: StoredWeight, *, prefills: bool = True) -> tuple[Linear, str]:
         """The projection, and what it runs on. ``prefills=False`` for an output head, which only

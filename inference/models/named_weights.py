@@ -3,47 +3,18 @@ be found by a projection."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-
-from inference.models.stored import StoredWeight
-from inference.models.weights import Embedding, Linear, WeightSource
+from inference.models.forwarded_weights import ForwardedWeights
+from inference.models.weights import Linear, WeightSource
 
 
-class NamedWeights:
+class NamedWeights(ForwardedWeights):
     def __init__(self, weights: WeightSource) -> None:
-        self._weights = weights
-        self.activation_dtype = weights.activation_dtype
-        self.device = weights.device
+        super().__init__(weights)
         self.names: dict[int, tuple[str, ...]] = {}
-        """By the ``id`` of each projection that was asked for, whoever holds which keeps it."""
-
-    def tensor(self, name: str) -> torch.Tensor:
-        return self._weights.tensor(name)
-
-    def has(self, name: str) -> bool:
-        return self._weights.has(name)
+        """The names of the weights of each projection that was asked for, by its ``id``: whoever
+        asked holds it."""
 
     def linear(self, *names: str) -> Linear:
-        linear = self._weights.linear(*names)
+        linear = super().linear(*names)
         self.names[id(linear)] = names
         return linear
-
-    def embedding(self, name: str) -> Embedding:
-        return self._weights.embedding(name)
-
-    def dense(self, name: str) -> torch.Tensor:
-        return self._weights.dense(name)
-
-    def stored(self, name: str) -> StoredWeight:
-        return self._weights.stored(name)
-
-    def stored_parts(self, *names: str) -> Sequence[StoredWeight]:
-        return self._weights.stored_parts(*names)
-
-    def all_tensors(self) -> dict[str, torch.Tensor]:
-        return self._weights.all_tensors()
-
-    def report(self) -> str:
-        return self._weights.report()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from inference.models.config import ModelConfig
+from inference.models.config import ATTENTION_KINDS, STATE_KINDS, ModelConfig
 from inference.models.kv_format import GROUP_FEATURES, KVFormat
 from inference.models.state_storage import LayerState, new_layer_state
 from inference.models.untouched import untouched_zeros
@@ -76,9 +76,11 @@ class PagedKV:
         self.scratch_slot = num_blocks * block_tokens
         num_slots = (num_blocks + 1) * block_tokens
         self.layers: list[LayerKV | LayerState] = [
-            new_layer_state(num_state_slots, config.delta, device)
-            if kind == "delta" and config.delta is not None
-            else new_layer(num_slots, *heads, kv_format, device)
+            new_layer_state(num_state_slots, config.state, device)
+            if kind in STATE_KINDS and config.state is not None
+            else new_layer(
+                num_slots, *(heads if kind in ATTENTION_KINDS else (0, 0)), kv_format, device
+            )
             for heads, kind in zip(config.kv_shapes, config.mixer_kinds, strict=True)
         ]
 

@@ -5,8 +5,8 @@
     what the head read at i ──▶ norm ─┘                   │
                                                           └─▶ stands for the head's input at i + 1
 
-So it guesses on from its own output. Its layer has keys and values of its own; it runs on torch's
-operators.
+So it guesses on from its own output. Its layer has keys and values of its own, and where the files
+have them a table and a head; it runs on torch's operators.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ from __future__ import annotations
 import torch
 
 from inference.models.batch import Batch
-from inference.models.decoder import DecoderModel, Rows, load_layer
-from inference.models.families.predictor import PREDICTOR, lone_layer, with_layer
+from inference.models.decoder import DecoderModel, Rows, finished, load_layer
+from inference.models.families.predictor import (
+    PREDICTOR,
+    PREDICTOR_HEAD,
+    PREDICTOR_TABLE,
+    lone_layer,
+    with_layer,
+)
 from inference.models.kv_format import kv_bytes_per_block
 from inference.models.norms import load_norm
 from inference.models.paged_kv import PagedKV
@@ -33,6 +39,11 @@ class Predictor:
             for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
         )
         self._layer = load_layer(with_layer(config), weights, config.num_layers)
+        self._embedding, self._head = model.embedding, model.head
+        if weights.has(f"{PREDICTOR_TABLE}.weight"):
+            self._embedding = weights.embedding(PREDICTOR_TABLE)
+        if weights.has(f"{PREDICTOR_HEAD}.weight"):
+            self._head = weights.linear(PREDICTOR_HEAD)
 
     @property
     def model(self) -> DecoderModel:
@@ -50,11 +61,15 @@ class Predictor:
     def forward(self, batch: Batch, hidden: torch.Tensor, kv: PagedKV) -> torch.Tensor:
         """``batch``: at position i token i + 1. ``hidden`` (num_rows, hidden_size): what the head
         reads at i. Writes the rows' keys and values, returns what it reads at i + 1, as far as is
-        foreseen, of the same shape: see ``DecoderModel.logits``."""
+        foreseen, of the same shape: see ``logits``."""
         step = self._model.operators.step(batch, kv.block_tokens)
-        embedded = self._model.embedding.lookup(batch.token_ids)
+        embedded = self._embedding.lookup(batch.token_ids)
         _, embedded = self._embedding_norm(embedded, None, step.pointwise)
         _, hidden = self._hidden_norm(hidden, None, step.pointwise)
         rows = Rows(step.product(self._fc, torch.cat((embedded, hidden), dim=-1)))
         _, normed = self._layer(rows, step, kv.layers[0]).norm(self._final_norm, step.pointwise)
         return normed
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """(num_rows, hidden_size), as ``forward`` gives them -> (num_rows, vocab_size) float32."""
+        return finished(self._model.config, self._head.decode(normed).float())

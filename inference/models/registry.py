@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -16,14 +16,13 @@ from inference.models.cuda.setup import accelerate
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnknownArchitectureError
 from inference.models.families.registry import find_family, known_model_types
-from inference.models.foreign.model import ForeignModel
 from inference.models.kv_format import KVFormat, choose_kv_format
 from inference.models.native.build import (
     NativeUnavailableError,
     automatic_kv_format,
     load_library,
 )
-from inference.models.native.llama import NativeLlama
+from inference.models.native.model import NativeModel
 from inference.models.native.support import unsupported_reason
 from inference.models.paged_kv import FORMAT_OF
 from inference.models.vision.tower import VisionTower
@@ -81,6 +80,16 @@ class Model(Protocol[KV]):
         ...
 
 
+@runtime_checkable
+class ModuleModel(Protocol):
+    """One of transformers' own modules."""
+
+    @property
+    def execution(self) -> str:
+        """In words: how it runs, and that it is slower."""
+        ...
+
+
 # Which KV storage a model wants is between its own methods; callers hand back what they got.
 AnyModel = Model[Any]
 
@@ -123,7 +132,7 @@ def build_fastest_model(
     ``UnsupportedKVError``."""
     if config.module_config is not None:
         model = build_model(config, weights, context_tokens, kv_format)
-        assert isinstance(model, ForeignModel), "its family is foreign"
+        assert isinstance(model, ModuleModel), "its family is foreign"
         return model, model.execution
     if weights.device.type != "cpu":
         model = build_model(config, weights, context_tokens, kv_format)
@@ -142,7 +151,7 @@ def build_fastest_model(
         model = build_model(config, weights, context_tokens, kv_format)
         return model, f"torch operators: {reason}"
     chosen = _kv_format(kv_format, weights, True)
-    native = NativeLlama(library, config, weights, context_tokens, chosen)
+    native = NativeModel(library, config, weights, context_tokens, chosen)
     return native, "native decoder, compiled on this machine"
 
 

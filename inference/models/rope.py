@@ -76,7 +76,7 @@ def rotate_heads(
 
 
 def check_positions(end: int, num_positions: int) -> None:
-    """Of a step, before it: kernels read a table wherever a position says. Raises
+    """Checks a step before it runs: kernels read a table wherever a position says. Raises
     ``PositionError``."""
     if end > num_positions:
         raise PositionError(f"a step up to position {end}, and {num_positions} have angles")
@@ -88,7 +88,7 @@ def rope_table(
     device: torch.device,
     kind: MixerKind = "attention",
 ) -> RopeTable:
-    """Of at least so many positions, for layers of this kind."""
+    """The angles of at least so many positions, for layers of this kind."""
     frequencies, magnitude = _frequencies(config, kind, num_positions)
     num_positions = -(-num_positions // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
     positions = torch.arange(num_positions, dtype=torch.float32)

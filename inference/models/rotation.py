@@ -26,7 +26,7 @@ class AttentionWeights(Protocol):
 
     @property
     def query_scale(self) -> float:
-        """Of rotated queries, beyond one over the root of their width."""
+        """What rotated queries are multiplied with, beyond one over the root of their width."""
         ...
 
     @property
@@ -49,8 +49,8 @@ class Rotation(Protocol):
     def __call__(
         self, weights: AttentionWeights, qkv: torch.Tensor, layer_kv: LayerKV
     ) -> RotatedHeads:
-        """Of a layer's projection, (num_rows, features). Writes the rows' rotated keys, and
-        values."""
+        """Takes a layer's projection, (num_rows, features), apart. Writes the rows' rotated keys,
+        and values."""
         ...
 
 
@@ -103,7 +103,7 @@ def _split(
 
 
 def _norm(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Of each head, or of all together where ``weight`` is as wide as they are."""
+    """The norm of each head, or of all together where ``weight`` is as wide as they are."""
     if len(weight) == heads.shape[-1]:
         return rms_norm(heads, weight.shape, weight, eps)
     return rms_norm(heads.flatten(1), weight.shape, weight, eps).view(heads.shape)

@@ -21,7 +21,7 @@ from inference.models.attention import (
     TorchPrefill,
 )
 from inference.models.batch import Batch
-from inference.models.config import MixerKind, ModelConfig
+from inference.models.config import ATTENTION_KINDS, MixerKind, ModelConfig
 from inference.models.paged_kv import LayerKV
 from inference.models.pointwise import Pointwise, TorchPointwise
 from inference.models.rope import RopeTable, growth_table, rope_table
@@ -37,7 +37,7 @@ class Operators:
         self, config: ModelConfig, context_tokens: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         """``dtype`` is the activations'."""
-        kinds = [kind for kind in dict.fromkeys(config.mixer_kinds) if kind != "delta"]
+        kinds = [kind for kind in dict.fromkeys(config.mixer_kinds) if kind in ATTENTION_KINDS]
         self.config = config
         self.ropes: dict[MixerKind, RopeTable] = {
             kind: rope_table(config, context_tokens, device, kind) for kind in kinds
@@ -62,7 +62,7 @@ class Operators:
 
 
 class Step:
-    """Of one batch. Prepares what its layers share when the first of them asks."""
+    """What the layers of one batch share, prepared when the first of them asks."""
 
     def __init__(self, operators: Operators, batch: Batch, block_tokens: int) -> None:
         self.batch = batch
@@ -127,8 +127,8 @@ class StepAttention:
     def __call__(
         self, weights: AttentionWeights, qkv: torch.Tensor, layer_kv: LayerKV
     ) -> torch.Tensor:
-        """Of a layer's projection (num_rows, features), whose keys and values are written ->
-        (num_rows, heads * head_dim)."""
+        """Attends by a layer's projection (num_rows, features), whose keys and values are written
+        -> (num_rows, heads * head_dim)."""
         heads = self.rotate(weights, qkv, layer_kv)
         queries, keys, values = heads.queries, heads.keys, heads.values
         if weights.query_scale != 1.0:

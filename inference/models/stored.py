@@ -14,7 +14,7 @@ import torch
 GROUP_FEATURES = 32
 SUPER_BLOCK_FEATURES = 256
 TWICE_THE_MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""By code: OCP Microscaling Formats 1.0."""
+"""Twice the value of each code: OCP Microscaling Formats 1.0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

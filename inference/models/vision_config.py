@@ -8,10 +8,6 @@ of a picture. Filled from config.json and preprocessor_config.json. Imports no t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from inference.models.config import ModelConfig
 
 KEPT_ROWS_BYTES = 128 * 1024**2
 """Rows of pictures that are kept for prompts that have the same ones, or go on being computed."""
@@ -28,7 +24,7 @@ class VisionConfig:
     """How many frames a patch holds: a picture is repeated."""
     min_pixels: int
     max_pixels: int
-    """Of a picture as the tower sees it: it is scaled to lie between them."""
+    """A picture is scaled to lie between these, as the tower sees it."""
     num_channels: int
     depth: int
     hidden_size: int
@@ -37,12 +33,12 @@ class VisionConfig:
     out_hidden_size: int
     """The decoder's hidden size."""
     num_position_embeddings: int
-    """Of a square grid, which is stretched over a picture's patches."""
+    """How many the square grid has that is stretched over a picture's patches."""
     deepstack_layers: tuple[int, ...] = ()
     """Blocks whose output is added to the decoder's rows, the first of them after its first layer,
     and so on."""
     rope_theta: float
-    """Of the tower's own rotation, by height and width."""
+    """The base of the tower's own rotation, by height and width."""
     mrope_section: tuple[int, int, int]
     """How many of the decoder's rotary frequencies turn with time, height and width."""
 
@@ -57,7 +53,7 @@ class VisionConfig:
 
     @property
     def most_patches(self) -> int:
-        """Of a picture."""
+        """The most patches that one picture has."""
         return self.max_pixels // self.patch_px**2
 
     @property
@@ -72,8 +68,3 @@ class VisionConfig:
         of_patch = of_block + 4 * (2 * self.patch_features + 4 * self.hidden_size)
         num_rows = self.most_patches // self.merge**2
         return self.most_patches * of_patch + num_rows * self.row_features * bytes_per_number
-
-
-def kept_rows_bytes(config: ModelConfig) -> int:
-    """What a model may keep of pictures beside its keys and values."""
-    return 0 if config.vision is None else KEPT_ROWS_BYTES

@@ -87,8 +87,9 @@ class WeightSource(Protocol):
         ...
 
     def all_tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor of the files by its name there, dense, on the CPU in the activation dtype:
-        for a module that knows what to make of them itself."""
+        """Every tensor of the files by its name there, dense and on the CPU: floats in the
+        activation dtype, integers as they are. For a module that knows what to make of them
+        itself."""
         ...
 
     def report(self) -> str:

@@ -55,7 +55,7 @@ def wants_thinking(chat: ChatInput) -> bool | None:
 
 
 def rendered_tools(chat: ChatInput) -> Sequence[ToolDefinition]:
-    """Those that the model is told of: none when it may not call any."""
+    """The tools that the model is told of: none when it may not call any."""
     return () if chat.tool_choice.mode == "none" else chat.tools
 
 
@@ -170,8 +170,8 @@ def _tool(tool: ToolDefinition) -> dict[str, Any]:
 
 
 def _check_results_are_kept(rendered: str, messages: list[ChatMessage]) -> None:
-    """Of a template that says nothing of tools, which may drop turns of a role it does not know.
-    Raises ``TemplateRenderError``."""
+    """Checks that no tool result was dropped by a template that says nothing of tools: it may leave
+    out turns of a role that it does not know. Raises ``TemplateRenderError``."""
     position = 0
     for message in messages:
         if message.role != "tool":

@@ -78,7 +78,8 @@ class ChoiceText:
         self._detokenizer = Detokenizer(
             tokenizer, continues_text=continues_text, shown_token_ids=shown_token_ids
         )
-        """Where phrases are looked for: their text is found before it is known whose it is."""
+        """Makes text of tokens where phrases are looked for, before it is known whose text it
+        is."""
         self._thought: _ThoughtText | None = None
         if starts_thinking and markers is not None:
             self._thought = _ThoughtText(tokenizer, markers.opens, markers.label)

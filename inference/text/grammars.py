@@ -67,7 +67,8 @@ def answer_grammar(
 
 
 def _thought_rule(markers: ReasoningMarkers | None, end_token_ids: Sequence[int]) -> str:
-    """By token ids, so that a block may be closed in the middle of a character."""
+    """The rule of a thinking block, by token ids, so that it may be closed in the middle of a
+    character."""
     assert markers is not None
     bound = ",".join(map(str, [markers.end_token_id, *end_token_ids]))
     return f"thought: <[{markers.start_token_id}]> <[^{bound}]>* <[{markers.end_token_id}]> SPACE?"

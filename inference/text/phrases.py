@@ -39,11 +39,11 @@ SPOKEN = PhraseMarkers(
     closes=("Here is my response:", "Here's my response:"),
     is_asked_for=True,
 )
-"""Of Granite 3.2."""
+"""The phrases of Granite 3.2."""
 
 
 def find_phrases(template: str | None) -> PhraseMarkers | None:
-    """Those that ``template`` tells the model to write, where none of them is a token."""
+    """The phrases that ``template`` tells the model to write, where none of them is a token."""
     if template is None:
         return None
     if SPOKEN.opens[0] in template and SPOKEN.closes[0] in template:

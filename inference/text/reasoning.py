@@ -38,8 +38,8 @@ MARKER_PAIRS = (
     ("◁think▷", "◁/think▷"),
     ("<|channel>", "<channel|>"),
 )
-"""Of Qwen, DeepSeek, GLM and most others; Magistral; Seed-OSS; OpenThinker; … Command A; Apertus;
-Kimi-VL; Gemma 4."""
+"""The markers of Qwen, DeepSeek, GLM and most others; Magistral; Seed-OSS; OpenThinker; … Command
+A; Apertus; Kimi-VL; Gemma 4."""
 LABELS = {"<|channel>": "thought"}
 """What stands behind an opening marker and says what kind of block it is."""
 
@@ -53,8 +53,8 @@ class ReasoningMarkers:
     label: str = ""
     """Words behind the opening marker that belong to it."""
     channels: HarmonyTokens | None = None
-    """Of gpt-oss, whose answers are messages in channels: the start token is the name of a channel
-    then."""
+    """The channels of gpt-oss, whose answers are messages in channels: the start token is the name
+    of a channel then."""
 
     @property
     def follows_token_id(self) -> int | None:

@@ -21,7 +21,8 @@ from inference.text.schema_places import (
 )
 
 MAX_COMPILED_CHARS = 200_000
-"""Of all trials together: a few tenths of a second. Schemas of tools have some thousand."""
+"""The most that all trials compile together: a few tenths of a second. Schemas of tools have some
+thousand."""
 
 
 class _EnoughTriedError(Exception):

@@ -30,7 +30,7 @@ class Place:
 
 
 def subschemas(place: Place) -> Iterator[Place]:
-    """Those right below it. What should hold schemas and does not is left out."""
+    """The schemas right below it. What should hold schemas and does not is left out."""
     if not isinstance(place.schema, dict):
         return
     for keyword, value in place.schema.items():

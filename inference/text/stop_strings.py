@@ -60,7 +60,7 @@ class StopStrings:
         for stop in stops:
             self._by_first.setdefault(stop[0], []).append(_Matcher(stop))
         self._begun: list[_Matcher] = []
-        """Those that are in the middle of their string."""
+        """The matchers that are in the middle of their string."""
         self._held = ""
 
     def feed(self, text: str) -> StopFeed:

@@ -42,7 +42,7 @@ def find_templates(directory: Path, override: str | None) -> TemplateSources:
 
 
 def _tool_use_file(directory: Path) -> str | None:
-    """Where transformers saves further templates beside a chat_template.jinja."""
+    """The template for tools, where transformers saves it beside a chat_template.jinja."""
     path = directory / "additional_chat_templates" / "tool_use.jinja"
     return path.read_text(encoding="utf-8") if path.is_file() else None
 

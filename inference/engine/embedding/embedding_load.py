@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from inference.engine.embedding.embedding_engine import EmbeddingBounds, EmbeddingEngine
@@ -11,6 +9,7 @@ from inference.engine.embedding.embedding_queue import EmbeddingLimits
 from inference.engine.embedding.embedding_runner import EmbeddingRunner
 from inference.engine.errors import DoesNotFitError, WarmupError
 from inference.loading.embedding_files import OpenedEmbeddingModel
+from inference.loading.progress import OnProgress
 from inference.models.embedding import EmbeddingModel
 from inference.protocol.engine import EmbedSequences, SequenceFailed
 from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStage
@@ -18,8 +17,6 @@ from inference.protocol.load import LoadProgress, LoadReport, LoadSpec, LoadStag
 WARMUP_STEPS = 8
 """After so many the size of a step has found the speed of the device."""
 WARMUP_TOKENS = 64
-
-OnProgress = Callable[[LoadProgress], None]
 
 
 def load_embedding_engine(

@@ -25,7 +25,7 @@ from itertools import islice, zip_longest
 from inference.protocol.engine import EmbedSequences
 
 MAX_QUEUED_TOKENS = 2**24
-"""Of all jobs, at four bytes each; one job alone may have more."""
+"""The most that all queued jobs have, at four bytes each; one job alone may have more."""
 TOKEN_UNIT = 1 << 16
 """So that tokens divided by a weight stay a whole number and keep their size."""
 

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from inference.engine.faults.kinds import OutOfMemoryFault, StepFault
 from inference.engine.scheduling.pacing import SMALLEST_CHUNK
-from inference.engine.scheduling.scheduler import PrefillChunk, Schedule
+from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ class Outcome(Generic[Part, Result]):
 
     done: list[tuple[Part, Result]] = field(default_factory=list)
     failed: list[tuple[Part, StepFault]] = field(default_factory=list)
-    """Of one row each."""
+    """Parts of one row that raised, and what they raised."""
     faults: list[StepFault] = field(default_factory=list)
-    """Of every attempt, also of those whose parts then ran."""
+    """What every attempt raised, also those whose parts then ran."""
 
 
 def contain(

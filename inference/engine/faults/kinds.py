@@ -30,7 +30,7 @@ class StepFault(EngineError):
     client_message: ClassVar[str]
     is_device_sound: ClassVar[bool] = True
     exit_code: ClassVar[EngineExit] = EngineExit.FAILED
-    """Of the process, where the device is not sound."""
+    """How the process ends, where the device is not sound."""
 
 
 class NumericalFault(StepFault):

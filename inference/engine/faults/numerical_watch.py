@@ -14,7 +14,7 @@ class NumericalWatch:
         self._num_steps = 0
 
     def record(self, *, num_rows: int, num_failed: int) -> None:
-        """Of one step. Raises ``DeviceFault`` when no row has been a number for too long."""
+        """Records one step. Raises ``DeviceFault`` when no row has been a number for too long."""
         if num_rows == 0:
             return
         self._num_steps = self._num_steps + 1 if num_failed == num_rows else 0

@@ -18,8 +18,8 @@ from inference.protocol.images import SequenceImage
 
 class ImageProcessor(Protocol):
     def patches(self, data: bytes, grid: tuple[int, int, int]) -> npt.NDArray[np.float32]:
-        """Of an image file: (num_patches, patch_features) in the order in which they are merged.
-        ``grid``: what the prompt was counted by. Raises ``InvalidImageError``."""
+        """An image file's patches (num_patches, patch_features), in the order in which they are
+        merged. ``grid``: what the prompt was counted by. Raises ``InvalidImageError``."""
         ...
 
 
@@ -33,7 +33,7 @@ class ImageRows:
         self._num_bytes = 0
         self._rows: OrderedDict[str, PictureRows] = OrderedDict()
         self.num_runs = 0
-        """Of the tower."""
+        """How often the tower has run."""
 
     def of(self, image: SequenceImage) -> PictureRows:
         """All of the image's. Raises ``InvalidImageFault``."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from inference.engine.images.prompt_images import Ints
-from inference.engine.scheduling.scheduler import PrefillChunk, Schedule
+from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.to_device import on_device
 from inference.models.batch import Pictures
 from inference.models.vision.tower import PictureRows

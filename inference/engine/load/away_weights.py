@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 COPIED_TOGETHER_BYTES = 1 << 30
-"""Until the device is waited for, on the way back."""
+"""How much is copied back before the device is waited for."""
 
 
 class AwayWeights:
@@ -58,7 +58,7 @@ class AwayWeights:
 
 
 def storages_of(root: object, device: torch.device) -> list[torch.UntypedStorage]:
-    """Of all tensors on ``device`` that ``root`` reaches, each once."""
+    """The storages of all tensors on ``device`` that ``root`` reaches, each once."""
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors_of(root):
         if tensor.device == device:

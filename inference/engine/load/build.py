@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 
 from inference.engine.adapters import Adapters
+from inference.engine.admission import EngineLimits
 from inference.engine.draft_runner import DraftRunner
-from inference.engine.engine import Engine, EngineLimits
+from inference.engine.engine import Engine
 from inference.engine.executor import TensorExecutor
 from inference.engine.images.image_rows import ImageProcessor, ImageRows
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
@@ -20,9 +21,10 @@ from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.sampling.sampler import Sampler
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.rates import PrefillAverage
 from inference.engine.scheduling.run_ahead import RunAhead
-from inference.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.speculation.draft_model import DraftModelSpeculator
 from inference.engine.speculation.speculator import DEFAULT_DRAFT_TOKENS, Speculator
 from inference.models.cache_layout import cache_layout

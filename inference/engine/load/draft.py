@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,12 +13,13 @@ from inference.loading.embedding_files import OpenedEmbeddingModel
 from inference.loading.errors import BadSourceError
 from inference.loading.kv_choice import wanted_kv_format
 from inference.loading.loader import OpenedModel, open_model
+from inference.loading.progress import OnProgress
 from inference.loading.shared_vocabulary import check_shared_vocabulary
 from inference.models.cache_layout import cache_layout
 from inference.models.graphed import GraphedDecoder
 from inference.models.kv_format import kv_bytes_per_block
 from inference.models.registry import AnyModel, build_fastest_model
-from inference.protocol.load import LoadProgress, LoadSpec, draft_spec
+from inference.protocol.load import LoadSpec, draft_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class DraftModel:
 
     @property
     def block_bytes(self) -> int:
-        """Of its keys and values, in each of the answering model's blocks."""
+        """What its keys and values take of each of the answering model's blocks."""
         return kv_bytes_per_block(self.model.config, DEFAULT_BLOCK_TOKENS, self.model.kv_format)
 
     def captured_bytes(self, max_rows: int) -> int:
@@ -45,7 +45,7 @@ def open_draft_model(
     spec: LoadSpec,
     answering: OpenedModel,
     cache_dir: Path,
-    on_progress: Callable[[LoadProgress], None],
+    on_progress: OnProgress,
 ) -> OpenedModel | None:
     """``None``: the spec has none, or the model that answers cannot use one. Nothing of its weights
     is read. Raises ``LoadError``."""

@@ -26,6 +26,9 @@ FEW_CONTEXTS = 4
 """How many full contexts a GPU keeps room for when nobody says how much KV memory to use."""
 TOKENS_PER_SEQUENCE = 1024
 """Room for so many tokens of every sequence that may run at once, where that is more."""
+ADAPTERS_SHARE = 1 / 8
+"""The most of keys' and values' memory that is kept free for adapters: a model that nobody asks for
+an adapter must not lose its context to them."""
 KEPT_PER_WEIGHT_BYTE = 2
 """Bytes of host memory that past prompts may make keys and values grow to, per byte of weights:
 the more weights, the longer it takes to compute them again."""
@@ -41,10 +44,12 @@ class KVPlan:
     context_reason: str
     """In words, for the load report."""
     states: StatePlan
+    adapter_bytes: int = 0
+    """Kept free for adapters, which are loaded while the model serves."""
 
     @property
     def cache_bytes(self) -> int:
-        """Of blocks and of states."""
+        """What blocks and states take."""
         return self.kv_bytes + self.states.state_bytes
 
 
@@ -60,12 +65,16 @@ def plan_kv(
     kept_bytes: int | None = None,
     leaves_room: bool = False,
     draft_block_bytes: int = 0,
+    adapter_bytes: int = 0,
 ) -> KVPlan:
     """As many blocks as the budget holds and ``max_sequences`` full contexts can use.
     ``kept_bytes``: how many of them past prompts may make the process grow to; ``None``: all.
     ``leaves_room``: nobody asked for all of the budget, so ``shared_budget`` is taken of it.
     ``draft_block_bytes``: of each block, what the model that makes drafts keeps there.
-    Recurrent layers get their states first. Raises ``DoesNotFitError``."""
+    ``adapter_bytes``: what adapters would need of the budget. They get it first, as far as
+    ``ADAPTERS_SHARE`` goes, and recurrent layers their states next. Raises ``DoesNotFitError``."""
+    adapter_bytes = min(adapter_bytes, int(budget_bytes * ADAPTERS_SHARE))
+    budget_bytes -= adapter_bytes
     states = plan_states(
         cache_layout(config),
         budget_bytes=budget_bytes,
@@ -110,6 +119,7 @@ def plan_kv(
         context_tokens=bounds.tokens,
         context_reason="; ".join(filter(None, [bounds.reason(), states.in_words()])),
         states=states,
+        adapter_bytes=adapter_bytes,
     )
 
 

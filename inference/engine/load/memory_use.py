@@ -83,7 +83,8 @@ def gauge_for(device: torch.device, host: HostGauge) -> MemoryGauge:
 
 
 def anonymous_bytes() -> int:
-    """Of this process. Where there is no /proc, what it shares with no other process."""
+    """The anonymous memory of this process. Where there is no /proc: what it shares with no other
+    process."""
     status = _status()
     if "RssAnon" not in status:
         return int(psutil.Process().memory_full_info().uss)
@@ -100,8 +101,8 @@ def give_back_freed() -> None:
 
 
 def cuda_process_bytes(device: torch.device) -> int:
-    """As the driver counts this process on ``device``; 0 where it does not say (in a container it
-    may know the process by another id)."""
+    """What this process takes on ``device`` as the driver counts it; 0 where it does not say (in a
+    container it may know the process by another id)."""
     import pynvml
 
     nvml: Any = pynvml

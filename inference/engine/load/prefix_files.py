@@ -17,7 +17,7 @@ from inference.protocol.load import LoadSpec
 log = logging.getLogger(__name__)
 
 LAYOUT = 1
-"""Of what blocks hold: raised when the same numbers come to lie elsewhere in them."""
+"""The version of how blocks are laid out: raised when the same numbers come to lie elsewhere."""
 
 
 def open_prefix_files(spec: LoadSpec, data_dir: Path) -> PrefixFiles | None:
@@ -35,9 +35,9 @@ def open_prefix_files(spec: LoadSpec, data_dir: Path) -> PrefixFiles | None:
 
 
 def prefix_fingerprint(opened: OpenedModel, model: AnyModel, execution: str) -> str:
-    """Of all that decides what a block holds beside its tokens and its salt: the weights' files (by
-    name, size and time of change), what became of them while loading, the code that computes, and
-    what keys and values are stored as."""
+    """A digest of all that decides what a block holds beside its tokens and its salt: the weights'
+    files (by name, size and time of change), what became of them while loading, the code that
+    computes, and what keys and values are stored as."""
     files = [
         (path.name, status.st_size, status.st_mtime_ns)
         for path in opened.weight_paths

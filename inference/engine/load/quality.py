@@ -14,7 +14,6 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -25,6 +24,7 @@ from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.quality_text import QUALITY_TEXT
 from inference.loading.devices import free_memory_bytes
 from inference.loading.loader import OpenedModel
+from inference.loading.progress import OnProgress
 from inference.loading.unquantized import Unquantized
 from inference.models.batch import NUM_LONE_STATES, Batch
 from inference.models.config import ModelConfig
@@ -35,15 +35,14 @@ from inference.protocol.load import LoadProgress, LoadStage
 log = logging.getLogger(__name__)
 
 MAX_TOKENS = 257
-"""Of the text. Each but the last is followed by one that was to be predicted."""
+"""How much of the text is used. Each token but the last is followed by one that was to be
+predicted."""
 FEWEST_TOKENS = 16
 COPIES_OF_A_LAYER = 2
-"""As its file has it, and as it is multiplied."""
+"""A layer is held as its file has it, and as it is multiplied."""
 COPIES_OF_LOGITS = 3
 KL_ROWS = 32
 """Compared at a time, to hold few float32 rows of the vocabulary."""
-
-OnProgress = Callable[[LoadProgress], None]
 
 
 class QualityFigure(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from inference.engine.engine import Engine
 from inference.engine.load.away_weights import AwayWeights
 from inference.engine.load.memory_use import anonymous_bytes, cuda_process_bytes, give_back_freed
 from inference.models.graphed import GraphedDecoder
-from inference.models.native.llama import NativeLlama
+from inference.models.native.model import NativeModel
 from inference.models.registry import AnyModel
 from inference.protocol.load import AsleepBytes
 
@@ -51,7 +51,7 @@ class Sleeper:
                 model.drop_captured()
         gc.collect()
         for model in self._models:
-            if isinstance(model, NativeLlama):
+            if isinstance(model, NativeModel):
                 model.decoder.drop_scratch()
         if self._device.type == "cuda":
             self._away.take()
@@ -67,10 +67,10 @@ class Sleeper:
         return held
 
     def wake(self) -> Engine:
-        """As after the load. Raises what a device without memory raises."""
+        """Gives an engine as after the load. Raises what a device without memory raises."""
         self._away.give_back()
         for model in self._models:
-            if isinstance(model, NativeLlama):
+            if isinstance(model, NativeModel):
                 model.decoder.make_scratch()
         return self._build()
 

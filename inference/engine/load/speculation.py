@@ -25,7 +25,7 @@ def drafts_problem(spec: LoadSpec, config: ModelConfig) -> str:
 
 
 def num_draft_tokens(spec: LoadSpec) -> int:
-    """Of a sequence in one step, at most."""
+    """The most drafts of one sequence in one step."""
     return min(spec.max_draft_tokens or DEFAULT_DRAFT_TOKENS, MOST_DRAFT_TOKENS)
 
 

@@ -12,7 +12,7 @@ from inference.models.cache_layout import CacheLayout
 SNAPSHOTS_PER_SEQUENCE = 2
 """Kept for later prompts, where there is room: the end of a prompt and that of an answer."""
 LARGEST_SHARE = 0.5
-"""Of the memory, that states may take: without blocks they are of no use."""
+"""The share of the memory that states may take: without blocks they are of no use."""
 SHARE_THAT_LEAVES_ROOM = 0.25
 """The same where nobody asked for all of the memory."""
 

@@ -13,7 +13,7 @@ from inference.engine.load.trial_pictures import run_largest_picture
 from inference.engine.load.trial_sampling import run_largest_sampling
 from inference.engine.load.trial_steps import measure_prefill, run_largest_steps
 from inference.engine.sampling.drawing import Drawer
-from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.devices import earlier_loads_on
 from inference.loading.embedding_files import OpenedEmbeddingModel
 from inference.models.registry import AnyModel

@@ -1,4 +1,5 @@
-"""The largest picture that a fresh model may be given, for somebody else's gauge to see."""
+"""Runs the tower over the largest picture that a model may be given, while its caller measures what
+that takes."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from inference.models.vision_config import VisionConfig
 
 
 def run_largest_picture(model: AnyModel) -> None:
-    """Nothing, where the model is given none. On a CPU no more patches than a trial may take: what
-    more of them would take is small beside the weights."""
+    """Does nothing for a model without a tower. On a CPU it runs no more patches than a trial may
+    take: what more of them would take is small beside the weights."""
     if (tower := tower_of(model)) is None:
         return
     vision = tower.config
@@ -27,7 +28,7 @@ def run_largest_picture(model: AnyModel) -> None:
 
 
 def block_weights(vision: VisionConfig) -> int:
-    """Of all blocks: what a patch is multiplied with."""
+    """How many weights of the tower's blocks a patch is multiplied with."""
     return (
         vision.depth * vision.hidden_size * (4 * vision.hidden_size + 2 * vision.intermediate_size)
     )

@@ -1,7 +1,7 @@
-"""The most that sampling takes: every seat wants a token whose scores are adjusted, and a prompt's
-tokens are scored beside them. The model's own steps do not show it: on a large vocabulary what is
-made of their logits takes several times what they made.
-"""
+"""Samples as much as a step ever does, while the caller measures what that takes: every seat wants
+a token whose scores are adjusted, and a prompt's tokens are scored beside them. The model's own
+steps do not show it: on a large vocabulary, sampling takes several times the memory of the
+logits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from inference.engine.sampling.drawing import Drawer
 from inference.engine.sampling.logprobs import token_logprobs
 from inference.engine.sampling.row_pieces import rows_at_once
 from inference.engine.sampling.sampler import Sampler
-from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP, SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.scheduling.sequence import Sequence
 from inference.models.registry import AnyModel
 from inference.protocol.sampling import SamplingParams
@@ -20,12 +21,12 @@ ADJUSTED = SamplingParams(max_tokens=1, temperature=0.0, logit_bias={0: 1.0})
 DRAWN = SamplingParams(
     max_tokens=1, temperature=1.0, top_p=0.99, seed=0, logit_bias={0: 1.0}, top_logprobs=1
 )
-"""Of equal scores: a nucleus that is wider than what a drawer looks at first."""
+"""Draws from equal scores: the nucleus is wider than what a drawer looks at first."""
 
 
 @torch.inference_mode()
 def run_largest_sampling(model: AnyModel, drawer: Drawer, limits: SchedulerLimits) -> None:
-    """For somebody else's gauge to see."""
+    """The caller's gauge sees what it takes."""
     vocab_size, device = model.config.vocab_size, model.device
     decoded, scored = (
         torch.full((num_rows, vocab_size), 0.5, device=device)

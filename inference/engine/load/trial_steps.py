@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.pacing import SMALLEST_CHUNK
-from inference.engine.scheduling.scheduler import SchedulerLimits
 from inference.models.attention import MOST_GATHERED_BYTES
 from inference.models.batch import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES, Batch, PrefillSpan
 from inference.models.cache_layout import cache_layout
@@ -39,8 +39,10 @@ def run_largest_steps(
     model: AnyModel, limits: SchedulerLimits, context_tokens: int, num_parameters: int
 ) -> int:
     """The most rows that a step holds of prompts and of sequences that decode, a chunk at a
-    context's end, and the widest decode step, for somebody else's gauge to see. Returns the bytes
-    of the blocks and states that they ran over, which the gauge sees too."""
+    context's end, and the widest decode step, for somebody else's gauge to see. On a CPU a model
+    that copies no context takes no more for a deep row than for one that has just begun: there the
+    first of these is all. Returns the bytes of the blocks and states that they ran over, which the
+    gauge sees too."""
     device, most_rows = model.device, _most_rows(model.device, num_parameters)
     num_tokens = min(limits.prefill_tokens_per_step, most_rows)
     num_rows = min(limits.max_running, most_rows)
@@ -53,7 +55,8 @@ def run_largest_steps(
         num_last = num_tokens if device.type == "cuda" else SMALLEST_CHUNK
         model.forward(_last_chunk(num_last, context_tokens, num_blocks, device), kv)
         num_columns = min(num_columns, _columns_to_gather(model, num_rows))
-    model.forward(_decode_batch(num_rows, num_columns, device), kv)
+    if model.copies_context or device.type == "cuda":
+        model.forward(_decode_batch(num_rows, num_columns, device), kv)
     _synchronize(device)
     block_bytes = kv_bytes_per_block(model.config, DEFAULT_BLOCK_TOKENS, model.kv_format)
     state_bytes = NUM_LONE_STATES * cache_layout(model.config).state_bytes_per_slot
@@ -124,7 +127,7 @@ def _prefill_batch(start: int, end: int, device: torch.device) -> Batch:
 
 
 def _prompts(num_tokens: int, context_tokens: int, device: torch.device) -> Batch:
-    """As many sequences as it takes, from their starts, each in blocks of its own."""
+    """The starts of as many sequences as it takes, each in blocks of its own."""
     spans: list[PrefillSpan] = []
     slots: list[torch.Tensor] = []
     first_block = 0

@@ -1,12 +1,14 @@
-"""First sequences of a fresh engine: to have paid for first times before a request comes."""
+"""Runs the first sequences of a fresh engine, so that no request pays for what only first steps
+cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from inference.engine.engine import Engine
 from inference.engine.errors import DoesNotFitError, WarmupError
 from inference.engine.faults.kinds import OutOfMemoryFault
+from inference.loading.progress import OnProgress
 from inference.protocol.engine import SequenceFailed, SubmitSequence
 from inference.protocol.load import LoadProgress, LoadStage
 from inference.protocol.sampling import SamplingParams
@@ -20,7 +22,7 @@ WARMUP_OUTPUT_TOKENS = 3
 def warm_up(
     engine: Engine,
     vocab_size: int,
-    on_progress: Callable[[LoadProgress], None],
+    on_progress: OnProgress,
     concurrencies: Sequence[int] = WARMUP_CONCURRENCY,
 ) -> None:
     """Runs a few short sequences to their end. Raises ``WarmupError`` and

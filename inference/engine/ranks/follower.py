@@ -116,7 +116,7 @@ class Rank:
         self._left_group = False
 
     def run(self) -> None:
-        """Until the engine's end of the socket closes."""
+        """Serves until the engine's end of the socket closes."""
         threading.Thread(target=self._read, name="rank-reader", daemon=True).start()
         self._meet(self._join.meeting)
         self._gauge.watch()

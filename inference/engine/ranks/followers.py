@@ -28,34 +28,28 @@ from inference.engine.ranks.messages import (
 )
 from inference.engine.serving.channel import Channel
 
+POLL_S = 0.2
 REAP_S = 5.0
-"""Until the end of a process that closed its socket is known."""
+"""How long to wait for the end of a process that has closed its socket."""
 
 
 class Follower:
-    """``said``: what it sent, by its reader's thread."""
+    """``said``: what it sent, by its reader's thread. It waits for its ``Join``."""
 
-    def __init__(self, join: Join, on_end: Callable[[Follower], None]) -> None:
-        self.rank = join.rank
+    def __init__(self, rank: int, on_end: Callable[[Follower], None]) -> None:
+        self.rank = rank
         self.said: queue.SimpleQueue[FollowerMessage] = queue.SimpleQueue()
         self.has_ended = threading.Event()
         ours, theirs = socket.socketpair()
-        with theirs:
-            # Of the engine's process group, so that whoever ends the one ends the other.
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "inference.engine.ranks.follower",
-                    *("--fd", str(theirs.fileno()), "--parent", str(os.getpid())),
-                ],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-            )
+        try:
+            with theirs:
+                self._process = _start_process(theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
         self._channel = Channel(ours)
         self._on_end = on_end
         threading.Thread(target=self._read, name=f"rank-{self.rank}", daemon=True).start()
-        self.send(join)
 
     @property
     def pid(self) -> int:
@@ -89,17 +83,38 @@ class Follower:
             self._on_end(self)
 
 
+def _start_process(fd: int) -> subprocess.Popen[bytes]:
+    """It is of the engine's process group, so that whoever ends the one ends the other."""
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "inference.engine.ranks.follower",
+            *("--fd", str(fd), "--parent", str(os.getpid())),
+        ],
+        pass_fds=(fd,),
+        stdin=subprocess.DEVNULL,
+    )
+
+
 class Followers:
     """Ranks 1, 2, … of one model."""
 
     def __init__(self, joins: list[Join]) -> None:
+        """Starts them, all or none. Raises ``OSError`` where a process cannot be started, and
+        ``DeviceFault`` where one is gone at once."""
         self._lock = threading.Lock()
         self._is_closed = False
         self._lost: DeviceFault | None = None
         self._on_lost: Callable[[DeviceFault], object] | None = None
         self._all: list[Follower] = []
-        for join in joins:
-            self._all.append(Follower(join, self._note_end))
+        try:
+            for join in joins:
+                self._all.append(Follower(join.rank, self._note_end))
+                self._all[-1].send(join)
+        except BaseException:
+            self.close()
+            raise
 
     def __len__(self) -> int:
         return len(self._all)
@@ -127,7 +142,8 @@ class Followers:
             follower.send(message)
 
     def next_of_each(self, timeout_s: float) -> list[FollowerMessage]:
-        """By rank. Raises ``DeviceFault`` where one ends before, or says nothing for so long."""
+        """The next message of each rank. Raises ``DeviceFault`` where one ends before, or says
+        nothing for so long."""
         return [self._next(follower, timeout_s) for follower in self._all]
 
     def unread(self, wait_s: float) -> list[FollowerMessage]:
@@ -167,6 +183,3 @@ class Followers:
             self._lost, on_lost = fault, self._on_lost
         if on_lost is not None:
             on_lost(fault)
-
-
-POLL_S = 0.2

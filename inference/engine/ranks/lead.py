@@ -28,7 +28,7 @@ from inference.protocol.load import LoadReport, LoadSpec, RankReport
 BUILD_TIMEOUT_S = 3600.0
 """Other ranks read their files from the same disk as this one."""
 ENDLESS_S = 24 * 3600.0
-"""Of a collective, where the operator lets steps take for ever."""
+"""How long a collective may take where the operator lets steps take for ever."""
 
 
 def lead_ranks(
@@ -100,8 +100,8 @@ def check_ranks(spec: LoadSpec) -> None:
 
 
 def rank_budget_bytes(model: AnyModel, spec: LoadSpec, budget_bytes: int, moment_bytes: int) -> int:
-    """Of ``budget_bytes`` for keys and values, measured by this rank, what each may have. A host's
-    memory is all ranks'; of several cards the fullest decides."""
+    """What each rank may have for keys and values of ``budget_bytes``, which this rank measured. A
+    host's memory is all ranks'; of several cards the fullest decides."""
     if not isinstance(model, RankedModel):
         return budget_bytes
     if model.device.type == "cpu":

@@ -26,7 +26,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     num_threads: int
     context_tokens: int
     timeout_s: float
-    """Of each collective."""
+    """How long each collective may take."""
 
 
 class NewKV(msgspec.Struct, frozen=True, kw_only=True, tag="kv"):
@@ -98,7 +98,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
 
 
 class RankFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """It could not build its part; the process ends."""
+    """This rank could not build its part; its process ends."""
 
     failure: LoadFailure
 
@@ -110,7 +110,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
 
 
 class StepFailed(msgspec.Struct, frozen=True, kw_only=True, tag="step_failed"):
-    """It has left the process group, and waits for ``Regroup``."""
+    """This rank's step failed. It has left the process group, and waits for ``Regroup``."""
 
     fault: str
     """Name of the ``StepFault``."""

@@ -56,14 +56,15 @@ class RankedModel:
         self.tower: VisionTower | None = model.tower
         self.followers = followers
         self.built = built
-        """Of the other ranks."""
+        """What the other ranks have built."""
         self._model = model
         self._group = group
         self._timeout_s = timeout_s
         self._kv: PagedKV | None = None
         self._num_kv = 0
         self.memory: list[RankMemory] = []
-        """Of the other ranks, from the second storage on: what the steps over the first took."""
+        """What the steps over the first storage took on the other ranks; filled by the second
+        one."""
 
     @property
     def num_ranks(self) -> int:
@@ -131,7 +132,7 @@ class RankedModel:
 
 @contextmanager
 def meeting() -> Iterator[Path]:
-    """Of ranks that join a group; whoever is in it needs the file no more."""
+    """A file by which ranks meet. Once they have joined the group they need it no more."""
     with tempfile.TemporaryDirectory(prefix="helexa-ranks-") as folder:
         yield Path(folder) / "meeting"
 

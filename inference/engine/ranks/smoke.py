@@ -31,7 +31,7 @@ from inference.protocol.load import LoadSpec
 BLOCK_TOKENS = 32
 NUM_TOKENS = 40
 LARGEST_DIFFERENCE = 1e-3
-"""Of log probabilities, in float32."""
+"""The most that log probabilities may differ, in float32."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -91,7 +91,7 @@ def model_of(spec: LoadSpec, folder: Path) -> AnyModel:
 
 @torch.inference_mode()
 def logits_of(model: AnyModel) -> torch.Tensor:
-    """Of a prompt's tokens and of one that decodes after it."""
+    """The logits of a prompt's tokens and of one that decodes after it."""
     kv = model.new_kv(NUM_TOKENS // BLOCK_TOKENS + 1, BLOCK_TOKENS)
     tokens = (torch.arange(NUM_TOKENS) * 37 % model.config.vocab_size).to(model.device)
     prompt = Batch.of_sequence(tokens[:-1], BLOCK_TOKENS, logit_rows=slice(None))

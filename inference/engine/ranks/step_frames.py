@@ -89,7 +89,7 @@ def _pictures(pictures: Pictures) -> StepPictures:
 
 
 def _array(tensor: torch.Tensor) -> Array:
-    """As bytes: numpy has no bfloat16."""
+    """A tensor as bytes: numpy has no bfloat16."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     data = tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()
     return Array(dtype, tuple(tensor.shape), data)

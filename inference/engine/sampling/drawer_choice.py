@@ -12,7 +12,7 @@ import torch
 from inference.engine.sampling.drawing import Draw, Drawer, NativeDrawer, TorchDrawer, TritonDrawer
 from inference.engine.sampling.filters import filter_probabilities
 from inference.models.cuda.setup import WrongResultError
-from inference.models.native.llama import NativeLlama
+from inference.models.native.model import NativeModel
 from inference.models.registry import AnyModel
 from inference.protocol.sampling import SamplingParams
 
@@ -34,12 +34,12 @@ TRIAL_PARAMS = (
 """Filters end between two of the likely tokens, far from both, or among the others, of which none
 weighs much."""
 TRIAL_RANKS = (0, 2, 5)
-"""Of the tokens that are to be drawn, each with a percent of the mass or more."""
+"""The ranks of the tokens that are to be drawn, each with a percent of the mass or more."""
 
 
 def choose_drawer(model: AnyModel) -> tuple[Drawer, str]:
     """And in words what draws, where there was a choice."""
-    if isinstance(model, NativeLlama):
+    if isinstance(model, NativeModel):
         return NativeDrawer(model.decoder), ""
     if model.device.type == "cuda":
         return drawer_on_card(model.config.vocab_size, model.device)
@@ -72,7 +72,8 @@ def try_drawer(drawer: Drawer, vocab_size: int, device: torch.device) -> None:
 
 
 def try_likeliest(drawer: Drawer, scores: torch.Tensor) -> None:
-    """Also where tokens are as likely, and where scores are not finite. Raises as above."""
+    """Tries the likeliest token, also where several are as likely and where scores are not finite.
+    Raises as above."""
     unlike = scores[:1].repeat(5, 1)
     largest = unlike[0].max()
     unlike[0, [0, -1]] = largest

@@ -26,7 +26,7 @@ Bits = npt.NDArray[np.uint8]
 @dataclass(frozen=True, slots=True)
 class Draw:
     row: int
-    """Of the scores."""
+    """Which row of the scores."""
     params: SamplingParams
     uniform: float
     """In [0, 1)."""

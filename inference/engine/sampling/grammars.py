@@ -20,12 +20,12 @@ from inference.protocol.sampling import Grammar
 from inference.recent_results import RecentResults
 
 MAX_COMPILED_BYTES = 32 * 1024 * 1024
-"""Of grammars that are kept for the next request that has the same."""
+"""The most that grammars may take that are kept for the next request with the same."""
 COMPILED_BYTES = 160_000
 COMPILED_BYTES_PER_CHARACTER = 60
 """What llguidance takes for one: measured on schemas of 500 to 30,000 characters."""
 NUM_COMPILING = 2
-"""At once: a slow grammar holds up one other, not all."""
+"""How many are compiled at once: a slow grammar holds up one other, not all."""
 
 
 class GrammarState:

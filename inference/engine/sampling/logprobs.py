@@ -8,7 +8,7 @@ from collections.abc import Sequence as Ordered
 import torch
 
 from inference.engine.sampling.row_pieces import row_pieces
-from inference.engine.scheduling.scheduler import PrefillChunk
+from inference.engine.scheduling.schedule import PrefillChunk
 from inference.protocol.sampling import TokenLogprob
 
 

@@ -51,7 +51,7 @@ class UsedTokens:
 
 
 class TokenCounts:
-    """Of each sequence that is penalised, from its first step on."""
+    """How often each penalised sequence has used each token, counted from its first step on."""
 
     def __init__(self) -> None:
         self._used: dict[str, UsedTokens] = {}

@@ -36,11 +36,11 @@ class PendingGrammars:
             self._pending[sequence.sequence_id] = sequence, future
 
     def forget(self, sequence: Sequence) -> None:
-        """It has ended, so what becomes of its grammar is of no interest."""
+        """Forgets a sequence that has ended: what becomes of its grammar is of no interest."""
         self._pending.pop(sequence.sequence_id, None)
 
     def wait(self, timeout_s: float) -> None:
-        """Until one is compiled, or the time is over."""
+        """Waits until a grammar is compiled, or the time is over."""
         if self._pending:
             wait([future for _, future in self._pending.values()], timeout_s, FIRST_COMPLETED)
 

@@ -1,5 +1,5 @@
-"""Rows of scores as wide as a vocabulary, some at a time: what is computed of them on the way takes
-several times their memory, and no more of it than for so many."""
+"""Goes through rows as wide as a vocabulary a few at a time: intermediate results take several
+times a row's memory, so that all rows at once would take too much."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def rows_at_once(vocab_size: int) -> int:
 
 
 def row_pieces(num_rows: int, vocab_size: int) -> Iterator[slice]:
-    """One after the other; one of all rows where they are few."""
+    """Pieces of the rows, one after the other; a single one where the rows are few."""
     step = rows_at_once(vocab_size)
     for first in range(0, num_rows, step):
         yield slice(first, min(first + step, num_rows))

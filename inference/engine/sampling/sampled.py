@@ -15,7 +15,7 @@ class Run:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    """Of each, where they were asked for."""
+    """The log probabilities of each token, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from inference.engine.sampling.sampling_needs import (
 )
 from inference.engine.sampling.thinking import ThinkingBudget
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.to_device import Reading, on_device, read_back, rows_of
+from inference.engine.to_device import HostCopy, on_device, read_back, rows_of
 from inference.protocol.sampling import TokenLogprob
 
 
@@ -41,7 +41,7 @@ class _Choice:
     """Tokens chosen on the device, not yet read."""
 
     rows: list[int]
-    """Of the step's logits."""
+    """Row indices into the step's logits."""
     sequences: list[Sequence]
     scores: torch.Tensor
     places: list[int]
@@ -57,16 +57,16 @@ class _Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """A step's tokens, chosen and on their way to the host."""
+class UnreadTokens:
+    """A step's tokens, chosen on the device and on their way to the host."""
 
     sequences: list[Sequence]
     logits: torch.Tensor
     greedy: torch.Tensor
     """Each row's largest logit's token, (num_rows,) int64."""
     choice: _Choice
-    """Of rows that want more."""
-    reading: Reading
+    """What is chosen of the rows that want more than that."""
+    host_copy: HostCopy
 
     def token_ids(self) -> torch.Tensor:
         """(num_rows,) int64, on the device; the sampled ones where ``Sampler.is_settled``."""
@@ -98,29 +98,29 @@ class Sampler:
     @torch.inference_mode()
     def choose(
         self, sequences: list[Sequence], logits: torch.Tensor, *, num_ahead: int = 0
-    ) -> Chosen:
+    ) -> UnreadTokens:
         """Waits for nothing on the device. ``num_ahead``: see ``_Choice``; what the host has not
         read may be among them only for settled sequences."""
         greedy, are_finite = self._likeliest(logits)
         special = [row for row, sequence in enumerate(sequences) if is_special(sequence)]
         choice = self._choose(sequences, logits, greedy, special, num_ahead)
-        reading = Reading([are_finite, greedy, *choice.tensors])
-        return Chosen(sequences, logits, greedy, choice, reading)
+        host_copy = HostCopy([are_finite, greedy, *choice.tensors])
+        return UnreadTokens(sequences, logits, greedy, choice, host_copy)
 
     @torch.inference_mode()
-    def read(self, chosen: Chosen) -> Sampled:
-        sequences, logits, greedy = chosen.sequences, chosen.logits, chosen.greedy
-        waited = chosen.reading.values()
+    def read(self, unread: UnreadTokens) -> Sampled:
+        sequences, logits, greedy = unread.sequences, unread.logits, unread.greedy
+        waited = unread.host_copy.values()
         failed = frozenset(row for row, is_finite in enumerate(waited[0]) if not is_finite)
         token_ids, masked = waited[1], Masked()
-        self._settle(chosen.choice, waited[2:], token_ids, masked, failed)
+        self._settle(unread.choice, waited[2:], token_ids, masked, failed)
         refused = [
             row
             for row, sequence in enumerate(sequences)
             if row not in failed and is_refused(token_ids[row], sequence)
         ]
         if refused:
-            num_ahead = chosen.choice.num_ahead
+            num_ahead = unread.choice.num_ahead
             choice = self._choose(sequences, logits, greedy, refused, num_ahead)
             self._settle(choice, read_back(choice.tensors), token_ids, masked, failed)
         logprobs = self._logprobs(sequences, logits, token_ids, failed)
@@ -249,7 +249,7 @@ class Sampler:
     def _draw(
         self, choice: _Choice, indices: list[int], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """For those of the choice's sequences."""
+        """Draws for those of the choice's sequences."""
         sequences = choice.sequences
         draws = [
             Draw(choice.places[i], sequences[i].params, self._uniform(sequences[i], choice))

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import torch
 
 from inference.engine.sampling.sampled import Run, Sampled
-from inference.engine.sampling.sampler import Chosen, Sampler
+from inference.engine.sampling.sampler import Sampler, UnreadTokens
 from inference.engine.sampling.sampling_needs import is_special
-from inference.engine.scheduling.scheduler import Schedule
+from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.to_device import rows_of
 from inference.protocol.sampling import TokenLogprob
@@ -32,21 +32,21 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class DraftedChoice:
-    """A step's first round, chosen and not read."""
+class UnreadDrafts:
+    """A step's sequences with their drafts, and the tokens of its first round."""
 
     sequences: list[Sequence]
     drafts: list[list[int]]
-    """Of each; empty: none."""
+    """The drafts of each sequence; empty: it has none."""
     logits: torch.Tensor
     first_rows: list[int]
-    """Of each sequence, in ``logits``."""
+    """The first row of each sequence in ``logits``."""
     num_first: list[int]
     """How many of each sequence's rows are in the first round."""
-    chosen: Chosen
+    first: UnreadTokens
 
 
-def choose_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) -> DraftedChoice:
+def choose_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) -> UnreadDrafts:
     """``logits`` (num_decode_rows, vocab_size) float32, a sequence's rows one after the other.
     Waits for nothing on the device."""
     sequences = schedule.decodes
@@ -64,13 +64,13 @@ def choose_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) -
         of_rows += [sequence] * count
         next_row += len(draft) + 1
     first = logits if len(rows) == len(logits) else rows_of(logits, rows)
-    chosen = sampler.choose(of_rows, first)
-    return DraftedChoice(sequences, drafts, logits, first_rows, num_first, chosen)
+    unread = sampler.choose(of_rows, first)
+    return UnreadDrafts(sequences, drafts, logits, first_rows, num_first, unread)
 
 
-def read_drafted(sampler: Sampler, choice: DraftedChoice) -> Sampled:
+def read_drafted(sampler: Sampler, choice: UnreadDrafts) -> Sampled:
     """One row for each sequence: its last that counts; see ``Sampled``."""
-    first = sampler.read(choice.chosen)
+    first = sampler.read(choice.first)
     verified = _Verified(choice)
     row, going_on = 0, []
     for index, count in enumerate(choice.num_first):
@@ -93,7 +93,7 @@ def read_drafted(sampler: Sampler, choice: DraftedChoice) -> Sampled:
 
 
 def _sample_round(
-    sampler: Sampler, choice: DraftedChoice, going_on: list[int], depth: int
+    sampler: Sampler, choice: UnreadDrafts, going_on: list[int], depth: int
 ) -> Sampled | None:
     """``None`` where it raises: the tokens before are right, and the same rows come first in the
     next step, where it is found out whose fault it is."""
@@ -110,7 +110,7 @@ def _sample_round(
 class _Verified:
     """What is known of each sequence's rows so far."""
 
-    def __init__(self, choice: DraftedChoice) -> None:
+    def __init__(self, choice: UnreadDrafts) -> None:
         self._choice = choice
         self._token_ids = [0] * len(choice.sequences)
         self._logprobs: dict[int, TokenLogprob] = {}

@@ -18,8 +18,7 @@ class TokenRates:
     """Tokens of the window divided by the time its steps took, so that an idle engine keeps showing
     how fast it was until the window has passed, and then shows 0."""
 
-    def __init__(self, window_s: float = WINDOW_S) -> None:
-        self._window_s = window_s
+    def __init__(self) -> None:
         self._steps: deque[tuple[float, float, int, int]] = deque()
         self._decode_s = self._prefill_s = 0.0
         self._num_decode = self._num_prefill = 0
@@ -29,14 +28,14 @@ class TokenRates:
     ) -> None:
         self._add(step_s, num_decode_tokens, num_prefill_tokens)
         self._steps.append((now_s, step_s, num_decode_tokens, num_prefill_tokens))
-        self._forget_before(now_s - self._window_s)
+        self._forget_before(now_s - WINDOW_S)
 
     def decode_tokens_per_s(self, now_s: float) -> float:
-        self._forget_before(now_s - self._window_s)
+        self._forget_before(now_s - WINDOW_S)
         return self._num_decode / self._decode_s if self._decode_s > 0 else 0.0
 
     def prefill_tokens_per_s(self, now_s: float) -> float:
-        self._forget_before(now_s - self._window_s)
+        self._forget_before(now_s - WINDOW_S)
         return self._num_prefill / self._prefill_s if self._prefill_s > 0 else 0.0
 
     def _add(self, step_s: float, num_decode: int, num_prefill: int) -> None:

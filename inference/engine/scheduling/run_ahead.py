@@ -16,7 +16,9 @@ from __future__ import annotations
 from typing import Generic, Protocol, TypeVar
 
 from inference.engine.sampling.sampled import Sampled
-from inference.engine.scheduling.scheduler import Pace, Schedule, Scheduler
+from inference.engine.scheduling.limits import Pace
+from inference.engine.scheduling.schedule import Schedule
+from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence
 
 Step = TypeVar("Step")

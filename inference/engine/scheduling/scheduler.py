@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
 
 from inference.engine.errors import IntegrityError
 from inference.engine.kv_cache import KVCache
 from inference.engine.sampling.sampled import Run
 from inference.engine.scheduling.chunks import end_of_chunk
+from inference.engine.scheduling.limits import Pace, SchedulerLimits
+from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence, SequenceState
 from inference.engine.scheduling.waiting_queue import WaitingQueue
 from inference.engine.speculation.speculator import Speculator
@@ -33,133 +33,7 @@ from inference.engine.speculation.speculator import Speculator
 SCORED_TOKENS_PER_STEP = 128
 """Each needs a row of logits as wide as the vocabulary, which a prompt token otherwise does not."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
-    max_running: int = 256
-    max_queue_depth: int = 256
-    """Beyond the free seats."""
-    max_queue_wait_s: float = 60.0
-    prefill_tokens_per_step: int = 512
-    """Most prompt rows of one step, beside its decode rows."""
-    target_step_s: float | None = None
-    """How long a step should take: see ``inference.engine.scheduling.step_pacing``."""
-
-    @property
-    def max_queue_depth_per_account(self) -> int:
-        """Half of the queue, so that one account alone cannot fill it."""
-        return (self.max_queue_depth + 1) // 2
-
-
-class Pace(Protocol):
-    """How much the next step may hold."""
-
-    @property
-    def num_seats(self) -> int:
-        """Most sequences to run: more keep running where they already do."""
-        ...
-
-    def prefill_tokens(self, num_decode_rows: int) -> int: ...
-
-
-NO_DRAFTS: Mapping[Sequence, list[int]] = MappingProxyType({})
 NO_RUNS: Mapping[int, Run] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """Tokens ``[start, end)`` of a sequence; ``is_last`` when its logits are wanted."""
-
-    sequence: Sequence
-    start: int
-    end: int
-    is_last: bool
-
-    @property
-    def scored(self) -> range:
-        """Positions whose successors' logprobs are wanted."""
-        sequence = self.sequence
-        first = max(self.start, sequence.num_scored_tokens)
-        last = sequence.num_scored_tokens + sequence.num_tokens_to_score
-        return range(first, max(first, min(self.end, last)))
-
-
-@dataclass(slots=True)
-class Schedule:
-    """One step's rows. Valid until the next call of ``schedule``."""
-
-    decodes: list[Sequence] = field(default_factory=list)
-    prefills: list[PrefillChunk] = field(default_factory=list)
-    drafts: Mapping[Sequence, list[int]] = field(default_factory=lambda: NO_DRAFTS)
-    """Tokens that some of ``decodes`` may go on with, none of them empty: each is a row more. Only
-    in a step without prompts."""
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.decodes and not self.prefills
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        return self.decodes + [chunk.sequence for chunk in self.prefills]
-
-    @property
-    def has_ended_rows(self) -> bool:
-        """Whether a sequence ended after the step was launched. Prompts' never do: such a step is
-        read before anything else happens."""
-        return any(s.state is SequenceState.ENDED for s in self.decodes)
-
-    @property
-    def has_runs(self) -> bool:
-        """Whether a sequence that decodes has several rows."""
-        if self.drafts:
-            return True
-        if not self.decodes or self.decodes[0].state_slot is None:
-            return False  # only states lag
-        return any(sequence.num_lagging for sequence in self.decodes)
-
-    @property
-    def decode_runs(self) -> list[int]:
-        """How many rows each of ``decodes`` has: those that its state lags behind, that of its last
-        token, and its drafts'."""
-        drafts = self.drafts
-        return [s.num_lagging + 1 + len(drafts.get(s, ())) for s in self.decodes]
-
-    @property
-    def decode_rows(self) -> list[Sequence]:
-        """Whose each row that decodes is."""
-        if not self.has_runs:
-            return self.decodes
-        runs = zip(self.decodes, self.decode_runs, strict=True)
-        return [sequence for sequence, run in runs for _ in range(run)]
-
-    @property
-    def num_decode_rows(self) -> int:
-        return sum(self.decode_runs) if self.has_runs else len(self.decodes)
-
-    def without_ended_rows(self) -> Schedule:
-        live = [s for s in self.decodes if s.state is not SequenceState.ENDED]
-        return Schedule(decodes=live, prefills=self.prefills)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        return sum(chunk.end - chunk.start for chunk in self.prefills)
-
-    @property
-    def has_image_rows(self) -> bool:
-        return any(
-            chunk.sequence.images is not None
-            and bool(chunk.sequence.images.overlapping(chunk.start, chunk.end))
-            for chunk in self.prefills
-        )
-
-    @property
-    def num_scored_tokens(self) -> int:
-        return sum(len(chunk.scored) for chunk in self.prefills)
-
-    @property
-    def sampled(self) -> list[Sequence]:
-        """Sequences that get a token from this step, in the order of the logits' rows."""
-        return self.decodes + [chunk.sequence for chunk in self.prefills if chunk.is_last]
 
 
 class Scheduler:
@@ -192,9 +66,9 @@ class Scheduler:
 
     @property
     def _num_free_seats(self) -> int:
-        """Of ``max_running``, whether or not the pace has them in use just now. Whoever waits for
-        one of these waits for short steps, not in the queue: the operator has promised the seat,
-        and a slow machine takes longer to serve all of them but refuses none."""
+        """The free ones of ``max_running``, whether or not the pace has them in use just now.
+        Whoever waits for one of these waits for short steps, not in the queue: the operator has
+        promised the seat, and a slow machine takes longer to serve all of them but refuses none."""
         return 0 if self._short_of_blocks else self.limits.max_running - len(self.running)
 
     @property
@@ -232,7 +106,7 @@ class Scheduler:
         return schedule
 
     def _with_slots(self, drafts: dict[Sequence, list[int]]) -> dict[Sequence, list[int]]:
-        """As much of them as there are blocks for: nobody gives any up for a draft."""
+        """The drafts, as far as there are blocks for them: nobody gives a block up for a draft."""
         fitting: dict[Sequence, list[int]] = {}
         for sequence, draft in drafts.items():
             num_tokens = len(sequence.token_ids)

@@ -124,13 +124,13 @@ class Sequence:
         self.same_prompt_as = same_prompt_as
         """Whose prompt blocks this one waits for, to share them. ``None`` once it has started."""
         self.adapter: Any = None
-        """As the model prepared it; ``None``: it runs on the model as it is."""
+        """The adapter as the model prepared it; ``None``: it runs on the model as it is."""
         self.awaits_adapter = False
         """It is to have one, which is not loaded yet."""
         self.awaits_prefix = False
         """The beginning of its prompt is being read from disk."""
         self.images = images
-        """Of the prompt; ``None`` where it has none."""
+        """The prompt's images; ``None`` where it has none."""
         self.grammar: GrammarState | None = None
         """``None`` until it is compiled, where ``params`` have one."""
         self.started_s: float | None = None
@@ -211,7 +211,7 @@ class Sequence:
         )
 
     def timing(self, now_s: float) -> SequenceTiming:
-        """Of one whose last token came at ``now_s``."""
+        """The times of a sequence whose last token came at ``now_s``."""
         assert self.started_s is not None, "an output token without a step"
         return SequenceTiming(
             prefill_ms=1000 * (self.first_token_s - self.started_s),

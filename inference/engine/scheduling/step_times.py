@@ -6,8 +6,9 @@ from __future__ import annotations
 import time
 
 from inference.engine.faults.kinds import OutOfMemoryFault, StepFault
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.rates import PrefillAverage, TokenRates
-from inference.engine.scheduling.scheduler import Schedule, SchedulerLimits
+from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.step_pacing import StepPacer
 
 
@@ -25,7 +26,7 @@ class StepTimes:
     def record(
         self, schedule: Schedule, *, step_s: float, now_s: float, num_run_tokens: int = 0
     ) -> None:
-        """Of a step that ran whole. ``num_run_tokens``: drafts that turned out right."""
+        """Records a step that ran whole. ``num_run_tokens``: drafts that turned out right."""
         num_decodes, num_prefill_tokens = schedule.num_decode_rows, schedule.num_prefill_tokens
         self.last_forward_unix_s = time.time()
         self.rates.record(
@@ -44,7 +45,7 @@ class StepTimes:
             self.prefill_average.record(spans, step_s)
 
     def record_in_parts(self, schedule: Schedule, faults: list[StepFault]) -> None:
-        """Of a step that was run in parts, whose time says nothing of speed."""
+        """Records a step that was run in parts, whose time says nothing of speed."""
         self.last_forward_unix_s = time.time()
         if schedule.prefills and any(isinstance(fault, OutOfMemoryFault) for fault in faults):
             self.pacer.record_too_large(schedule.num_prefill_tokens)

@@ -32,7 +32,7 @@ class WaitingQueue:
         self._never_started: dict[Sequence, None] = {}
         """In order of arrival."""
         self._num_by_account: Counter[str] = Counter()
-        """Of those that never started."""
+        """How many each account has that never started."""
 
     def __len__(self) -> int:
         return len(self._never_started) + len(self._preempted)
@@ -77,7 +77,7 @@ class WaitingQueue:
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """It has ended. It is here."""
+        """Removes a sequence that has ended; it must be here."""
         if sequence not in self._never_started:
             self._preempted.remove(sequence)
             return

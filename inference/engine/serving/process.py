@@ -35,11 +35,12 @@ from inference.engine.faults.kinds import HangFault, OutOfMemoryFault, StepFault
 from inference.engine.load.load_engine import LoadedEngine, configure_threads, load_engine
 from inference.engine.serving.channel import Channel
 from inference.engine.serving.messenger import Messenger
-from inference.engine.serving.output_batcher import STATS_INTERVAL_S, Telling
+from inference.engine.serving.output_batcher import STATS_INTERVAL_S, OutputBatcher
 from inference.engine.serving.served import AnyEngine, Served
 from inference.engine.serving.watchdog import StepWatchdog, step_timeout_s
 from inference.environment import forget_secrets
 from inference.garbage import keep_imports
+from inference.loading.disk import is_disk_full
 from inference.loading.errors import LoadError
 from inference.logs.setup import configure_logging
 from inference.models.errors import MissingWeightsError, UnknownArchitectureError
@@ -132,6 +133,8 @@ def _unforeseen(error: Exception) -> LoadFailure:
     if issubclass(classify(error, "cpu"), OutOfMemoryFault):
         message = "the device ran out of memory while the model was loaded"
         return LoadFailure(code="does_not_fit", message=message)
+    if is_disk_full(error):
+        return LoadFailure(code="disk_full", message=f"the disk was full while loading: {error}")
     message = f"{type(error).__name__} while loading; the neuron's log says more"
     return LoadFailure(code="engine_crashed", message=message)
 
@@ -159,33 +162,33 @@ def run(served: Served, messenger: Messenger) -> EngineExit:
 def serve(served: Served, messenger: Messenger, watchdog: StepWatchdog) -> None:
     """The engine thread's loop, until ``Shutdown``. Raises ``StepFault`` where the device is not
     sound."""
-    telling, clock = Telling(messenger.send), time.monotonic
+    batcher, clock = OutputBatcher(messenger.send), time.monotonic
     try:
-        while _take_commands(served, messenger, telling):
+        while _take_commands(served, messenger, batcher):
             if served.engine is not None:
-                _work(served.engine, telling, watchdog)
-            if not served.has_work and telling.is_quiet(clock()):
+                _work(served.engine, batcher, watchdog)
+            if not served.has_work and batcher.is_quiet(clock()):
                 messenger.send(Idle(stats=served.stats()))
-                telling.touch(clock())
+                batcher.record_sent(clock())
         if served.engine is not None:
-            telling.add(served.engine.cancel_all(), now_s=clock())
+            batcher.add(served.engine.cancel_all(), now_s=clock())
     finally:
-        telling.tell(clock())
+        batcher.flush(clock())
 
 
-def _work(engine: AnyEngine, telling: Telling, watchdog: StepWatchdog) -> None:
+def _work(engine: AnyEngine, batcher: OutputBatcher, watchdog: StepWatchdog) -> None:
     """One step, where there is anything to do."""
     clock = time.monotonic
     if engine.has_outputs:  # told before a step, which may be long, and not after it
-        telling.add(engine.take_outputs(), now_s=clock())
+        batcher.add(engine.take_outputs(), now_s=clock())
     if engine.has_prompts:
-        telling.tell(clock())
+        batcher.flush(clock())
     if engine.has_work:
         started_s = clock()
         with watchdog.step():
             outputs = engine.step()
         now_s = clock()
-        telling.add(outputs, now_s=now_s, next_step_s=now_s - started_s)
+        batcher.add(outputs, now_s=now_s, next_step_s=now_s - started_s)
 
 
 def _end_by_fault(fault: StepFault, messenger: Messenger) -> NoReturn:
@@ -200,7 +203,7 @@ def _end_by_fault(fault: StepFault, messenger: Messenger) -> NoReturn:
     os._exit(fault.exit_code)
 
 
-def _take_commands(served: Served, messenger: Messenger, telling: Telling) -> bool:
+def _take_commands(served: Served, messenger: Messenger, batcher: OutputBatcher) -> bool:
     """Hand over what the neuron sent; wait for it when there is nothing else to do. ``False``
     after ``Shutdown``."""
     timeout_s = 0.0 if served.has_work else STATS_INTERVAL_S
@@ -214,7 +217,7 @@ def _take_commands(served: Served, messenger: Messenger, telling: Telling) -> bo
             case Shutdown():
                 return False
             case Sleep():
-                telling.tell(time.monotonic())
+                batcher.flush(time.monotonic())
                 messenger.send(served.fall_asleep())
             case Wake():
                 messenger.send(served.wake())

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 MATCH_CLASSES = (4, 8, 16)
 """Matches shorter than each of these are told apart."""
 PRIORS = (0.3, 0.5, 0.7, 0.85)
-"""Of the classes, before anything is known."""
+"""How often drafts of each class are taken to be right before anything is known."""
 GAIN = 0.125
 """How far one token moves an estimate."""
 ENGINE_GAIN = 0.01

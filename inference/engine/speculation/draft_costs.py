@@ -13,14 +13,15 @@ UNTRIED_DRAFT = 0.15
 
 
 class DraftCosts:
-    """Of one model's steps and the other's. Answers ``draft_length.Costs``."""
+    """What steps of the answering model cost, and steps of the one that drafts. A
+    ``draft_length.Costs``."""
 
     def __init__(self) -> None:
         self._steps = StepCosts()
         self._drafts = StepCosts()
 
     def record_step(self, num_rows: int, step_s: float) -> None:
-        """Of the answering model, without what drafting took."""
+        """Records a step of the answering model, without what drafting took."""
         self._steps.record(num_rows, step_s)
 
     def record_draft(self, num_sequences: int, token_s: float) -> None:

@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 READ_AT_ONCE = 512
 """Tokens that one step reads of what is unread, so that nobody waits long for it."""
 MOST_UNREAD = 4
-"""Of a sequence that is drafted for: they are read with its last token."""
+"""How many tokens of a sequence may be unread when it is drafted for: they are read with its
+last."""
 PROBE_STEPS = 64
 """After so many steps without drafts some are tried: what comes of them is not known otherwise."""
 PROBE_LENGTH = 2
@@ -86,7 +87,7 @@ class _Reading:
     """Leading blocks that are noted as read."""
     draft: list[int] = field(default_factory=list)
     length_then: int = 0
-    """Of the sequence when that was made."""
+    """How long the sequence was when that was made."""
 
 
 class DraftModelSpeculator:
@@ -203,7 +204,7 @@ class DraftModelSpeculator:
         return drafts
 
     def _read(self, sequence: Sequence, most: int) -> int:
-        """As much of what is unread as may be now; how many tokens that were."""
+        """Reads as much of what is unread as may be now. Returns how many tokens that were."""
         reading = self._reading_of(sequence)
         start, last = reading.num_read, len(sequence.token_ids) - 1
         if last - start < MOST_UNREAD:

@@ -24,7 +24,7 @@ MOST_DRAFT_TOKENS = 16
 MOST_SEQUENCES = 32
 """That decode at once: with more, rows fill a device already, and nobody looks for drafts."""
 MOST_ROWS = 128
-"""Of a step with drafts."""
+"""The most rows of a step with drafts."""
 MOST_LAGGING = 8
 """Rows that a step runs once more for a recurrent state. One that lags further has no drafts
 until it has caught up, which takes one step."""

@@ -82,6 +82,9 @@ def accelerate(model: DecoderModel) -> tuple[DecoderModel | GraphedDecoder, str]
     if model.config.vision is not None:
         # What a row is rotated by would have to be fed to them beside its position.
         return model, f"{words}; steps of a model that is given pictures are not captured"
+    if model.config.has_predictor:
+        # A captured step keeps its logits, and no hidden rows.
+        return model, f"{words}; steps that a predictor follows are not captured"
     return GraphedDecoder(model, CudaCapture(model.device)), words
 
 

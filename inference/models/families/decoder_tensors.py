@@ -38,7 +38,7 @@ DECODER_NAMES = GGUFNames(model=MODEL_NAMES, layer=ATTENTION_NAMES | MLP_NAMES)
 
 
 def decoder_tensors(config: ModelConfig, names: LayerNames = DEFAULT_NAMES) -> Iterator[TensorRole]:
-    """Of a decoder that has nothing else in its layers."""
+    """The tensors of a decoder that has nothing else in its layers."""
     yield from outer_tensors(config)
     for index in range(config.num_layers):
         for tensor in (
@@ -50,7 +50,7 @@ def decoder_tensors(config: ModelConfig, names: LayerNames = DEFAULT_NAMES) -> I
 
 
 def outer_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """Of a decoder around its layers."""
+    """The tensors of a decoder around its layers."""
     table = config.vocab_size, config.hidden_size
     tokens = (Section("vocabulary", config.vocab_size),)
     yield TensorRole("model.embed_tokens.weight", "embedding", table, sections=tokens)

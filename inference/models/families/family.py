@@ -42,10 +42,11 @@ router, tower     the same on every rank
 """
 
 SplitKind = Literal[
-    "heads", "kv_heads", "inner", "shared_inner", "experts", "key_heads", "vocabulary"
+    "heads", "kv_heads", "inner", "shared_inner", "experts", "key_heads", "channels", "vocabulary"
 ]
 """What ranks share out. ``inner``: features of an MLP; ``shared_inner``: of the expert that every
-row goes through; ``key_heads``: of Gated DeltaNet, with the value heads that belong to each."""
+row goes through; ``key_heads``: of Gated DeltaNet, with the value heads that belong to each;
+``channels``: of a short convolution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class TensorRole:
     sections: tuple[Section, ...] = ()
     """What lies along the axis that ranks split: the last one of a row, else the first. None: the
     tensor is the same on every rank."""
+    is_optional: bool = False
+    """Whether the model does without it where the files lack it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,7 @@ class GGUFNames:
 
     model: Mapping[str, str] = field(default_factory=dict)
     layer: Mapping[str, str] = field(default_factory=dict)
-    """Of names within a layer: after ``blk.N.`` and ``model.layers.N.``."""
+    """Names within a layer: after ``blk.N.`` and ``model.layers.N.``."""
 
     def hugging_face(self, name: str) -> str | None:
         """``blk.0.attn_q.weight`` -> ``model.layers.0.self_attn.q_proj.weight``; ``None`` for a
@@ -126,7 +129,7 @@ class Family:
     gguf_architectures: tuple[str, ...] = ()
     """``general.architecture`` of GGUF files; none where they are not read."""
     gguf_shared: tuple[str, ...] = ()
-    """Those under which another family's files come as well, which tells them apart."""
+    """Names under which another family's files come as well, which tells them apart."""
     read_config: Callable[[Json, Json], ModelConfig]
     """From config.json and generation_config.json, parsed. Raises ``BadFileError`` for what the
     family would compute wrongly."""
@@ -142,6 +145,9 @@ class Family:
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Beginnings of names in safetensors files that the model does not compute with, and in words
     what they are for."""
+    predictor_name: Callable[[str, ModelConfig], str] | None = None
+    """What a tensor of a safetensors file, by its ``hub_name``, is called as part of what
+    ``families.predictor`` declares; ``None`` where the family knows no such layer."""
     gguf_names: GGUFNames = field(default_factory=GGUFNames)
     interleaved_heads: Callable[[str, ModelConfig], int | None] = _natural_order
     """How many heads' rows stand in GGUF's interleaved rotary order in the tensor of this Hugging
@@ -149,6 +155,10 @@ class Family:
     features: frozenset[Feature] = frozenset({"prefix_reuse"})
     is_foreign: bool = False
     """Whether transformers' own modules compute it, which read their files' tensors themselves."""
+    learns: str = ""
+    """``module:name`` of what adds to a config what config.json does not say, by looking at
+    transformers' module without its weights: ``ModelConfig -> ModelConfig``, imported when a model
+    is opened. Raises ``UnsupportedModuleError``. Empty: config.json says it all."""
     builder: str
     """``module:name`` of what builds the model on torch operators, imported when one is built:
     ``(config, weights, context_tokens, kv_format) -> Model``."""

@@ -22,10 +22,11 @@ from inference.models.families.hub_config import (
 from inference.models.families.nested import LEFT_OUT, hub_name
 
 NAMES = {
-    "hidden_size": ("hidden_size", "n_embd"),
-    "num_layers": ("num_hidden_layers", "n_layer"),
-    "num_heads": ("num_attention_heads", "n_head"),
-    "max_positions": ("max_position_embeddings", "n_positions"),
+    "vocab_size": ("vocab_size",),
+    "hidden_size": ("hidden_size", "n_embd", "n_embed", "d_model", "embedding_dim"),
+    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
     "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim"),
 }
 """What sizes are called in config.json."""
@@ -37,7 +38,7 @@ KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 def read_config(config: Json, generation: Json) -> ModelConfig:
     """Raises ``BadFileError``."""
     _check_layers(config)
-    _check_rope(config)
+    check_rope(config)
     hidden_size, num_heads = _size(config, "hidden_size"), _size(config, "num_heads")
     return ModelConfig(
         architecture=str(config["model_type"]),
@@ -67,7 +68,7 @@ def _check_layers(config: Json) -> None:
         )
 
 
-def _check_rope(config: Json) -> None:
+def check_rope(config: Json) -> None:
     """Raises ``BadFileError``."""
     rope: Any = rope_parameters(config)
     by_kind = [inner for inner in rope.values() if isinstance(inner, dict)]
@@ -114,5 +115,6 @@ FOREIGN = Family(
     hub_name=hub_name,
     left_out=LEFT_OUT,
     is_foreign=True,
+    learns="inference.models.foreign.model:checked_config",
     builder="inference.models.foreign.model:ForeignModel",
 )

@@ -69,6 +69,13 @@ class GGUFKeys:
     def text(self, key: str, default: str) -> str:
         return str(self.metadata.get(f"{self.architecture}.{key}", default))
 
+    def heads_of_keys(self) -> int:
+        """Of layers that attend, in files that list them by layer. Raises ``BadFileError``."""
+        name = next((name for name in self.shapes if name.endswith(".attn_k.weight")), None)
+        if name is None:
+            return self.integer("attention.head_count")
+        return self.shapes[name][0] // head_dim(self)
+
     def has_tensor(self, name: str) -> bool:
         return name in self.shapes
 
@@ -86,7 +93,6 @@ def read_decoder_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> Model
         "hidden_size": hidden_size,
         "num_layers": keys.integer("block_count"),
         "num_heads": num_heads,
-        "num_kv_heads": keys.integer("attention.head_count_kv", num_heads),
         "head_dim": head_dim(keys),
         "max_positions": extended_positions(max_positions, scaling),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-6),
@@ -97,17 +103,26 @@ def read_decoder_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> Model
         "output_bias": keys.has_tensor("blk.0.attn_output.bias"),
         "mlp_bias": keys.has_tensor("blk.0.ffn_up.bias"),
         "qk_norm": keys.has_tensor("blk.0.attn_q_norm.weight"),
-        "bos_token_id": _token_id(keys.metadata, "bos"),
-        "eos_token_ids": _end_of_sequence_ids(keys.metadata),
-        "generation_defaults": {
-            ours: value
-            for key, ours in SAMPLING_KEYS.items()
-            if isinstance(value := keys.metadata.get(key), int | float)
-        },
+        **text_facts(keys.metadata),
     }
+    if "num_kv_heads" not in declared:
+        common["num_kv_heads"] = keys.integer("attention.head_count_kv", num_heads)
     if "intermediate_size" not in declared:
         common["intermediate_size"] = keys.integer("feed_forward_length")
     return ModelConfig(**(common | declared))
+
+
+def text_facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ModelConfig``: which tokens begin and end a text, and how to sample."""
+    return {
+        "bos_token_id": _token_id(metadata, "bos"),
+        "eos_token_ids": _end_of_sequence_ids(metadata),
+        "generation_defaults": {
+            ours: value
+            for key, ours in SAMPLING_KEYS.items()
+            if isinstance(value := metadata.get(key), int | float)
+        },
+    }
 
 
 def head_dim(keys: GGUFKeys) -> int:

@@ -3,10 +3,12 @@ bias that only chooses, beside one that all rows go through; half of each head i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from inference.loading.errors import BadFileError
 from inference.models.config import MlpKind, ModelConfig
 from inference.models.families.decoder_tensors import ATTENTION_NAMES, DECODER, MLP_NAMES
-from inference.models.families.family import Family, GGUFNames
+from inference.models.families.family import Family, GGUFNames, TensorRole
 from inference.models.families.gguf_keys import (
     PREDICTING_LAYERS,
     GGUFKeys,
@@ -27,6 +29,7 @@ from inference.models.families.mixture import (
     gguf_mixture,
     mixture_tensors,
 )
+from inference.models.families.predictor import nextn_name, predictor_tensors
 
 SHARED = ".mlp.shared_experts."
 NAMES = GGUFNames(
@@ -87,6 +90,12 @@ def read_gguf(keys: GGUFKeys) -> ModelConfig:
     )
 
 
+def tensors(config: ModelConfig) -> Iterator[TensorRole]:
+    yield from mixture_tensors(config)
+    if config.has_predictor:
+        yield from predictor_tensors(config)
+
+
 def hub_name(name: str) -> str:
     return name.replace(SHARED, ".mlp.shared_expert.")
 
@@ -97,8 +106,9 @@ GLM4_MOE = Family(
     gguf_architectures=("glm4moe",),
     read_config=read_config,
     read_gguf=read_gguf,
-    tensors=mixture_tensors,
+    tensors=tensors,
     hub_name=hub_name,
+    predictor_name=nextn_name,
     gguf_names=NAMES,
     builder=DECODER,
 )

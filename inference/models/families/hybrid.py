@@ -9,16 +9,11 @@ from typing import Any
 
 from inference.loading.errors import BadFileError
 from inference.models.config import MixerKind, ModelConfig
-from inference.models.delta_config import NEGATIVE_RATE, DeltaConfig, DeltaNames
+from inference.models.delta_config import DeltaConfig, DeltaNames
 from inference.models.families.decoder_tensors import (
     ATTENTION_NAMES,
     MODEL_NAMES,
-    attention_tensors,
     column,
-    in_layer,
-    mlp_tensors,
-    norm_tensors,
-    outer_tensors,
     row,
 )
 from inference.models.families.family import GGUFNames, Json, Section, TensorRole
@@ -28,10 +23,11 @@ from inference.models.families.mixture import (
     EXPERT_NAMES,
     experts_of,
     gguf_mixture,
+    mixture_tensors,
     mlps_of,
-    sparse_tensors,
 )
 from inference.models.families.predictor import predictor_tensors
+from inference.models.state_config import NEGATIVE_RATE
 
 DEFAULT_INTERVAL = 4
 """Every fourth layer is attention, where nothing else is said."""
@@ -83,8 +79,8 @@ def hybrid_fields(config: Json, names: DeltaNames) -> dict[str, Any]:
 
 
 def sparse_fields(config: Json, *, normalizes: bool) -> dict[str, Any]:
-    """Of hybrids with a mixture of experts beside one that all rows go through. ``normalizes``:
-    what is meant where config.json does not say. Raises ``BadFileError``."""
+    """The fields of hybrids with a mixture of experts beside one that all rows go through.
+    ``normalizes``: what is meant where config.json does not say. Raises ``BadFileError``."""
     return {
         "experts": experts_of(
             config,
@@ -157,19 +153,13 @@ def gguf_sparse_fields(keys: GGUFKeys, num_layers: int) -> dict[str, Any]:
 
 
 def hybrid_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    yield from outer_tensors(config)
-    for index, mixer in enumerate(config.mixer_kinds):
-        of_mixer = delta_tensors(config) if mixer == "delta" else attention_tensors(config)
-        is_sparse = config.mlp_kinds[index] == "sparse"
-        of_mlp = sparse_tensors(config) if is_sparse else mlp_tensors(config)
-        for tensor in (*norm_tensors(config), *of_mixer, *of_mlp):
-            yield in_layer(index, tensor)
+    yield from mixture_tensors(config, state_tensors=delta_tensors)
     if config.has_predictor:
         yield from predictor_tensors(config)
 
 
 def delta_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """Of a Gated DeltaNet layer."""
+    """The tensors of a Gated DeltaNet layer."""
     delta, hidden = config.delta, config.hidden_size
     assert delta is not None
     prefix, names, heads = "linear_attn.", delta.names, delta.num_value_heads

@@ -15,19 +15,19 @@ class LayerNames:
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"
-    """Where attention has sinks: the tensor's whole name."""
+    """The whole name of the sinks' tensor, where attention has sinks."""
     output: str = "self_attn.o_proj"
     mixed_norm: str | None = None
-    """Of what the mixer adds."""
+    """The norm of what the mixer adds."""
     mlp_norm: str | None = "post_attention_layernorm"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     """Gates first; only what goes up where an MLP has no gates."""
     down: str = "mlp.down_proj"
     mlp_added_norm: str | None = None
-    """Of what the MLP adds."""
+    """The norm of what the MLP adds."""
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """Of the residual stream and what is added to it."""
+        """The norms of the residual stream and of what is added to it."""
         declared = (self.input_norm, self.mixed_norm, self.mlp_norm, self.mlp_added_norm)
         return tuple(name for name in declared if name is not None)

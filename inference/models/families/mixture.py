@@ -7,14 +7,15 @@ of ``loading/expert_files.py`` one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from inference.loading.errors import BadFileError
-from inference.models.config import MlpKind, ModelConfig
+from inference.models.config import STATE_KINDS, MlpKind, ModelConfig
 from inference.models.experts_config import ExpertsConfig, Scoring
 from inference.models.families.decoder_tensors import (
     DECODER_NAMES,
+    DEFAULT_NAMES,
     attention_tensors,
     column,
     in_layer,
@@ -26,6 +27,7 @@ from inference.models.families.decoder_tensors import (
 from inference.models.families.family import GGUFNames, Section, TensorRole
 from inference.models.families.gguf_keys import GGUFKeys
 from inference.models.families.hub_config import Json, positive_integer
+from inference.models.families.layer_names import LayerNames
 
 EXPERT_NAMES = {
     "ffn_gate_inp": "mlp.gate",
@@ -41,16 +43,26 @@ EXPERT_NAMES = {
 MIXTURE_NAMES = GGUFNames(model=DECODER_NAMES.model, layer={**DECODER_NAMES.layer, **EXPERT_NAMES})
 
 
-def mixture_tensors(config: ModelConfig) -> Iterator[TensorRole]:
+def mixture_tensors(
+    config: ModelConfig,
+    names: LayerNames = DEFAULT_NAMES,
+    state_tensors: Callable[[ModelConfig], Iterator[TensorRole]] | None = None,
+) -> Iterator[TensorRole]:
+    """The tensors of a decoder whose MLPs may be mixtures. ``state_tensors``: those of a layer that
+    keeps a state in the place of attention, where some do."""
     yield from outer_tensors(config)
-    for index, kind in enumerate(config.mlp_kinds):
-        of_mlp = sparse_tensors(config) if kind == "sparse" else mlp_tensors(config)
-        for tensor in (*norm_tensors(config), *attention_tensors(config), *of_mlp):
-            yield in_layer(index, tensor)
+    for index, (mixer, mlp) in enumerate(zip(config.mixer_kinds, config.mlp_kinds, strict=True)):
+        yield from (in_layer(index, tensor) for tensor in norm_tensors(config, names))
+        if mixer in STATE_KINDS and state_tensors is not None:
+            of_mixer = state_tensors(config)
+        else:
+            of_mixer = attention_tensors(config, names)
+        of_mlp = sparse_tensors(config) if mlp == "sparse" else mlp_tensors(config, names)
+        yield from (in_layer(index, tensor) for tensor in (*of_mixer, *of_mlp))
 
 
 def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """Of one layer's mixture."""
+    """The tensors of one layer's mixture."""
     experts, hidden = config.experts, config.hidden_size
     assert experts is not None, "its layers are sparse"
     count, inner = experts.num_experts, experts.intermediate_size
@@ -65,6 +77,8 @@ def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
         ("up_proj", (inner, hidden)),
         ("down_proj", (hidden, inner)),
     ):
+        if name == "gate_proj" and not experts.is_gated:
+            continue
         parts = tuple(f"mlp.experts.{index}.{name}.weight" for index in range(count))
         weight = f"mlp.experts.{name}.weight"
         yield TensorRole(weight, "experts", (count, *shape), parts, all_experts)
@@ -77,9 +91,10 @@ def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
     if experts.gates_shared:
         yield TensorRole("mlp.shared_expert_gate.weight", "router", (1, hidden))
     shared = Section("shared_inner", experts.shared_intermediate_size)
-    yield from column("mlp.shared_expert.gate_proj", hidden, shared)
-    yield from column("mlp.shared_expert.up_proj", hidden, shared)
-    yield from row("mlp.shared_expert.down_proj", hidden, shared)
+    stacked = (shared,) * ((1 + experts.is_gated) // len(experts.shared_gate_up))
+    for name in experts.shared_gate_up:
+        yield from column(f"mlp.shared_expert.{name}", hidden, *stacked)
+    yield from row(f"mlp.shared_expert.{experts.shared_down}", hidden, shared)
 
 
 def experts_of(config: Json, **declared: Any) -> ExpertsConfig:
@@ -141,7 +156,7 @@ def gguf_mixture(keys: GGUFKeys, *, normalizes: bool) -> dict[str, Any]:
 
 
 GATINGS: dict[int, Scoring] = {1: "softmax", 2: "sigmoid"}
-"""By llama.cpp's ``expert_gating_func``."""
+"""The scoring by the number of llama.cpp's ``expert_gating_func``."""
 
 
 def _gguf_scoring(keys: GGUFKeys) -> Scoring:

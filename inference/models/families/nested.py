@@ -10,16 +10,19 @@ from inference.models.families.hub_config import Json
 OUTER = ("eos_token_id", "bos_token_id", "tie_word_embeddings")
 """What holds for the text model where the outer config says it."""
 NESTED = ("language_model.model.", "model.language_model.")
-"""Where checkpoints have the text model, older and newer ones."""
+"""What the text model's names begin with, in older and newer checkpoints."""
 LEFT_OUT = {
     f"{prefix}{name}.": purpose
     for prefix in ("", "model.")
     for name, purpose in (
         ("vision_tower", "pictures"),
+        ("vision_model", "pictures"),
+        ("vision_encoder", "pictures"),
         ("multi_modal_projector", "pictures"),
         ("embed_vision", "pictures"),
         ("vision_embedder", "pictures"),
         ("audio_tower", "sounds"),
+        ("audio_encoder", "sounds"),
         ("embed_audio", "sounds"),
     )
 }
@@ -33,8 +36,8 @@ def hub_name(name: str) -> str:
 
 
 def text_config(config: Json, defaults: Json) -> dict[str, Any]:
-    """Of a checkpoint with or without towers. ``defaults``: of the library that wrote it, which
-    leaves out what is like them."""
+    """The text model's config, of a checkpoint with or without towers. ``defaults``: those of the
+    library that wrote it, which leaves out what is like them."""
     if "text_config" not in config:
         return dict(config)
     ends = {key: config[key] for key in OUTER if key in config}

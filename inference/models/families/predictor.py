@@ -1,12 +1,13 @@
 """The layer that foresees the token after the next (multi-token prediction): its tensors, and the
-config by which it is a layer like the others. Its files' names begin with ``mtp.``.
+config by which it is a layer like the others.
 
-    mtp.pre_fc_norm_embedding ─┐
-                               ├─ mtp.fc ─▶ mtp.layers.0 ─▶ mtp.norm ─▶ the model's head
-    mtp.pre_fc_norm_hidden ────┘
+    mtp.embed_tokens ─▶ mtp.pre_fc_norm_embedding ─┐
+                                                   ├─ mtp.fc ─▶ layer ─▶ mtp.norm ─▶ mtp.head
+                        mtp.pre_fc_norm_hidden ────┘
 
 The layer is attention, with an MLP of the model's kind. Inside it is called as if it were the
-model's last layer, ``model.layers.{num_layers}``.
+model's last layer, ``model.layers.{num_layers}``. Files that lack the table or the head mean the
+model's own.
 """
 
 from __future__ import annotations
@@ -25,14 +26,33 @@ from inference.models.families.family import TensorRole
 from inference.models.families.mixture import sparse_tensors
 
 PREDICTOR = "mtp."
+PREDICTOR_TABLE = f"{PREDICTOR}embed_tokens"
+PREDICTOR_HEAD = f"{PREDICTOR}head"
 _LAYER = f"{PREDICTOR}layers.0."
+_NEXTN_NAMES = {
+    "embed_tokens": PREDICTOR_TABLE,
+    "enorm": f"{PREDICTOR}pre_fc_norm_embedding",
+    "hnorm": f"{PREDICTOR}pre_fc_norm_hidden",
+    "eh_proj": f"{PREDICTOR}fc",
+    "shared_head.norm": f"{PREDICTOR}norm",
+    "shared_head.head": PREDICTOR_HEAD,
+}
 
 
-def layer_name(name: str, config: ModelConfig) -> str:
-    """What a tensor of the files is called inside."""
+def mtp_name(name: str, config: ModelConfig) -> str:
+    """What a tensor is called inside, of files whose names of all this begin with ``mtp.``."""
     if not name.startswith(_LAYER):
         return name
     return f"model.layers.{config.num_layers}.{name.removeprefix(_LAYER)}"
+
+
+def nextn_name(name: str, config: ModelConfig) -> str:
+    """The same of files that have it all among the tensors of a layer behind the model's own."""
+    layer = f"model.layers.{config.num_layers}."
+    stem, _, kind = name.removeprefix(layer).rpartition(".")
+    if not name.startswith(layer) or stem not in _NEXTN_NAMES:
+        return name
+    return f"{_NEXTN_NAMES[stem]}.{kind}"
 
 
 def with_layer(config: ModelConfig) -> ModelConfig:
@@ -52,6 +72,9 @@ def lone_layer(config: ModelConfig) -> ModelConfig:
 
 def predictor_tensors(config: ModelConfig) -> Iterator[TensorRole]:
     hidden = config.hidden_size
+    table = config.vocab_size, hidden
+    yield TensorRole(f"{PREDICTOR_TABLE}.weight", "embedding", table, is_optional=True)
+    yield TensorRole(f"{PREDICTOR_HEAD}.weight", "head", table, is_optional=True)
     yield TensorRole(f"{PREDICTOR}fc.weight", "column", (hidden, 2 * hidden))
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
         yield TensorRole(f"{PREDICTOR}{name}.weight", "norm", (hidden,))

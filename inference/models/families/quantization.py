@@ -20,16 +20,16 @@ MXFP4, MXFP4_MODEL = "mxfp4", "gpt_oss"
 """``loading/interleaved_experts.py`` reads those."""
 READ_BITS = (4, 8)
 READ_FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
-"""Of compressed-tensors; ``naive-quantized`` is either of the two before it."""
+"""The formats of compressed-tensors; ``naive-quantized`` is either of the two before it."""
 FP8_BLOCK = (128, 128)
-"""Where config.json does not say."""
+"""The block where config.json does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
     method: Method
     bits: int = 8
-    """Of GPTQ and AWQ; the others' tensors say it."""
+    """The bits of GPTQ and AWQ; the others' tensors say theirs."""
     zeros_less_one: bool = False
     """Whether the files hold zero points less one, as GPTQ's first format does."""
     block: tuple[int, int] = FP8_BLOCK

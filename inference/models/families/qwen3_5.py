@@ -25,6 +25,7 @@ from inference.models.families.hybrid import (
     hybrid_tensors,
     sparse_fields,
 )
+from inference.models.families.predictor import mtp_name
 from inference.models.families.tower import TOWER, VISION, read_vision, tower_tensors
 
 LEFT_OUT = {TOWER: VISION, "mtp.": "multi-token prediction"}
@@ -90,6 +91,7 @@ QWEN3_5 = Family(
     tensors=tensors,
     hub_name=hub_name,
     left_out=LEFT_OUT,
+    predictor_name=mtp_name,
     gguf_names=gguf_names(MLP_NAMES),
     features=frozenset({"prefix_reuse", "vision"}),
     builder=DECODER,

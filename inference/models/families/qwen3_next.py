@@ -17,6 +17,7 @@ from inference.models.families.hybrid import (
     hybrid_tensors,
     sparse_fields,
 )
+from inference.models.families.predictor import mtp_name
 
 GROUPED = DeltaNames(qkvz=("in_proj_qkvz",), ba=("in_proj_ba",))
 PLAIN_QKVZ = DeltaNames(ba=("in_proj_ba",))
@@ -47,6 +48,7 @@ QWEN3_NEXT = Family(
     read_gguf=read_gguf,
     tensors=hybrid_tensors,
     left_out={"mtp.": "multi-token prediction"},
+    predictor_name=mtp_name,
     gguf_names=gguf_names(MLP_NAMES),
     builder=DECODER,
 )

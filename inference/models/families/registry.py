@@ -8,17 +8,22 @@ from inference.models.families.cohere import COHERE, COHERE2
 from inference.models.families.exaone4 import EXAONE4
 from inference.models.families.family import Family
 from inference.models.families.foreign import FOREIGN
+from inference.models.families.foreign_cached import CACHED
+from inference.models.families.foreign_gguf import MODULES
 from inference.models.families.foreign_types import REFUSED_TYPES
 from inference.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from inference.models.families.gemma4 import GEMMA4
 from inference.models.families.glm import GLM, GLM4
 from inference.models.families.glm_moe import GLM4_MOE
 from inference.models.families.gpt_oss import GPT_OSS
-from inference.models.families.granite import GRANITE, GRANITE4
+from inference.models.families.granite import GRANITE
+from inference.models.families.granite_hybrid import BAMBA, GRANITE4
+from inference.models.families.lfm2 import LFM2, LFM2_MOE
 from inference.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from inference.models.families.llama_kin import ERNIE4_5, SEED_OSS
 from inference.models.families.mistral3 import MINISTRAL3, MISTRAL3
 from inference.models.families.mixtral import MIXTRAL
+from inference.models.families.nemotron_h import NEMOTRON_H
 from inference.models.families.olmo2 import OLMO2, OLMO3
 from inference.models.families.olmoe import OLMOE
 from inference.models.families.phi import PHI3
@@ -58,19 +63,27 @@ FAMILIES: tuple[Family, ...] = (
     COHERE,
     COHERE2,
     STARCODER2,
+    LFM2,
+    BAMBA,
+    NEMOTRON_H,
     QWEN3_5_MOE,
     QWEN3_NEXT,
     QWEN2_MOE,
     QWEN3_MOE,
     MIXTRAL,
     GLM4_MOE,
+    LFM2_MOE,
     OLMOE,
     GPT_OSS,
 )
 
 _OWN = {kind: family for family in FAMILIES for kind in family.model_types}
-_BY_MODEL_TYPE = dict.fromkeys(FOREIGN.model_types, FOREIGN) | _OWN
-_BY_GGUF = {name: family for family in FAMILIES for name in family.gguf_architectures}
+_FOREIGN = {kind: family for family in (FOREIGN, CACHED) for kind in family.model_types}
+_BY_MODEL_TYPE = _FOREIGN | _OWN
+_GGUF_MODULES = {name: _BY_MODEL_TYPE[kind] for name, kind in MODULES.items()}
+_BY_GGUF = {
+    name: family for family in FAMILIES for name in family.gguf_architectures
+} | _GGUF_MODULES
 
 
 def find_family(model_type: str) -> Family | None:
@@ -78,7 +91,7 @@ def find_family(model_type: str) -> Family | None:
 
 
 def family_of(config: ModelConfig) -> Family:
-    """Of a config that one of the families has read."""
+    """The family that has read this config."""
     return _BY_MODEL_TYPE[config.architecture]
 
 
@@ -92,7 +105,7 @@ def check_architecture(model_type: str) -> Family:
     if family is None:
         raise UnknownArchitectureError(
             f"{_refused(model_type)}; this build runs {', '.join(_OWN)}, and as transformers' own "
-            f"modules {', '.join(FOREIGN.model_types)}"
+            f"modules {', '.join(_FOREIGN)}"
         )
     return family
 

@@ -7,6 +7,9 @@ from textwrap import fill
 
 from inference.models.families.family import Family
 from inference.models.families.foreign import FOREIGN
+from inference.models.families.foreign_cached import CACHED
+from inference.models.families.foreign_gguf import MODULES
+from inference.models.families.foreign_types import ROW_BY_ROW_TYPES
 from inference.models.families.registry import FAMILIES
 
 HEADER = """\
@@ -46,11 +49,12 @@ every family sleep, on both paths (`tests/inference/engine/load/test_sleeper.py`
 Drafts (speculation) are verified for every family, hybrids too, with adapters and behind pictures
 (`tests/inference/engine/speculation/`). A draft model has attention layers only, and makes drafts
 for any model of its vocabulary, but where all layers of that see through a sliding window. Layers
-of multi-token prediction run for `qwen3_next`, `qwen3_5` and `qwen3_5_moe`, from safetensors and on
-torch's operators (`tests/inference/models/families/test_predictor.py`).
+of multi-token prediction run for `qwen3_next`, `qwen3_5`, `qwen3_5_moe` and `glm4_moe`, from
+safetensors and on torch's operators (`tests/inference/models/families/test_predictor.py`).
 
 Tensor parallelism (`tensor_parallel`): every family of the table, with packed weights and pictures
-(`tests/inference/models/parallel/test_rank_forward.py`), but not transformers' own modules.
+(`tests/inference/models/parallel/test_rank_forward.py`), but neither models with Mamba-2 layers nor
+transformers' own modules.
 
 | family | `model_type` | GGUF | prefixes are reused | pictures |
 |---|---|---|---|---|
@@ -60,17 +64,41 @@ Tensor parallelism (`tensor_parallel`): every family of the table, with packed w
 FOREIGN_HEADER = """
 ## Transformers' own modules
 
-These decoders have no family here. transformers' module computes them, and its attention runs over
-our blocks: continuous batching, prefix reuse, preemption and cancellation hold as for a family.
-They are slower: projections are neither fused nor packed, and no kernel of ours runs them. The load
-report says so. They are read from safetensors only (no GGUF, no quantising while loading; weights
-that are quantised become dense), and a sliding window saves no memory. Code that lies beside a
-model's weights is never run.
+These decoders have no family here. transformers' module computes them over our blocks: continuous
+batching, prefix reuse, preemption and cancellation hold as for a family. They are slower:
+projections are neither fused nor packed, and no kernel of ours runs them. The load report says so,
+and in which of two forms they run. They are read from safetensors, and some from GGUF (below);
+nothing is quantised while loading, weights that are quantised become dense, and a sliding window
+saves no memory. The load report names tensors that the module has no place for. Code that lies
+beside a model's weights is never run.
 
-Which of them run is tested against transformers' own answers. A module whose layers do not all
-attend once through transformers' attention interface, causally or within a window, is refused,
-and so is one that keeps a state beyond keys and values, and rotary scaling that follows the longest
-sequence of a batch (`dynamic`, `longrope`).
+Which of them run is tested against transformers' own answers
+(`tests/inference/models/foreign/test_sweep.py`, `test_cached_sweep.py`). The others are refused by
+name, with the reason, and so is rotary scaling that follows the longest sequence of a batch
+(`dynamic`, `longrope`).
+
+**Behind paged attention**: every layer attends once through transformers' attention interface,
+causally or within a window. All rows of a step are computed together.
+
+"""
+CACHED_HEADER = """
+**With transformers' own cache**, whose keys and values lie in our blocks and whose states in our
+state slots, as do states that a module keeps beside that cache: for layers that attend by rules of
+their own, or keep a state. One sequence is computed after the other, so many of them at once are no
+faster than one by one. What is kept is found before weights are downloaded, by running the module
+without any; a module that keeps anything else is refused. As with a hybrid family, a prefix is
+reused where a snapshot of its state was kept.
+
+"""
+BY_ROWS_HEADER = """
+Of these, the following do not go on from a state with several tokens at once: a prompt's first
+chunk is computed in one go, all that follow it token by token.
+
+"""
+GGUF_HEADER = """
+**From GGUF** these are read by transformers' reader, which dequantises all weights while loading:
+the memory is that of dense weights, and the load report says so. Files in several parts are
+refused.
 
 """
 
@@ -80,8 +108,16 @@ def markdown(families: Iterable[Family] = FAMILIES) -> str:
     families = list(families)
     rows = "".join(f"{_row(family)}\n" for family in families if not family.is_foreign)
     foreign = {name for family in families if family.is_foreign for name in family.model_types}
-    names = fill(_code(sorted(foreign | set(FOREIGN.model_types))), width=100)
-    return f"{HEADER}{rows}{FOREIGN_HEADER}{names}\n"
+    lists = (
+        (FOREIGN_HEADER, foreign | set(FOREIGN.model_types)),
+        (CACHED_HEADER, set(CACHED.model_types)),
+        (BY_ROWS_HEADER, set(ROW_BY_ROW_TYPES)),
+        (GGUF_HEADER, set(MODULES)),
+    )
+    modules = "".join(
+        f"{header}{fill(_code(sorted(names)), width=100)}\n" for header, names in lists if names
+    )
+    return f"{HEADER}{rows}{modules}"
 
 
 def _row(family: Family) -> str:

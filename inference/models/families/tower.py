@@ -33,7 +33,7 @@ REQUIRED = frozenset(
 )
 ROPE_THETA = 10000.0
 AXES = 3
-"""Of a position: time, height and width."""
+"""The axes of a position: time, height and width."""
 
 
 def read_vision(config: Json, text: Json) -> VisionConfig | None:

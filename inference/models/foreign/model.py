@@ -8,18 +8,14 @@ Imports transformers when a model is built: that takes seconds, and few engines 
 from __future__ import annotations
 
 import inspect as signatures
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
 from inference.models.adapter import AdapterWeights
 from inference.models.batch import Batch
 from inference.models.config import ModelConfig
-from inference.models.errors import (
-    MissingWeightsError,
-    UnsupportedAdapterError,
-    UnsupportedModuleError,
-)
+from inference.models.errors import UnsupportedModuleError
 from inference.models.foreign.attention import (
     LAYER,
     PAGED,
@@ -28,6 +24,7 @@ from inference.models.foreign.attention import (
     ForeignStep,
     register,
 )
+from inference.models.foreign.hub_module import load_module, no_adapters, without_weights
 from inference.models.foreign.inspection import AttentionCall, inspect
 from inference.models.kv_format import KVFormat
 from inference.models.paged_kv import PagedKV
@@ -51,7 +48,8 @@ class ForeignModel:
         _check_layout(config, calls)
         register()
         self._current = CurrentStep()
-        self._module = _load(config, weights)
+        loaded = load_module(config, weights, PAGED)
+        self._module, self._passed_over = loaded.module, loaded.passed_over
         for call in calls:
             layer = ForeignLayer(call, self._current)
             setattr(self._module.get_submodule(call.module), LAYER, layer)
@@ -63,7 +61,7 @@ class ForeignModel:
         """In words."""
         return (
             f"transformers' {type(self._module).__name__} behind paged attention: slower than a "
-            "family that this build computes itself"
+            f"family that this build computes itself{self._passed_over}"
         )
 
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> PagedKV:
@@ -73,10 +71,7 @@ class ForeignModel:
 
     def prepare_adapter(self, weights: AdapterWeights) -> NoReturn:
         """Raises ``UnsupportedAdapterError``."""
-        raise UnsupportedAdapterError(
-            f"{self.config.architecture} is computed by transformers' own module, whose "
-            "projections take no adapters here"
-        )
+        raise no_adapters(self.config)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: PagedKV) -> torch.Tensor:
@@ -101,25 +96,15 @@ class ForeignModel:
         return logits.float()
 
 
+def checked_config(config: ModelConfig) -> ModelConfig:
+    """The same: config.json says what memory it takes. Raises ``UnsupportedModuleError``."""
+    _check_layout(config, inspect_config(config))
+    return config
+
+
 def inspect_config(config: ModelConfig) -> list[AttentionCall]:
     """How each layer attends, from config.json alone. Raises ``UnsupportedModuleError``."""
-    with torch.device("meta"):
-        # In bfloat16: what multiplies experts all at once takes no other dtype there.
-        module = _class_of(config)._from_config(_hub_config(config), dtype=torch.bfloat16)
-    return inspect(module.eval())
-
-
-def _class_of(config: ModelConfig) -> Any:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(_hub_config(config))]
-
-
-def _hub_config(config: ModelConfig) -> Any:
-    from transformers import CONFIG_MAPPING
-
-    assert config.module_config is not None, "its family keeps it"
-    return CONFIG_MAPPING[config.architecture].from_dict(dict(config.module_config))
+    return inspect(without_weights(config))
 
 
 def _check_layout(config: ModelConfig, calls: list[AttentionCall]) -> None:
@@ -137,26 +122,3 @@ def _check_layout(config: ModelConfig, calls: list[AttentionCall]) -> None:
 
 def _in_words(heads: tuple[int, int, int]) -> str:
     return f"{heads[0]} heads over {heads[1]} of keys and values, {heads[2]} wide"
-
-
-def _load(config: ModelConfig, weights: WeightSource) -> Any:
-    """transformers knows what its own files' tensors are called, and which of them it fuses."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    # Loops over experts: it multiplies in every dtype.
-    experts = {"experts_implementation": "eager"} if weights.device.type == "cpu" else {}
-    model, told = _class_of(config).from_pretrained(
-        None,
-        config=_hub_config(config),
-        state_dict=weights.all_tensors(),
-        dtype=weights.activation_dtype,
-        attn_implementation=PAGED,
-        output_loading_info=True,
-        **experts,
-    )
-    missing = sorted(told["missing_keys"])
-    if missing:
-        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise MissingWeightsError(f"the weight files lack {missing[0]}{others}")
-    return model.eval().to(weights.device)

@@ -5,16 +5,34 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 
 from inference.models.adapter import AdapterWeights, LowRank, check_known
 from inference.models.native.packing import LANES, pack_f32
+from inference.models.native.structs import pointer
 
 MAX_ADAPTED_PARTS = 4
 """``kMaxAdaptedParts`` of low_rank.h."""
+LARGEST_CODE = 127
 PROJECTIONS_OF_LAYER = 4
 """``kNumAdaptedKinds``: qkv, output, gate_up, down."""
+
+
+class LowRankFormat(IntEnum):
+    """``LowRankFormat`` of low_rank.h."""
+
+    FLOAT = 0
+    BFLOAT16 = 1
+    INT8 = 2
+
+
+DTYPES = {
+    LowRankFormat.FLOAT: torch.float32,
+    LowRankFormat.BFLOAT16: torch.bfloat16,
+    LowRankFormat.INT8: torch.int8,
+}
 
 
 class CLowRank(ctypes.Structure):
@@ -22,9 +40,11 @@ class CLowRank(ctypes.Structure):
         ("rank", ctypes.c_int32),
         ("first_output", ctypes.c_int32),
         ("out_features", ctypes.c_int32),
-        ("is_narrow", ctypes.c_int32),
+        ("format", ctypes.c_int32),
         ("down", ctypes.c_void_p),
         ("up", ctypes.c_void_p),
+        ("down_scales", ctypes.c_void_p),
+        ("up_scales", ctypes.c_void_p),
     ]
 
 
@@ -52,18 +72,17 @@ def native_adapter(
     weights: AdapterWeights,
     layers: Sequence[Sequence[Sequence[tuple[str, int]]]],
     *,
-    is_narrow: bool,
+    format: LowRankFormat,
 ) -> NativeAdapter:
     """``layers``: of each layer's four projections the names and numbers of outputs of the weights
-    that it stacks. ``is_narrow``: panels are bfloat16, which is what files of that dtype hold and
-    far finer than quantised weights are; else float32."""
+    that it stacks."""
     check_known(weights, (name for layer in layers for names in layer for name, _ in names))
     alive: list[torch.Tensor] = []
     projections = (CAdaptedProjection * (len(layers) * PROJECTIONS_OF_LAYER))()
     inner_width = 0
     stacked = [names for layer in layers for names in layer]
     for at, names in enumerate(stacked):
-        parts = _parts(weights.modules, names, alive, is_narrow=is_narrow)
+        parts = _parts(weights.modules, names, alive, format)
         projections[at] = CAdaptedProjection(num_parts=len(parts), parts=tuple(parts))
         inner_width = max(inner_width, sum(-(-part.rank // LANES) * LANES for part in parts))
     struct = CAdapter(
@@ -77,32 +96,42 @@ def _parts(
     modules: Mapping[str, LowRank],
     names: Sequence[tuple[str, int]],
     alive: list[torch.Tensor],
-    *,
-    is_narrow: bool,
+    format: LowRankFormat,
 ) -> list[CLowRank]:
     parts = []
     first_output = 0
     for name, out_features in names:
         if (module := modules.get(name)) is not None:
-            down, up = (_panels(t, is_narrow) for t in (module.down, module.scaled_up))
-            alive += down, up
+            down, down_scales = _panels(module.down, 1.0, format)
+            up, up_scales = _panels(module.up, module.scale, format)
+            alive += down, up, down_scales, up_scales
             parts.append(
                 CLowRank(
                     rank=len(module.down),
                     first_output=first_output,
                     out_features=out_features,
-                    is_narrow=is_narrow,
+                    format=format,
                     down=down.data_ptr(),
                     up=up.data_ptr(),
+                    down_scales=pointer(down_scales, torch.float32),
+                    up_scales=pointer(up_scales, torch.float32),
                 )
             )
         first_output += out_features
     return parts
 
 
-def _panels(matrix: torch.Tensor, is_narrow: bool) -> torch.Tensor:
-    panels = pack_f32(matrix)
-    return panels.to(torch.bfloat16) if is_narrow else panels
+def _panels(
+    matrix: torch.Tensor, scale: float, format: LowRankFormat
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, in) -> its panels, and float32 what each output is to be multiplied with."""
+    values, scales = matrix.float(), torch.full((len(matrix),), scale)
+    if format is LowRankFormat.INT8:
+        largest = values.abs().amax(dim=1)
+        steps = torch.where(largest == 0, 1.0, largest / LARGEST_CODE)
+        values, scales = (values / steps.unsqueeze(1)).round(), scales * steps
+    panels = pack_f32(values).to(DTYPES[format])
+    return panels, torch.nn.functional.pad(scales, (0, -len(scales) % LANES))
 
 
 def adapter_pointers(

@@ -29,7 +29,8 @@ struct alignas(64) QueryTile {
   float totals[kTileQueries][kLanes];  // to be summed over the lanes at the end
   float scores[kTileQueries][kBlockTokens];  // then, as floats, the weights
 
-  // Queries and weights as the format multiplies them: pairs of bfloat16, or codes.
+  // Queries and weights as the format multiplies them, where it doesn't as they are: pairs of bfloat16,
+  // or codes.
   uint32_t query_pairs[kTileQueries][kMaxHeadDim / 2];
   uint32_t weight_pairs[kTileQueries][kBlockTokens / 2];
   int8_t query_codes[kTileQueries][kMaxHeadDim];

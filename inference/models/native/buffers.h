@@ -92,6 +92,8 @@ struct Scratch {
     for (int i = 0; i < m.num_layers; i++) {
       const Layer& layer = m.layers[i];
       if (layer.delta) widest = std::max(widest, layer.delta->value_features());
+      if (layer.conv) widest = std::max(widest, layer.conv->channels);
+      if (layer.mamba) widest = std::max(widest, layer.mamba->features());
       adds_plainly &= m.adds_plainly(layer.mixed_norm) && m.adds_plainly(layer.mlp_added_norm);
     }
     if (!adds_plainly) grow(added, n * m.hidden_size);

@@ -26,7 +26,8 @@ FLAGS = (
     "-shared",
     "-pthread",
 )
-COMPILE_TIMEOUT_S = 300
+COMPILE_TIMEOUT_S = 900
+"""It takes about 40 s of CPU; a crowded machine may need many times that."""
 
 
 class NativeUnavailableError(Exception):

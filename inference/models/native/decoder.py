@@ -35,9 +35,9 @@ class States:
     """Of the layers that keep any, float32, zeroed before the first step.
 
         conv         (num_layers, num_slots, kernel - 1, channels)
-        recurrent    (num_layers, num_slots, value_heads, key_dim * value_dim)
+        recurrent    (num_layers, num_slots, ...)
 
-    What a head's numbers stand for is in delta_net.h.
+    What a head's numbers stand for is in delta_net.h; a short convolution has none.
     """
 
     conv: torch.Tensor

@@ -19,6 +19,7 @@
 #include <cmath>
 
 #include "buffers.h"
+#include "causal_conv.h"
 #include "model.h"
 #include "simd.h"
 
@@ -26,7 +27,6 @@ namespace helexa {
 
 constexpr int kStateVectors = 2;  // of a panel
 constexpr int kStateLanes = kStateVectors * kLanes;
-constexpr int kMostConvRows = 4;
 constexpr int kDeltaRows = 64;  // that go through a head's panels together
 constexpr float kUnitEpsilon = 1e-6f;
 
@@ -113,11 +113,9 @@ class DeltaRows {
   // What the value heads of `key_head` say to `count` rows of one sequence from `first` on: `outputs`
   // (count, value_features), of which others are left alone.
   void mix(int first, int count, int key_head, DeltaScratch& scratch, float* outputs) const {
-    const bool continues = first > 0 && batch_.sequences[first] == batch_.sequences[first - 1];
-    const int64_t sequence = batch_.sequences[first], to = batch_.state_writes[sequence];
-    int64_t from = continues ? to : batch_.state_reads[sequence];
-    for (int row = 0; row < count; row += kDeltaRows, from = to) {
-      const Piece piece{first + row, std::min(kDeltaRows, count - row), from, to};
+    StateSlots slots = batch_.state_slots(first);
+    for (int row = 0; row < count; row += kDeltaRows, slots.from = slots.to) {
+      const Piece piece{first + row, std::min(kDeltaRows, count - row), slots.from, slots.to};
       mix_piece(piece, key_head, scratch, outputs + int64_t(row) * d_.value_features());
     }
   }
@@ -134,8 +132,8 @@ class DeltaRows {
 
   void mix_piece(const Piece& piece, int key_head, DeltaScratch& at, float* outputs) const {
     const int key_dim = d_.key_head_dim, first_key = d_.key_features();
-    convolve(piece, key_head * key_dim, key_dim, at.queries.data());
-    convolve(piece, first_key + key_head * key_dim, key_dim, at.keys.data());
+    mix_channels(piece, key_head * key_dim, key_dim, at.queries.data());
+    mix_channels(piece, first_key + key_head * key_dim, key_dim, at.keys.data());
     const float scale = 1.0f / std::sqrt(float(key_dim));
     for (int r = 0; r < piece.count; r++) {
       float *query = &at.queries[size_t(r) * key_dim], *key = &at.keys[size_t(r) * key_dim];
@@ -153,7 +151,7 @@ class DeltaRows {
 
   void mix_head(const Piece& piece, int head, DeltaScratch& at, float* outputs) const {
     const int dim = d_.value_head_dim;
-    convolve(piece, 2 * d_.key_features() + head * dim, dim, at.values.data());
+    mix_channels(piece, 2 * d_.key_features() + head * dim, dim, at.values.data());
     const int betas = d_.conv_channels() + d_.value_features(), decays = betas + d_.num_value_heads;
     for (int r = 0; r < piece.count; r++) {
       const float* own = row(piece.first + r);
@@ -207,33 +205,13 @@ class DeltaRows {
 
   // `width` channels from `channel` on of the rows, (count, width), and the inputs that the next rows
   // look back at.
-  void convolve(const Piece& piece, int channel, int width, float* out) const {
-    switch (d_.conv_kernel) {
-      case 2: return convolve_by<2>(piece, channel, width, out);
-      case 3: return convolve_by<3>(piece, channel, width, out);
-      case 4: return convolve_by<4>(piece, channel, width, out);
-    }
-  }
-
-  template <int Kernel>
-  void convolve_by(const Piece& piece, int channel, int width, float* out) const {
-    static_assert(Kernel <= kMostConvRows);
-    const int64_t channels = d_.conv_channels();
-    for (int i = 0; i < width; i += kLanes) {
-      const float* before = conv_ + piece.from * d_.conv_floats() + channel + i;
-      float* after = conv_ + piece.to * d_.conv_floats() + channel + i;
-      f32x16 window[Kernel], weights[Kernel];
-      for (int k = 0; k < Kernel; k++) weights[k] = load(d_.conv_weight + k * channels + channel + i);
-      for (int k = 0; k + 1 < Kernel; k++) window[k] = load(before + k * channels);
-      for (int r = 0; r < piece.count; r++) {
-        window[Kernel - 1] = load(row(piece.first + r) + channel + i);
-        f32x16 total = window[0] * weights[0];
-        for (int k = 1; k < Kernel; k++) total += window[k] * weights[k];
-        store(out + int64_t(r) * width + i, silu(total));
-        for (int k = 0; k + 1 < Kernel; k++) window[k] = window[k + 1];
-      }
-      for (int k = 0; k + 1 < Kernel; k++) store(after + k * channels, window[k]);
-    }
+  void mix_channels(const Piece& piece, int channel, int width, float* out) const {
+    const CausalConv conv{d_.conv_kernel, d_.conv_channels(), d_.conv_weight,
+                          conv_ + piece.from * d_.conv_floats(), conv_ + piece.to * d_.conv_floats()};
+    for (int i = 0; i < width; i += kLanes)
+      convolve(conv, channel + i, piece.count,
+               [&](int r) { return load(row(piece.first + r) + channel + i); },
+               [&](int r, f32x16 total) { store(out + int64_t(r) * width + i, silu(total)); });
   }
 
   const DeltaNet& d_;

@@ -34,21 +34,29 @@ inline f32x16 multiply_add(f32x16 total, const float* from, float factor) {
   return total + load(from) * factor;
 }
 
-inline f32x16 multiply_add(f32x16 total, const uint16_t* from, uint32_t factors) {
+inline f32x16 multiply_add(f32x16 total, const uint16_t* from, PairFactors factors) {
   return add_pair_products(total, load_words(from), factors);
+}
+
+inline const PairFactors* pair_factors(const float* floats, const uint32_t* pairs) {
+#if defined(HELEXA_MULTIPLIES_PAIRS)
+  return pairs;
+#else
+  return reinterpret_cast<const PairFactors*>(floats);
+#endif
 }
 
 inline const float* score_factors(const QueryTile& tile, int q, const float*) {
   return tile.queries[q];
 }
-inline const uint32_t* score_factors(const QueryTile& tile, int q, const uint16_t*) {
-  return tile.query_pairs[q];
+inline const PairFactors* score_factors(const QueryTile& tile, int q, const uint16_t*) {
+  return pair_factors(tile.queries[q], tile.query_pairs[q]);
 }
 inline const float* gather_factors(const QueryTile& tile, int q, const float*) {
   return tile.scores[q];
 }
-inline const uint32_t* gather_factors(const QueryTile& tile, int q, const uint16_t*) {
-  return tile.weight_pairs[q];
+inline const PairFactors* gather_factors(const QueryTile& tile, int q, const uint16_t*) {
+  return pair_factors(tile.scores[q], tile.weight_pairs[q]);
 }
 
 // Elements of T that one summed step takes per lane.
@@ -74,7 +82,7 @@ inline void score_stripe(QueryTile& tile, int first, const T* keys, int head_dim
 }
 
 // Of a pair of bfloat16 the first, or all of a float.
-inline f32x16 multiply_add_first(f32x16 total, const uint16_t* from, uint32_t factors) {
+inline f32x16 multiply_add_first(f32x16 total, const uint16_t* from, PairFactors factors) {
   return add_pair_products(total, load_words(from) & 0xffff, factors);
 }
 inline f32x16 multiply_add_first(f32x16 total, const float* from, float factor) {
@@ -118,6 +126,7 @@ inline void gather_stripe(QueryTile& tile, int first, const T* values, int num_t
   }
 }
 
+#if defined(HELEXA_MULTIPLIES_PAIRS)
 // `count` floats, a multiple of 16, as bfloat16.
 inline void pair_up(const float* from, uint32_t* pairs, int count) {
   int i = 0;
@@ -126,6 +135,7 @@ inline void pair_up(const float* from, uint32_t* pairs, int count) {
   for (; i < count; i += 2)
     pairs[i / 2] = narrow_bf16(from[i]) | uint32_t(narrow_bf16(from[i + 1])) << 16;
 }
+#endif
 
 // T: float, or uint16_t for bfloat16.
 template <typename T>
@@ -148,7 +158,9 @@ struct ElementKV {
   }
 
   static void prepare_query(QueryTile& tile, int q, int head_dim) {
+#if defined(HELEXA_MULTIPLIES_PAIRS)
     if (!kIsFloat) pair_up(tile.queries[q], tile.query_pairs[q], head_dim);
+#endif
   }
 
   static void attend_block(QueryTile& tile, const uint8_t* keys, const uint8_t* values,
@@ -159,18 +171,21 @@ struct ElementKV {
     for (int q = 0; q < tile.count; q++) {
       f32x16 weights[2];
       softmax_step<!kIsFloat>(tile, q, block, head_dim, weights);
-      if (kIsFloat) {
-        store(tile.scores[q], weights[0]);
-        store(tile.scores[q] + kLanes, weights[1]);
-      } else {
-        store_pairs(tile.weight_pairs[q], weights[0], weights[1]);
-      }
+      keep_weights(tile, q, weights);
     }
     if (block.is_full()) gather<true>(tile, values, block, head_dim);
     else gather<false>(tile, values, block, head_dim);
   }
 
  private:
+  static void keep_weights(QueryTile& tile, int q, const f32x16* weights) {
+#if defined(HELEXA_MULTIPLIES_PAIRS)
+    if (!kIsFloat) return store_pairs(tile.weight_pairs[q], weights[0], weights[1]);
+#endif
+    store(tile.scores[q], weights[0]);
+    store(tile.scores[q] + kLanes, weights[1]);
+  }
+
   template <bool Full>
   static void gather(QueryTile& tile, const uint8_t* values, const BlockView& block, int head_dim) {
     in_stripes(tile.count, [&]<int Queries>(int q) {

@@ -17,6 +17,8 @@ from inference.models.native.structs import Projection
 from inference.models.stored import DenseWeight
 from inference.models.weights import WeightSource
 
+SHARED = ".shared_expert"
+
 
 def load_experts(
     config: ModelConfig,
@@ -33,13 +35,15 @@ def load_experts(
         return [pack(stored, library) for stored in weights.stored_parts(*names)]
 
     def expert(own: str) -> tuple[Projection, Projection]:
-        gate_up = projection(f"{own}.gate_proj", f"{own}.up_proj")
-        return gate_up, projection(f"{own}.down_proj")
+        is_shared = own.endswith(SHARED)
+        gate_up = experts.shared_gate_up if is_shared else experts.gate_up
+        down = experts.shared_down if is_shared else "down_proj"
+        return projection(*(f"{own}.{name}" for name in gate_up)), projection(f"{own}.{down}")
 
     router = weights.tensor(f"{prefix}.gate.weight").float()
     prefixes = list(expert_prefixes(experts, prefix))
     if experts.shared_intermediate_size is not None:
-        prefixes.append(f"{prefix}.shared_expert")
+        prefixes.append(prefix + SHARED)
         if experts.gates_shared:
             gate = weights.tensor(f"{prefix}.shared_expert_gate.weight").float()
             router = torch.cat([router, gate.view(1, -1)])

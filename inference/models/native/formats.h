@@ -92,6 +92,11 @@ struct SuperFormat {
   static constexpr int kHeadBytes = HasMinimum ? 64 : 32, kGroupBytes = kScaleBytes + 64 * Bits;
   static Head head(const uint8_t* block) { return load_head<HasMinimum>(block); }
   static const uint8_t* codes(const uint8_t* group) { return group + kScaleBytes; }
+  // The scales of a part as whole numbers, in both halves of each word.
+  HELEXA_INLINE static i32x16 short_scales(const uint8_t* group, int part) {
+    const i32x16 scales = load_i8_words(group + kLanes * part);
+    return (scales & 0xffff) | (scales << 16);
+  }
   HELEXA_INLINE static Head part(const Head& head, const uint8_t* group, int part) {
     const f32x16 scale = head.scale * load_i8(group + kLanes * part);
     if constexpr (!HasMinimum) return {scale, f32x16{}};

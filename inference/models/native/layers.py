@@ -10,18 +10,22 @@ import torch
 
 from inference.models.delta_config import DeltaConfig
 from inference.models.experts_config import ExpertsConfig, Scoring
+from inference.models.mamba_mixer import MambaVectors
 from inference.models.native.packing import Format, PackedLinear
 from inference.models.native.structs import (
     CDeltaNet,
     CExperts,
     CLayer,
+    CMamba,
     CNorm,
     CProjection,
+    CShortConv,
     Projection,
     linear_struct,
     pointer,
     projection_struct,
 )
+from inference.models.state_config import ShortConvConfig
 
 SCORINGS: dict[Scoring, int] = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen": 2}
 """``Scoring`` of model.h."""
@@ -72,6 +76,18 @@ class NativeDelta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NativeConv:
+    """What a short convolution has beside its projections, float32. The layer's ``qkv`` is both
+    gates, then the values."""
+
+    shape: ShortConvConfig
+    weight: torch.Tensor
+    """(kernel, channels)"""
+    bias: torch.Tensor | None = None
+    """(channels,)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLayer:
     """A part without a norm has ``None``. ``qkv`` of attention whose output is weighed has the
     gates first, then queries, keys and values."""
@@ -95,7 +111,13 @@ class NativeLayer:
     experts: NativeExperts | None = None
     """In place of ``gate_up`` and ``down``."""
     delta: NativeDelta | None = None
-    """In place of attention."""
+    conv: NativeConv | None = None
+    mamba: MambaVectors | None = None
+    """In place of attention, any of them."""
+
+    @property
+    def has_state(self) -> bool:
+        return any(kind is not None for kind in (self.delta, self.conv, self.mamba))
 
 
 def layer_structs(layers: Sequence[NativeLayer]) -> ctypes.Array[CLayer]:
@@ -103,9 +125,8 @@ def layer_structs(layers: Sequence[NativeLayer]) -> ctypes.Array[CLayer]:
     structs = (CLayer * len(layers))()
     num_cached = {False: 0, True: 0}
     for index, layer in enumerate(layers):
-        has_states = layer.delta is not None
-        structs[index] = _layer_struct(layer, num_cached[has_states])
-        num_cached[has_states] += 1
+        structs[index] = _layer_struct(layer, num_cached[layer.has_state])
+        num_cached[layer.has_state] += 1
     return structs
 
 
@@ -128,6 +149,8 @@ def _layer_struct(layer: NativeLayer, cache_index: int) -> CLayer:
         sines=None if angles is None else pointer(angles.sines, torch.float32),
         experts=experts,
         delta=delta,
+        conv=None if layer.conv is None else ctypes.pointer(_conv_struct(layer.conv)),
+        mamba=None if layer.mamba is None else ctypes.pointer(_mamba_struct(layer.mamba)),
         rotary_dim=0 if angles is None else 2 * angles.cosines.shape[1],
         window=layer.window or 0,
         cache_index=cache_index,
@@ -139,6 +162,37 @@ def norm_struct(norm: NativeNorm | None) -> CNorm:
         return CNorm()
     weight, bias = (pointer(tensor, torch.float32) for tensor in (norm.weight, norm.bias))
     return CNorm(weight=weight, bias=bias)
+
+
+def _conv_struct(conv: NativeConv) -> CShortConv:
+    shape = conv.shape
+    assert conv.weight.shape == (shape.kernel, shape.channels)
+    assert conv.bias is None or conv.bias.shape == (shape.channels,)
+    return CShortConv(
+        channels=shape.channels,
+        kernel=shape.kernel,
+        weight=pointer(conv.weight, torch.float32),
+        bias=pointer(conv.bias, torch.float32),
+    )
+
+
+def _mamba_struct(mamba: MambaVectors) -> CMamba:
+    shape = mamba.shape
+    assert mamba.conv_weight.shape == (shape.conv_kernel, shape.conv_channels)
+    assert mamba.norm.shape == (shape.features,)
+    return CMamba(
+        num_heads=shape.num_heads,
+        head_dim=shape.head_dim,
+        num_groups=shape.num_groups,
+        state_size=shape.state_size,
+        conv_kernel=shape.conv_kernel,
+        conv_weight=pointer(mamba.conv_weight, torch.float32),
+        conv_bias=pointer(mamba.conv_bias, torch.float32),
+        decay_rate=pointer(mamba.decay_rate, torch.float32),
+        dt_bias=pointer(mamba.step_bias, torch.float32),
+        skip=pointer(mamba.skip, torch.float32),
+        norm=pointer(mamba.norm, torch.float32),
+    )
 
 
 def _delta_struct(delta: NativeDelta) -> CDeltaNet:

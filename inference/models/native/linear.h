@@ -74,6 +74,7 @@ HELEXA_INLINE void prefetch(const uint8_t* from) {
   for (int line = 0; line < Bytes; line += 64) __builtin_prefetch(from + line);
 }
 
+#if defined(HELEXA_MULTIPLIES_PAIRS)
 // Adds the minimums of an even group and the next, times the sums of the rows' activations.
 template <int First, int Rows>
 HELEXA_INLINE void add_minimums(f32x16 even, f32x16 odd, const TileGroup& even_group, f32x16* totals) {
@@ -81,10 +82,19 @@ HELEXA_INLINE void add_minimums(f32x16 even, f32x16 odd, const TileGroup& even_g
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; r++) {
     uint32_t sums;
-    std::memcpy(&sums, even_group.sums[First + r], sizeof sums);
+    std::memcpy(&sums, &even_group.sums[First + r], sizeof sums);
     totals[r] = add_pair_products(totals[r], minimums, sums);
   }
 }
+#else
+// Adds a group's minimums times the sums of the rows' activations.
+template <int First, int Rows>
+HELEXA_INLINE void add_minimums(f32x16 minimums, const TileGroup& group, f32x16* totals) {
+  const f32x16 rounded = round_bf16(minimums);
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; r++) totals[r] += rounded * group.sums[First + r];
+}
+#endif
 
 // Outputs of the panel at `block` for `Rows` rows of a tile from `First` on: sums over groups, in group
 // order. Whoever is the first to read the panel `Fetches` it from memory; for others it is in a cache.
@@ -94,7 +104,8 @@ template <typename F, int First, int Rows, bool Fetches>
                                     f32x16* result) {
   constexpr int kVectors = 8 / F::kParts, kDotZero = F::kParts == 1 ? F::kZero : 0;
   constexpr int kLargest = (1 << F::kBits) - 1;
-  f32x16 totals[Rows], even_minimum{};
+  f32x16 totals[Rows];
+  [[maybe_unused]] f32x16 even_minimum{};  // where two groups are multiplied at once
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; r++) totals[r] = f32x16{};
   for (int at = 0; at < num_groups;) {
@@ -105,6 +116,17 @@ template <typename F, int First, int Rows, bool Fetches>
         prefetch<F::kGroupBytes + F::kHeadBytes / F::kBlockGroups>(block + kPrefetchBytes);
       i32x16 codes[8];
       unpack_codes<F::kBits>(F::codes(block), codes);
+#if defined(HELEXA_SHORT_SUMS)
+      if constexpr (F::kParts == 2 && !F::kMinimum) {
+        const i32x16 scales[] = {F::short_scales(block, 0), F::short_scales(block, 1)};
+        i32x16 dots[Rows];
+        dot_scaled_group<First, Rows, kLargest, F::kZero>(codes, scales, *group, dots);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; r++)
+          totals[r] += head.scale * (to_float(dots[r]) * group->scales[First + r]);
+        continue;
+      }
+#endif
 #pragma GCC unroll 2
       for (int p = 0; p < F::kParts; p++) {
         i32x16 dots[Rows];
@@ -122,9 +144,13 @@ template <typename F, int First, int Rows, bool Fetches>
         if constexpr (F::kParts == 1 && F::kMinimum) {
           // A code of zero weighs -kZero * scale in the dots.
           const f32x16 minimum = part.minimum + part.scale * float(F::kZero);
+#if defined(HELEXA_MULTIPLIES_PAIRS)
           if (at % 2) add_minimums<First, Rows>(even_minimum, minimum, group[-1], totals);
           else if (at + 1 == num_groups) add_minimums<First, Rows>(minimum, f32x16{}, *group, totals);
           even_minimum = minimum;
+#else
+          add_minimums<First, Rows>(minimum, *group, totals);
+#endif
         }
       }
     }

@@ -11,14 +11,21 @@ import torch
 from inference.models.adapter import AdapterWeights
 from inference.models.adapter_targets import adaptable_shapes
 from inference.models.config import MixerKind, ModelConfig
-from inference.models.delta_mixer import conv_weight, decay_rate
 from inference.models.families.registry import family_of
+from inference.models.mamba_mixer import load_mamba_vectors
 from inference.models.native.experts import load_experts
-from inference.models.native.layers import Angles, NativeDelta, NativeLayer, NativeNorm
+from inference.models.native.layers import (
+    Angles,
+    NativeConv,
+    NativeDelta,
+    NativeLayer,
+    NativeNorm,
+)
 from inference.models.native.packing import pack
 from inference.models.native.structs import Projection
 from inference.models.norms import rms_weight
 from inference.models.rope import RopeTable
+from inference.models.state_weights import conv_weight, decay_rate
 from inference.models.stored import StoredWeight, with_tensors
 from inference.models.weights import WeightSource
 
@@ -56,6 +63,10 @@ def load_layer(
     )
     if kind == "delta":
         return _with_delta(layer, config, weights, index, library)
+    if kind == "conv":
+        return _with_conv(layer, config, weights, index, library)
+    if kind == "mamba":
+        return _with_mamba(layer, config, weights, index, library)
     head_norms = [
         rms_weight(config, weights, prefix + name).float().contiguous() if config.qk_norm else None
         for name in (names.query_norm, names.key_norm)
@@ -113,8 +124,13 @@ def in_order_of_layers(config: ModelConfig, weights: AdapterWeights) -> AdapterW
 
 def _mixer_names(config: ModelConfig, index: int) -> tuple[tuple[str, ...], str]:
     """Of the weights that a layer's ``qkv`` stacks, and of its output; after the layer's prefix."""
-    if config.mixer_kinds[index] != "delta":
-        names = family_of(config).layer_names
+    kind, names = config.mixer_kinds[index], family_of(config).layer_names
+    if kind == "conv":
+        return ("conv.in_proj",), "conv.out_proj"
+    if kind == "mamba":
+        assert config.mamba is not None
+        return (f"{config.mamba.prefix}.in_proj",), f"{config.mamba.prefix}.out_proj"
+    if kind != "delta":
         return names.qkv, names.output
     assert config.delta is not None
     inner = (*config.delta.names.qkvz, *config.delta.names.ba)
@@ -128,6 +144,8 @@ def _first_order(config: ModelConfig, index: int) -> torch.Tensor | None:
     DeltaNet's features has all its heads in order, also where files go from key head to key head.
     """
     shape = config.delta
+    if config.mixer_kinds[index] in ("conv", "mamba"):
+        return None
     if config.mixer_kinds[index] != "delta":
         if not config.has_output_gate:
             return None
@@ -160,11 +178,46 @@ def _with_delta(
         output=[pack(part, library) for part in weights.stored_parts(f"{prefix}out_proj")],
         delta=NativeDelta(
             shape=shape,
-            conv_weight=conv_weight(weights, prefix),
-            decay_rate=decay_rate(shape, weights, prefix).contiguous(),
+            conv_weight=conv_weight(weights, f"{prefix}conv1d"),
+            decay_rate=decay_rate(weights, prefix + names.decay).contiguous(),
             dt_bias=weights.tensor(f"{prefix}dt_bias").float().contiguous(),
             norm=weights.tensor(f"{prefix}norm.weight").float().contiguous(),
         ),
+    )
+
+
+def _with_conv(
+    layer: NativeLayer,
+    config: ModelConfig,
+    weights: WeightSource,
+    index: int,
+    library: ctypes.CDLL,
+) -> NativeLayer:
+    shape, prefix = config.short_conv, f"model.layers.{index}.conv."
+    assert shape is not None
+    bias = weights.tensor(f"{prefix}conv.bias").float().contiguous() if shape.has_bias else None
+    return replace(
+        layer,
+        qkv=[pack(part, library) for part in weights.stored_parts(f"{prefix}in_proj")],
+        output=[pack(part, library) for part in weights.stored_parts(f"{prefix}out_proj")],
+        conv=NativeConv(shape=shape, weight=conv_weight(weights, f"{prefix}conv"), bias=bias),
+    )
+
+
+def _with_mamba(
+    layer: NativeLayer,
+    config: ModelConfig,
+    weights: WeightSource,
+    index: int,
+    library: ctypes.CDLL,
+) -> NativeLayer:
+    mixer = load_mamba_vectors(config, weights, index)
+    prefix = f"model.layers.{index}.{mixer.shape.prefix}."
+    return replace(
+        layer,
+        qkv=[pack(part, library) for part in weights.stored_parts(f"{prefix}in_proj")],
+        output=[pack(part, library) for part in weights.stored_parts(f"{prefix}out_proj")],
+        mamba=mixer,
     )
 
 

@@ -1,6 +1,7 @@
 // Adapters (LoRA): what a row's adapter adds to what a projection gave for the row.
 //
-//   x ─▶ down (rank, in) ─▶ inner, of every part ─▶ up (out, rank), the scale in it ─▶ + to the output
+//   x ─▶ down (rank, in) ─▶ inner, of every part ─▶ up (out, rank) ─▶ + to the output
+//             · scale of each rank                  · scale of each output
 //
 // Rows of one adapter meet its weights together, as many as there are registers for. How a row's sums are
 // added up depends neither on the other rows nor on the crew.
@@ -11,20 +12,24 @@
 #include <type_traits>
 #include <vector>
 
+#include "linear.h"
 #include "simd.h"
 #include "thread_team.h"
 
 namespace helexa {
 
-// Of one of a projection's weights. Panels of sixteen outputs, feature by feature, of floats or, where
-// they are narrow, of bfloat16.
+enum LowRankFormat : int32_t { kLowRankFloat = 0, kLowRankBfloat16 = 1, kLowRankInt8 = 2 };
+
+// Of one of a projection's weights. Panels of sixteen outputs, feature by feature.
 struct LowRank {
   int32_t rank;
   int32_t first_output;  // among the projection's
   int32_t out_features;
-  int32_t is_narrow;
-  const void* down;  // (panels of rank, in_features, 16)
-  const void* up;    // (panels of out_features, rank, 16)
+  int32_t format;  // a LowRankFormat
+  const void* down;          // (panels of rank, in_features, 16)
+  const void* up;            // (panels of out_features, rank, 16)
+  const float* down_scales;  // (panels of rank, 16), what each output is multiplied with
+  const float* up_scales;    // (panels of out_features, 16)
 
   int num_rank_panels() const { return (rank + kLanes - 1) / kLanes; }
   int num_panels() const { return (out_features + kLanes - 1) / kLanes; }
@@ -61,6 +66,7 @@ struct Adapter {
 };
 
 HELEXA_INLINE f32x16 load_weights(const float* from) { return load(from); }
+HELEXA_INLINE f32x16 load_weights(const uint8_t* from) { return load_i8(from); }
 HELEXA_INLINE f32x16 load_weights(const uint16_t* from) {
 #if defined(__AVX512F__)
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -82,6 +88,8 @@ HELEXA_INLINE void low_rank_panel(const W* column, int in_features, const float*
     for (int s = 0; s < kSums; s++) sums[r][s] = f32x16{};
   int k = 0;
   for (; k + kSums <= in_features; k += kSums) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(column);
+    prefetch<kSums * kLanes * int(sizeof(W))>(bytes + kPrefetchBytes);
 #pragma GCC unroll 4
     for (int s = 0; s < kSums; s++, column += kLanes) {
       const f32x16 weights = load_weights(column);
@@ -165,6 +173,14 @@ HELEXA_INLINE void in_pieces(int count, Use use) {
   if (row < count) use(row, std::integral_constant<int, 1>());
 }
 
+// Calls run with a number of the type that the part's panels hold.
+template <typename Run>
+HELEXA_INLINE void with_weights(const LowRank& part, Run run) {
+  if (part.format == kLowRankInt8) run(uint8_t());
+  else if (part.format == kLowRankBfloat16) run(uint16_t());
+  else run(float());
+}
+
 template <typename W>
 inline void down_panel(const LowRank& part, int panel, int in_features, const int* rows, int first,
                        int count, int inner_at, const AdaptedPlace& at) {
@@ -175,8 +191,9 @@ inline void down_panel(const LowRank& part, int panel, int in_features, const in
     f32x16 result[kRows];
     for (int r = 0; r < kRows; r++) inputs[r] = at.inputs + rows[from + r] * at.input_stride;
     low_rank_panel<W, kRows>(column, in_features, inputs, result);
+    const f32x16 scales = load(part.down_scales + panel * kLanes);
     for (int r = 0; r < kRows; r++)
-      store(at.inner + (first + from + r) * at.inner_stride + inner_at, result[r]);
+      store(at.inner + (first + from + r) * at.inner_stride + inner_at, result[r] * scales);
   });
 }
 
@@ -192,11 +209,13 @@ inline void up_panel(const LowRank& part, int panel, const int* rows, int first,
     for (int r = 0; r < kRows; r++)
       inputs[r] = at.inner + (first + from + r) * at.inner_stride + inner_at;
     low_rank_panel<W, kRows>(column, part.rank, inputs, result);
+    const f32x16 scales = load(part.up_scales + panel * kLanes);
     for (int r = 0; r < kRows; r++) {
+      const f32x16 added = result[r] * scales;
       float* to = at.outputs + rows[from + r] * at.output_stride + part.first_output + begin;
-      if (width == kLanes) store(to, load(to) + result[r]);
+      if (width == kLanes) store(to, load(to) + added);
       else
-        for (int i = 0; i < width; i++) to[i] += result[r][i];
+        for (int i = 0; i < width; i++) to[i] += added[i];
     }
   });
 }
@@ -237,10 +256,10 @@ inline void adapt_down(const AdaptedRows& adapted, int layer, AdaptedKind kind, 
   low_rank::for_panels(adapted, layer, kind, crew, count_of,
                        [&](const AdapterRows& group, const LowRank& part, int panel, int inner_at) {
     const int *rows = adapted.rows() + group.first, place = inner_at + panel * kLanes;
-    if (part.is_narrow)
-      low_rank::down_panel<uint16_t>(part, panel, in_features, rows, group.first, group.count, place, at);
-    else
-      low_rank::down_panel<float>(part, panel, in_features, rows, group.first, group.count, place, at);
+    const auto run = [&]<typename W>(W) {
+      low_rank::down_panel<W>(part, panel, in_features, rows, group.first, group.count, place, at);
+    };
+    low_rank::with_weights(part, run);
   });
 }
 
@@ -251,9 +270,10 @@ inline void adapt_up(const AdaptedRows& adapted, int layer, AdaptedKind kind, co
   low_rank::for_panels(adapted, layer, kind, crew, count_of,
                        [&](const AdapterRows& group, const LowRank& part, int panel, int inner_at) {
     const int* rows = adapted.rows() + group.first;
-    if (part.is_narrow)
-      low_rank::up_panel<uint16_t>(part, panel, rows, group.first, group.count, inner_at, at);
-    else low_rank::up_panel<float>(part, panel, rows, group.first, group.count, inner_at, at);
+    const auto run = [&]<typename W>(W) {
+      low_rank::up_panel<W>(part, panel, rows, group.first, group.count, inner_at, at);
+    };
+    low_rank::with_weights(part, run);
   });
 }
 

@@ -84,6 +84,40 @@ struct DeltaNet {
   }
 };
 
+// A gated convolution in place of a layer's attention: see short_conv.h. A row of the layer's `qkv` is
+//   before | after | values (channels each)
+struct ShortConv {
+  int32_t channels;
+  int32_t kernel;       // how many rows it looks at, its own included
+  const float* weight;  // (kernel, channels)
+  const float* bias;    // (channels,); null: none
+
+  int row_width() const { return 3 * channels; }
+  int64_t conv_floats() const { return int64_t(kernel - 1) * channels; }
+};
+
+// Mamba-2 in place of a layer's attention: see mamba.h. A row of the layer's `qkv` is
+//   gates (features) | values (features) | keys | queries (num_groups each) | steps (num_heads)
+struct Mamba {
+  int32_t num_heads, head_dim, num_groups, state_size;
+  int32_t conv_kernel;       // how many rows a convolution looks at, its own included
+  const float* conv_weight;  // (conv_kernel, conv_channels())
+  const float* conv_bias;    // (conv_channels(),); null: none
+  const float* decay_rate;   // (num_heads,)
+  const float* dt_bias;      // (num_heads,)
+  const float* skip;         // (num_heads,)
+  const float* norm;         // (features(),)
+
+  int features() const { return num_heads * head_dim; }
+  int heads_per_group() const { return num_heads / num_groups; }
+  int group_features() const { return num_groups * state_size; }
+  int conv_channels() const { return features() + 2 * group_features(); }
+  int row_width() const { return features() + conv_channels() + num_heads; }
+  int64_t conv_floats() const { return int64_t(conv_kernel - 1) * conv_channels(); }
+  int64_t head_floats() const { return int64_t(head_dim) * state_size; }
+  int64_t state_floats() const { return num_heads * head_floats(); }
+};
+
 struct Layer {
   Projection qkv, output, gate_up, down;
   Norm input_norm, mixed_norm, mlp_norm, mlp_added_norm;
@@ -92,11 +126,14 @@ struct Layer {
   const float* cosines;  // (max_positions, rotary_dim / 2)
   const float* sines;
   const Experts* experts;  // null: gate_up and down
-  const DeltaNet* delta;   // null: attention
+  const DeltaNet* delta;   // in place of attention, as one of the next two
+  const ShortConv* conv;
+  const Mamba* mamba;
   int32_t rotary_dim;   // of each head's first features; 0: none are rotated
   int32_t window;       // 0: none
   int32_t cache_index;  // of its keys and values, or of its states
 
+  bool has_state() const { return delta || conv || mamba; }
   int64_t bytes() const {
     const int64_t of_mlp = experts ? experts->bytes() : gate_up.bytes() + down.bytes();
     return qkv.bytes() + output.bytes() + of_mlp;
@@ -130,6 +167,8 @@ struct Model {
   int heads_per_kv_head() const { return num_heads / num_kv_heads; }
 
   int row_width(const Layer& layer) const {
+    if (layer.conv) return layer.conv->row_width();
+    if (layer.mamba) return layer.mamba->row_width();
     return layer.delta ? layer.delta->row_width() : qkv_width();
   }
   // Whether what a part of the layer computes is added to the rows as it is.
@@ -138,7 +177,7 @@ struct Model {
   }
   // Whether its last layer needs earlier rows for the states that it leaves, also where nobody wants
   // their logits.
-  bool ends_with_state() const { return num_layers > 0 && layers[num_layers - 1].delta; }
+  bool ends_with_state() const { return num_layers > 0 && layers[num_layers - 1].has_state(); }
 };
 
 // Of a step in which sequences with pictures have a part.
@@ -150,6 +189,11 @@ struct Pictures {
   const float* deepstack;   // (num_deepstack, num_pictured, hidden_size), added after the first layers
   int32_t num_pictured;
   int32_t num_deepstack;    // fewer than layers
+};
+
+// Where a sequence's state is read, and where the next one is written.
+struct StateSlots {
+  int64_t from, to;
 };
 
 struct Batch {
@@ -174,6 +218,12 @@ struct Batch {
   int32_t inner_width;         // the most of any of them
   const Pictures* pictures;    // null: no sequence has any
 
+  // Of the sequence that row `first` is of, whose rows before in this step have left their states.
+  StateSlots state_slots(int first) const {
+    const bool continues = first > 0 && sequences[first] == sequences[first - 1];
+    const int64_t to = state_writes[sequences[first]];
+    return {continues ? to : state_reads[sequences[first]], to};
+  }
   int64_t block_of(int row, int position) const {
     return block_tables[sequences[row] * table_stride + position / kBlockTokens];
   }

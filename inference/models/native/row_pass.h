@@ -7,9 +7,11 @@
 #include "buffers.h"
 #include "delta_net.h"
 #include "linear.h"
+#include "mamba.h"
 #include "model.h"
 #include "norms.h"
 #include "row_attention.h"
+#include "short_conv.h"
 #include "simd.h"
 #include "sparse_mlp.h"
 #include "thread_team.h"
@@ -113,7 +115,7 @@ class RowPass {
     const Layer& layer = m_.layers[index];
     normalize(layer.input_norm, layer.qkv);
     project(index, kQkv, layer.qkv, projected_ + int64_t(first_) * stride_, stride_, false);
-    if (layer.delta) return;
+    if (layer.has_state()) return;
     const RowAttention<KV> attention(m_, batch_, layer, projected_, stride_);
     const Share rows = crew_.share(num_rows_);
     for (int row = rows.begin; row < rows.end; row++) attention.rotate_and_cache(first_ + row);
@@ -141,7 +143,9 @@ class RowPass {
 
   // values = what earlier rows say to each row, ready for the layer's output.
   void mix(const Layer& layer, int index) {
-    if (layer.delta) update_states(layer, index);
+    if (layer.conv) convolve_rows(layer, index);
+    else if (layer.mamba) scan(layer, index);
+    else if (layer.delta) update_states(layer, index);
     else attend(layer);
     quantize(layer.output.in_features(), layer.output);
   }
@@ -172,7 +176,14 @@ class RowPass {
   void add_experts(const Layer& layer) {
     normalize(layer.mlp_norm, *layer.experts);
     const Activations x = own_.activations(m_.hidden_size);
-    SparseMlp(*layer.experts, x, num_rows_, crew_, own_.experts, place_.routes).add_to(hidden_);
+    SparseMlp mlp(*layer.experts, x, num_rows_, crew_, own_.experts, place_.routes);
+    if (m_.adds_plainly(layer.mlp_added_norm)) return mlp.add_to(hidden_);
+    const Share rows = crew_.share(num_rows_);
+    std::fill_n(own_.added.data() + int64_t(rows.begin) * m_.hidden_size,
+                int64_t(rows.end - rows.begin) * m_.hidden_size, 0.0f);
+    crew_.barrier();
+    mlp.add_to(own_.added.data());
+    add_to_rows(layer.mlp_added_norm);
   }
 
   // Reads one output feature of a packed table: the embedding of one token.
@@ -287,6 +298,48 @@ class RowPass {
       delta.mix(rows.first_row, rows.count, task / num_runs, place_.delta, outputs);
     });
     if (turns_) turns_->pass_on(index, block_);
+  }
+
+  // A sequence's rows one after the other, some channels by themselves.
+  void convolve_rows(const Layer& layer, int index) {
+    const ShortConvRows conv(*layer.conv, batch_, layer.cache_index, projected_, stride_);
+    const std::vector<RowTile>& runs = place_.runs;
+    const int num_runs = int(runs.size());
+    if (turns_) turns_->wait(index, block_);
+    share_tasks(num_runs * conv.num_tasks(), [&](int task) {
+      const RowTile rows = runs[task % num_runs];
+      float* outputs = own_.values.data() + int64_t(rows.first_row - first_) * layer.conv->channels;
+      conv.mix(rows.first_row, rows.count, task / num_runs, outputs);
+    });
+    if (turns_) turns_->pass_on(index, block_);
+  }
+
+  // A sequence's rows one after the other: some channels by themselves, and then each head.
+  void scan(const Layer& layer, int index) {
+    const Mamba& m = *layer.mamba;
+    const MambaRows mamba(m, batch_, layer.cache_index, m_.norm_eps, projected_, stride_);
+    const std::vector<RowTile>& runs = place_.runs;
+    const int num_runs = int(runs.size());
+    const auto outputs = [&](int row) {
+      return own_.values.data() + int64_t(row - first_) * m.features();
+    };
+    if (turns_) turns_->wait(index, block_);
+    share_tasks(num_runs * mamba.num_conv_tasks(), [&](int task) {
+      const RowTile rows = runs[task % num_runs];
+      mamba.mix_channels(rows.first_row, rows.count, task / num_runs);
+    });
+    crew_.barrier();  // tasks are counted from the first again
+    share_tasks(num_runs * m.num_heads, [&](int task) {
+      const RowTile rows = runs[task % num_runs];
+      mamba.scan(rows.first_row, rows.count, task / num_runs, outputs(rows.first_row));
+    });
+    if (turns_) turns_->pass_on(index, block_);
+    const Share groups = crew_.share(num_rows_ * m.num_groups);
+    for (int i = groups.begin; i < groups.end; i++) {
+      const int row = first_ + i / m.num_groups;
+      mamba.finish(row, i % m.num_groups, outputs(row));
+    }
+    crew_.barrier();
   }
 
   // Calls do_task(task) for each, by whoever of the crew is free.

@@ -60,23 +60,23 @@ HELEXA_INLINE f32x16 load_f16(const uint8_t* from) {
 }
 
 // Sixteen signed bytes. GCC would convert them one by one.
-HELEXA_INLINE f32x16 load_i8(const uint8_t* from) {
+HELEXA_INLINE i32x16 load_i8_words(const uint8_t* from) {
 #if defined(__AVX512F__)
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+  return (i32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #elif defined(HELEXA_TWO_HALVES)
   const auto half = [&](int at) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + at));
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+    return (i32x16::Half)_mm256_cvtepi8_epi32(bytes);
   };
   return {half(0), half(8)};
 #else
   typedef int8_t Bytes __attribute__((vector_size(kLanes)));
   Bytes bytes;
   std::memcpy(&bytes, from, sizeof bytes);
-  return to_float(__builtin_convertvector(bytes, i32x16));
+  return __builtin_convertvector(bytes, i32x16);
 #endif
 }
+HELEXA_INLINE f32x16 load_i8(const uint8_t* from) { return to_float(load_i8_words(from)); }
 
 #if defined(__AVX512F__)
 HELEXA_INLINE f32x16 vmax(f32x16 a, f32x16 b) { return (f32x16)_mm512_max_ps((__m512)a, (__m512)b); }

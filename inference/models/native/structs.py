@@ -72,6 +72,31 @@ class CDeltaNet(ctypes.Structure):
     ]
 
 
+class CShortConv(ctypes.Structure):
+    _fields_ = [
+        ("channels", ctypes.c_int32),
+        ("kernel", ctypes.c_int32),
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+    ]
+
+
+class CMamba(ctypes.Structure):
+    _fields_ = [
+        ("num_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("num_groups", ctypes.c_int32),
+        ("state_size", ctypes.c_int32),
+        ("conv_kernel", ctypes.c_int32),
+        ("conv_weight", ctypes.c_void_p),
+        ("conv_bias", ctypes.c_void_p),
+        ("decay_rate", ctypes.c_void_p),
+        ("dt_bias", ctypes.c_void_p),
+        ("skip", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
+    ]
+
+
 class CLayer(ctypes.Structure):
     _fields_ = [
         ("qkv", CProjection),
@@ -88,6 +113,8 @@ class CLayer(ctypes.Structure):
         ("sines", ctypes.c_void_p),
         ("experts", ctypes.POINTER(CExperts)),
         ("delta", ctypes.POINTER(CDeltaNet)),
+        ("conv", ctypes.POINTER(CShortConv)),
+        ("mamba", ctypes.POINTER(CMamba)),
         ("rotary_dim", ctypes.c_int32),
         ("window", ctypes.c_int32),
         ("cache_index", ctypes.c_int32),

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
-from inference.models.config import ModelConfig
+from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.delta_config import DeltaConfig
 from inference.models.families.registry import family_of
+from inference.models.mamba_config import MambaConfig
 from inference.models.native.decoder import ACTIVATIONS
 from inference.models.native.packing import LANES
+from inference.models.state_config import ShortConvConfig
 
 MOST_QUERY_GROUPS = 24
 """``kTileQueries`` of attention.h."""
 STATE_LANES = 32
 """``kStateLanes`` of delta_net.h."""
 MOST_CONV_ROWS = 4
-"""``kMostConvRows`` of delta_net.h."""
+"""``kMostConvRows`` of causal_conv.h."""
 
 
 def unsupported_reason(config: ModelConfig, library: ctypes.CDLL) -> str | None:
@@ -29,16 +32,39 @@ def unsupported_reason(config: ModelConfig, library: ctypes.CDLL) -> str | None:
     for size in _intermediate_sizes(config):
         if size % LANES:
             return f"intermediate_size {size} is not a multiple of {LANES}"
+    if config.mamba is not None:
+        return _unsupported_mamba(config.mamba)
+    if config.short_conv is not None:
+        return _unsupported_conv(config.short_conv)
     return None if config.delta is None else _unsupported_delta(config.delta)
+
+
+def _unsupported_conv(shape: ShortConvConfig) -> str | None:
+    if shape.channels % LANES:
+        return f"{shape.channels} channels of a convolution are not a multiple of {LANES}"
+    return _unsupported_kernel(shape.kernel)
+
+
+def _unsupported_mamba(shape: MambaConfig) -> str | None:
+    if shape.head_dim % STATE_LANES or shape.state_size % LANES:
+        dims = f"{shape.head_dim} and {shape.state_size}"
+        return f"Mamba-2 heads of {dims} are not multiples of {STATE_LANES} and {LANES}"
+    if shape.step_limit != (0.0, math.inf):
+        return "steps of Mamba-2 layers within limits are not built natively"
+    return _unsupported_kernel(shape.conv_kernel)
+
+
+def _unsupported_kernel(rows: int) -> str | None:
+    if not 2 <= rows <= MOST_CONV_ROWS:
+        return f"a convolution over {rows} rows is not built natively"
+    return None
 
 
 def _unsupported_delta(shape: DeltaConfig) -> str | None:
     if shape.key_head_dim % LANES or shape.value_head_dim % STATE_LANES:
         dims = f"{shape.key_head_dim} and {shape.value_head_dim}"
         return f"DeltaNet heads of {dims} are not multiples of {LANES} and {STATE_LANES}"
-    if not 2 <= shape.conv_kernel <= MOST_CONV_ROWS:
-        return f"a convolution over {shape.conv_kernel} rows is not built natively"
-    return None
+    return _unsupported_kernel(shape.conv_kernel)
 
 
 def _intermediate_sizes(config: ModelConfig) -> list[int]:
@@ -53,7 +79,7 @@ def _has_odd_pictures(config: ModelConfig) -> bool:
     layer: as all families have them."""
     if config.vision is None:
         return False
-    kinds = set(config.mixer_kinds) - {"delta"}
+    kinds = set(config.mixer_kinds) & ATTENTION_KINDS
     is_deep = len(config.vision.deepstack_layers) >= config.num_layers
     return kinds != {"attention"} or config.is_rope_interleaved or is_deep
 
@@ -69,6 +95,5 @@ def _unbuilt_variation(config: ModelConfig) -> str | None:
         "experts beside a mixer": is_sparse and config.is_parallel,
         "experts of this activation": is_sparse and config.activation != "silu",
         "norms after experts": is_sparse and family_of(config).layer_names.mlp_added_norm,
-        "multipliers of experts": is_sparse and config.residual_multiplier != 1.0,
     }
     return next((words for words, is_declared in variations.items() if is_declared), None)

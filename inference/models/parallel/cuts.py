@@ -30,11 +30,12 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCuts:
-    """By Hugging Face's names. What is in none of them is whole on every rank."""
+    """Which part of each tensor a rank has, by Hugging Face's names. Tensors in none of them are
+    whole on every rank."""
 
     cuts: Mapping[str, Cut]
     absent: frozenset[str]
-    """Of experts that other ranks hold."""
+    """The tensors of experts that other ranks hold."""
     zeroed: frozenset[str]
     """Biases of sums that another rank adds."""
 

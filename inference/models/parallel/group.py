@@ -40,7 +40,7 @@ class RankGroup(Protocol):
 
 
 class TorchRankGroup:
-    """Of one thread, but for ``drop``."""
+    """For one thread, but for ``drop``."""
 
     def __init__(self, rank: int, num_ranks: int, device: torch.device) -> None:
         """Joins nothing yet."""
@@ -102,7 +102,7 @@ def file_store(path: Path, num_ranks: int) -> Store:
 
 
 def _loopback_gloo(store: Store, rank: int, num_ranks: int, timeout: timedelta) -> Any:
-    """By itself it would listen on whatever the host's name resolves to."""
+    """gloo on loopback: by itself it would listen on whatever the host's name resolves to."""
     gloo: Any = distributed.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=LOOPBACK)]

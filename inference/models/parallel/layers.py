@@ -11,7 +11,7 @@ import torch
 
 from inference.models.attention_mixer import AttentionMixer
 from inference.models.config import ModelConfig
-from inference.models.decoder import DecoderLayer, Mixer, Mlp
+from inference.models.decoder import DecoderLayer, LoneLayer, Mixer, Mlp
 from inference.models.parallel.group import RankGroup
 from inference.models.parallel.shares import kv_replicas
 from inference.models.step import Step
@@ -74,8 +74,9 @@ class WideNormedQKV:
         return torch.cat((*normed, values), dim=1)
 
 
-def spread(layer: DecoderLayer, config: ModelConfig, group: RankGroup) -> DecoderLayer:
+def spread(layer: DecoderLayer | LoneLayer, config: ModelConfig, group: RankGroup) -> DecoderLayer:
     """``layer``, of a rank's weights; ``config`` of the whole model."""
+    assert isinstance(layer, DecoderLayer), "others come with Mamba-2, which is not split"
     mixer = layer.mixer
     if isinstance(mixer, AttentionMixer) and config.qk_norm and config.is_qk_norm_wide:
         qkv: Linear = WideNormedQKV(mixer, config, group)

@@ -50,7 +50,7 @@ def rank_share(
 
 def rank_config(config: ModelConfig, share: RankShare) -> ModelConfig:
     """The shape of what one rank computes. The vocabulary stays whole: logits are put together."""
-    experts, delta = config.experts, config.delta
+    experts, delta, conv = config.experts, config.delta, config.short_conv
     if experts is not None:
         shared = "shared_inner" in share.units
         experts = replace(
@@ -62,6 +62,8 @@ def rank_config(config: ModelConfig, share: RankShare) -> ModelConfig:
         key_heads = share.count("key_heads")
         per_key_head = delta.num_value_heads // delta.num_key_heads
         delta = replace(delta, num_key_heads=key_heads, num_value_heads=key_heads * per_key_head)
+    if conv is not None:
+        conv = replace(conv, channels=share.count("channels"))
     return replace(
         config,
         num_heads=share.count("heads"),
@@ -69,6 +71,7 @@ def rank_config(config: ModelConfig, share: RankShare) -> ModelConfig:
         intermediate_size=share.count("inner"),
         experts=experts,
         delta=delta,
+        short_conv=conv,
     )
 
 
@@ -86,6 +89,8 @@ def _problem(config: ModelConfig, num_ranks: int, groups: Mapping[SplitKind, int
         return None
     if family_of(config).is_foreign:
         return f"{config.architecture} is computed by transformers' own module, which is not split"
+    if config.mamba is not None:
+        return "a Mamba-2 layer's norm is of many heads together, and is not split"
     if heads % num_ranks:
         return f"{num_ranks} ranks cannot share {heads} attention heads evenly"
     if kv_heads % num_ranks and num_ranks % kv_heads:
@@ -105,6 +110,7 @@ _WORDS: dict[SplitKind, str] = {
     "inner": "features of an MLP",
     "shared_inner": "features of the shared expert",
     "experts": "experts",
+    "channels": "channels of a convolution",
     "vocabulary": "tokens of the vocabulary",
 }
 
@@ -115,6 +121,8 @@ def _uneven(config: ModelConfig) -> dict[SplitKind, int]:
         "vocabulary": config.vocab_size,
         "inner": config.intermediate_size,
     }
+    if config.short_conv is not None:
+        counts["channels"] = config.short_conv.channels
     if config.experts is not None:
         counts["experts"] = config.experts.num_experts
         if config.experts.shared_intermediate_size is not None:

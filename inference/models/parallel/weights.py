@@ -1,5 +1,5 @@
-"""A ``WeightSource`` of one rank: tables of the vocabulary are shared with the others. All else it
-hands on from a source that has this rank's part of each weight.
+"""A ``WeightSource`` of one rank. It asks a source that has this rank's part of each weight, and
+joins the tables of the vocabulary with the other ranks'.
 
     token ids ─▶ rows of this rank's tokens, nought for others' ─▶ sum ─▶ embeddings
     hidden    ─▶ logits of this rank's tokens ─▶ gathered ─▶ all logits
@@ -12,52 +12,29 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import pad
 
+from inference.models.forwarded_weights import ForwardedWeights
 from inference.models.parallel.group import RankGroup
 from inference.models.parallel.shares import RankShare, Units
-from inference.models.stored import StoredWeight
 from inference.models.weights import Embedding, Linear, WeightSource
 
 HEAD = "lm_head"
 
 
-class RankWeights:
+class RankWeights(ForwardedWeights):
     def __init__(
         self, weights: WeightSource, group: RankGroup, shares: Sequence[RankShare]
     ) -> None:
         """``shares``: of all ranks."""
-        self.activation_dtype = weights.activation_dtype
-        self.device = weights.device
-        self._weights = weights
+        super().__init__(weights)
         self._group = group
         self._tokens = [share.units["vocabulary"] for share in shares]
 
-    def tensor(self, name: str) -> torch.Tensor:
-        return self._weights.tensor(name)
-
-    def has(self, name: str) -> bool:
-        return self._weights.has(name)
-
     def linear(self, *names: str) -> Linear:
-        linear = self._weights.linear(*names)
+        linear = super().linear(*names)
         return GatheredHead(linear, self._group, self._tokens) if names == (HEAD,) else linear
 
     def embedding(self, name: str) -> Embedding:
-        return SharedEmbedding(self._weights.embedding(name), self._group, self._tokens)
-
-    def dense(self, name: str) -> torch.Tensor:
-        return self._weights.dense(name)
-
-    def stored(self, name: str) -> StoredWeight:
-        return self._weights.stored(name)
-
-    def stored_parts(self, *names: str) -> Sequence[StoredWeight]:
-        return self._weights.stored_parts(*names)
-
-    def all_tensors(self) -> dict[str, torch.Tensor]:
-        return self._weights.all_tensors()
-
-    def report(self) -> str:
-        return self._weights.report()
+        return SharedEmbedding(super().embedding(name), self._group, self._tokens)
 
 
 class SharedEmbedding:

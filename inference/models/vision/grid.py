@@ -31,8 +31,8 @@ class PatchGrid:
 
 
 def interpolated(table: torch.Tensor, places: PatchGrid) -> torch.Tensor:
-    """Of a square grid of embeddings (side**2, hidden_size), stretched so that its corners are the
-    picture's: between its four neighbours for each patch, (num_patches, hidden_size) float32."""
+    """Stretches a square grid of embeddings (side**2, hidden_size) so that its corners are the
+    picture's: each patch lies between four neighbours, (num_patches, hidden_size) float32."""
     side = math.isqrt(len(table))
     upper, lower, below = _neighbours(places.rows, places.height, side)
     left, right, beside = _neighbours(places.columns, places.width, side)
@@ -47,8 +47,8 @@ def interpolated(table: torch.Tensor, places: PatchGrid) -> torch.Tensor:
 def _neighbours(
     index: torch.Tensor, size: int, side: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of places ``index`` on an axis of ``size``, on a grid of ``side``: the one before, the one
-    after, and how far towards the latter."""
+    """Where places ``index`` on an axis of ``size`` lie on a grid of ``side``: the one before, the
+    one after, and how far towards the latter."""
     place = index.float() * (side - 1) / max(size - 1, 1)
     before = place.floor()
     first = before.long()

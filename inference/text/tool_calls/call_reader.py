@@ -18,7 +18,7 @@ class CallReader(ABC):
     def __init__(self, parts: PartList) -> None:
         self.is_done = False
         self.num_calls = 0
-        """Those that were read to their end."""
+        """How many calls were read to their end."""
         self._parts = parts
 
     def feed(self, text: str, start: int) -> int:

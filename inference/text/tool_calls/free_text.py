@@ -40,7 +40,8 @@ class _MarkerMatch:
 
 
 class FreeText:
-    """Of markers that begin alike, none may be the beginning of another."""
+    """Text up to one of its markers. Where markers begin alike, none may be the beginning of
+    another."""
 
     def __init__(
         self, markers: Sequence[str], *, follows_call: bool = False, has_text: bool = False

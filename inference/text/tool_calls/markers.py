@@ -16,6 +16,6 @@ def marker_token_id(tokenizer: Tokenizer, marker: str) -> int | None:
 
 
 def special_marker_ids(tokenizer: Tokenizer, markers: Iterable[str]) -> frozenset[int]:
-    """Those markers that are special tokens, whose text is left out unless it is asked for."""
+    """The ids of markers that are special tokens, whose text is left out unless it is asked for."""
     token_ids = (marker_token_id(tokenizer, marker) for marker in markers)
     return frozenset(token_id for token_id in token_ids if token_id in tokenizer.special_token_ids)

@@ -21,7 +21,7 @@ from inference.text.tool_calls.part_list import PartList
 ARGUMENTS = "[ARGS]"
 CALL_ID = "[CALL_ID]"
 MAX_HEAD_LENGTH = 300
-"""Of name, id and markers together; what is longer is text."""
+"""The longest that name, id and markers may be together; what is longer is text."""
 
 
 NOT_IN_HEADS = "{}\r\n"

@@ -24,7 +24,7 @@ FUNCTION = "<function="
 FUNCTION_END = "</function>"
 PARAMETER = "<parameter="
 MAX_TAG_LENGTH = 300
-"""Of a name or key; what is longer is text."""
+"""The longest that a name or key may be; what is longer is text."""
 
 _TAG_RUN = re.compile(r"[^<>\n]+")
 

@@ -17,8 +17,9 @@ from inference.engine.sampling.grammars import GrammarCompiler
 from inference.models.config import ModelConfig, RopeScaling
 from inference.models.dense import DenseWeights
 from inference.models.native.build import NativeUnavailableError, load_library
-from inference.models.native.llama import NativeLlama
+from inference.models.native.model import NativeModel
 from inference.models.registry import AnyModel, build_model
+from tests.inference import greedy as answers
 from tests.interpreted_triton import patch_once_a_launch
 
 VOCAB_SIZE = 128
@@ -84,16 +85,16 @@ class Pair:
         """What transformers answers, token by token."""
         return list(greedy(self.reference, tuple(prompt), num_tokens))
 
+    def check_greedy(self, prompt: list[int], answer: list[int], num_tokens: int) -> None:
+        """It is what transformers answers."""
+        assert len(answer) == num_tokens
+        answers.check_greedy(self.reference, prompt, answer)
+
 
 @functools.cache
-@torch.no_grad()
 def greedy(reference: PreTrainedModel, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
     """Once for both paths of ours."""
-    ids = torch.tensor([prompt])
-    output = reference.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False
-    )
-    return tuple(output[0, len(prompt) :].tolist())
+    return tuple(answers.greedy(reference, list(prompt), num_tokens))
 
 
 def our_config(reference: PreTrainedModel) -> ModelConfig:
@@ -151,7 +152,7 @@ def build_pair(name: str, path: str, cache_dir: Path) -> Pair:
         library = load_library(cache_dir)
     except NativeUnavailableError as reason:
         pytest.skip(str(reason))
-    model = NativeLlama(library, config, weights, CONTEXT_TOKENS, "fp32")
+    model = NativeModel(library, config, weights, CONTEXT_TOKENS, "fp32")
     return Pair(reference, model, block_tokens=32)
 
 

@@ -13,7 +13,7 @@ import torch
 from inference.engine.executor import LaunchedStep, TensorExecutor
 from inference.engine.faults.kinds import StepFault
 from inference.engine.sampling.sampled import Sampled
-from inference.engine.scheduling.scheduler import Schedule
+from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 
 

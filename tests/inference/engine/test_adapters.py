@@ -18,7 +18,7 @@ from inference.engine.engine import Engine
 from inference.engine.errors import AdapterError
 from inference.engine.load.adapter_loader import AdapterLoader
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.speculation.speculator import Speculator
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.engine import CancelSequence, SequenceFailed, SequenceStep, SubmitSequence
@@ -281,7 +281,7 @@ def test_bfloat16_files_keep_their_numbers(adapted: Adapted, tmp_path: Path) -> 
     base = {name: weight.detach() for name, weight in pair.reference.state_dict().items()}
     merged = copy.deepcopy(pair.reference)
     merged.load_state_dict(
-        write_adapter(tmp_path / "narrow", base, seed=9, dtype=torch.bfloat16, alpha=4)
+        write_adapter(tmp_path / "narrow", base, seed=9, dtype=torch.bfloat16, alpha=7)
     )
     engine, prompt = adapted.engine(), prompt_of(12, 4)
     submit(engine, "one", prompt, 12, spec_of(tmp_path / "narrow"))

@@ -17,11 +17,11 @@ import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat
 from inference.models.linear import LinearFactory
-from inference.models.native.llama import NativeLlama
+from inference.models.native.model import NativeModel
 from inference.models.registry import AnyModel, build_fastest_model, build_model
 from inference.models.stored import GroupedWeight, stack
 from inference.protocol.engine import SequenceStep, SubmitSequence
@@ -157,7 +157,7 @@ def test_alone_and_among_mates(model: AnyModel, mate_lengths: list[int]) -> None
     for ours, theirs in zip(found, expected, strict=True):
         ours_by_token, theirs_by_token = dict(ours.top), dict(theirs.top)
         worst = max(abs(ours_by_token[t] - theirs_by_token[t]) for t in ours_by_token)
-        assert worst <= (0.0 if isinstance(model, NativeLlama) else TOLERANCE)
+        assert worst <= (0.0 if isinstance(model, NativeModel) else TOLERANCE)
 
 
 def test_one_activation_scale_for_the_batch_would_be_seen() -> None:

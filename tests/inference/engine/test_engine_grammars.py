@@ -13,7 +13,7 @@ from benchmarks.engine.mask import measure_mask_costs
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
 from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler
-from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.protocol.engine import (
     CancelSequence,
     SequenceCancelled,

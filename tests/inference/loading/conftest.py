@@ -114,17 +114,25 @@ def save_gguf(
     writer.add_rope_freq_base(10000.0)
     _add_vocabulary(writer)
     for key, value in (metadata or {}).items():
-        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+        add_key(writer, key, value)
     for name, weight in weights.items():
         values = weight.float().numpy()
         if architecture == "llama" and (heads := _rotary_heads(name)):
             values = _interleaved(values, heads)
-        _add_tensor(writer, name, values, (types or {}).get(name, GGMLQuantizationType.F32))
+        type = (types or {}).get(name, GGMLQuantizationType.F32)
+        _add_tensor(writer, architecture, name, values, type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Whole numbers without a sign, as llama.cpp wants them."""
+    kind = gguf.GGUFValueType.get_type(value)
+    is_whole = kind is gguf.GGUFValueType.INT32
+    writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if is_whole else kind)
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
@@ -139,16 +147,20 @@ def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
 
 
 def _add_tensor(
-    writer: gguf.GGUFWriter, name: str, values: np.ndarray, type: GGMLQuantizationType
+    writer: gguf.GGUFWriter,
+    architecture: str,
+    name: str,
+    values: np.ndarray,
+    type: GGMLQuantizationType,
 ) -> None:
     if type == GGMLQuantizationType.F32:
-        writer.add_tensor(gguf_name(name), values)
+        writer.add_tensor(gguf_name(name, architecture), values)
         return
     if type.name in SCALE_FIELDS:
         blocks = random_k_blocks(np.random.default_rng(len(name)), type, *values.shape)
     else:
         blocks = gguf.quantize(values, type)
-    writer.add_tensor(gguf_name(name), blocks, raw_dtype=type)
+    writer.add_tensor(gguf_name(name, architecture), blocks, raw_dtype=type)
 
 
 def random_k_blocks(
@@ -167,12 +179,16 @@ def random_k_blocks(
     return blocks.reshape(num_rows, -1)
 
 
-def gguf_name(name: str) -> str:
+GLM_NAMES = {"post_attention_layernorm": "post_attention_norm"}
+
+
+def gguf_name(name: str, architecture: str = "llama") -> str:
+    own = GGUF_NAMES | (GLM_NAMES if architecture == "glm4moe" else {})
     stem, _, kind = name.rpartition(".")
-    if stem in GGUF_NAMES:
-        return f"{GGUF_NAMES[stem]}.{kind}"
+    if stem in own:
+        return f"{own[stem]}.{kind}"
     _, _, index, layer_stem = stem.split(".", 3)
-    return f"blk.{index}.{GGUF_NAMES[layer_stem]}.{kind}"
+    return f"blk.{index}.{own[layer_stem]}.{kind}"
 
 
 def _rotary_heads(name: str) -> int | None:

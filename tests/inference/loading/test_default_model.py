@@ -10,6 +10,7 @@ import torch
 from gguf import dequantize
 from torch.nn.functional import cosine_similarity
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from inference.loading.gguf_header import TensorInfo, read_header
 from inference.loading.loader import OpenedModel, open_model
@@ -43,22 +44,25 @@ def model(opened: OpenedModel) -> DecoderModel:
 def reference(default_gguf: Path) -> list[torch.Tensor]:
     """Next-token logits of each prompt, (num_tokens, vocab_size), from transformers' llama over
     the file as gguf itself reads and dequantises it."""
-    theirs = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=49152,
-            hidden_size=576,
-            intermediate_size=1536,
-            num_hidden_layers=30,
-            num_attention_heads=9,
-            num_key_value_heads=3,
-            max_position_embeddings=8192,
-            rms_norm_eps=1e-5,
-            rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-            tie_word_embeddings=True,
-        )
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
     )
+    with torch.device("meta"):  # weights at random would take longer than all else here
+        theirs = LlamaForCausalLM(config)
+    theirs.model.rotary_emb = LlamaRotaryEmbedding(config)
     infos = read_header(default_gguf).tensors.values()
-    theirs.load_state_dict({_their_name(i.name): _dequantized(i) for i in infos}, strict=False)
+    weights = {_their_name(i.name): _dequantized(i) for i in infos}
+    theirs.load_state_dict(weights, strict=False, assign=True)
+    theirs.tie_weights()
     with torch.inference_mode():
         return [theirs.eval()(ids.unsqueeze(0)).logits[0] for ids in _ids()]
 

@@ -179,9 +179,9 @@ def test_a_model_whose_tokenizer_lowers_the_case_is_judged_with_its_tokenizer(
 def test_no_weights_are_fetched_of_an_architecture_that_nobody_runs(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(FILES, "config.json", b'{"model_type": "mamba"}')
+    monkeypatch.setitem(FILES, "config.json", b'{"model_type": "reformer"}')
     monkeypatch.setitem(FILES, "model.safetensors", b"weights")
-    with pytest.raises(UnknownArchitectureError, match="mamba"):
+    with pytest.raises(UnknownArchitectureError, match="reformer"):
         download(endpoint, tmp_path, wanted=None)
     assert not any("model.safetensors" in asked for asked in FakeHub.asked)
 
@@ -189,8 +189,8 @@ def test_no_weights_are_fetched_of_an_architecture_that_nobody_runs(
 def test_the_hub_says_the_architecture_of_gguf_files(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FakeHub, "gguf", {"architecture": "mamba", "total": 1})
-    with pytest.raises(UnknownArchitectureError, match="mamba"):
+    monkeypatch.setattr(FakeHub, "gguf", {"architecture": "rwkv", "total": 1})
+    with pytest.raises(UnknownArchitectureError, match="rwkv"):
         download(endpoint, tmp_path)
     assert not any("resolve" in asked for asked in FakeHub.asked)
 

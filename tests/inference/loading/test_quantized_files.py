@@ -9,7 +9,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
-from inference.loading import loader
+from inference.loading import embedding_loader, loader
 from inference.loading.config import read_directory_config
 from inference.loading.errors import BadFileError, BadSourceError, DoesNotFitError
 from inference.loading.loader import OpenedModel, open_model
@@ -188,7 +188,7 @@ def test_fp8_counts_a_byte_a_weight_and_leaves_tables_dense(tmp_path: Path) -> N
 def test_a_model_of_embeddings_is_not_quantised() -> None:
     spec = LoadSpec(job_id="1", model="m", source="path:/m", quantization="q8")
     with pytest.raises(BadSourceError, match="q8 is not built for a model that makes embeddings"):
-        loader._refuse_settings_of_text(spec)
+        embedding_loader.refuse_settings_of_text(spec)
 
 
 def test_a_model_that_only_fits_quantised_loads_quantised(

@@ -5,15 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers.models.qwen3_next.modeling_qwen3_next import (
-    causal_conv1d_fn,
     torch_chunk_gated_delta_rule,
     torch_recurrent_gated_delta_rule,
 )
 
 from inference.models.delta_net import (
     DeltaInputs,
-    conv_span,
-    conv_step,
     delta_chunks,
     delta_step,
     gates,
@@ -205,40 +202,6 @@ def test_the_ten_thousandth_token_is_still_exact(num_decoded: int) -> None:
 
 def _tensors(inputs: DeltaInputs) -> tuple[torch.Tensor, ...]:
     return inputs.queries, inputs.keys, inputs.values, inputs.log_decay, inputs.beta
-
-
-class TestConvolution:
-    CHANNELS, KERNEL = 5, 4
-
-    def _inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        generator = torch.Generator().manual_seed(9)
-        inputs = torch.randn(20, self.CHANNELS, generator=generator)
-        return inputs, torch.randn(self.KERNEL, self.CHANNELS, generator=generator)
-
-    def _expected(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return causal_conv1d_fn(inputs.t().unsqueeze(0), weight.t(), activation="silu")[0].t()
-
-    @pytest.mark.parametrize("ends", [[20], [1, 2, 20], [3, 4, 20], [19, 20]])
-    def test_spans(self, ends: list[int]) -> None:
-        inputs, weight = self._inputs()
-        state, start, parts = torch.zeros(self.KERNEL - 1, self.CHANNELS), 0, []
-        for end in ends:
-            before = state.clone()
-            of_part, following = conv_span(inputs[start:end], state, weight)
-            assert torch.equal(state, before)
-            parts.append(of_part)
-            start, state = end, following
-        torch.testing.assert_close(torch.cat(parts), self._expected(inputs, weight))
-        assert torch.equal(state, inputs[-self.KERNEL + 1 :])
-
-    def test_steps(self) -> None:
-        inputs, weight = self._inputs()
-        states, parts = torch.zeros(1, self.KERNEL - 1, self.CHANNELS), []
-        for index in range(len(inputs)):
-            of_token, states = conv_step(inputs[index : index + 1], states, weight)
-            parts.append(of_token)
-        torch.testing.assert_close(torch.cat(parts), self._expected(inputs, weight))
-        assert torch.equal(states[0], inputs[-self.KERNEL + 1 :])
 
 
 def test_gates_are_float32_whatever_the_activations() -> None:

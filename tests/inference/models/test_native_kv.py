@@ -13,7 +13,7 @@ from inference.models.batch import Batch, PrefillSpan
 from inference.models.config import ModelConfig
 from inference.models.dense import DenseWeights
 from inference.models.kv_format import NATIVE_FORMATS, KVFormat, kv_bytes_per_block
-from inference.models.native.llama import NativeLlama
+from inference.models.native.model import NativeModel
 
 CONFIG = ModelConfig(
     architecture="qwen2",
@@ -66,10 +66,10 @@ def weights(config: ModelConfig, key_outlier: float = 0.0) -> DenseWeights:
 
 def build(
     library: ctypes.CDLL, kv_format: KVFormat, head_dim: int = 64, **changes: Any
-) -> NativeLlama:
+) -> NativeModel:
     key_outlier = changes.pop("key_outlier", 0.0)
     config = replace(CONFIG, head_dim=head_dim, **changes)
-    return NativeLlama(library, config, weights(config, key_outlier), 256, kv_format)
+    return NativeModel(library, config, weights(config, key_outlier), 256, kv_format)
 
 
 def span_batch(spans: list[tuple[int, int, list[int]]]) -> Batch:
@@ -88,7 +88,7 @@ def span_batch(spans: list[tuple[int, int, list[int]]]) -> Batch:
     )
 
 
-def whole(model: NativeLlama) -> torch.Tensor:
+def whole(model: NativeModel) -> torch.Tensor:
     kv = model.new_kv(3, BLOCK_TOKENS)
     return model.forward(span_batch([(0, NUM_TOKENS, [0, 1, 2])]), kv)
 
@@ -185,7 +185,7 @@ def test_what_is_no_number_is_seen_in_the_logits(
     """Codes would hide it."""
     made = weights(CONFIG)
     made._tensors[f"model.layers.0.self_attn.{projection}.bias"][feature] = float("nan")
-    model = NativeLlama(library, CONFIG, made, 256, kv_format)
+    model = NativeModel(library, CONFIG, made, 256, kv_format)
     assert bool(whole(model).isnan().any(dim=1).all())
 
 

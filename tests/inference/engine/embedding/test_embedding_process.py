@@ -66,6 +66,7 @@ def vectors_of(outputs: StepOutputs) -> np.ndarray:
     return np.stack([np.frombuffer(vector, "<f4") for vector in output.vectors])
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_loads_answers_cancels_and_shuts_down(decoder_dir: Path, data_dir: Path) -> None:
     prompts = [[5, 6, 7], [9], [3] * 40]

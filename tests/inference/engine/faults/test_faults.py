@@ -15,7 +15,7 @@ from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
 from inference.engine.faults.numerical_watch import SUSPICIOUS_STEPS
 from inference.engine.load.build import build_engine
 from inference.engine.sampling.grammars import GrammarCompiler
-from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind

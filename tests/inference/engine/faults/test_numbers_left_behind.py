@@ -12,11 +12,11 @@ import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.models.dense import DenseWeights
 from inference.models.kv_format import KVFormat
 from inference.models.native.build import NativeUnavailableError, load_library
-from inference.models.native.llama import NativeLlama
+from inference.models.native.model import NativeModel
 from inference.models.paged_kv import PagedKV
 from inference.models.registry import AnyModel, build_model
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
@@ -45,7 +45,7 @@ def model(request: pytest.FixtureRequest, native_cache_dir: Path) -> AnyModel:
         library = load_library(native_cache_dir)
     except NativeUnavailableError as reason:
         pytest.skip(str(reason))
-    return NativeLlama(library, config, weights, CONTEXT_TOKENS, kv_format)
+    return NativeModel(library, config, weights, CONTEXT_TOKENS, kv_format)
 
 
 class Watched:

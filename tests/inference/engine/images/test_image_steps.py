@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from inference.engine.images.prompt_images import PromptImages
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.rates import PrefillAverage
-from inference.engine.scheduling.scheduler import PrefillChunk, Schedule, SchedulerLimits
+from inference.engine.scheduling.schedule import PrefillChunk, Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.engine.scheduling.step_times import StepTimes
 from inference.protocol.images import SequenceImage

@@ -9,7 +9,7 @@ import torch
 
 from inference.engine.images.prompt_images import PromptImages, image_problem
 from inference.engine.images.step_pictures import step_pictures
-from inference.engine.scheduling.scheduler import Schedule
+from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.models.vision_config import VisionConfig
 from inference.protocol.images import SequenceImage

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.engine.load import load_engine as load
+from inference.engine.load import built_model
 from inference.engine.load.load_engine import load_engine
 from inference.loading.errors import BadSourceError
 from inference.models.errors import UnsupportedKVError
@@ -51,6 +51,6 @@ def test_a_path_that_was_not_foreseen_may_not_have_it(
     def refuse(*_: object) -> None:
         raise UnsupportedKVError("kv_dtype int8 is not built there; set it to auto")
 
-    monkeypatch.setattr(load, "build_fastest_model", refuse)
+    monkeypatch.setattr(built_model, "build_fastest_model", refuse)
     with pytest.raises(BadSourceError, match="kv_dtype int8 is not built there"):
         load_engine(spec(tiny_model_dir, "int8"), data_dir, lambda _: None)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inference.engine.errors import DoesNotFitError
-from inference.engine.load import load_engine as load
+from inference.engine.load import kv_budget
 from inference.engine.load.context_limit import PrefillBound
 from inference.engine.load.memory import (
     KVPlan,
@@ -19,6 +19,7 @@ from inference.engine.load.memory import (
     plan_kv,
     shared_budget,
 )
+from inference.models.adapter_targets import PLANNED_RANK, planned_adapter_bytes
 from inference.models.config import ModelConfig
 from inference.protocol.load import LoadSpec
 from inference.protocol.prefill_speed import PrefillSpeed
@@ -135,26 +136,65 @@ def test_share_that_cannot_be(word: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_share_is_of_what_no_other_model_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
-    monkeypatch.setattr(load, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
+    monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
     model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
     trial = SimpleNamespace(bound=None, load_bytes=0, process_bytes=0)
     built: Any = SimpleNamespace(model=model, trial=trial, draft=None, draft_block_bytes=0)
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", promised_bytes=20 * BLOCK_BYTES)
-    assert load._plan(spec, opened, built).num_blocks == 40
+    assert kv_budget.kv_plan(spec, opened, built).num_blocks == 40
 
 
 def test_no_more_than_the_neuron_promised_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
-    monkeypatch.setattr(load, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
+    monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
     model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
     trial = SimpleNamespace(bound=None, load_bytes=7 * BLOCK_BYTES, process_bytes=3 * BLOCK_BYTES)
     built: Any = SimpleNamespace(model=model, trial=trial, draft=None, draft_block_bytes=0)
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", memory_limit_bytes=30 * BLOCK_BYTES)
-    assert load._plan(spec, opened, built).num_blocks == 20
+    assert kv_budget.kv_plan(spec, opened, built).num_blocks == 20
     asked = msgspec.structs.replace(spec, kv_memory_bytes=25 * BLOCK_BYTES)
-    assert load._plan(asked, opened, built).num_blocks == 25
+    assert kv_budget.kv_plan(asked, opened, built).num_blocks == 25
+
+
+def test_adapters_get_room_before_keys_and_values_but_no_more_than_an_eighth() -> None:
+    found = plan(40 * BLOCK_BYTES, adapter_bytes=3 * BLOCK_BYTES)
+    assert (found.num_blocks, found.adapter_bytes) == (37, 3 * BLOCK_BYTES)
+    found = plan(40 * BLOCK_BYTES, adapter_bytes=30 * BLOCK_BYTES)
+    assert (found.num_blocks, found.adapter_bytes) == (35, 5 * BLOCK_BYTES)
+
+
+def test_a_planned_adapter_changes_every_projection() -> None:
+    hidden, inner, kv = CONFIG.hidden_size, CONFIG.intermediate_size, 2 * 16
+    of_layer = 2 * (hidden + hidden) + 2 * (hidden + kv) + 3 * (hidden + inner)
+    assert planned_adapter_bytes(CONFIG, 2) == 2 * CONFIG.num_layers * PLANNED_RANK * of_layer
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "is_planned"),
+    [
+        ("cuda", {}, True),
+        ("cuda", {"adapter_slots": 0}, False),
+        ("cuda", {"kv_memory_bytes": 40 * BLOCK_BYTES}, False),  # all of that is for KV
+        ("cpu", {}, False),  # where KV leaves most of the memory
+    ],
+)
+def test_a_card_keeps_room_for_the_adapters_of_all_slots(
+    monkeypatch: pytest.MonkeyPatch, device: str, changes: dict[str, Any], is_planned: bool
+) -> None:
+    monkeypatch.setattr(kv_budget, "free_cuda_bytes", lambda device, moment_bytes: 10**9)
+    monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: 10**9)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    model: Any = SimpleNamespace(
+        config=CONFIG, device=torch.device(device), dtype=torch.bfloat16, kv_format="bf16"
+    )
+    trial = SimpleNamespace(bound=None, load_bytes=0, process_bytes=0)
+    built: Any = SimpleNamespace(model=model, trial=trial, draft=None, draft_block_bytes=0)
+    opened: Any = SimpleNamespace(weight_bytes=10**9)
+    spec = LoadSpec(job_id="1", model="m", source="path:x", adapter_slots=3)
+    found = kv_budget.kv_plan(msgspec.structs.replace(spec, **changes), opened, built)
+    assert found.adapter_bytes == (3 * planned_adapter_bytes(CONFIG, 2) if is_planned else 0)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from inference.engine.load import quality
 from inference.engine.load.load_engine import load_engine
 from inference.engine.load.quality import NotMeasurableError, compare, quality_in_words
 from inference.loading.loader import OpenedModel, open_model
-from inference.models.native.llama import NativeLlama
+from inference.models.native.model import NativeModel
 from inference.models.registry import AnyModel, build_fastest_model, build_model
 from inference.protocol.load import LoadProgress, LoadSpec, Quantization
 from tests.inference.engine.conftest import CONTEXT_TOKENS
@@ -56,7 +56,7 @@ def built(model: OpenedModel, execution: str, native_cache_dir: Path) -> AnyMode
     native, words = build_fastest_model(
         model.config, model.weights, CONTEXT_TOKENS, native_cache_dir
     )
-    if not isinstance(native, NativeLlama):
+    if not isinstance(native, NativeModel):
         pytest.skip(words)
     return native
 

@@ -78,7 +78,10 @@ def sharded_dir(tmp_path_factory: pytest.TempPathFactory, ascii_tokenizer_file: 
     return directory
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q4"])
+@pytest.mark.parametrize(
+    "kind",
+    ["float32", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bfloat16", "q4"))],
+)
 def test_beside_the_model_there_is_never_more_than_one_shard(
     sharded_dir: Path, shard_bytes: int, data_dir: Path, kind: str
 ) -> None:

@@ -20,6 +20,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a card runs no kernel on a CPU's tensors")
+@pytest.mark.slow
 def test_triton_where_it_runs() -> None:
     drawer, words = drawer_on_card(61, CPU)
     assert isinstance(drawer, TritonDrawer)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP, SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
 from inference.models.batch import ALL_ROWS, Batch
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.sampling import SamplingParams, TokenLogprob

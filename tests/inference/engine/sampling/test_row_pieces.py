@@ -16,7 +16,7 @@ from inference.engine.sampling import drawing, row_pieces
 from inference.engine.sampling.drawing import Draw, TorchDrawer
 from inference.engine.sampling.filters import filter_among
 from inference.engine.sampling.sampler import Sampler
-from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.prefill_speed import PrefillSpeed

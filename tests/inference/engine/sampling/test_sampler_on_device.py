@@ -12,7 +12,7 @@ from inference.engine.sampling.filters import TOP_CANDIDATES
 from inference.engine.sampling.penalties import TokenCounts
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.scheduling.sequence import Sequence
-from inference.engine.to_device import Reading
+from inference.engine.to_device import HostCopy
 from inference.protocol.sampling import SamplingParams
 
 VOCAB_SIZE = 40
@@ -36,14 +36,14 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tensors each wait reads."""
     counted: list[int] = []
 
-    read = Reading.values
+    read = HostCopy.values
 
-    def counting(self: Reading) -> list[list[int]]:
+    def counting(self: HostCopy) -> list[list[int]]:
         values = read(self)
         counted.append(len(values))
         return values
 
-    monkeypatch.setattr(Reading, "values", counting)
+    monkeypatch.setattr(HostCopy, "values", counting)
     return counted
 
 

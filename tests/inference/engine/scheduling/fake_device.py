@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from inference.engine.faults.fault_classes import recover
 from inference.engine.faults.kinds import StepFault
 from inference.engine.sampling.sampled import Sampled
-from inference.engine.scheduling.scheduler import Schedule
+from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 
 VOCAB_SIZE = 50

@@ -6,15 +6,15 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.engine import Engine, EngineLimits
+from inference.engine.admission import EngineLimits
+from inference.engine.engine import Engine
 from inference.engine.kv_cache import KVCache
-from inference.engine.load.build import build_engine
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.scheduling.run_ahead import RunAhead
-from inference.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from inference.engine.scheduling.scheduler import Scheduler
 from inference.protocol.engine import (
     CancelSequence,
     SequenceFailed,
@@ -22,7 +22,6 @@ from inference.protocol.engine import (
     SubmitSequence,
 )
 from inference.protocol.sampling import SamplingParams
-from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 from tests.inference.engine.scheduling.fake_device import (
     BLOCK_TOKENS,
     VOCAB_SIZE,
@@ -268,90 +267,3 @@ def test_a_cancel_frees_its_blocks_while_its_row_is_launched() -> None:
     client.submit([2, 6, 8, 9], 3)
     client.drain()
     client.check()
-
-
-def tokens_of(pair: Any, prompts: dict[str, list[int]], **options: Any) -> dict[str, list[int]]:
-    """Of the real engine, two greedy ones and two that are drawn."""
-    engine = real_engine(pair, **options)
-    for index, (name, prompt) in enumerate(prompts.items()):
-        params = SamplingParams(max_tokens=20, temperature=0.8 * (index % 2), seed=index)
-        engine.submit(SubmitSequence(sequence_id=name, token_ids=prompt, params=params))
-    return drained(engine)[0]
-
-
-def real_engine(pair: Any, *, run_ahead: bool) -> Engine:
-    return build_engine(
-        pair.model,
-        context_tokens=256,
-        num_kv_blocks=100,
-        block_tokens=pair.block_tokens,
-        run_ahead=run_ahead,
-        check_when_idle=True,
-    )
-
-
-def drained(engine: Engine) -> tuple[dict[str, list[int]], dict[str, str]]:
-    """Tokens, and codes of what failed."""
-    tokens: dict[str, list[int]] = {}
-    failed: dict[str, str] = {}
-    while engine.has_work:
-        for output in engine.step().outputs:
-            if isinstance(output, SequenceStep):
-                tokens.setdefault(output.sequence_id, []).extend(output.token_ids)
-            elif isinstance(output, SequenceFailed):
-                failed[output.sequence_id] = output.code
-    return tokens, failed
-
-
-def test_a_real_model_answers_the_same(llama: Any) -> None:
-    prompts = {f"s{n}": list(range(n, 3 * n + 2)) for n in range(1, 5)}
-    wanted = tokens_of(llama, prompts, run_ahead=False)
-    assert tokens_of(llama, prompts, run_ahead=True) == wanted
-    assert all(len(tokens) == 20 for tokens in wanted.values())
-
-
-class Faulty:
-    """A real engine that runs ahead and breaks."""
-
-    def __init__(self, pair: Any, prompts: dict[str, list[int]], **faults: Any) -> None:
-        self.engine = real_engine(pair, run_ahead=True)
-        assert self.engine._run_ahead is not None
-        self.executor = FaultyExecutor(self.engine._run_ahead._executor, **faults)
-        self.engine._executor = self.engine._run_ahead._executor = self.executor
-        for index, (name, prompt) in enumerate(prompts.items()):
-            params = SamplingParams(max_tokens=12, temperature=0.7 * (index % 2), seed=index)
-            self.engine.submit(SubmitSequence(sequence_id=name, token_ids=prompt, params=params))
-
-
-GOOD = {"greedy": [5, 6, 7], "drawn": [8, 9], "third": [11]}
-
-
-@pytest.mark.parametrize("stage", ["forward", "sampling"])
-@pytest.mark.parametrize("after", [0, 1, 4])
-@pytest.mark.parametrize(
-    ("kind", "code"),
-    [(Kind.NOT_A_NUMBER, "numerical_error"), (Kind.BAD_SHAPE, "engine_error")],
-)
-def test_a_fault_fails_its_sequence_alone(
-    llama: Any, kind: Kind, code: str, after: int, stage: Any
-) -> None:
-    undisturbed, _ = drained(Faulty(llama, GOOD).engine)
-    faulty = Faulty(llama, GOOD | {"bad": [kind, 1, 2]}, stage=stage, after=after)
-    tokens, failed = drained(faulty.engine)
-    assert failed == {"bad": code}
-    assert {name: tokens[name] for name in GOOD} == undisturbed
-    assert faulty.engine.stats().kv_blocks_used == 0
-
-
-def test_a_step_that_raises_is_run_again_without_who_left_meanwhile(llama: Any) -> None:
-    undisturbed, _ = drained(Faulty(llama, {"first": [5, 6], "second": [8, 9]}).engine)
-    prompts = {"bad": [Kind.BAD_SHAPE, 1], "second": [8, 9], "leaves": [3, 3]}
-    faulty = Faulty(llama, prompts, stage="sampling", after=4)
-    before = [faulty.engine.step() for _ in range(4)]
-    faulty.engine.cancel(CancelSequence(sequence_id="leaves"))
-    tokens, failed = drained(faulty.engine)
-    told = [o for outputs in before for o in outputs.outputs if isinstance(o, SequenceStep)]
-    early = [t for o in told if o.sequence_id == "second" for t in o.token_ids]
-    assert failed == {"bad": "engine_error"}
-    assert early + tokens["second"] == undisturbed["second"]
-    assert set(tokens) == {"second"}

@@ -13,7 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from inference.engine.kv_cache import KVCache
 from inference.engine.sampling.grammars import GrammarState
 from inference.engine.scheduling.chunks import CHUNK_MULTIPLE, end_of_chunk
-from inference.engine.scheduling.scheduler import Schedule, Scheduler, SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.schedule import Schedule
+from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence, SequenceState
 from inference.protocol.sampling import Grammar, SamplingParams
 

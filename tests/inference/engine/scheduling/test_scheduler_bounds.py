@@ -2,70 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
 from inference.engine.errors import IntegrityError
-from inference.engine.kv_cache import KVCache
-from inference.engine.scheduling.scheduler import (
-    SCORED_TOKENS_PER_STEP,
-    PrefillChunk,
-    Schedule,
-    Scheduler,
-    SchedulerLimits,
+from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.schedule import PrefillChunk
+from inference.engine.scheduling.scheduler import SCORED_TOKENS_PER_STEP
+from inference.engine.scheduling.sequence import SequenceState
+from tests.inference.engine.scheduling.small_scheduler import (
+    BLOCK_TOKENS,
+    PACE,
+    chunks,
+    scheduler_of,
+    sequence_of,
+    step,
 )
-from inference.engine.scheduling.sequence import Sequence, SequenceState
-from inference.protocol.sampling import Grammar, SamplingParams
-from tests.inference.engine.scheduling.test_scheduler import COMPILED, FixedPace
-
-BLOCK_TOKENS = 4
-PACE = FixedPace(tokens=100)
-
-
-def sequence_of(
-    name: str,
-    num_prompt_tokens: int,
-    max_tokens: int = 9,
-    *,
-    deadline_s: float = 0.0,
-    context_tokens: int = 10_000,
-    prompt_logprobs: int | None = None,
-    grammar: Grammar | None = None,
-    account: str = "a",
-) -> Sequence:
-    """Its prompt is like nobody else's."""
-    return Sequence(
-        name,
-        [ord(name[0]) + index for index in range(num_prompt_tokens)],
-        SamplingParams(max_tokens=max_tokens, prompt_logprobs=prompt_logprobs, grammar=grammar),
-        context_tokens=context_tokens,
-        arrival=int(name[1:] or 0) * 100 + ord(name[0]),
-        deadline_s=deadline_s,
-        account=account,
-    )
-
-
-def scheduler_of(
-    sequences: Iterable[Sequence] = (), *, num_blocks: int = 200, max_running: int = 8
-) -> Scheduler:
-    cache = KVCache(num_blocks, BLOCK_TOKENS)
-    scheduler = Scheduler(cache, SchedulerLimits(max_running=max_running, max_queue_depth=4))
-    for sequence in sequences:
-        scheduler.add(sequence)
-    return scheduler
-
-
-def step(scheduler: Scheduler, pace: FixedPace = PACE) -> Schedule:
-    """Every token is a 7."""
-    schedule = scheduler.schedule(pace)
-    scheduler.commit(schedule, [7] * len(schedule.sampled))
-    scheduler.check_integrity()
-    return schedule
-
-
-def chunks(schedule: Schedule) -> list[tuple[str, int, int, bool]]:
-    return [(c.sequence.sequence_id, c.start, c.end, c.is_last) for c in schedule.prefills]
+from tests.inference.engine.scheduling.test_scheduler import FixedPace
 
 
 def test_prompts_are_those_that_wait_or_are_being_computed() -> None:
@@ -244,86 +196,6 @@ def test_what_is_scored_of_a_chunk() -> None:
     assert not PrefillChunk(sequence, 0, 5, False).scored
     sequence.num_scored_tokens = 9
     assert not PrefillChunk(sequence, 4, 10, True).scored
-
-
-def test_a_step_ahead_has_a_row_for_each_that_goes_on() -> None:
-    long, short = sequence_of("a", 3, 9), sequence_of("b", 3, 2)
-    scheduler = scheduler_of([long, short])
-    schedule = scheduler.schedule(PACE)
-    ahead = scheduler.foresee(schedule)
-    assert ahead is not None and ahead.decodes == [long, short] and ahead.prefills == []
-    scheduler.commit(schedule, [7, 7])
-    further = scheduler.foresee(ahead)
-    assert further is not None and further.decodes == [long], "the other ends by its length"
-    assert len(long.block_ids) == 2, "for its fifth token"
-
-
-def test_no_step_ahead_where_everybody_ends() -> None:
-    scheduler = scheduler_of([sequence_of("a", 3, 1)])
-    assert scheduler.foresee(scheduler.schedule(PACE)) is None
-
-
-def test_no_step_ahead_of_a_prompt_that_goes_on() -> None:
-    scheduler = scheduler_of([sequence_of("a", 3), sequence_of("b", 60)])
-    assert scheduler.foresee(scheduler.schedule(FixedPace(tokens=16))) is None
-
-
-def test_no_step_ahead_without_a_block_for_each() -> None:
-    scheduler = scheduler_of([sequence_of("a", 3), sequence_of("b", 4)], num_blocks=2)
-    schedule = scheduler.schedule(PACE)
-    assert len(schedule.sampled) == 2
-    assert scheduler.foresee(schedule) is None, "the second needs one for its fifth token"
-    roomy = scheduler_of([sequence_of("a", 3), sequence_of("b", 4)], num_blocks=3)
-    assert roomy.foresee(roomy.schedule(PACE)) is not None
-
-
-@pytest.mark.parametrize(("max_running", "is_ahead"), [(1, True), (2, False), (3, False)])
-def test_no_step_ahead_of_who_has_a_seat_and_blocks(max_running: int, is_ahead: bool) -> None:
-    scheduler = scheduler_of([sequence_of("a", 3)], max_running=max_running)
-    schedule = scheduler.schedule(PACE)
-    scheduler.add(sequence_of("b", 3))
-    assert (scheduler.foresee(schedule) is not None) == is_ahead
-
-
-@pytest.mark.parametrize(("num_blocks", "is_ahead"), [(2, True), (3, False)])
-def test_a_step_ahead_of_who_lacks_blocks(num_blocks: int, is_ahead: bool) -> None:
-    scheduler = scheduler_of([sequence_of("a", 3)], num_blocks=num_blocks)
-    schedule = scheduler.schedule(PACE)
-    scheduler.add(sequence_of("b", 8))
-    assert (scheduler.foresee(schedule) is not None) == is_ahead
-    assert scheduler.is_full_for("b") is False
-
-
-def test_a_step_ahead_of_who_cannot_start_and_none_once_it_can() -> None:
-    scheduler = scheduler_of([sequence_of("a", 3)])
-    schedule = scheduler.schedule(PACE)
-    held = sequence_of("b", 3, grammar=Grammar(text=""))
-    scheduler.add(held)
-    ahead = scheduler.foresee(schedule)
-    assert ahead is not None
-    scheduler.commit(schedule, [7])
-    held.grammar = COMPILED
-    assert scheduler.foresee(ahead) is None
-
-
-def test_a_launched_row_of_who_has_ended_counts_for_nothing() -> None:
-    stays, leaves = sequence_of("a", 3), sequence_of("b", 3)
-    scheduler = scheduler_of([stays, leaves])
-    schedule = scheduler.schedule(PACE)
-    ahead = scheduler.foresee(schedule)
-    assert ahead is not None
-    scheduler.commit(schedule, [7, 8])
-    assert schedule.sequences == ahead.sequences == [stays, leaves]
-    assert not ahead.has_ended_rows
-    scheduler.end(leaves)
-    assert ahead.has_ended_rows
-    assert ahead.without_ended_rows().decodes == [stays]
-    further = scheduler.foresee(ahead)
-    assert further is not None and further.decodes == [stays]
-    scheduler.commit(ahead, [9, 9])
-    assert stays.token_ids[3:] == [7, 9] and leaves.token_ids[3:] == [8]
-    assert stays.num_computed_tokens == 4
-    scheduler.check_integrity()
 
 
 def test_the_newest_gives_its_blocks_up_and_comes_back_first() -> None:

@@ -1,4 +1,4 @@
-"""Which steps are told together."""
+"""Which steps' outputs are sent together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.engine import Engine, EngineLimits
+from inference.engine.admission import EngineLimits
+from inference.engine.engine import Engine
 from inference.engine.kv_cache import KVCache
-from inference.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from inference.engine.serving.output_batcher import STATS_INTERVAL_S, TELL_WITHIN_S, Telling
+from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.scheduler import Scheduler
+from inference.engine.serving.output_batcher import SEND_WITHIN_S, STATS_INTERVAL_S, OutputBatcher
 from inference.protocol.engine import (
     EngineStats,
     SequenceCancelled,
@@ -46,8 +48,8 @@ def step(*outputs: Any, number: int = 0) -> StepOutputs:
 class Neuron:
     def __init__(self) -> None:
         self.told: list[StepOutputs] = []
-        self.telling = Telling(self.told.append)
-        self.telling.touch(0.0)
+        self.batcher = OutputBatcher(self.told.append)
+        self.batcher.record_sent(0.0)
 
     @property
     def sizes(self) -> list[int]:
@@ -59,46 +61,46 @@ def test_short_steps_are_told_together_and_no_token_is_held_too_long() -> None:
     for _ in range(100):
         now_s += 0.003
         made_s.append(now_s)
-        neuron.telling.add(step(TOKEN), now_s=now_s, next_step_s=0.003)
+        neuron.batcher.add(step(TOKEN), now_s=now_s, next_step_s=0.003)
         held = made_s[sum(neuron.sizes) :]
-        assert not held or now_s + 0.003 - held[0] <= TELL_WITHIN_S
+        assert not held or now_s + 0.003 - held[0] <= SEND_WITHIN_S
     assert set(neuron.sizes) == {6}
 
 
 def test_long_steps_are_told_each() -> None:
     neuron = Neuron()
     for number in range(1, 6):
-        neuron.telling.add(step(TOKEN), now_s=0.015 * number, next_step_s=0.015)
+        neuron.batcher.add(step(TOKEN), now_s=0.015 * number, next_step_s=0.015)
     assert neuron.sizes == [1] * 5
 
 
 @pytest.mark.parametrize("output", [FIRST, LAST, FAILED, CANCELLED])
 def test_what_is_waited_for_is_told_at_once(output: Any) -> None:
     neuron = Neuron()
-    neuron.telling.add(step(TOKEN), now_s=0.001, next_step_s=0.001)
+    neuron.batcher.add(step(TOKEN), now_s=0.001, next_step_s=0.001)
     assert neuron.told == []
-    neuron.telling.add(step(TOKEN, output, number=7), now_s=0.002, next_step_s=0.001)
+    neuron.batcher.add(step(TOKEN, output, number=7), now_s=0.002, next_step_s=0.001)
     (message,) = neuron.told
     assert message == step(TOKEN, TOKEN, output, number=7), "in order, with the newest stats"
 
 
 def test_what_is_held_can_be_told() -> None:
     neuron = Neuron()
-    neuron.telling.tell(0.001)
-    neuron.telling.add(step(TOKEN), now_s=0.001, next_step_s=0.001)
-    neuron.telling.tell(0.002)
-    neuron.telling.tell(0.003)
+    neuron.batcher.flush(0.001)
+    neuron.batcher.add(step(TOKEN), now_s=0.001, next_step_s=0.001)
+    neuron.batcher.flush(0.002)
+    neuron.batcher.flush(0.003)
     assert neuron.sizes == [1]
 
 
 def test_steps_without_tokens_are_told_of_now_and_then() -> None:
     neuron = Neuron()
     for number in range(1, 31):
-        neuron.telling.add(step(number=number), now_s=0.1 * number, next_step_s=0.1)
+        neuron.batcher.add(step(number=number), now_s=0.1 * number, next_step_s=0.1)
     assert [message.stats.in_flight for message in neuron.told] == [10, 20, 30]
-    assert neuron.telling.is_quiet(3.0 + STATS_INTERVAL_S)
-    neuron.telling.touch(3.5)
-    assert not neuron.telling.is_quiet(3.0 + STATS_INTERVAL_S)
+    assert neuron.batcher.is_quiet(3.0 + STATS_INTERVAL_S)
+    neuron.batcher.record_sent(3.5)
+    assert not neuron.batcher.is_quiet(3.0 + STATS_INTERVAL_S)
 
 
 @given(st.lists(st.tuples(st.sampled_from([FIRST, TOKEN, LAST, None]), st.floats(0, 0.05))))
@@ -107,8 +109,8 @@ def test_nothing_is_lost_or_moved(steps: Any) -> None:
     for output, step_s in steps:
         now_s += step_s
         outputs = [] if output is None else [output]
-        neuron.telling.add(step(*outputs), now_s=now_s, next_step_s=step_s)
-    neuron.telling.tell(now_s)
+        neuron.batcher.add(step(*outputs), now_s=now_s, next_step_s=step_s)
+    neuron.batcher.flush(now_s)
     assert [o for message in neuron.told for o in message.outputs] == [o for o, _ in steps if o]
 
 

@@ -71,7 +71,11 @@ def test_on_a_sound_device_each_fails_alone(tiny_model_dir: Path, data_dir: Path
 @pytest.mark.parametrize(
     ("kind", "code", "exit_code", "logged"),
     [
-        (Kind.LOSES_THE_DEVICE, "device_fault", EngineExit.DEVICE_FAULT, "illegal memory access"),
+        pytest.param(
+            *(Kind.LOSES_THE_DEVICE, "device_fault", EngineExit.DEVICE_FAULT),
+            "illegal memory access",
+            marks=pytest.mark.slow,
+        ),
         (Kind.HANGS, "engine_hung", EngineExit.HUNG, "faulty_executor.py"),
     ],
 )

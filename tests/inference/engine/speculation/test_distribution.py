@@ -7,7 +7,7 @@ import torch
 
 from inference.engine.sampling.sampler import Sampler
 from inference.engine.sampling.verifying import choose_drafted, read_drafted
-from inference.engine.scheduling.scheduler import Schedule
+from inference.engine.scheduling.schedule import Schedule
 from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.sampling import SamplingParams
 

@@ -24,6 +24,7 @@ from tests.inference.engine.speculation.test_same_answers import (
     submit_all,
 )
 from tests.inference.models.families import tiny_hybrid as tiny
+from tests.inference.models.families import tiny_states as states
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,25 @@ def test_the_next_turn_goes_on_from_a_state_that_lacks_nothing(native: Hybrid) -
     assert turns(script(known, wrong_every=3)) == expected
 
 
+OTHERS = {"lfm2": states.lfm2, "granite4": states.granite4}
+
+
 def test_on_torchs_operators(directory: Path) -> None:
-    torchs = Hybrid(tiny.on_torch(directory, directory / "cache"), tiny.BLOCK_TOKENS)
+    check_drafts(Hybrid(tiny.on_torch(directory, directory / "cache"), tiny.BLOCK_TOKENS))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_states_of_other_kinds(name: str, library: ctypes.CDLL, tmp_path: Path) -> None:
+    directory = tiny.save(OTHERS[name](), tmp_path / name)
+    check_drafts(Hybrid(tiny.on_torch(directory, tmp_path), tiny.BLOCK_TOKENS))
+    check_drafts(Hybrid(tiny.natively(library, directory, tmp_path), 32))
+
+
+def check_drafts(model: Hybrid) -> None:
     names = ["greedy", "penalised", "drawn"]
 
     def answers(speculator: Speculator | None) -> dict[str, Answer]:
-        engine = engine_for(torchs, speculator)
+        engine = engine_for(model, speculator)
         submit_all(engine, names)
         return answers_of(engine)
 

@@ -12,8 +12,8 @@ import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.sampling.sampler import Chosen, Sampler
-from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.sampling.sampler import Sampler, UnreadTokens
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.speculation.speculator import LookupSpeculator, Speculator
 from inference.models.batch import Batch
 from inference.protocol.engine import (
@@ -245,7 +245,7 @@ def test_a_round_that_raises_ends_the_run_there(
 ) -> None:
     choose, num_raised = Sampler.choose, 0
 
-    def refusing(self: Sampler, *args: Any, num_ahead: int = 0) -> Chosen:
+    def refusing(self: Sampler, *args: Any, num_ahead: int = 0) -> UnreadTokens:
         nonlocal num_raised
         if num_ahead == 2:
             num_raised += 1

@@ -143,7 +143,9 @@ def test_head_dims(device: torch.device, head_dim: int) -> None:
     check_prefill(case, [0, 1])
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (7, 1), (32, 1)])
+@pytest.mark.parametrize(
+    "heads", [(4, 4), (6, 2), (7, 1), pytest.param((32, 1), marks=pytest.mark.slow)]
+)
 def test_heads_that_share_keys(device: torch.device, heads: tuple[int, int]) -> None:
     case = Case(device, [18, 5], heads=heads)
     check_decode(case)
@@ -159,7 +161,8 @@ def test_formats(device: torch.device, kv_format: KVFormat, dtype: torch.dtype) 
         check_prefill(case, [17])
 
 
-@settings(max_examples=5, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_shapes_at_random(data: st.DataObject) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -10,7 +10,7 @@ import torch
 
 from inference.engine.load.build import build_engine
 from inference.engine.sampling.drawing import TritonDrawer
-from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.models.cuda import setup
 from inference.models.graphed import GraphedDecoder
 from inference.models.kv_format import KVFormat

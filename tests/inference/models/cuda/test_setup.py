@@ -56,6 +56,14 @@ def test_a_card_with_little_shared_memory_gets_a_shorter_pipeline(
     assert tried == [3, 2]
 
 
+def test_steps_that_a_predictor_follows_are_not_captured(device: torch.device) -> None:
+    model = tiny_model(device)
+    model.config = replace(model.config, has_predictor=True)
+    found, execution = setup.accelerate(model)
+    assert found is model
+    assert execution.endswith("steps that a predictor follows are not captured")
+
+
 class Wrong(TritonAttention):
     def for_decode(self, batch: Batch, block_tokens: int) -> DecodeAttention:
         attend = super().for_decode(batch, block_tokens)

@@ -5,16 +5,22 @@ turns of the key heads that they belong to."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
 NESTED = "model.language_model."
 ROUNDED_TO = gguf.GGMLQuantizationType.Q8_0
+Numbers = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.generic]
+Encode = Callable[[str, Numbers], tuple[Codes, gguf.GGMLQuantizationType]]
+"""By GGUF's name."""
 KEPT = (".visual.", "conv1d", "mlp.gate.", "shared_expert_gate")
 
 
@@ -24,9 +30,9 @@ def save_gguf(
     arch: gguf.MODEL_ARCH,
     *,
     are_value_heads_tiled: bool,
-    is_quantised: bool = False,
+    encode: Encode | None = None,
 ) -> Path:
-    """``is_quantised``: what ``rounded`` rounds is written in the format that it rounds to."""
+    """``encode``: how the matrices are written that files quantise."""
     text = reference.config.get_text_config()
     names = gguf.get_tensor_name_map(arch, text.num_hidden_layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
@@ -36,9 +42,9 @@ def save_gguf(
             known = names.get_name(written, try_suffixes=(".weight", ".bias"))
             assert known is not None, written
             numbers = values.float().contiguous().numpy()
-            if is_quantised and _is_rounded(name, tensor):
-                codes = gguf.quantize(numbers, ROUNDED_TO)
-                writer.add_tensor(known, codes, raw_dtype=ROUNDED_TO)
+            if encode is not None and _is_rounded(name, tensor):
+                codes, format = encode(known, numbers)
+                writer.add_tensor(known, codes, raw_dtype=format)
             else:
                 writer.add_tensor(known, numbers)
     writer.write_header_to_file()
@@ -48,8 +54,12 @@ def save_gguf(
     return path
 
 
+def in_8_bits(name: str, numbers: Numbers) -> tuple[Codes, gguf.GGMLQuantizationType]:
+    return gguf.quantize(numbers, ROUNDED_TO), ROUNDED_TO
+
+
 def rounded(reference: PreTrainedModel) -> PreTrainedModel:
-    """A copy whose matrices are what they would be after ``save_gguf`` had quantised them."""
+    """A copy whose matrices are what ``in_8_bits`` keeps of them."""
     copied = copy.deepcopy(reference)
     with torch.no_grad():
         for name, tensor in copied.state_dict().items():
@@ -83,6 +93,8 @@ def _add_keys(writer: gguf.GGUFWriter, text: Any) -> None:
     writer.add_ssm_time_step_rank(text.linear_num_value_heads)
     writer.add_ssm_inner_size(text.linear_num_value_heads * text.linear_value_head_dim)
     writer.add_full_attention_interval(4)
+    if sections := rope.get("mrope_section"):
+        writer.add_rope_dimension_sections([*sections, 0])
     if getattr(text, "num_experts", None):
         writer.add_expert_count(text.num_experts)
         writer.add_expert_used_count(text.num_experts_per_tok)
@@ -90,6 +102,7 @@ def _add_keys(writer: gguf.GGUFWriter, text: Any) -> None:
         writer.add_expert_shared_feed_forward_length(text.shared_expert_intermediate_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([str(token) for token in range(text.vocab_size)])
+    writer.add_token_merges(["1 2"])
 
 
 def _as_written(

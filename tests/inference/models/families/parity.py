@@ -19,13 +19,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
 from inference.models.families.registry import family_of
 from inference.models.registry import AnyModel, build_model
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
+from tests.inference.greedy import check_greedy
+from tests.inference.loading.conftest import add_key
 from tests.inference.models.families.rows import CONTEXT_TOKENS, SIZES, VOCAB_SIZE, Row
 
 BLOCK_TOKENS = 8
@@ -33,12 +35,15 @@ BLOCK_TOKENS = 8
 
 def build_reference(row: Row) -> PreTrainedModel:
     torch.manual_seed(7)
-    config = AutoConfig.for_model(row.model_type, **(SIZES | row.config))
+    config = AutoConfig.for_model(row.model_type, **row.sizes)
     reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.rand_like(parameter) - 0.5)
+            for part, times in row.louder.items():
+                if part in name:
+                    parameter.mul_(times)
     return reference
 
 
@@ -92,8 +97,7 @@ def add_keys(writer: gguf.GGUFWriter, row: Row, config: Any) -> None:
     )
     base = {"rope.freq_base": float(config.rope_parameters.get("rope_theta", 0.0))}
     for key, value in (base | row.gguf.keys).items():
-        name = f"{row.gguf.architecture}.{key}"
-        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
+        add_key(writer, f"{row.gguf.architecture}.{key}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(["a", "b", "ab", *(chr(0x100 + i) for i in range(3, VOCAB_SIZE))])
@@ -122,9 +126,13 @@ def check_source(reference: PreTrainedModel, source: Path, cache_dir: Path) -> N
     assert names, "preflight has something to look for"
     built = build_model(model.config, model.weights, CONTEXT_TOKENS)
     model.close()
-    check_batch_mates(reference, built)
-    check_preemption(reference, built)
-    check_prefix_hits(reference, built)
+    check_engine(reference, built)
+
+
+def check_engine(reference: PreTrainedModel, model: AnyModel) -> None:
+    check_batch_mates(reference, model)
+    check_preemption(reference, model)
+    check_prefix_hits(reference, model)
 
 
 def check_batch_mates(
@@ -154,13 +162,6 @@ def check_prefix_hits(reference: PreTrainedModel, model: AnyModel) -> None:
         check_greedy(reference, prompt, answer.token_ids)
         cached.append(answer.num_cached_tokens)
     assert cached[0] == 0 < cached[1]
-
-
-@torch.no_grad()
-def check_greedy(reference: PreTrainedModel, prompt: list[int], answer: list[int]) -> None:
-    """Each token of ``answer`` is the reference's likeliest after all before it."""
-    logits = reference(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
-    assert answer == logits.argmax(dim=-1).tolist()
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

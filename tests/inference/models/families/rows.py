@@ -44,6 +44,15 @@ class Row:
     config: dict[str, Any] = field(default_factory=dict)
     """What differs from ``SIZES``, and what a whole model of the family declares."""
     gguf: GGUFRow | None = None
+    without: tuple[str, ...] = ()
+    """Of ``SIZES``, what the family's config does not take."""
+    louder: dict[str, float] = field(default_factory=dict)
+    """By a part of their name, how many times as large as transformers draws them parameters are:
+    where answers would not tell what a state holds."""
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return {k: v for k, v in (SIZES | self.config).items() if k not in self.without}
 
 
 THETA = {"rope_theta": 10_000.0, "rope_type": "default"}

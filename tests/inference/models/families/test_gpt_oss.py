@@ -61,7 +61,11 @@ ROW_OF_GGUF = replace(
 
 @pytest.fixture
 def reference() -> PreTrainedModel:
-    model = parity.build_reference(ROW)
+    return reference_of(ROW)
+
+
+def reference_of(row: Row) -> PreTrainedModel:
+    model = parity.build_reference(row)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "router" in name or "experts" in name or "sinks" in name:
@@ -112,13 +116,25 @@ def save_mxfp4(reference: PreTrainedModel, folder: Path) -> Path:
     return folder
 
 
-@torch.no_grad()
 def test_gguf_in_mxfp4(reference: PreTrainedModel, tmp_path: Path) -> None:
-    """Experts of random codes, as llama.cpp's converter stacks them; the rest as it is."""
     path = tmp_path / "x.gguf"
+    save_gguf(reference, ROW_OF_GGUF, path, MXFP4_TYPE)
+    check(reference, path, tmp_path)
+    model = parity.opened(path, tmp_path)
+    stored = model.weights.stored("model.layers.1.mlp.experts.2.up_proj")
+    assert isinstance(stored, GroupedWeight) and stored.bits == 8
+    model.close()
+
+
+@torch.no_grad()
+def save_gguf(
+    reference: PreTrainedModel, row: Row, path: Path, experts: gguf.GGMLQuantizationType
+) -> None:
+    """Experts as llama.cpp's converter stacks them, in the format ``experts``, whose values
+    ``reference`` gets; the rest as it is."""
     config = reference.config
     writer = gguf.GGUFWriter(path, "gpt-oss")
-    parity.add_keys(writer, ROW_OF_GGUF, config)
+    parity.add_keys(writer, row, config)
     writer.add_expert_count(NUM_EXPERTS)
     writer.add_expert_used_count(2)
     writer.add_expert_feed_forward_length(config.intermediate_size)
@@ -133,18 +149,13 @@ def test_gguf_in_mxfp4(reference: PreTrainedModel, tmp_path: Path) -> None:
             if kind == "bias":
                 writer.add_tensor(name, stack.float().numpy())
                 continue
-            codes = gguf.quants.quantize(stack.float().numpy(), MXFP4_TYPE)
-            stack.copy_(torch.from_numpy(gguf.quants.dequantize(codes, MXFP4_TYPE)))
-            writer.add_tensor(name, codes, raw_dtype=MXFP4_TYPE)
+            codes = gguf.quants.quantize(stack.float().contiguous().numpy(), experts)
+            stack.copy_(torch.from_numpy(gguf.quants.dequantize(codes, experts)))
+            writer.add_tensor(name, codes, raw_dtype=experts)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    check(reference, path, tmp_path)
-    model = parity.opened(path, tmp_path)
-    stored = model.weights.stored("model.layers.1.mlp.experts.2.up_proj")
-    assert isinstance(stored, GroupedWeight) and stored.bits == 8
-    model.close()
 
 
 def stacks_of(experts: Any) -> list[tuple[str, torch.Tensor, str]]:

@@ -1,37 +1,65 @@
-"""Hybrids of Gated DeltaNet and attention through the engine: token for token what transformers
-answers, in float32, whatever happens to a sequence between its tokens."""
+"""Hybrids of attention and layers that keep a state through the engine: token for token what
+transformers answers, in float32, whatever happens to a sequence between its tokens."""
 
 from __future__ import annotations
 
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import gguf
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from inference.engine.engine import Engine
 from inference.engine.executor import TensorExecutor
 from inference.engine.load.load_engine import load_engine
+from inference.models.batch import LONE_STATE, NUM_LONE_STATES, Batch
+from inference.models.decoder import DecoderModel
 from inference.models.registry import AnyModel
+from inference.models.state_storage import LayerState
 from inference.protocol.engine import CancelSequence, SequenceStep
 from inference.protocol.load import LoadSpec
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
+from tests.inference.greedy import greedy
 from tests.inference.models.families import tiny_hybrid as tiny
+from tests.inference.models.families import tiny_states as states
 from tests.inference.models.families.hybrid_gguf import save_gguf
+from tests.inference.models.families.state_gguf import save_granite4, save_lfm2, save_lfm2_moe
 
 REFERENCES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3_5": tiny.qwen3_5,
     "qwen3_5_moe": tiny.qwen3_5_moe,
     "qwen3_next": tiny.qwen3_next,
+    "lfm2": states.lfm2,
+    "biased_lfm2": states.biased_lfm2,
+    "lfm2_moe": states.lfm2_moe,
+    "granite4": states.granite4,
+    "granite4_dense": states.granite4_dense,
+    "bamba": states.bamba,
+    "nemotron_h": states.nemotron_h,
 }
+DELTAS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+KINDS = (*DELTAS, "lfm2", "granite4")
+"""Of every kind of state, one. What the engine makes of states is the same for all."""
+LOADED = (*DELTAS, "lfm2", "granite4")
 NUM_TOKENS = 8
 
 
-@pytest.fixture(scope="module", params=sorted(REFERENCES))
+SLOW = ("biased_lfm2", "granite4_dense")
+"""Of the same kinds of layers as others."""
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+    for name in sorted(REFERENCES)
+]
+
+
+@pytest.fixture(scope="module", params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -53,7 +81,7 @@ def answers(name: str) -> Callable[[list[int]], list[int]]:
 
     def answer(prompt: list[int]) -> list[int]:
         if tuple(prompt) not in known:
-            known[tuple(prompt)] = tiny.greedy(REFERENCES[name](), prompt, NUM_TOKENS)
+            known[tuple(prompt)] = greedy(REFERENCES[name](), prompt, NUM_TOKENS)
         return known[tuple(prompt)]
 
     return answer
@@ -69,6 +97,7 @@ def prompt_of(length: int) -> list[int]:
 LENGTHS = (1, 33, 90)
 
 
+@pytest.mark.parametrize("name", DELTAS, indirect=True)
 def test_batch_mates(model: AnyModel, answers: Answer) -> None:
     engine = tiny.engine_of(model)
     for length in LENGTHS:
@@ -85,6 +114,7 @@ def test_chunks_beside_those_who_decode(model: AnyModel, answers: Answer) -> Non
     assert found == {str(length): answers(prompt_of(length)) for length in LENGTHS}
 
 
+@pytest.mark.parametrize("name", KINDS, indirect=True)
 def test_preemption(model: AnyModel, answers: Answer) -> None:
     """Recomputed, from a snapshot where one is left."""
     prompts = [prompt_of(39), prompt_of(90)]
@@ -96,6 +126,7 @@ def test_preemption(model: AnyModel, answers: Answer) -> None:
     assert found == {str(index): answers(prompt) for index, prompt in enumerate(prompts)}
 
 
+@pytest.mark.parametrize("name", KINDS, indirect=True)
 def test_prefix_hits_start_from_a_snapshot(model: AnyModel, answers: Answer) -> None:
     """The same prompt again, a next turn, and one that parts before the last snapshot."""
     first = prompt_of(90)
@@ -116,6 +147,7 @@ def test_prefix_hits_start_from_a_snapshot(model: AnyModel, answers: Answer) -> 
     assert cached == {"first": 0, "same": 80, "next": 96, "forked": 32}
 
 
+@pytest.mark.parametrize("name", DELTAS, indirect=True)
 def test_no_room_for_snapshots_changes_no_answer(model: AnyModel, answers: Answer) -> None:
     engine = tiny.engine_of(model, max_running=1)
     for attempt in range(2):
@@ -126,6 +158,27 @@ def test_no_room_for_snapshots_changes_no_answer(model: AnyModel, answers: Answe
         assert tokens == answers(prompt_of(int(sequence_id.split("-")[1])))
 
 
+@torch.inference_mode()
+def test_a_step_reads_one_slot_and_writes_another(model: AnyModel) -> None:
+    """So that it can be run again."""
+    assert isinstance(model, DecoderModel)
+    kv = model.new_kv(8, tiny.BLOCK_TOKENS, NUM_LONE_STATES + 1)
+    batch = Batch.of_sequence(torch.tensor(prompt_of(33)), tiny.BLOCK_TOKENS)
+    model.forward(batch, kv)
+    kept = [layer for layer in kv.layers if isinstance(layer, LayerState)]
+    before = [
+        (layer.conv[LONE_STATE].clone(), layer.recurrent[LONE_STATE].clone()) for layer in kept
+    ]
+    (span,) = batch.spans
+    again = replace(span, state_read=LONE_STATE, state_write=NUM_LONE_STATES)
+    model.forward(replace(batch, spans=(again,)), kv)
+    for layer, (conv, recurrent) in zip(kept, before, strict=True):
+        assert torch.equal(layer.conv[LONE_STATE], conv)
+        assert torch.equal(layer.recurrent[LONE_STATE], recurrent)
+        assert layer.conv[NUM_LONE_STATES].any()
+
+
+@pytest.mark.parametrize("name", DELTAS, indirect=True)
 def test_a_cancelled_sequence_leaves_its_neighbours_alone(model: AnyModel, answers: Answer) -> None:
     engine = tiny.engine_of(model, prefill_tokens_per_step=16)
     for length in LENGTHS:
@@ -143,6 +196,7 @@ def test_a_cancelled_sequence_leaves_its_neighbours_alone(model: AnyModel, answe
         assert tokens == answers(prompt_of(length))
 
 
+@pytest.mark.parametrize("name", DELTAS, indirect=True)
 @pytest.mark.parametrize("stage", ["forward", "sampling"])
 @pytest.mark.parametrize("kind", [Kind.BAD_SHAPE, Kind.NOT_A_NUMBER])
 def test_a_step_that_failed_is_run_again_from_the_same_states(
@@ -169,20 +223,24 @@ def test_a_step_that_failed_is_run_again_from_the_same_states(
         assert found[str(length)] == answers(prompt_of(length))
 
 
-GGUF = {
-    "qwen3_5": (gguf.MODEL_ARCH.QWEN35, True),
-    "qwen3_5_moe": (gguf.MODEL_ARCH.QWEN35MOE, True),
-    "qwen3_next": (gguf.MODEL_ARCH.QWEN3NEXT, False),
+GGUF: dict[str, Callable[[PreTrainedModel, Path], Path]] = {
+    "qwen3_5": partial(save_gguf, arch=gguf.MODEL_ARCH.QWEN35, are_value_heads_tiled=True),
+    "qwen3_5_moe": partial(save_gguf, arch=gguf.MODEL_ARCH.QWEN35MOE, are_value_heads_tiled=True),
+    "qwen3_next": partial(save_gguf, arch=gguf.MODEL_ARCH.QWEN3NEXT, are_value_heads_tiled=False),
+    "lfm2": save_lfm2,
+    "lfm2_moe": save_lfm2_moe,
+    "granite4": save_granite4,
+    "granite4_dense": save_granite4,
 }
 
 
+@pytest.mark.parametrize("name", sorted(GGUF), indirect=True)
 def test_gguf(name: str, directory: Path, answers: Answer) -> None:
     """The same weights as llama.cpp's converter writes them."""
-    arch, are_value_heads_tiled = GGUF[name]
     file = directory / "gguf" / "model.gguf"
     file.parent.mkdir()
     shutil.copy(directory / "tokenizer.json", file.parent)
-    save_gguf(REFERENCES[name](), file, arch, are_value_heads_tiled=are_value_heads_tiled)
+    GGUF[name](REFERENCES[name](), file)
     engine = tiny.engine_of(tiny.on_torch(file, directory / "cache"))
     for length in LENGTHS:
         tiny.submit(engine, str(length), prompt_of(length), NUM_TOKENS)
@@ -190,6 +248,7 @@ def test_gguf(name: str, directory: Path, answers: Answer) -> None:
     assert found == {str(length): answers(prompt_of(length)) for length in LENGTHS}
 
 
+@pytest.mark.parametrize("name", LOADED, indirect=True)
 def test_a_load(directory: Path, tmp_path: Path, native_cache_dir: Path) -> None:
     """Quantised as it is loaded, so that the dense weights beside it are run layer by layer."""
     (tmp_path / "cache").mkdir()

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig
 from inference.models.families.registry import check_architecture
+from inference.models.state_config import state_bytes
 
 QWEN3_5_27B: dict[str, Any] = {
     "model_type": "qwen3_5",
@@ -116,7 +117,7 @@ def test_a_nested_config() -> None:
     assert config.rotary_dim == 64 and config.rope_theta == 1e7
     assert config.norm == "rms_plus_one" and config.qk_norm and config.has_output_gate
     assert config.delta is not None
-    assert config.delta.state_bytes_per_layer == 4 * (3 * 10240 + 48 * 128 * 128)
+    assert state_bytes(config.delta) == 4 * (3 * 10240 + 48 * 128 * 128)
 
 
 def test_layer_types_say_which_layers_are_attention_whatever_the_interval() -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.errors import BadFileError
 from inference.loading.expert_files import by_expert
 from inference.loading.loader import OpenedModel, open_model
@@ -32,6 +32,7 @@ from inference.models.stored import DenseWeight
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
+from tests.inference.greedy import check_greedy
 from tests.inference.loading.conftest import SIZES, save_gguf
 
 CONTEXT_TOKENS = 128
@@ -67,7 +68,12 @@ CASES = {
     "qwen3_moe, one layer dense": Case(
         "qwen3_moe", QWEN | {"norm_topk_prob": True, "decoder_sparse_step": 2}, "qwen3moe"
     ),
-    "qwen2_moe": Case("qwen2_moe", QWEN | {"shared_expert_intermediate_size": 48}, "qwen2moe"),
+    "qwen2_moe": Case(
+        "qwen2_moe",
+        QWEN | {"shared_expert_intermediate_size": 48},
+        "qwen2moe",
+        {"expert_shared_feed_forward_length": 48},
+    ),
     "mixtral": Case("mixtral", {"num_local_experts": 5, "intermediate_size": 32}, "llama"),
     "glm4_moe": Case(
         "glm4_moe",
@@ -85,6 +91,8 @@ CASES = {
             "expert_gating_func": 2,
             "expert_weights_scale": 2.5,
             "expert_weights_norm": True,
+            "expert_shared_count": 2,
+            "leading_dense_block_count": 1,
             "rope.dimension_count": 8,
         },
     ),
@@ -158,6 +166,8 @@ def written(
     keys = ("num_experts", "num_local_experts", "n_routed_experts")
     count = next(case.overrides[key] for key in keys if key in case.overrides)
     own = {"expert_count": count, "expert_used_count": 2} | case.keys
+    if "moe_intermediate_size" in case.overrides:
+        own["expert_feed_forward_length"] = case.overrides["moe_intermediate_size"]
     metadata = {f"{case.gguf}.{key}": value for key, value in own.items()}
     sizes = {name: case.overrides.get(name, size) for name, size in SIZES.items()}
     return save_gguf(path, stacked(directory), case.gguf, types, metadata, sizes)
@@ -182,15 +192,6 @@ def native_model(found: OpenedModel, native_cache_dir: Path) -> AnyModel:
     )
     assert execution.startswith("native")
     return model
-
-
-def greedy(reference: PreTrainedModel, prompt: list[int]) -> list[int]:
-    ids = torch.tensor([prompt])
-    with torch.no_grad():
-        output = reference.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=OUTPUT_TOKENS, do_sample=False
-        )
-    return [int(token_id) for token_id in output[0, len(prompt) :]]
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -242,7 +243,10 @@ def test_the_engine_answers_as_transformers_does(
     run(["new"])
     run(["again"])
     assert num_cached["again"] > 0
-    assert answers == {name: greedy(files.reference, prompt) for name, prompt in prompts.items()}
+    assert answers.keys() == prompts.keys()
+    for name, prompt in prompts.items():
+        assert len(answers[name]) == OUTPUT_TOKENS
+        check_greedy(files.reference, prompt, answers[name])
 
 
 def test_stacked_experts_of_a_file_stay_packed(tmp_path: Path) -> None:

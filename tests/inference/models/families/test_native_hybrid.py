@@ -6,12 +6,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import random
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -26,16 +24,24 @@ from inference.models.batch import (
     Batch,
     PrefillSpan,
 )
-from inference.models.native.llama import NativeLlama
+from inference.models.native.model import NativeModel
 from inference.models.registry import AnyModel, build_model
 from tests.inference.models.families import tiny_hybrid as tiny
-from tests.inference.models.families.hybrid_gguf import rounded, save_gguf
+from tests.inference.models.families import tiny_states as states
 
 REFERENCES = {
     "qwen3_5": tiny.qwen3_5,
     "qwen3_5_moe": tiny.qwen3_5_moe,
     "qwen3_next": tiny.qwen3_next,
+    "lfm2": states.lfm2,
+    "granite4": states.granite4,
 }
+LIKE_THEM = {
+    "biased_lfm2": states.biased_lfm2,
+    "lfm2_moe": states.lfm2_moe,
+    "granite4_dense": states.granite4_dense,
+}
+"""Of the same kinds of layers."""
 NUM_TOKENS = 6
 BLOCK_TOKENS = 32
 LENGTHS = (1, 33, 90)
@@ -48,7 +54,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def reference(name: str) -> PreTrainedModel:
-    return REFERENCES[name]()
+    return (REFERENCES | LIKE_THEM)[name]()
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +63,7 @@ def directory(reference: PreTrainedModel, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def model(library: ctypes.CDLL, directory: Path) -> NativeLlama:
+def model(library: ctypes.CDLL, directory: Path) -> NativeModel:
     return tiny.natively(library, directory, directory / "cache")
 
 
@@ -81,6 +87,12 @@ def test_batch_mates_in_chunks(model: AnyModel, reference: PreTrainedModel) -> N
         check_greedy(reference, prompt_of(length), found[str(length)])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LIKE_THEM, indirect=True)
+def test_others_in_chunks(model: AnyModel, reference: PreTrainedModel) -> None:
+    test_batch_mates_in_chunks(model, reference)
+
+
 def test_preemption_and_prefix_hits(model: AnyModel, reference: PreTrainedModel) -> None:
     """Recomputed, and started from a snapshot."""
     engine = tiny.engine_of(model, num_kv_blocks=5, block_tokens=BLOCK_TOKENS)
@@ -98,51 +110,10 @@ def test_preemption_and_prefix_hits(model: AnyModel, reference: PreTrainedModel)
     check_greedy(reference, follow, found["next"])
 
 
-GGUF = {
-    "qwen3_5": (gguf.MODEL_ARCH.QWEN35, True),
-    "qwen3_5_moe": (gguf.MODEL_ARCH.QWEN35MOE, True),
-    "qwen3_next": (gguf.MODEL_ARCH.QWEN3NEXT, False),
-}
-
-
-ROUNDED_ACTIVATIONS = 0.3
-"""Relative error of logits: a row of a model this narrow is one group of 8-bit codes. Features in a
-wrong order make it more than one."""
-
-
-def test_quantised_gguf(
-    name: str, library: ctypes.CDLL, reference: PreTrainedModel, directory: Path
-) -> None:
-    """Weights of 8 bits. torch computes in float32 what they stand for, as transformers does; the
-    native decoder rounds its activations, too."""
-    arch, are_value_heads_tiled = GGUF[name]
-    exact = rounded(reference)
-    file = directory / "gguf" / "model.gguf"
-    file.parent.mkdir()
-    shutil.copy(directory / "tokenizer.json", file.parent)
-    save_gguf(exact, file, arch, are_value_heads_tiled=are_value_heads_tiled, is_quantised=True)
-    prompt = prompt_of(90)
-    with torch.no_grad():
-        expected = exact(torch.tensor([prompt])).logits[0]
-    on_torch = logits_of(tiny.on_torch(file, directory / "cache"), prompt)
-    torch.testing.assert_close(on_torch, expected, rtol=1e-3, atol=1e-3)
-    native = logits_of(tiny.natively(library, file, directory / "cache"), prompt)
-    error = float((native - expected).norm() / expected.norm())
-    assert 0 < error < ROUNDED_ACTIVATIONS
-
-
-@torch.inference_mode()
-def logits_of(model: AnyModel, prompt: list[int]) -> torch.Tensor:
-    """Of all of its tokens."""
-    kv = model.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)
-    batch = Batch.of_sequence(torch.tensor(prompt), BLOCK_TOKENS, logit_rows=ALL_ROWS)
-    return model.forward(batch, kv)
-
-
 class Sequences:
     """Some sequences' keys, values and states, and how far each has come."""
 
-    def __init__(self, model: NativeLlama, num_sequences: int) -> None:
+    def __init__(self, model: NativeModel, num_sequences: int) -> None:
         self._model = model
         self._lengths = [0] * num_sequences
         self._turns = [0] * num_sequences
@@ -206,7 +177,7 @@ def test_a_row_is_the_same_in_every_batch(
 
 
 @pytest.fixture(scope="module")
-def one_by_one(model: NativeLlama) -> torch.Tensor:
+def one_by_one(model: NativeModel) -> torch.Tensor:
     """Each token by itself."""
     rows = Sequences(model, 1)
     return torch.cat([rows.run([(0, [token])]) for token in TOKENS])
@@ -220,24 +191,25 @@ def num_threads(count: int) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_near_identical_keys(model: NativeLlama, reference: PreTrainedModel) -> None:
+def test_near_identical_keys(model: NativeModel, reference: PreTrainedModel) -> None:
     """Where one token is said again and again the triangular system of its keys is all but
     singular."""
     for prompt in ([7] * 120, [7, 9] * 60):
         with torch.no_grad():
             expected = reference(torch.tensor([prompt])).logits[0]
-        torch.testing.assert_close(logits_of(model, prompt), expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(tiny.logits_of(model, prompt), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_a_step_reads_one_slot_and_writes_another(model: NativeLlama) -> None:
+def test_a_step_reads_one_slot_and_writes_another(model: NativeModel) -> None:
     """So that it can be run again."""
     rows = Sequences(model, 2)
     rows.run([(0, TOKENS[:40]), (1, TOKENS[:7])])
-    states = rows._kv.states
-    assert states is not None
-    before = [tensor.clone() for tensor in (states.conv, states.recurrent)]
+    kept = rows._kv.states
+    assert kept is not None
+    tensors = [tensor for tensor in (kept.conv, kept.recurrent) if tensor.numel()]
+    before = [tensor.clone() for tensor in tensors]
     rows.run([(1, TOKENS[7:9])])
-    for tensor, old in zip((states.conv, states.recurrent), before, strict=True):
+    for tensor, old in zip(tensors, before, strict=True):
         changed = (tensor != old).flatten(2).any(-1).any(0)
         assert changed.nonzero().flatten().tolist() == [3]
 
@@ -246,9 +218,10 @@ def test_a_step_reads_one_slot_and_writes_another(model: NativeLlama) -> None:
 def test_a_state_in_the_last_layer(library: ctypes.CDLL, directory: Path, threads: int) -> None:
     """It goes through all rows, also where only some have logits."""
     files = tiny.opened(directory, directory / "cache")
-    config = replace(files.config, num_layers=3, mixers=files.config.mixers[:3])
+    whole = files.config
+    config = replace(whole, num_layers=3, mixers=whole.mixers[:3], mlps=whole.mlps[:3])
     with num_threads(threads):
-        native = NativeLlama(library, config, files.weights, tiny.CONTEXT_TOKENS, "fp32")
+        native = NativeModel(library, config, files.weights, tiny.CONTEXT_TOKENS, "fp32")
     on_torch = build_model(config, files.weights, tiny.CONTEXT_TOKENS)
     files.close()
     found = []
@@ -264,7 +237,7 @@ def test_a_state_in_the_last_layer(library: ctypes.CDLL, directory: Path, thread
 
 
 @torch.inference_mode()
-def test_adapters_change_the_heads_that_they_name(model: NativeLlama, directory: Path) -> None:
+def test_adapters_change_the_heads_that_they_name(model: NativeModel, directory: Path) -> None:
     """Also where a file's order of heads is not the native decoder's."""
     on_torch = tiny.on_torch(directory, directory / "cache")
     generator = torch.Generator().manual_seed(1)
@@ -275,7 +248,7 @@ def test_adapters_change_the_heads_that_they_name(model: NativeLlama, directory:
             scale=0.1,
         )
         for name, shape in adaptable_shapes(model.config).items()
-        if ".self_attn." in name or ".linear_attn." in name
+        if any(mixer in name for mixer in (".self_attn.", ".linear_attn.", ".conv.", ".mamba."))
     }
     assert len(modules) >= 4
     prompt = prompt_of(40)
@@ -285,12 +258,12 @@ def test_adapters_change_the_heads_that_they_name(model: NativeLlama, directory:
         adapter = one.prepare_adapter(AdapterWeights(modules))
         batch = Batch.of_sequence(torch.tensor(prompt), BLOCK_TOKENS, logit_rows=ALL_ROWS)
         found.append(one.forward(replace(batch, adapters=(adapter,)), kv))
-    assert not torch.allclose(found[1], logits_of(on_torch, prompt), atol=0.1)
+    assert not torch.allclose(found[1], tiny.logits_of(on_torch, prompt), atol=0.1)
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow
-def test_ten_thousand_tokens(model: NativeLlama, directory: Path) -> None:
+def test_ten_thousand_tokens(model: NativeModel, directory: Path) -> None:
     """What is left of roundings after as many: the two paths sum in other orders."""
     tokens = random.Random(3).choices(range(tiny.VOCAB_SIZE), k=10_000)
     native_kv = model.new_kv(8, BLOCK_TOKENS, NUM_LONE_STATES)

@@ -13,7 +13,7 @@ from inference.loading.config import parse_config
 from inference.loading.errors import BadFileError
 from inference.models.families.family import Family
 from inference.models.families.registry import FAMILIES
-from inference.models.native.llama import NativeLlama
+from inference.models.native.model import NativeModel
 from inference.models.native.support import unsupported_reason
 from inference.models.registry import build_model
 from tests.inference.models.families import parity
@@ -54,7 +54,7 @@ def test_natively(library: ctypes.CDLL, row: Row, tmp_path: Path) -> None:
     reference = parity.build_reference(row)
     model = parity.opened(parity.save_safetensors(reference, tmp_path / "model"), tmp_path)
     assert unsupported_reason(model.config, library) is None
-    native = NativeLlama(library, model.config, model.weights, CONTEXT_TOKENS, "fp32")
+    native = NativeModel(library, model.config, model.weights, CONTEXT_TOKENS, "fp32")
     model.close()
     parity.check_batch_mates(reference, native, block_tokens=native.decoder.block_tokens)
 
@@ -112,7 +112,9 @@ MIXTURES = dict.fromkeys(
     ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "GLM-4.5"), "test_mixtures.py"
 )
 QWEN3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-HYBRIDS = dict.fromkeys((*QWEN3_5, "qwen3_next"), "test_hybrid.py")
+HYBRIDS = dict.fromkeys(
+    (*QWEN3_5, "qwen3_next", "LFM2", "LFM2-MoE", "Bamba", "Nemotron-H"), "test_hybrid.py"
+)
 VISION = dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), "test_vision.py")
 OTHERS = {"gpt-oss": "test_gpt_oss.py", "Gemma 4 (text)": "test_nested.py"}
 TESTED_IN = HYBRIDS | MIXTURES | VISION | OTHERS

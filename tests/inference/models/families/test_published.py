@@ -46,7 +46,7 @@ def unfused(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         elif key.endswith("experts.gate_up_proj"):
             for name, half in zip(("gate_proj", "up_proj"), value.chunk(2, dim=1), strict=True):
                 found[key.replace("gate_up_proj", f"{name}.weight")] = half
-        elif key.endswith("experts.down_proj"):
+        elif key.endswith(("experts.down_proj", "experts.up_proj")):
             found[f"{key}.weight"] = value
         else:
             found[key] = value

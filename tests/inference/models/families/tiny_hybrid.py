@@ -16,10 +16,11 @@ from transformers.models.qwen3_next import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.loading.loader import OpenedModel, open_model
+from inference.models.batch import ALL_ROWS, NUM_LONE_STATES, Batch
 from inference.models.kv_format import KVFormat
-from inference.models.native.llama import NativeLlama
+from inference.models.native.model import NativeModel
 from inference.models.native.support import unsupported_reason
 from inference.models.registry import AnyModel, build_model
 from inference.protocol.engine import SequenceStep, SubmitSequence
@@ -29,6 +30,7 @@ from inference.protocol.sampling import SamplingParams
 VOCAB_SIZE = 128
 CONTEXT_TOKENS = 256
 BLOCK_TOKENS = 8
+NATIVE_BLOCK_TOKENS = 32
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 TEXT = {
@@ -106,6 +108,10 @@ def qwen3_next() -> PreTrainedModel:
 def save(reference: PreTrainedModel, directory: Path) -> Path:
     """As a checkpoint, with a tokenizer that has a token for each character."""
     reference.save_pretrained(directory)
+    return save_tokenizer(directory)
+
+
+def save_tokenizer(directory: Path) -> Path:
     vocabulary = {chr(token): token for token in range(VOCAB_SIZE)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=chr(0)))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -132,22 +138,12 @@ def on_torch(source: Path, cache_dir: Path) -> AnyModel:
 
 def natively(
     library: ctypes.CDLL, source: Path, cache_dir: Path, kv_format: KVFormat = "fp32"
-) -> NativeLlama:
+) -> NativeModel:
     files = opened(source, cache_dir)
     assert unsupported_reason(files.config, library) is None
-    model = NativeLlama(library, files.config, files.weights, CONTEXT_TOKENS, kv_format)
+    model = NativeModel(library, files.config, files.weights, CONTEXT_TOKENS, kv_format)
     files.close()
     return model
-
-
-@torch.no_grad()
-def greedy(reference: PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
-    """What transformers answers."""
-    ids = torch.tensor([prompt])
-    output = reference.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False
-    )
-    return output[0, len(prompt) :].tolist()
 
 
 def engine_of(
@@ -186,3 +182,11 @@ def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, int]]:
             if output.num_cached_tokens is not None:
                 cached[output.sequence_id] = output.num_cached_tokens
     return answers, cached
+
+
+@torch.inference_mode()
+def logits_of(model: AnyModel, prompt: list[int]) -> torch.Tensor:
+    """Of all of its tokens."""
+    kv = model.new_kv(8, NATIVE_BLOCK_TOKENS, NUM_LONE_STATES)
+    batch = Batch.of_sequence(torch.tensor(prompt), NATIVE_BLOCK_TOKENS, logit_rows=ALL_ROWS)
+    return model.forward(batch, kv)

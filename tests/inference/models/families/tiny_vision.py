@@ -21,13 +21,14 @@ from transformers.models.qwen3_vl_moe import (
 
 from inference.engine.engine import Engine
 from inference.engine.load.build import build_engine
-from inference.engine.scheduling.scheduler import SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
 from inference.engine.speculation.speculator import Speculator
 from inference.models.errors import InvalidImageError
 from inference.models.registry import AnyModel, build_model
 from inference.protocol.engine import SubmitSequence
 from inference.protocol.images import SequenceImage
 from inference.protocol.sampling import SamplingParams
+from tests.inference import greedy as answers
 from tests.inference.models.families import tiny_hybrid as hybrid
 
 IMAGE_TOKEN = 120
@@ -203,7 +204,7 @@ class Prompt:
 def greedy(reference: PreTrainedModel, prompt: Prompt, num_tokens: int) -> list[int]:
     """What transformers answers."""
     if not prompt.images:
-        return hybrid.greedy(reference, prompt.token_ids, num_tokens)
+        return answers.greedy(reference, prompt.token_ids, num_tokens)
     processor = SeededPatches()
     patches = [
         torch.from_numpy(processor.patches(image.data, image.grid)) for image in prompt.images

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,9 +18,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from inference.engine.load.load_engine import load_engine
 from inference.loading.config import parse_config
 from inference.loading.errors import BadFileError, BadSourceError, UnknownArchitectureError
-from inference.loading.loader import open_model
+from inference.loading.loader import OpenedModel, open_model
 from inference.models.errors import MissingWeightsError, UnsupportedModuleError
-from inference.models.families.foreign_types import FOREIGN_TYPES, REFUSED_TYPES
+from inference.models.families.foreign_types import (
+    CACHED_TYPES,
+    FOREIGN_TYPES,
+    NESTED_TYPES,
+    REFUSED_TYPES,
+)
 from inference.models.families.registry import FAMILIES, check_architecture
 from inference.models.foreign.inspection import inspect
 from inference.models.foreign.model import ForeignModel, inspect_config
@@ -113,9 +119,7 @@ def config_of(row: Row) -> dict[str, Any]:
     """config.json, parsed."""
     from transformers import AutoConfig
 
-    from tests.inference.models.families.rows import SIZES
-
-    config = AutoConfig.for_model(row.model_type, **(SIZES | row.config))
+    config = AutoConfig.for_model(row.model_type, **row.sizes)
     return json.loads(config.to_json_string(use_diff=False))
 
 
@@ -138,9 +142,10 @@ def test_what_config_json_gives_away_is_refused_by_name() -> None:
             parse_config(config | changes, {})
 
 
-def test_a_state_beyond_attention_is_refused_and_what_runs_is_named() -> None:
-    with pytest.raises(UnknownArchitectureError, match="'mamba2', which keeps a state") as refusal:
-        check_architecture("mamba2")
+def test_keys_of_another_kind_are_refused_and_what_runs_is_named() -> None:
+    words = "'reformer', which keeps other keys and values"
+    with pytest.raises(UnknownArchitectureError, match=words) as refusal:
+        check_architecture("reformer")
     assert "this build runs llama" in str(refusal.value)
     assert "modules" in str(refusal.value) and "gpt_neox" in str(refusal.value)
 
@@ -149,8 +154,9 @@ def test_every_decoder_of_transformers_is_ours_runs_or_is_refused_by_name() -> N
     """Another version of transformers may have more of them: each is tried before it is listed."""
     own = {name for family in FAMILIES for name in family.model_types}
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    assert known - own == (set(FOREIGN_TYPES) | REFUSED_TYPES.keys()) - own
-    assert not set(FOREIGN_TYPES) & REFUSED_TYPES.keys()
+    run = {*FOREIGN_TYPES, *CACHED_TYPES, *NESTED_TYPES}
+    assert known - own == (run | REFUSED_TYPES.keys()) - own
+    assert not run & REFUSED_TYPES.keys() and not set(FOREIGN_TYPES) & set(CACHED_TYPES)
 
 
 def test_masks_by_another_rule_are_refused() -> None:
@@ -193,6 +199,43 @@ def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(MissingWeightsError, match=r"lack gpt_neox\.final_layer_norm\.weight"):
         build_model(model.config, model.weights, CONTEXT_TOKENS)
     model.close()
+
+
+def test_tensors_that_the_module_has_no_place_for_are_named(tmp_path: Path) -> None:
+    """But for those of which transformers' class says so itself, as of old files' masks."""
+    _, folder = saved(ROWS[1], tmp_path)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    known = {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 8, 8, dtype=torch.bool)}
+    save_file(tensors | known, path)
+    assert "passed over" not in execution_of(folder, tmp_path)
+    strange = {f"gpt_neox.layers.{i}.attention.q_norm.weight": torch.ones(16) for i in range(5)}
+    save_file(tensors | known | strange, path)
+    assert execution_of(folder, tmp_path).endswith(
+        "; passed over, as it has no place for them: gpt_neox.layers.0.attention.q_norm.weight, "
+        "gpt_neox.layers.1.attention.q_norm.weight, gpt_neox.layers.2.attention.q_norm.weight and "
+        "2 more"
+    )
+
+
+def test_integers_of_a_module_are_not_rounded(tmp_path: Path) -> None:
+    _, folder = saved(ROWS[1], tmp_path)
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {"table": torch.tensor([2**40 + 1])}, path)
+    spec = LoadSpec(job_id="1", model="m", source=f"path:{folder}")
+    for asked in (spec, msgspec.structs.replace(spec, quantization="none")):
+        model = open_model(asked, tmp_path, lambda progress: None)
+        assert isinstance(model, OpenedModel)
+        assert model.weights.all_tensors()["table"].tolist() == [2**40 + 1]
+        assert "1 x I64 as it is" in model.weights.report()
+        model.close()
+
+
+def execution_of(folder: Path, tmp_path: Path) -> str:
+    model = parity.opened(folder, tmp_path)
+    _, execution = build_fastest_model(model.config, model.weights, CONTEXT_TOKENS, tmp_path)
+    model.close()
+    return execution
 
 
 def test_quantising_while_loading_is_refused(tmp_path: Path) -> None:

@@ -17,31 +17,14 @@ from inference.models.families.foreign_types import FOREIGN_TYPES
 from inference.models.foreign.model import ForeignModel
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
+from tests.inference.models.foreign.cached_rows import LATENT, LOCAL, ROUTED, WHOLE
 
 pytestmark = pytest.mark.slow
 
-WHOLE: dict[str, Any] = {"num_key_value_heads": 4}
-LATENT: dict[str, Any] = WHOLE | {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "head_dim": 8,
-}
-ROUTED: dict[str, Any] = {
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-    "n_shared_experts": 1,
-}
-LOCAL: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("biogpt", "ctrl", "gpt-sw3", "gpt2", "gpt_neox", "persimmon"), WHOLE),
     **dict.fromkeys(("granitemoe", "granitemoe_swa", "phimoe", "minimax_m2"), LOCAL),
+    "modernbert-decoder": WHOLE | {"local_attention": 40},
     "opt": WHOLE | {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "deepseek_v2": LATENT | ROUTED | {"n_group": 1},
     "deepseek_v3": LATENT | ROUTED,
@@ -68,6 +51,4 @@ def test_the_engine_answers_as_transformers_does(model_type: str, tmp_path: Path
         CONTEXT_TOKENS,
         "fp32",
     )
-    parity.check_batch_mates(reference, model)
-    parity.check_preemption(reference, model)
-    parity.check_prefix_hits(reference, model)
+    parity.check_engine(reference, model)

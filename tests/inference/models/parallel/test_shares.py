@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -123,11 +124,12 @@ def test_heads_of_keys_go_where_their_queries_are(num_ranks: int, kv_heads: int)
             8,
             "8 ranks cannot share 5 experts",
         ),
+        ("bamba", {"attn_layer_indices": [1]}, 2, "Mamba-2 layer.*not split; .* to 1$"),
         ("llama", {}, 65, "65 ranks are not between 1 and 64"),
     ],
 )
 def test_what_does_not_come_out_even_is_refused(
-    name: str, changes: dict[str, int], num_ranks: int, message: str
+    name: str, changes: dict[str, Any], num_ranks: int, message: str
 ) -> None:
     with pytest.raises(UnsplittableError, match=message):
         rank_share(config_of(name, **changes), 0, num_ranks)

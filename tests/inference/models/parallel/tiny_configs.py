@@ -87,6 +87,21 @@ FACTS |= {
         "glm4_moe": GLM_MOE,
     }.items()
 }
+CONVS = {
+    "layer_types": ["conv", "full_attention"],
+    "conv_bias": True,
+    "block_auto_adjust_ff_dim": False,
+    "norm_eps": 1e-5,
+}
+FACTS |= {
+    "lfm2": COMMON | SIZES | CONVS | {"model_type": "lfm2"},
+    "lfm2_moe": COMMON
+    | SIZES
+    | CONVS
+    | MIXTURE
+    | {"model_type": "lfm2_moe", "num_dense_layers": 1},
+}
+FACTS["bamba"] = COMMON | SIZES | {"model_type": "bamba", "attn_layer_indices": [0, 1]}
 FACTS |= {
     "qwen3_vl": _nested("qwen3_vl", {}),
     "qwen3_vl_moe": _nested("qwen3_vl_moe", MIXTURE),
@@ -101,6 +116,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "olmo2, one head of keys": FACTS["olmo2"] | {"num_key_value_heads": 1},
 }
 ALL_FACTS = FACTS | VARIANTS
+UNSHARED = {"Nemotron-H"}
 
 
 def config_of(name: str, **changes: Any) -> ModelConfig:
@@ -108,6 +124,7 @@ def config_of(name: str, **changes: Any) -> ModelConfig:
 
 
 def missing_families() -> set[str]:
-    """Those that no config above is of. Transformers' own modules are not shared."""
-    ours = [family for family in FAMILIES if not family.is_foreign]
+    """Those that no config above is of. Transformers' own modules are not shared, nor are layers
+    that all families of ``UNSHARED`` have."""
+    ours = [family for family in FAMILIES if not family.is_foreign and family.name not in UNSHARED]
     return {family.name for family in ours if not FACTS.keys() & set(family.model_types)}

@@ -15,9 +15,9 @@ import torch
 from inference.models.adapter import AdapterWeights
 from inference.models.batch import Batch
 from inference.models.cache_layout import cache_layout
-from inference.models.config import ModelConfig
+from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.kv_format import KVFormat
-from inference.models.native.adapters import NativeAdapter, native_adapter
+from inference.models.native.adapters import LowRankFormat, NativeAdapter, native_adapter
 from inference.models.native.decoder import NativeDecoder, States, StateSlots
 from inference.models.native.load_layer import (
     in_order_of_layers,
@@ -51,7 +51,7 @@ class NativeKV:
         return {"keys": self.keys[:, block_id], "values": self.values[:, block_id]}
 
 
-class NativeLlama:
+class NativeModel:
     dtype = torch.float32
     device = torch.device("cpu")
     copies_context = False
@@ -66,7 +66,7 @@ class NativeLlama:
     ) -> None:
         self.config = config
         self.kv_format = kv_format
-        kinds = set(config.mixer_kinds) - {"delta", "unrotated"}
+        kinds = (set(config.mixer_kinds) & ATTENTION_KINDS) - {"unrotated"}
         tables = {kind: rope_table(config, context_tokens, self.device, kind) for kind in kinds}
         angles = {kind: native_angles(table) for kind, table in tables.items()}
         self._rope = tables.get("attention")
@@ -114,11 +114,11 @@ class NativeLlama:
         )
 
     def _new_states(self, num_layers: int, num_slots: int) -> States | None:
-        delta = self.config.delta
-        if delta is None:
+        shape = self.config.state
+        if shape is None:
             return None
         slots = num_layers, num_slots
-        shapes = (*slots, *delta.conv_shape), (*slots, *delta.recurrent_shape)
+        shapes = (*slots, *shape.conv_shape), (*slots, *shape.recurrent_shape)
         return States(*(untouched_zeros(shape, torch.float32, self.device) for shape in shapes))
 
     def forward(self, batch: Batch, kv: NativeKV) -> torch.Tensor:
@@ -147,10 +147,16 @@ class NativeLlama:
         return native_pictures(batch.pictures, self._rope)
 
     def prepare_adapter(self, weights: AdapterWeights) -> NativeAdapter:
-        dtypes = {module.down.dtype for module in weights.modules.values()}
-        is_narrow = self._is_packed or dtypes == {torch.bfloat16}
+        """Exactly as its files hold it beside dense weights, in 8 bits beside packed ones: what it
+        takes a step is reading it."""
+        dtypes = {t.dtype for m in weights.modules.values() for t in (m.down, m.up)}
+        format = LowRankFormat.FLOAT
+        if self._is_packed:
+            format = LowRankFormat.INT8
+        elif dtypes == {torch.bfloat16}:
+            format = LowRankFormat.BFLOAT16
         ordered = in_order_of_layers(self.config, weights)
-        return native_adapter(ordered, self._stacked, is_narrow=is_narrow)
+        return native_adapter(ordered, self._stacked, format=format)
 
 
 def _state_slots(batch: Batch) -> StateSlots:

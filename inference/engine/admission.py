@@ -1,0 +1,53 @@
+"""Whether a sequence may be queued, and why not: what it asks for, and how many wait already. Reads
+the scheduler's queue and changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inference.engine.adapters import Adapters
+from inference.engine.images.prompt_images import PromptImages, image_problem
+from inference.engine.prompt_problem import prompt_problem
+from inference.engine.scheduling.scheduler import Scheduler
+from inference.models.vision_config import VisionConfig
+from inference.protocol.engine import SubmitSequence
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    context_tokens: int
+    """Prompt plus output of one sequence."""
+    vocab_size: int
+    vision: VisionConfig | None = None
+    """The tower of a model that is given images; ``None``: it reads text alone."""
+
+
+def command_problem(
+    command: SubmitSequence, limits: EngineLimits, scheduler: Scheduler, adapters: Adapters
+) -> tuple[str, str] | None:
+    """Code and message for the client."""
+    problem = prompt_problem(
+        command.token_ids, vocab_size=limits.vocab_size, context_tokens=limits.context_tokens
+    )
+    problem = problem or image_problem(command.images, command.token_ids, limits.vision)
+    if problem is not None:
+        return problem
+    if command.adapter is not None and (reason := adapters.problem()) is not None:
+        return "model_load_failed", reason
+    if scheduler.is_full:
+        return "queue_full", f"{len(scheduler.waiting)} sequences are waiting, as many as may"
+    if scheduler.is_full_for(command.account):
+        queue = scheduler.limits
+        return "rate_limit_exceeded", (
+            f"{scheduler.waiting.num_of(command.account)} sequences of this account are waiting; "
+            f"one account may have {queue.max_queue_depth_per_account} of the "
+            f"{queue.max_queue_depth} places"
+        )
+    return None
+
+
+def prompt_images(command: SubmitSequence, limits: EngineLimits) -> PromptImages | None:
+    if limits.vision is None or not command.images:
+        return None
+    return PromptImages(command.images, len(command.token_ids), limits.vision.merge)

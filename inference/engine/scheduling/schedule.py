@@ -1,0 +1,107 @@
+"""What one step computes: a row for each sequence that decodes, and chunks of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from inference.engine.scheduling.sequence import Sequence, SequenceState
+
+NO_DRAFTS: Mapping[Sequence, list[int]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Tokens ``[start, end)`` of a sequence; ``is_last`` when its logits are wanted."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    is_last: bool
+
+    @property
+    def scored(self) -> range:
+        """Positions whose successors' logprobs are wanted."""
+        sequence = self.sequence
+        first = max(self.start, sequence.num_scored_tokens)
+        last = sequence.num_scored_tokens + sequence.num_tokens_to_score
+        return range(first, max(first, min(self.end, last)))
+
+
+@dataclass(slots=True)
+class Schedule:
+    """One step's rows. Valid until the next call of ``schedule``."""
+
+    decodes: list[Sequence] = field(default_factory=list)
+    prefills: list[PrefillChunk] = field(default_factory=list)
+    drafts: Mapping[Sequence, list[int]] = field(default_factory=lambda: NO_DRAFTS)
+    """Tokens that some of ``decodes`` may go on with, none of them empty: each is a row more. Only
+    in a step without prompts."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.decodes and not self.prefills
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return self.decodes + [chunk.sequence for chunk in self.prefills]
+
+    @property
+    def has_ended_rows(self) -> bool:
+        """Whether a sequence ended after the step was launched. Prompts' never do: such a step is
+        read before anything else happens."""
+        return any(s.state is SequenceState.ENDED for s in self.decodes)
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether a sequence that decodes has several rows."""
+        if self.drafts:
+            return True
+        if not self.decodes or self.decodes[0].state_slot is None:
+            return False  # only states lag
+        return any(sequence.num_lagging for sequence in self.decodes)
+
+    @property
+    def decode_runs(self) -> list[int]:
+        """How many rows each of ``decodes`` has: those that its state lags behind, that of its last
+        token, and its drafts'."""
+        drafts = self.drafts
+        return [s.num_lagging + 1 + len(drafts.get(s, ())) for s in self.decodes]
+
+    @property
+    def decode_rows(self) -> list[Sequence]:
+        """Whose each row that decodes is."""
+        if not self.has_runs:
+            return self.decodes
+        runs = zip(self.decodes, self.decode_runs, strict=True)
+        return [sequence for sequence, run in runs for _ in range(run)]
+
+    @property
+    def num_decode_rows(self) -> int:
+        return sum(self.decode_runs) if self.has_runs else len(self.decodes)
+
+    def without_ended_rows(self) -> Schedule:
+        live = [s for s in self.decodes if s.state is not SequenceState.ENDED]
+        return Schedule(decodes=live, prefills=self.prefills)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(chunk.end - chunk.start for chunk in self.prefills)
+
+    @property
+    def has_image_rows(self) -> bool:
+        return any(
+            chunk.sequence.images is not None
+            and bool(chunk.sequence.images.overlapping(chunk.start, chunk.end))
+            for chunk in self.prefills
+        )
+
+    @property
+    def num_scored_tokens(self) -> int:
+        return sum(len(chunk.scored) for chunk in self.prefills)
+
+    @property
+    def sampled(self) -> list[Sequence]:
+        """Sequences that get a token from this step, in the order of the logits' rows."""
+        return self.decodes + [chunk.sequence for chunk in self.prefills if chunk.is_last]

@@ -1,0 +1,24 @@
+"""What config.json does not say of a model that transformers' own module computes, found by looking
+at the module without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from inference.loading.errors import UnknownArchitectureError
+from inference.models.config import ModelConfig
+from inference.models.errors import UnsupportedModuleError
+from inference.models.families.registry import family_of
+
+
+def learnt_config(config: ModelConfig) -> ModelConfig:
+    """The same config where nothing is to be learnt. Raises ``UnknownArchitectureError``."""
+    module, _, name = family_of(config).learns.partition(":")
+    if not module:
+        return config
+    learn: Callable[[ModelConfig], ModelConfig] = getattr(import_module(module), name)
+    try:
+        return learn(config)
+    except UnsupportedModuleError as error:
+        raise UnknownArchitectureError(str(error)) from error

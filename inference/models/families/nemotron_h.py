@@ -1,0 +1,158 @@
+"""Nemotron-H and Nemotron 3: a layer is Mamba-2, attention without rotation, an MLP or a mixture of
+experts, and nothing else. Neither MLPs nor experts have gates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from inference.loading.errors import BadFileError
+from inference.models.config import MixerKind, MlpKind, ModelConfig
+from inference.models.experts_config import ExpertsConfig
+from inference.models.families.decoder_tensors import (
+    DECODER,
+    attention_tensors,
+    in_layer,
+    mlp_tensors,
+    outer_tensors,
+)
+from inference.models.families.family import Family, TensorRole
+from inference.models.families.hub_config import (
+    Json,
+    check_activation,
+    positive_integer,
+    read_decoder,
+)
+from inference.models.families.layer_names import LayerNames
+from inference.models.families.mamba import mamba_tensors, step_limit
+from inference.models.families.mixture import experts_of, sparse_tensors
+from inference.models.mamba_config import MambaConfig
+
+NAMES = LayerNames(
+    input_norm="norm",
+    qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+    output="mixer.o_proj",
+    mlp_norm="norm",
+    gate_up=("mixer.up_proj",),
+    down="mixer.down_proj",
+)
+PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+"""Letters of ``hybrid_override_pattern``."""
+LAYERS: dict[str, tuple[MixerKind, MlpKind]] = {
+    "mamba": ("mamba", "none"),
+    "linear_attention": ("mamba", "none"),
+    "attention": ("unrotated", "none"),
+    "full_attention": ("unrotated", "none"),
+    "mlp": ("none", "dense"),
+    "moe": ("none", "sparse"),
+}
+
+
+def read_config(config: Json, generation: Json) -> ModelConfig:
+    """Raises ``BadFileError``."""
+    check_activation(config, "relu2", key="mlp_hidden_act")
+    check_activation(config, "silu", key="mamba_hidden_act")
+    layers = _layers(config)
+    mlps = tuple(mlp for _, mlp in layers)
+    inner = config.get("intermediate_size") or config.get("moe_intermediate_size")
+    return read_decoder(
+        {**config, "num_hidden_layers": len(layers), "intermediate_size": inner},
+        generation,
+        mixers=tuple(mixer for mixer, _ in layers),
+        mlps=mlps,
+        mamba=_mamba(config),
+        experts=_experts(config) if "sparse" in mlps else None,
+        rms_norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        is_gated=False,
+        activation="relu2",
+    )
+
+
+def _layers(config: Json) -> list[tuple[MixerKind, MlpKind]]:
+    """Raises ``BadFileError``."""
+    listed = config.get("layers_block_type") or config.get("layer_types")
+    if not listed:
+        pattern = config.get("hybrid_override_pattern") or ""
+        listed = [PATTERN.get(letter, letter) for letter in pattern]
+    if unknown := sorted(set(listed) - LAYERS.keys()):
+        raise BadFileError(f"layers of the type {unknown[0]!r} are not supported")
+    if not listed:
+        raise BadFileError("config.json lists no layers")
+    return [LAYERS[name] for name in listed]
+
+
+def _mamba(config: Json) -> MambaConfig:
+    """Raises ``BadFileError``."""
+    return MambaConfig(
+        num_heads=positive_integer(config, "mamba_num_heads"),
+        head_dim=positive_integer(config, "mamba_head_dim"),
+        num_groups=positive_integer(config, "n_groups"),
+        state_size=positive_integer(config, "ssm_state_size"),
+        conv_kernel=positive_integer({"conv_kernel": 4, **config}, "conv_kernel"),
+        has_conv_bias=bool(config.get("use_conv_bias", True)),
+        has_bias=bool(config.get("use_bias", False)),
+        step_limit=step_limit(config.get("time_step_limit")),
+        prefix="mixer",
+    )
+
+
+def _experts(config: Json) -> ExpertsConfig:
+    """Raises ``BadFileError``."""
+    if config.get("moe_latent_size"):
+        raise BadFileError("experts of a narrower row (moe_latent_size) are not supported")
+    if int(config.get("n_group") or 1) != 1:
+        raise BadFileError("experts that are chosen by groups are not supported")
+    return experts_of(
+        config,
+        num_experts=positive_integer(config, "n_routed_experts"),
+        scoring="sigmoid",
+        normalizes=bool(config.get("norm_topk_prob", True)),
+        has_choice_bias=True,
+        weight_scale=float(config.get("routed_scaling_factor", 1.0)),
+        shared_intermediate_size=positive_integer(config, "moe_shared_expert_intermediate_size"),
+        gates_shared=False,
+        shared_gate_up=("up_proj",),
+        is_gated=False,
+    )
+
+
+def tensors(config: ModelConfig) -> Iterator[TensorRole]:
+    yield from outer_tensors(config)
+    for index, (mixer, mlp) in enumerate(zip(config.mixer_kinds, config.mlp_kinds, strict=True)):
+        yield in_layer(index, TensorRole("norm.weight", "norm", (config.hidden_size,)))
+        for tensor in _of_layer(config, mixer, mlp):
+            yield in_layer(index, tensor)
+
+
+def _of_layer(config: ModelConfig, mixer: MixerKind, mlp: MlpKind) -> Iterator[TensorRole]:
+    if mixer == "mamba":
+        return mamba_tensors(config)
+    if mixer != "none":
+        return attention_tensors(config, NAMES)
+    return sparse_tensors(config) if mlp == "sparse" else mlp_tensors(config, NAMES)
+
+
+def hub_name(name: str) -> str:
+    """As other mixtures call their experts, and other decoders what is around their layers."""
+    for theirs, ours in (
+        ("backbone.", "model."),
+        ("model.embeddings.", "model.embed_tokens."),
+        ("model.norm_f.", "model.norm."),
+        (".mixer.experts.", ".mlp.experts."),
+        (".mixer.shared_experts.", ".mlp.shared_expert."),
+        (".mixer.gate.", ".mlp.gate."),
+    ):
+        name = name.replace(theirs, ours)
+    return name
+
+
+NEMOTRON_H = Family(
+    name="Nemotron-H",
+    model_types=("nemotron_h",),
+    read_config=read_config,
+    tensors=tensors,
+    layer_names=NAMES,
+    hub_name=hub_name,
+    left_out={"mtp.": "multi-token prediction"},
+    builder=DECODER,
+)

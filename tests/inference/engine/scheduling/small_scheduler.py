@@ -1,0 +1,61 @@
+"""A scheduler of a few blocks, its sequences and its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from inference.engine.kv_cache import KVCache
+from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.schedule import Schedule
+from inference.engine.scheduling.scheduler import Scheduler
+from inference.engine.scheduling.sequence import Sequence
+from inference.protocol.sampling import Grammar, SamplingParams
+from tests.inference.engine.scheduling.test_scheduler import FixedPace
+
+BLOCK_TOKENS = 4
+PACE = FixedPace(tokens=100)
+
+
+def sequence_of(
+    name: str,
+    num_prompt_tokens: int,
+    max_tokens: int = 9,
+    *,
+    deadline_s: float = 0.0,
+    context_tokens: int = 10_000,
+    prompt_logprobs: int | None = None,
+    grammar: Grammar | None = None,
+    account: str = "a",
+) -> Sequence:
+    """Its prompt is like nobody else's."""
+    return Sequence(
+        name,
+        [ord(name[0]) + index for index in range(num_prompt_tokens)],
+        SamplingParams(max_tokens=max_tokens, prompt_logprobs=prompt_logprobs, grammar=grammar),
+        context_tokens=context_tokens,
+        arrival=int(name[1:] or 0) * 100 + ord(name[0]),
+        deadline_s=deadline_s,
+        account=account,
+    )
+
+
+def scheduler_of(
+    sequences: Iterable[Sequence] = (), *, num_blocks: int = 200, max_running: int = 8
+) -> Scheduler:
+    cache = KVCache(num_blocks, BLOCK_TOKENS)
+    scheduler = Scheduler(cache, SchedulerLimits(max_running=max_running, max_queue_depth=4))
+    for sequence in sequences:
+        scheduler.add(sequence)
+    return scheduler
+
+
+def step(scheduler: Scheduler, pace: FixedPace = PACE) -> Schedule:
+    """Every token is a 7."""
+    schedule = scheduler.schedule(pace)
+    scheduler.commit(schedule, [7] * len(schedule.sampled))
+    scheduler.check_integrity()
+    return schedule
+
+
+def chunks(schedule: Schedule) -> list[tuple[str, int, int, bool]]:
+    return [(c.sequence.sequence_id, c.start, c.end, c.is_last) for c in schedule.prefills]
