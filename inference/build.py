@@ -36,7 +36,7 @@ class Build:
     git_dirty: bool = False
     """Files that git tracks were changed."""
     build_timestamp: str = ""
-    """Of the commit, so that the same source makes the same package."""
+    """The commit's time, so that the same source makes the same package."""
 
 
 @cache

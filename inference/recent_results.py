@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 Result = TypeVar("Result")
 
 ENTRY_BYTES = 300
-"""Of an entry itself: digest, keys and counters, roughly."""
+"""What an entry itself takes, roughly: digest, keys and counters."""
 
 
 class RecentResults(Generic[Result]):

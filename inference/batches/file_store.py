@@ -5,6 +5,7 @@ Knows no database.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,15 @@ class FileStore:
         found = self._directory.glob(f"{self.path(file_id).name}.by-*")
         return sorted(path for path in found if path.suffix != UNFINISHED)
 
+    def take(self, part: Path) -> Path | None:
+        """Renames a part, so that its writer can neither add to it nor finish it. ``None``: it is
+        gone."""
+        taken = part.with_name(f"{part.name.partition('.')[0]}.by-{uuid.uuid4().hex}")
+        try:
+            return part.rename(taken)
+        except FileNotFoundError:
+            return None
+
     def has(self, file_id: str) -> bool:
         return self.path(file_id).is_file()
 
@@ -46,11 +56,15 @@ class FileStore:
         """The same, of one of its paths."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         unfinished = path.with_name(f"{path.name}{UNFINISHED}")
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        try:
+            with unfinished.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)  # of a full disk it would keep the last room
+            raise
 
     def read(self, file_id: str) -> bytes:
         return self.path(file_id).read_bytes()
@@ -61,15 +75,22 @@ class FileStore:
             one.unlink(missing_ok=True)
 
     def append_at(self, path: Path, lines: bytes) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with path.open("ab") as file:
-            file.write(lines)
-            file.flush()
-            os.fsync(file.fileno())
+        """All of it or nothing. Raises ``FileNotFoundError``: it creates nothing."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            num_bytes_before = os.fstat(descriptor).st_size
+            try:
+                rest = memoryview(lines)
+                while rest:
+                    rest = rest[file.write(rest) :]
+                os.fsync(descriptor)
+            except OSError:
+                file.truncate(num_bytes_before)
+                raise
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
-    """Those of a file whose writer may have died in its last one."""
+    """The whole lines of a file: its writer may have died in its last one."""
     if path.is_file():
         content = path.read_bytes()
         yield from content[: content.rfind(b"\n") + 1].splitlines()

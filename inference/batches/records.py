@@ -26,7 +26,7 @@ _ID = re.compile(r"(file-|batch_|msgbatch_)[0-9a-f]{32}")
 
 
 def is_id(text: str) -> bool:
-    """Of a file or a batch: what is looked up, and becomes part of a path."""
+    """Whether it may be the id of a file or a batch: ids become parts of paths."""
     return _ID.fullmatch(text) is not None
 
 

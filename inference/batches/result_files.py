@@ -1,12 +1,13 @@
 """The results of one batch, while one gateway works on it.
 
-    adopt ─▶ what earlier holders of the lease wrote becomes a part of this one's own
+    adopt ─▶ parts of earlier holders of the lease are taken from them and become one of this one's
     append ─▶ that part grows, line by line
-    finish ─▶ the part becomes the file; what was adopted is deleted
+    finish ─▶ the part becomes the file; what was taken is deleted
 
-Each gateway writes a part of its own, so that one that lost its lease without knowing it (a process
-that was stopped and goes on) spoils nothing: what it writes afterwards is nobody's. A request has
-one result, the first that is found.
+Each gateway writes a part of its own, and whoever adopts that renames it first. So a gateway that
+lost its lease without knowing it (a process that was stopped and goes on) spoils nothing: it has no
+part left that it could add to, or put in the place of a finished file. A request has one result,
+the first that is found.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from inference.batches.file_store import FileStore, whole_lines
 from inference.batches.records import BatchRecord
 
 
+class ResultsTakenError(Exception):
+    """Another gateway has adopted them: it goes on with the batch."""
+
+
 class ResultFiles:
     """Blocking; used by one thread at a time."""
 
@@ -27,34 +32,48 @@ class ResultFiles:
         self._files = files
         self._file_ids = (batch.output_file, batch.error_file)
         self._holder = holder
-        self._adopted: list[Path] = []
+        self._taken: list[Path] = []
 
     def adopt(self) -> list[dict[str, Any]]:
-        """What has been answered."""
+        """What has been answered. To be called first."""
         results: list[dict[str, Any]] = []
         seen: set[str] = set()
         for file_id in self._file_ids:
-            own = self._files.part(file_id, self._holder)
-            found = [self._files.path(file_id), *self._files.parts(file_id)]
             lines: list[bytes] = []
-            for line in (line for path in found for line in whole_lines(path)):
+            for line in (line for path in self._take(file_id) for line in whole_lines(path)):
                 result = orjson.loads(line)
                 if result["custom_id"] not in seen:
                     seen.add(result["custom_id"])
                     results.append(result)
                     lines.append(line + b"\n")
-            if lines:
-                self._files.write_at(own, b"".join(lines))
-            self._adopted += [path for path in found[1:] if path != own]
+            self._files.write_at(self._files.part(file_id, self._holder), b"".join(lines))
         return results
 
     def append(self, file_id: str, lines: bytes) -> None:
-        self._files.append_at(self._files.part(file_id, self._holder), lines)
+        """Raises ``ResultsTakenError``."""
+        try:
+            self._files.append_at(self._files.part(file_id, self._holder), lines)
+        except FileNotFoundError as error:
+            raise ResultsTakenError from error
 
     def finish(self) -> None:
+        """Does nothing to those that another gateway has adopted since."""
         for file_id in self._file_ids:
             own = self._files.part(file_id, self._holder)
-            if own.is_file():
-                own.replace(self._files.path(file_id))
-        for path in self._adopted:
+            try:
+                if own.stat().st_size:
+                    own.rename(self._files.path(file_id))
+                else:
+                    own.unlink()
+            except FileNotFoundError:
+                continue
+        for path in self._taken:
             path.unlink(missing_ok=True)
+
+    def _take(self, file_id: str) -> list[Path]:
+        """The file that was finished, if one was, and all parts. What an earlier holder has not
+        made that file by now it cannot make it any more."""
+        parts = [self._files.take(part) for part in self._files.parts(file_id)]
+        taken = [part for part in parts if part is not None]
+        self._taken += taken
+        return [self._files.path(file_id), *taken]

@@ -65,6 +65,8 @@ def _behind(rows: QuerySet[Row], after: str | None) -> QuerySet[Row]:
     """Nothing comes behind an id that is not there."""
     if after is None:
         return rows
+    if not is_id(after):
+        return rows.none()
     last = rows.filter(pk=after).values_list("created_at", flat=True).first()
     if last is None:
         return rows.none()

@@ -27,7 +27,8 @@ from inference.wire.errors import (
     shutting_down,
 )
 from inference.wire.openai_responses import ResponsesRequest
-from inference.wire.openai_responses_events import ResponseStreamEncoder, response_id
+from inference.wire.openai_responses_events import ResponseStreamEncoder
+from inference.wire.openai_responses_object import response_id
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class BackgroundRun:
         return await self._store.progress(response)
 
     def _stop(self) -> str:
-        """It has been cancelled; the store knows."""
+        """Ends the run: it has been cancelled, and the store knows."""
         self._is_cancelled = True
         cancelled = Failure(code="cancelled", message="The response was cancelled.")
         self.log.put(self._encoder.cancelled(RequestFailedError(cancelled)))
@@ -140,7 +141,7 @@ class BackgroundRun:
 
 
 class BackgroundRuns:
-    """Those of this gateway, by response id. Belongs to one event loop."""
+    """The background runs of this gateway, by response id. Belongs to one event loop."""
 
     def __init__(self, gateway: Gateway, store: ResponseStore) -> None:
         self._gateway = gateway

@@ -17,7 +17,7 @@ from types import ModuleType
 
 from inference.batches import services
 from inference.batches.records import CANCELLING, BatchRecord
-from inference.batches.result_files import ResultFiles
+from inference.batches.result_files import ResultFiles, ResultsTakenError
 from inference.gateway.batch_row import BatchRow, ExpiredError
 from inference.gateway.batch_store import BatchStore
 from inference.gateway.gateway import Gateway
@@ -41,7 +41,7 @@ class BatchRun:
         self._dialect = DIALECTS[batch.dialect]
         self._waiting: deque[BatchLine] = deque()
         self._begun: dict[str, BatchLine] = {}
-        """Those that are running, by custom id."""
+        """The lines that are running, by custom id."""
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self._why_unrun: Unrun | None = "cancelled" if batch.status == CANCELLING else None
         self._is_lost = False
@@ -58,6 +58,15 @@ class BatchRun:
             raise
         except ServiceUnavailableError as error:
             logger.warning("batch %s waits for another try: %s", self._batch.id, error.message)
+        except OSError as error:
+            # What was answered and could not be kept is asked again.
+            logger.warning(
+                "batch %s waits for another try: its results cannot be written: %s",
+                self._batch.id,
+                error,
+            )
+        except ResultsTakenError:
+            logger.info("batch %s: another gateway goes on with it", self._batch.id)
         except Exception:
             logger.exception("batch %s failed", self._batch.id)
             await self._end("failed", InternalError().message)
@@ -117,7 +126,6 @@ class BatchRun:
             except ExpiredError:
                 self._why_unrun = "expired"
                 return
-            del self._begun[line.custom_id]
 
     async def _answer(self, line: BatchLine) -> None:
         row = BatchRow(self._gateway, line, endpoint=self._batch.endpoint)
@@ -126,26 +134,30 @@ class BatchRun:
             body = await row.answer(self._principal, until_unix_s=until_unix_s)
         except ApiError as error:
             written = self._dialect.errored(line.custom_id, row.request_id, error)
-            await self._write(self._batch.error_file, "num_failed", written)
+            kept = self._keep(line, self._batch.error_file, "num_failed", written)
         else:
             written = self._dialect.succeeded(line.custom_id, row.request_id, body)
-            await self._write(self._batch.output_file, "num_completed", written)
+            kept = self._keep(line, self._batch.output_file, "num_completed", written)
+        await asyncio.shield(kept)  # what has been paid for
 
     async def _principal(self) -> Principal:
-        """As it is now: a key may have been revoked since."""
+        """Who asks, as of now: the key may have been revoked since."""
         return await self._gateway.identifier.still(self._batch.account, self._batch.key)
 
-    async def _write(self, file_id: str, count: str, lines: bytes) -> None:
-        """Shielded: what has been paid for is kept."""
+    async def _keep(self, line: BatchLine, file_id: str, count: str, written: bytes) -> None:
         async with self._writing:
-            await asyncio.shield(asyncio.to_thread(self._results.append, file_id, lines))
+            await asyncio.to_thread(self._results.append, file_id, written)
             self._counts[count] += 1
+            del self._begun[line.custom_id]
 
     async def _tell_unrun(self, why: Unrun) -> None:
-        left = [*self._begun.values(), *self._waiting]
-        lines = [self._dialect.unrun(line.custom_id, self._batch.id, why) for line in left]
-        await asyncio.to_thread(self._results.append, self._batch.error_file, b"".join(lines))
-        self._counts[f"num_{why}"] += len(left)
+        """Tells of the lines without a result why they were not run, once what is being kept is
+        written."""
+        async with self._writing:
+            left = [*self._begun.values(), *self._waiting]
+            lines = [self._dialect.unrun(line.custom_id, self._batch.id, why) for line in left]
+            await asyncio.to_thread(self._results.append, self._batch.error_file, b"".join(lines))
+            self._counts[f"num_{why}"] += len(left)
 
     async def _watch(self, rows: list[asyncio.Task[None]]) -> None:
         """Ends the rows where the batch is cancelled, or somebody else's by now."""

@@ -85,7 +85,7 @@ class BatchStore:
         return await self.database.query(find) is not None
 
     async def results(self, batch: BatchRecord) -> bytes:
-        """Of one that has ended, answers and errors. Raises ``ServiceUnavailableError``."""
+        """The answers and errors of a batch that has ended. Raises ``ServiceUnavailableError``."""
         num_errors = batch.num_failed + batch.num_expired + batch.num_cancelled
         told = ((batch.output_file, batch.num_completed), (batch.error_file, num_errors))
         return b"".join([await self.read(file_id) for file_id, number in told if number])
@@ -148,7 +148,7 @@ class BatchStore:
         return True
 
     async def keep_results(self, batch: BatchRecord) -> None:
-        """Those of a batch that ends become files of its account."""
+        """Makes the results of a batch that ends files of its account."""
         for file_id, what in ((batch.output_file, "output"), (batch.error_file, "error")):
             if size_bytes := self.files.size_bytes(file_id):
                 await self.database.query(

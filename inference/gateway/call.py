@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from inference.gateway.tally import NOTHING, Tally
 from inference.protocol.events import Usage
-from metering.limits import NO_LIMITS
+from metering.limit_state import NO_LIMITS
 from metering.prices import FREE, Prices
 from metering.principal import Principal
 
@@ -42,7 +42,7 @@ class RequestOutcome:
     outcome: str
     """``finished``, ``cancelled``, or the code of its refusal or failure."""
     status: int
-    """Of the HTTP response; 0 where there was none."""
+    """The status of the HTTP response; 0 where there was none."""
     usage: Usage
     prices: Prices
     duration_s: float

@@ -37,7 +37,7 @@ class Catalogue(Protocol):
     """Each method raises ``ApiError``: 503 database_unavailable when the database is away."""
 
     async def find(self, name: str) -> CatalogueEntry:
-        """By name or alias. Raises ``ModelNotFoundError``."""
+        """The entry of that name or alias. Raises ``ModelNotFoundError``."""
         ...
 
     async def entries(self) -> tuple[CatalogueEntry, ...]: ...

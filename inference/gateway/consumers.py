@@ -30,12 +30,14 @@ from inference.wire.dialect import ErrorDialect, RequestContext
 from inference.wire.errors import (
     ApiError,
     InternalError,
+    InvalidRequestError,
     MethodNotAllowedError,
     RequestTooLargeError,
     UnknownUrlError,
     error_headers,
     shutting_down,
 )
+from inference.wire.fields import shown
 from inference.wire.unknown_fields import unknown_fields_ignored
 from metering.principal import Scope
 
@@ -45,6 +47,10 @@ Headers = list[tuple[bytes, bytes]]
 Parsed = TypeVar("Parsed")
 
 JSON_TYPE = (b"content-type", b"application/json")
+AS_IT_IS = b"identity"
+"""A body that is not compressed."""
+HEAD = "HEAD"
+"""Answered as GET is, without the body (RFC 9110, 9.3.2)."""
 REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
 """OpenAI's clients look for the first, Anthropic's for the second."""
 
@@ -121,7 +127,7 @@ class ApiConsumer(AbortableConsumer):
         raise NotImplementedError
 
     def parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
-        """As the operator wants unknown fields treated. Raises ``ApiError``."""
+        """Parses the body, and treats unknown fields as the operator wants. Raises ``ApiError``."""
         if not self.gateway.config.ignores_unknown_fields:
             return parse(body, self.context())
         with unknown_fields_ignored() as ignored:
@@ -199,10 +205,13 @@ class ApiConsumer(AbortableConsumer):
 
     async def send_body(self, body: bytes, *, last: bool = False) -> None:
         self._response_ended = self._response_ended or last
+        if self.scope["method"] == HEAD:
+            body = b""
         await self.send({"type": "http.response.body", "body": body, "more_body": not last})
 
     async def refuse(self, error: ApiError) -> None:
-        """As a status where nothing has been sent yet, else as the stream's last event."""
+        """Sends the error as a status where nothing has been sent yet, else as the stream's last
+        event."""
         if self._response_ended:
             return
         if self._response_started:
@@ -221,7 +230,7 @@ class ApiConsumer(AbortableConsumer):
         )
 
     async def _open(self) -> None:
-        """By the headers alone, before the body is read. Raises ``ApiError``."""
+        """Finds who asks by the headers alone, before the body is read. Raises ``ApiError``."""
         self._is_open = True
         self.gateway.ensure_started()
         headers = self.scope["headers"]
@@ -240,12 +249,18 @@ class ApiConsumer(AbortableConsumer):
 
     def _check_before_body(self) -> None:
         """Raises ``ApiError``."""
-        allowed = (self.method, *self.other_methods)
-        if self.scope["method"] not in allowed:
-            raise MethodNotAllowedError(self.scope["method"], ", ".join(allowed))
+        allowed, method = (self.method, *self.other_methods), self.scope["method"]
+        if method not in allowed and not (method == HEAD and "GET" in allowed):
+            raise MethodNotAllowedError(method, ", ".join(allowed))
         if self.gateway.draining:
             raise shutting_down()
-        declared = dict(self.scope["headers"]).get(b"content-length", b"0")
+        headers = dict(self.scope["headers"])
+        if (encoding := headers.get(b"content-encoding", AS_IT_IS)).lower() != AS_IT_IS:
+            raise InvalidRequestError(
+                f"The body's Content-Encoding is {shown(encoding.decode('latin-1'))!r}; bodies are "
+                "read as they are here, without one."
+            )
+        declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self.gateway.config.max_body_bytes:
             raise RequestTooLargeError(self.gateway.config.max_body_bytes)
 

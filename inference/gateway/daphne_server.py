@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any
 
 import daphne.server  # before anything of Twisted: it installs the reactor that runs on asyncio
@@ -20,10 +21,15 @@ from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet import reactor
 from twisted.internet.endpoints import serverFromString
 from twisted.logger import globalLogBeginner
-from twisted.web.http import RESPONSES
 
+from inference.gateway.http_channel import StreamChannel
 from inference.wire.dialect import ErrorDialect
-from inference.wire.errors import ApiError, RequestTooLargeError, error_headers
+from inference.wire.errors import (
+    ApiError,
+    InternalError,
+    InvalidHttpError,
+    RequestTooLargeError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +38,6 @@ CheckHeaders = Callable[[bytes, list[tuple[bytes, bytes]]], Awaitable[ApiError |
 READ_BUFFER_BYTES = 256 * 1024
 SMALL_BODY_BYTES = 64 * 1024
 """A body up to this is read before anybody asks who sends it."""
-LINGER_S = 5.0
-"""How long a client that sends too much may take to read why."""
 PING_INTERVAL_S = 20.0
 PING_TIMEOUT_S = 20.0
 """Without an answer the other end of a WebSocket is gone."""
@@ -134,19 +138,21 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
             for value in values
         ]
 
+    def basic_error(self, status: int, status_text: bytes, body: str) -> None:
+        """Daphne's own refusals, which are pages of HTML."""
+        is_theirs = status < HTTPStatus.INTERNAL_SERVER_ERROR
+        error = InvalidHttpError(f"{body}.") if is_theirs else InternalError()
+        content = self.server.errors_of(self.uri).error_body(error, request_id="")
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(content)).encode()),
+        ]
+        self.handle_reply({"type": "http.response.start", "status": status, "headers": headers})
+        self.handle_reply({"type": "http.response.body", "body": content})
+
     def _refuse(self, error: ApiError) -> None:
         self._refused = True
-        errors = self.server.errors_of(self.channel._path)
-        body = errors.error_body(error, request_id="")
-        reason = RESPONSES.get(error.status, b"Error")
-        headers = b"".join(b"%s: %s\r\n" % header for header in error_headers(error))
-        self.channel.transport.write(
-            b"HTTP/1.1 %d %s\r\nContent-Type: application/json\r\n%s"
-            b"Connection: close\r\nContent-Length: %d\r\n\r\n"
-            % (error.status, reason, headers, len(body))
-            + body
-        )
-        reactor.callLater(LINGER_S, self.channel.forceAbortClient)
+        self.channel.refuse(error, self.channel._path)
 
 
 class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
@@ -181,6 +187,8 @@ class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
 
 
 class StreamFactory(HTTPFactory):  # type: ignore[misc]
+    protocol = StreamChannel
+
     def buildProtocol(self, addr: Any) -> Any:  # noqa: N802
         protocol = super().buildProtocol(addr)
         protocol.requestFactory = StreamRequest

@@ -29,10 +29,10 @@ from inference.wire.errors import ServiceUnavailableError
 logger = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 128 * 1024 * 1024
-"""Of all neurons: what waits here for Redis. A submit that would be over it is refused."""
+"""The most that waits here for Redis, for all neurons. A submit beyond that is refused."""
 FRAMES_A_PUSH = 256
 BYTES_A_PUSH = 8 * 1024 * 1024
-"""Of one script call, where no frame alone is larger."""
+"""The most of one script call, where no frame alone is larger."""
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 

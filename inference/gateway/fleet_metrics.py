@@ -121,7 +121,7 @@ DEVICE_GAUGES: tuple[tuple[str, str, ReadDevice], ...] = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseCounts:
     load_jobs: Mapping[str, int]
-    """By state."""
+    """How many load jobs are in each state."""
     reservations: int
 
 

@@ -19,14 +19,12 @@ import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-import redis.asyncio
 from django.conf import settings
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from helexa_site.config import Config
 from inference.garbage import keep_imports
 from inference.gateway.accounting import Accounting, Ledger
+from inference.gateway.background_loops import BackgroundLoops
 from inference.gateway.bounds import Bounds
 from inference.gateway.call import Call, RequestOutcome
 from inference.gateway.catalogue import Catalogue
@@ -42,6 +40,7 @@ from inference.gateway.metrics import Metrics
 from inference.gateway.outcomes import Outcomes, counted_by
 from inference.gateway.paths import api_path_of
 from inference.gateway.placing import Place, Placer
+from inference.gateway.redis_client import redis_client
 from inference.gateway.redis_link import RedisLink
 from inference.gateway.refusal_counts import INTERVAL_S as REFUSALS_INTERVAL_S
 from inference.gateway.refusal_counts import RefusalCounts
@@ -62,7 +61,6 @@ logger = logging.getLogger(__name__)
 COMMAND_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 3.0
 """Longer than the reader blocks, so that a Redis that hangs is noticed."""
-CANCEL_AGAIN_S = 0.1
 LAST_WORDS_S = 0.4
 LAST_WORDS_INTERVAL_S = 0.02
 LAST_WORD_S = 30.0
@@ -118,15 +116,15 @@ class Gateway:
         )
         self.draining = False
         self._handlers: set[asyncio.Task[None]] = set()
-        self._loops: list[asyncio.Task[None]] = []
+        self._loops = BackgroundLoops()
         self._beginnings: list[Callable[[], None]] = []
 
     def ensure_started(self) -> None:
         """Call on the event loop that will serve."""
-        if self._loops:
+        if self._loops.are_running:
             return
         keep_imports()
-        self._redis = _client(self.config.redis_url, COMMAND_TIMEOUT_S)
+        self._redis = redis_client(self.config.redis_url, COMMAND_TIMEOUT_S)
         self._frames_link = RedisLink(self.config.redis_url, timeout_s=COMMAND_TIMEOUT_S)
         self._events_link = RedisLink(self.config.redis_url, timeout_s=READ_TIMEOUT_S)
         stall_limit_s = self.config.redis_stall_s
@@ -154,20 +152,16 @@ class Gateway:
             max_waiting=self.config.max_waiting_requests,
         )
         self._waiting_teller = WaitingTeller(self._redis, self.gateway_id)
-        self._loops = [
-            asyncio.create_task(loop, name=f"gateway {name}")
-            for name, loop in (
-                ("reader", reader.run()),
-                ("alive", self.liveness.run_alive()),
-                ("watch", self.liveness.run_watch()),
-                ("held requests", repeat(self._look_at_held, LOOK_INTERVAL_S)),
-                ("seats", limiter.run_renewals()),
-                ("waiting", repeat(self._tell_waiting, WAITING_INTERVAL_S)),
-                ("refusals", repeat(self._count_refusals, REFUSALS_INTERVAL_S)),
-            )
-        ]
-        for task in self._loops:
-            task.add_done_callback(_log_crash)
+        for name, loop in (
+            ("reader", reader.run()),
+            ("alive", self.liveness.run_alive()),
+            ("watch", self.liveness.run_watch()),
+            ("held requests", repeat(self._look_at_held, LOOK_INTERVAL_S)),
+            ("seats", limiter.run_renewals()),
+            ("waiting", repeat(self._tell_waiting, WAITING_INTERVAL_S)),
+            ("refusals", repeat(self._count_refusals, REFUSALS_INTERVAL_S)),
+        ):
+            self._loops.begin(name, loop)
         for begin in self._beginnings:
             begin()
 
@@ -209,11 +203,8 @@ class Gateway:
         self._beginnings.append(begin)
 
     def run_beside(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Until the gateway stops."""
-        task = asyncio.create_task(work, name=f"gateway {name}")
-        task.add_done_callback(_log_crash)
-        self._loops.append(task)
-        return task
+        """Runs the work until the gateway stops."""
+        return self._loops.begin(name, work)
 
     def spawn(self, handler: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs one request's handler; ``drain`` waits for it."""
@@ -294,12 +285,11 @@ class Gateway:
         await self._stop()
 
     async def _stop(self) -> None:
-        if not self._loops:
+        if not self._loops.are_running:
             return
         await self.dispatcher.close(FLUSH_S)
         await self._hear_last_words()
-        await _cancel_all(self._loops)
-        self._loops = []
+        await self._loops.stop()
         await self._limiter.flush()
         await self._directory.stop()
         await self._ledger.stop(LEDGER_STOP_S)
@@ -327,29 +317,3 @@ class Gateway:
             await asyncio.sleep(LAST_WORDS_INTERVAL_S)
         for stream in self.streams:
             stream.tally.give_up()
-
-
-def _client(url: str, timeout_s: float) -> redis.asyncio.Redis:
-    """Never repeats a command by itself: whoever sends one knows whether it may come twice."""
-    return redis.asyncio.Redis.from_url(
-        url,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-    )
-
-
-async def _cancel_all(tasks: list[asyncio.Task[None]]) -> None:
-    """A Redis reply that arrives in the same moment as a cancellation swallows it (asyncio's
-    timeouts before Python 3.12), so it is repeated until it holds."""
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
-
-
-def _log_crash(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()):
-        logger.critical("%s stopped", task.get_name(), exc_info=error)

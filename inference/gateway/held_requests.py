@@ -53,7 +53,7 @@ class HeldRequestsWatch:
         self._last_seen: dict[str, tuple[str, int]] = {}
         self._looked_s = deque([0.0, 0.0], maxlen=2)
         self._num_sightings: Counter[tuple[str, str]] = Counter()
-        """Of requests that are not open here, by neuron and id."""
+        """How often requests were seen that are not open here, by neuron and id."""
 
     async def look(self, neurons: Iterable[str]) -> None:
         """Call once a second. Raises ``ServiceUnavailableError`` when Redis does not answer."""

@@ -22,7 +22,8 @@ from inference.protocol.generation import (
 
 DIGEST_BYTES = 16
 FIRST_CHARACTERS = 1024
-"""Of a prompt that is no chat, for its first hint; each further one takes four times as much."""
+"""How much of a prompt that is no chat makes its first hint; each further one takes four times as
+much."""
 MAX_HINTS = 4
 
 

@@ -152,8 +152,8 @@ class ImageSender:
     async def put(
         self, neuron: str, request_id: str, files: Sequence[ImageFile], *, timeout_s: float
     ) -> None:
-        """For a request that has so long to begin. Raises ``ServiceUnavailableError`` when Redis
-        did not take them within the stall's limit."""
+        """Puts the files beside the inbox for a request that has ``timeout_s`` to begin. Raises
+        ``ServiceUnavailableError`` when Redis did not take them within the stall's limit."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._stall_limit_s
         backoff_s = FIRST_BACKOFF_S

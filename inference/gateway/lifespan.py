@@ -9,7 +9,8 @@ from inference.gateway.metrics_endpoint import MetricsEndpoint
 
 DRAIN_GRACE_S = 8.0
 METRICS_HOST = "127.0.0.1"
-"""Where nothing else is said: an application does not know where its server listens."""
+"""The host of the metrics where nothing else is said: an application does not know where its server
+listens."""
 
 
 class LifespanConsumer:

@@ -12,7 +12,7 @@ from inference.wire.dialect import ErrorDialect
 from inference.wire.errors import RateLimitExceededError
 from metering.errors import LimitsUnavailableError, RateLimitedError
 from metering.limit_headers import anthropic_headers, openai_headers
-from metering.limits import NO_LIMITS, LimitKind, LimitState
+from metering.limit_state import NO_LIMITS, LimitKind, LimitState
 from metering.rate_limiter import RateLimiter
 
 
@@ -48,7 +48,7 @@ class Limiting:
 
 
 def limit_headers(state: LimitState, errors: ErrorDialect) -> list[tuple[bytes, bytes]]:
-    """As the clients of a dialect look for them."""
+    """The headers in which the clients of a dialect look for their limits."""
     if state is NO_LIMITS:
         return []
     return anthropic_headers(state) if errors is anthropic_errors else openai_headers(state)

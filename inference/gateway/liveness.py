@@ -107,7 +107,7 @@ class Liveness:
         return self._snapshot
 
     def neuron_names(self) -> list[str]:
-        """As far as is known."""
+        """The neurons' names, as far as they are known."""
         return [] if self._snapshot is None else [view.name for view in self._snapshot.neurons]
 
     async def run_alive(self) -> None:

@@ -31,7 +31,7 @@ CANCELLED = "cancelled"
 OTHER = "other"
 """Stands for all further names once there are too many."""
 MAX_NAMES = 2000
-"""Of one kind: what a scrape may grow to."""
+"""The most names of one kind: a scrape grows no further."""
 CODE_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,63}")
 MAX_CODES = 200
 
@@ -44,7 +44,7 @@ REJECTION_REASONS = {
     "queue_timeout": "wait_timeout",
     "rate_limit_exceeded": "per_principal",
 }
-"""By the code of the refusal."""
+"""The reason that metrics tell, by the code of the refusal."""
 
 Names = TypeVar("Names", bound=tuple[str, ...])
 Tally = TypeVar("Tally")
@@ -52,7 +52,7 @@ Tally = TypeVar("Tally")
 
 @dataclass(slots=True)
 class _Distribution:
-    """Of numbers over buckets; the last count is of those over the last bound."""
+    """How numbers spread over buckets; the last count is of those over the last bound."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(init=False)
@@ -66,7 +66,7 @@ class _Distribution:
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """As Prometheus has them: how many are at most each bound."""
+        """How many numbers are at most each bound, as Prometheus has buckets."""
         bounds = (*self.bounds, math.inf)
         return list(zip(map(floatToGoString, bounds), accumulate(self.counts), strict=True))
 

@@ -56,7 +56,7 @@ class OllamaPullConsumer(ApiConsumer):
             await self.respond(200, line, type_=JSON_LINES[0][1] if request.stream else b"")
 
     async def _follow(self, state: PullState, actor: Actor, *, streams: bool) -> PullState:
-        """As it ended."""
+        """Follows a pull. Returns how it ended."""
         quiet_s = 0.0
         try:
             while not state.has_ended:

@@ -20,7 +20,7 @@ LOCAL_ORIGIN = re.compile(
     r"|(app|file|tauri|vscode-file|vscode-webview)://.*"
 )
 SENT_BACK = ("x-request-id", "request-id", "retry-after", "x-helexa-advice", "x-helexa-ignored")
-"""Of our answers' headers, what scripts may read."""
+"""The headers of our answers that scripts may read."""
 
 
 def is_allowed(config: Config, origin: str) -> bool:

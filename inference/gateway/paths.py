@@ -38,7 +38,7 @@ KNOWN_PATHS = (
     "/api/tags",
     "/api/show",
 )
-"""Those without a name in them: what a wrong path is compared to."""
+"""The paths without a name in them: what a wrong path is compared to."""
 
 OLLAMA_PATHS = frozenset(
     f"/api/{name}"
@@ -69,6 +69,10 @@ SERVED = (
     *("/v1/embeddings", "/v1/rerank", "/v1/score"),
 )
 
+METRICS = (
+    "Metrics are not served here but on a port of their own: 31314, unless HELEXA_METRICS_LISTEN "
+    "says otherwise."
+)
 REFERENCE = "What there is: /docs."
 """The page of ``helexa_site.api_reference``."""
 MAX_COMPARED_CHARS = 100
@@ -116,6 +120,8 @@ def near_path(path: str) -> str | None:
 def unknown_url(method: str, path: str) -> str:
     """What a client is told."""
     kind = path.removeprefix(VERSION).strip("/").partition("/")[0]
+    if kind == "metrics":
+        return METRICS
     if kind in ELSEWHERE:
         served = ", ".join(SERVED)
         return f"{ELSEWHERE[kind]} Models here read and write text: {served}. {REFERENCE}"

@@ -37,7 +37,7 @@ from metering.entries import Granted
 logger = logging.getLogger(__name__)
 
 MAX_ID_CHARACTERS = 60
-"""Of a request's id before an attempt's number: settling reads up to 64."""
+"""How much of a request's id stands before an attempt's number: settling reads up to 64."""
 
 
 class PlacedRequest:

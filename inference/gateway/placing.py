@@ -117,7 +117,7 @@ class Placer:
             await self._waiting.wait(entry.name, partial(self._look, entry), timeout_s=left_s)
 
     async def _look(self, entry: CatalogueEntry) -> bool:
-        """For everybody who waits for this model."""
+        """Looks again for everybody who waits for this model."""
         decision, current = await self._decide(entry, await self._snapshot(entry.name), None)
         if isinstance(decision, Load):
             await self._start_load(decision, current)

@@ -135,7 +135,7 @@ class ResponseStore:
         self._kept.pop(principal.account, None)
 
     async def renew_leases(self, response_ids: Collection[str]) -> set[str]:
-        """Those that are still active."""
+        """Renews their leases. Returns the ids of those that are still active."""
         return await self._database.query(lambda: services.leases_renew(response_ids=response_ids))
 
     async def _items(self, item_ids: list[str], principal: Principal) -> dict[str, dict[str, Any]]:

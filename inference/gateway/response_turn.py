@@ -17,8 +17,9 @@ from inference.protocol.events import ChoiceFinished, Event, Finished
 from inference.protocol.generation import GenerationRequest
 from inference.wire.errors import ApiError
 from inference.wire.openai_responses import ResponsesRequest
-from inference.wire.openai_responses_events import ResponseStreamEncoder, response_id
+from inference.wire.openai_responses_events import ResponseStreamEncoder
 from inference.wire.openai_responses_input import InputItem
+from inference.wire.openai_responses_object import response_id
 from inference.wire.openai_responses_socket import parse_message
 
 

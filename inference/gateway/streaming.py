@@ -56,7 +56,7 @@ class StreamingConsumer(ApiConsumer):
             await self.send_body(frames, last=last)
 
     async def _watch(self, watched: FrameWatch) -> None:
-        """Until the work ends, or the client leaves it to itself."""
+        """Sends frames until the work ends, or the client leaves it to itself."""
         self._keep_alive_from(KEEP_ALIVE_S)
         try:
             await self._forward_watched(watched)

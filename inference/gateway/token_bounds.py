@@ -50,8 +50,8 @@ BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBounds:
-    """Of one request. ``output_tokens`` is over all choices, ``None`` where the client did not say;
-    ``default_output_tokens`` is what they may become then."""
+    """The bounds of one request. ``output_tokens`` is over all choices, ``None`` where the client
+    did not say; ``default_output_tokens`` is what they may become then."""
 
     prompt_tokens: int
     output_tokens: int | None
@@ -90,7 +90,7 @@ def token_bounds(
 
 
 DEFAULT_OUTPUT_TOKENS = 1 << 20
-"""Where a replica tells no limit: more than any context here."""
+"""What stands where a replica tells no limit: more than any context here."""
 
 
 def num_prompts(request: Request) -> int:

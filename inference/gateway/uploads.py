@@ -6,6 +6,7 @@ import io
 from dataclasses import dataclass
 from typing import Any
 
+from django.core.exceptions import SuspiciousOperation
 from django.core.files.uploadedfile import SimpleUploadedFile, UploadedFile
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
@@ -27,8 +28,9 @@ def read_upload(content_type: str, body: bytes) -> Upload:
     meta: dict[str, Any] = {"CONTENT_TYPE": content_type, "CONTENT_LENGTH": len(body)}
     try:
         fields, files = MultiPartParser(meta, io.BytesIO(body), [_InMemory()], "utf-8").parse()
-    except MultiPartParserError as error:
-        raise InvalidRequestError(f"The form cannot be read: {error}.", param="file") from None
+    except (MultiPartParserError, SuspiciousOperation) as error:
+        # Django's bounds are on fields: a file without a name is one.
+        raise InvalidRequestError(f"The form cannot be read: {error}", param="file") from None
     file = files.get("file")
     if file is None:
         raise MissingParameterError("file")

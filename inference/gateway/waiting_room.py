@@ -67,7 +67,7 @@ class WaitingRoom:
 
 
 class _Room:
-    """Of one model. Its task ends when the waiting does."""
+    """Where requests wait for one model. Its task ends when the waiting does."""
 
     def __init__(self, look: Look) -> None:
         self.num_waiting = 0

@@ -17,7 +17,7 @@ INDENT = "    "
 OWN_ATTRIBUTES = frozenset(
     {*vars(logging.LogRecord("", 0, "", 0, "", None, None)), "message", "asctime", "taskName"}
 )
-"""Of a record; every other one came as ``extra``."""
+"""The attributes that every record has; others came as ``extra``."""
 
 
 def one_line(text: str) -> str:

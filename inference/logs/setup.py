@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TextIO
 
 from inference.logs.formatters import JsonFormatter, RecordFormatter, TextFormatter
 from inference.logs.redaction import Redactor, secrets_of
@@ -37,12 +36,11 @@ def configure_logging(
     role: str,
     *,
     level: int = logging.INFO,
-    stream: TextIO | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """From here on this process logs to ``stream`` (standard error) as ``role``, whoever logs, what
+    """From here on this process logs to standard error as ``role``, whoever logs, what
     nobody caught and Python's own warnings included. Raises ``ValueError``, for the operator."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter_for(role, environment))
     if logging.lastResort is not None:  # for loggers that are cut off from the root
         logging.lastResort.setFormatter(handler.formatter)

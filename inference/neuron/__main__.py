@@ -1,97 +1,27 @@
 """``python -m inference.neuron --name beast``: the neuron of this host, until SIGTERM.
 
-Needs REDIS_URL, and HELEXA_DATA_DIR for the model cache. Imports no Django and no torch.
+Needs REDIS_URL, and HELEXA_DATA_DIR for the model cache.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
-import os
 import socket
 import sys
-from pathlib import Path
 
-from celery.signals import setup_logging, worker_shutting_down
-
-from inference.logs.setup import configure_logging
-from inference.neuron.celery_app import create_app, create_worker
-from inference.neuron.device_sampler import DeviceSampler
-from inference.neuron.earlier_life import EarlierLife
-from inference.neuron.ending import EXIT_NAME_LOST, Ending
-from inference.neuron.engine_process import engine_command
-from inference.neuron.name_lease import NameHeldError
-from inference.neuron.redis_client import RedisUntrustedError, connect
-from inference.neuron.service import NeuronService
-from inference.neuron.silence import silence_limit_s
-from inference.neuron.simulated_devices import SimulatedDevices
-from inference.neuron.tasks import register_tasks
-from inference.protocol.draining import drain_limit_s
 from inference.protocol.keys import NEURON_NAME
-from inference.protocol.stalls import stall_limit_s
 
-log = logging.getLogger("inference.neuron")
-
-DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
-SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that renders a long conversation keeps the interpreter from the others. A
-request's first token passes through a dozen of their hands: at Python's 5 ms that is 50 ms."""
-EXIT_NAME_HELD = 1
-EXIT_MISCONFIGURED = 2
+INTERRUPTED = 130
 
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     try:
-        configure_logging("neuron")
-    except ValueError as error:
-        print(f"neuron: {error}", file=sys.stderr)
-        return EXIT_MISCONFIGURED
-    # Celery leaves its own way of logging where somebody answers this.
-    setup_logging.connect(lambda **_: None, weak=False)
-    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or "var").resolve()
-    os.environ["HELEXA_DATA_DIR"] = str(data_dir)  # engines inherit it
-    # One prompt at a time is tokenized: a pool of threads for batches would only take cores.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    try:
-        limit_s = silence_limit_s(os.environ)
-        stalled_s = stall_limit_s(os.environ)
-        ending = Ending(limit_s=drain_limit_s(os.environ))
-        simulated = SimulatedDevices.from_environment(os.environ)
-    except ValueError as error:
-        log.critical("%s", error)
-        return EXIT_MISCONFIGURED
-    # From the environment alone: everybody on this machine can read a command line.
-    redis_url = os.environ.get("REDIS_URL") or DEFAULT_REDIS_URL
-    service = NeuronService(
-        name=options.name,
-        client=connect(redis_url),
-        engine_command=engine_command(os.environ),
-        discovery=simulated or DeviceSampler(),
-        silence_limit_s=limit_s,
-        stall_limit_s=stalled_s,
-        cache_dir=data_dir / "models",
-        on_name_lost=ending.name_is_lost,
-    )
-    try:
-        service.lease.acquire(EarlierLife(data_dir, options.name))
-    except NameHeldError as error:
-        log.critical("%s", error)
-        return EXIT_NAME_HELD
-    except RedisUntrustedError as error:
-        log.critical("%s", error)
-        return EXIT_MISCONFIGURED
-    app = create_app(name=options.name, redis_url=redis_url)
-    register_tasks(app, service)
-    worker = create_worker(app, name=options.name)
-    worker_shutting_down.connect(ending.begin, weak=False)
-    ending.watch(service)
-    service.start()
-    log.info("neuron %s is up (epoch %s)", options.name, service.epoch)
-    worker.start()
-    ending.finish()
-    return EXIT_NAME_LOST if ending.is_name_lost else int(worker.exitcode or 0)
+        from inference.neuron.running import run  # a bad argument is refused without its seconds
+
+        return run(options.name)
+    except KeyboardInterrupt:  # before the neuron is up; from then on it ends in order
+        return INTERRUPTED
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -43,7 +43,7 @@ class AccountBook:
         self._kept: deque[RequestAccount] = deque()
         """In the order of their ends."""
         self._num_kept: Counter[str] = Counter()
-        """By gateway."""
+        """How many accounts are kept for each gateway."""
         self._due: deque[RequestAccount] = deque()
 
     def record(self, live: LiveRequest, end: Event, *, now_unix_s: float) -> None:

@@ -13,7 +13,7 @@ class Allowance:
     prompt_tokens: int | None = None
     """Over all prompts; ``None``: any number."""
     output_tokens: int | None = None
-    """Of each choice, where the client named no number."""
+    """What each choice may write where the client named no number."""
 
     @classmethod
     def of(cls, submit: Submit) -> Allowance:

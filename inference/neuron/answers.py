@@ -54,14 +54,14 @@ class Choice:
         self.has_finished = False
         """Nothing more comes of it."""
         self.has_begun = False
-        """Its first token has come, so all of its prompt is computed."""
+        """Whether its first token has come, so that all of its prompt is computed."""
         self.timing: SequenceTiming | None = None
         """``None`` until the engine has brought it to its end."""
         self._num_prompt_tokens = 0
         """What the engine said of a choice that it cut off before that."""
         self._text = text
         self._unsettled: deque[TokenLogprob | None] = deque()
-        """Of the tokens of which it is not known yet whether they are answer."""
+        """Log probabilities of tokens that may or may not turn out to be answer."""
         self._events = ChoiceEvents(request_id, index)
         self._at_limit: FinishReason = at_limit
         self._echo = echo
@@ -114,7 +114,7 @@ class Choice:
             self.num_output_tokens = max(used.num_output_tokens, self.num_output_tokens)
 
     def num_computed_tokens(self, num_prompt_tokens: int) -> int:
-        """Of a prompt that long, as far as is known."""
+        """How much of a prompt that long is computed, as far as is known."""
         return num_prompt_tokens if self.has_begun else self._num_prompt_tokens
 
     def _take(self, step: SequenceStep) -> tuple[list[Piece], list[TextLogprob]]:

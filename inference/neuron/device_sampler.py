@@ -99,7 +99,7 @@ class DeviceSampler:
         return held_bytes(pid)
 
     def _ask(self, timeout_s: float) -> None:
-        """Until an answer has come that was asked for after this call."""
+        """Asks, and waits for an answer that was asked for after this call."""
         with self._changed:
             self._num_asked += 1
             wanted = self._num_asked

@@ -164,7 +164,7 @@ def _cuda_devices(nvml: Any) -> list[_CudaDevice]:
 def _visible(
     devices: list[_CudaDevice], nvml: Any, environment: Mapping[str, str]
 ) -> list[_CudaDevice]:
-    """Those that CUDA_VISIBLE_DEVICES leaves to engines, in its order. Entries are numbers or
+    """The cards that CUDA_VISIBLE_DEVICES leaves to engines, in its order. Entries are numbers or
     (starts of) UUIDs; as in CUDA, the first that matches nothing ends the list."""
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
@@ -186,7 +186,7 @@ def _visible(
 
 
 def _nvml_problem(nvml: Any, error: Exception, has_nvidia_hardware: bool) -> str | None:
-    """For people: what is wrong and the fix. ``None``: nothing is, there is no NVIDIA GPU."""
+    """What is wrong and the fix, for people. ``None``: nothing is, there is no NVIDIA GPU."""
     code = getattr(error, "value", None)
     if code == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return (

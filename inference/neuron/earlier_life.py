@@ -46,7 +46,7 @@ class EarlierLife:
             log.warning("the next life of this neuron will have to wait for its name: %s", error)
 
     def close(self) -> None:
-        """As the end of the process does."""
+        """Gives the file up, as the end of the process would."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

@@ -22,12 +22,12 @@ from inference.text.tokenizer import Tokenizer
 class Echo:
     text: str
     logprobs: list[TextLogprob] = field(default_factory=list)
-    """Of the prompt's tokens; those after the first come from the engine."""
+    """The log probabilities of the prompt's tokens; all but the first's come from the engine."""
     num_top: int | None = None
     """How many of the most likely stand beside each; ``None``: no logprobs are told."""
 
     def keep(self, prompt_logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> None:
-        """Until the answer begins."""
+        """Keeps what comes before the answer begins."""
         if self.num_top is None:
             return
         for entry in prompt_logprobs:

@@ -24,7 +24,7 @@ EXIT_NAME_LOST = 1
 
 
 class Ending:
-    """Of this process."""
+    """How this process comes to its end."""
 
     def __init__(self, *, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -45,6 +45,11 @@ class Ending:
         """On a signal; on a second one there is a hurry."""
         self._has_begun = True
         self._signals.put(None)
+
+    @property
+    def is_asked_for(self) -> bool:
+        """By a signal."""
+        return self._has_begun
 
     def name_is_lost(self) -> None:
         """Called by the heartbeat. The worker ends by a signal, as it always does."""

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 MAX_MODEL_BYTES = 256 * 1024
 MAX_MODELS = 64
-"""Those whose engines wrote last."""
+"""How many models are kept: those whose engines wrote last."""
 STDERR = 2
 
 
@@ -45,7 +45,7 @@ class EngineLogs:
         self._redact = Redactor(secrets_of(os.environ))
 
     def writer(self, model: str) -> Callable[[bytes], None]:
-        """For one engine of it: takes a line at a time, with its end."""
+        """Takes the lines of one engine of that model, one at a time and with its line end."""
         with self._lock:
             self._touch(model)
 

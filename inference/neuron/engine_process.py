@@ -89,7 +89,8 @@ class EngineProcess:
         return self._process.pid
 
     def messages(self) -> Iterator[EngineMessage]:
-        """Until the process closes its end. Raises ``msgspec.DecodeError`` for a bad frame."""
+        """What the process says, until it closes its end. Raises ``msgspec.DecodeError`` for a bad
+        frame."""
         while True:
             try:
                 frame = self._channel.receive()
@@ -149,8 +150,8 @@ class EngineProcess:
 
 
 def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
-    """Until every process that has the other end has closed it: one whose reader stopped would
-    stand still once the pipe is full."""
+    """Reads until every process that has the other end has closed it: one whose reader stopped
+    would stand still once the pipe is full."""
     with stream:
         while line := stream.readline(MAX_LINE_BYTES):
             on_line(line)

@@ -55,9 +55,9 @@ STOP_GRACE_S = 2.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnd:
     how: str
-    """For people."""
+    """How it ended, for people."""
     failure: LoadFailure
-    """As a load's: what the run came to."""
+    """What the run came to, as the failure of a load."""
     served_s: float
     """Since it had loaded."""
     is_refusal: bool
@@ -157,7 +157,7 @@ class EngineRun:
             self.engine.send(command)
 
     def stop(self) -> None:
-        """It is told to stop at once. Returns at once."""
+        """Tells it to stop at once, and does not wait for that."""
         with self._lock:
             self._stop_sent_s = time.monotonic()
         self.engine.stop()
@@ -173,7 +173,7 @@ class EngineRun:
     # The supervising thread.
 
     def follow(self) -> None:
-        """Until the process has closed its end."""
+        """Follows what the process says until it has closed its end."""
         try:
             for message in self.engine.messages():
                 self._take(message)

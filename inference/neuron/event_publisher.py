@@ -114,8 +114,8 @@ class EventPublisher:
         )
 
     def _send_all(self) -> None:
-        """Until nothing is left that can be sent, or Redis does not answer. The caller has claimed
-        ``_is_sending``."""
+        """Sends until nothing is left that can be sent, or Redis does not answer. The caller has
+        claimed ``_is_sending``."""
         has_left = False
         try:
             while not has_left:

@@ -29,9 +29,10 @@ from inference.loading.fetch import (
     FetchOrder,
     decode_message,
 )
+from inference.loading.progress import OnProgress
 from inference.loading.sources import fetch_files, is_on_disk
 from inference.neuron.errors import LoadRefusedError
-from inference.protocol.load import LoadFailure, LoadProgress, LoadSpec, draft_spec
+from inference.protocol.load import LoadFailure, LoadSpec, draft_spec
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Fetcher:
         self._free_memory_bytes = free_memory_bytes
 
     def fetch(
-        self, spec: LoadSpec, tell: Callable[[LoadProgress], None], is_cancelled: Callable[[], bool]
+        self, spec: LoadSpec, tell: OnProgress, is_cancelled: Callable[[], bool]
     ) -> Fetched | None:
         """With its draft model, where it has one. ``None``: cancelled, or no source that is
         downloaded. Raises ``LoadRefusedError``; what a load that can never succeed has downloaded
@@ -64,7 +65,7 @@ class Fetcher:
             raise
 
     def _fetch(
-        self, spec: LoadSpec, tell: Callable[[LoadProgress], None], is_cancelled: Callable[[], bool]
+        self, spec: LoadSpec, tell: OnProgress, is_cancelled: Callable[[], bool]
     ) -> Fetched | None:
         if spec.source.partition(":")[0] not in DOWNLOADED_SCHEMES:
             return None

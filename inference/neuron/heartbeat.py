@@ -29,9 +29,10 @@ from inference.protocol.stalls import Continuity
 log = logging.getLogger(__name__)
 
 MISSES_UNTIL_DEAD = 2
-"""In a row, once Redis has answered for long enough that a living gateway has written its key."""
+"""A gateway is dead after so many misses in a row, once Redis has answered for long enough that a
+living one has written its key."""
 MISSES_UNTIL_DEAD_ANYWAY = 15
-"""Where beats come so slowly that Redis never seems to have settled."""
+"""The same where beats come so slowly that Redis never seems to have settled."""
 
 
 WRITE = """

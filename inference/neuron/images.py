@@ -136,7 +136,8 @@ class ImageReader:
         self._stopped = threading.Event()
 
     def read(self, request_id: str) -> dict[str, bytes]:
-        """By digest. Raises ``RequestRefusedError`` where Redis does not answer."""
+        """The images' bytes by their digests. Raises ``RequestRefusedError`` where Redis does not
+        answer."""
         give_up_s = time.monotonic() + READ_FOR_S
         while True:
             try:

@@ -37,7 +37,7 @@ the first lane's requests take a sixtieth of a second at most."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeLimits:
-    """Of what waits, and of what is being prepared. One account may have half of each."""
+    """Bounds of what waits, and of what is being prepared. One account may have half of each."""
 
     max_requests: int = 2048
     max_bytes: int = 256 * KIB * KIB

@@ -77,7 +77,7 @@ class LiveRequest:
     failure: Failure | None = None
     """Why it is ending; ``None``: it was cancelled."""
     is_orphan: bool = False
-    """Its gateway is dead, or could not be told of everything: its events go nowhere."""
+    """Whether its gateway is dead, or could not be told of everything: its events go nowhere."""
     first_token_unix_s: float | None = None
 
     @property
@@ -88,7 +88,7 @@ class LiveRequest:
         return AddressedEvent(self.submit.gateway_id, event)
 
     def open_sequence_ids(self) -> list[str]:
-        """Those that the engine may still be working on."""
+        """The sequences that the engine may still be working on."""
         if self.answer is None:
             return []
         answer = self.answer
@@ -107,7 +107,7 @@ class LiveRequest:
         )
 
     def cut_off(self) -> Failed | Cancelled:
-        """Its end, once all sequences have ended and one of them was cut off."""
+        """How it ends, once all sequences have ended and one of them was cut off."""
         if self.failure is not None:
             return self.failed(self.failure)
         return self.cancelled()

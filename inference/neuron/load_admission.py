@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 from inference.loading.fetch import Fetched
+from inference.loading.progress import OnProgress
 from inference.neuron.errors import LoadRefusedError
+from inference.neuron.load import Load, Room
 from inference.neuron.load_needs import (
     check_possible,
     check_room,
@@ -24,7 +26,7 @@ from inference.neuron.load_needs import (
     needed_bytes,
     waking_bytes,
 )
-from inference.neuron.load_queue import Load, LoadQueue, Room
+from inference.neuron.load_queue import LoadQueue
 from inference.neuron.sleep_choice import Leaving, choose_sleepers
 from inference.protocol.load import AsleepBytes, LoadProgress, LoadSpec, LoadStage
 
@@ -33,9 +35,8 @@ LOOK_AGAIN_S = 0.2
 MEMORY_COMES_BACK_S = 5.0
 """A driver gives back what a process held some moments after its end."""
 
-Tell = Callable[[LoadProgress], None]
 IsCancelled = Callable[[], bool]
-Fetch = Callable[[LoadSpec, Tell, IsCancelled], Fetched | None]
+Fetch = Callable[[LoadSpec, OnProgress, IsCancelled], Fetched | None]
 """Gets a load's files onto the disk. ``None``: cancelled, or not to be downloaded. Raises
 ``LoadRefusedError``."""
 
@@ -58,7 +59,7 @@ class Evictable(Protocol):
         ...
 
     def wait_left(self, timeout_s: float | None = None) -> bool:
-        """Until it is gone or asleep."""
+        """Waits until it is gone or asleep. Returns whether it is."""
         ...
 
 
@@ -79,7 +80,7 @@ class LoadAdmission:
         self._clock = clock
         self._sleep = sleep
 
-    def admit(self, load: Load, is_cancelled: IsCancelled, tell: Tell) -> LoadSpec | None:
+    def admit(self, load: Load, is_cancelled: IsCancelled, tell: OnProgress) -> LoadSpec | None:
         """What the engine is told; ``None``: cancelled. Raises ``LoadRefusedError``. The load has
         the turn when this returns a spec, and memory of its own."""
         check_possible(load.spec, self._loads.devices())
@@ -96,8 +97,8 @@ class LoadAdmission:
             return None
         return self._loads.begin(load, self._room_now(load))
 
-    def readmit(self, load: Load, is_cancelled: IsCancelled, tell: Tell) -> bool:
-        """For one that sleeps: whether it may wake; ``False``: cancelled. Raises
+    def readmit(self, load: Load, is_cancelled: IsCancelled, tell: OnProgress) -> bool:
+        """Whether a model that sleeps may wake; ``False``: that was cancelled. Raises
         ``LoadRefusedError``. The load has the turn and its memory when this returns ``True``."""
         if not self._enter(load, is_cancelled, tell):
             return False
@@ -112,7 +113,7 @@ class LoadAdmission:
         self._loads.begin_waking(load)
         return True
 
-    def _enter(self, load: Load, is_cancelled: IsCancelled, tell: Tell) -> bool:
+    def _enter(self, load: Load, is_cancelled: IsCancelled, tell: OnProgress) -> bool:
         """``False``: cancelled before its turn."""
 
         def tell_waiting(first: str) -> None:
@@ -120,7 +121,7 @@ class LoadAdmission:
 
         return not is_cancelled() and self._loads.enter(load, is_cancelled, tell_waiting)
 
-    def _make_room(self, load: Load, is_cancelled: IsCancelled, tell: Tell) -> bool:
+    def _make_room(self, load: Load, is_cancelled: IsCancelled, tell: OnProgress) -> bool:
         """``False``: cancelled meanwhile."""
         leaving = self._leaving(load)
         sleepers = self._sleepers(load, leaving)
@@ -148,7 +149,7 @@ class LoadAdmission:
         return not is_cancelled()
 
     def _sleepers(self, load: Load, leaving: Sequence[Evictable]) -> frozenset[str]:
-        """Those that need not be unloaded for it."""
+        """The models that make room for it by sleeping."""
         able = [
             Leaving(
                 model=one.spec.model,

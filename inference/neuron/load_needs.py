@@ -14,7 +14,7 @@ from inference.protocol.heartbeat import DeviceInfo, device_name
 from inference.protocol.load import AsleepBytes, LoadFailure, LoadSpec
 
 BESIDE_FILES_BYTES = 256 * 1024**2
-"""Of an engine process, and of a step, as far as anybody can tell from the size of files."""
+"""What an engine process and a step take, as far as the size of files tells."""
 
 
 def needed_bytes(spec: LoadSpec, device: str) -> int | None:
@@ -104,7 +104,7 @@ def lost_its_room(models: Iterable[str]) -> LoadRefusedError:
 
 
 def _on_each(num_bytes: int, spec: LoadSpec, device: str) -> int:
-    """Of ``num_bytes`` of the whole model, what each of its devices has."""
+    """What each of the model's devices has of the whole model's ``num_bytes``."""
     return -(-num_bytes // devices_of_ranks(spec, device))
 
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
 from inference.neuron.device_choice import KINDS, choose_devices
 from inference.neuron.device_sampler import Devices
+from inference.neuron.load import HostPart, Load, Room, told_to_engine
 from inference.neuron.load_needs import expected_bytes, needed_bytes
 from inference.neuron.memory_ledger import Holding, MemoryLedger
 from inference.neuron.sleep_choice import HOST_SHARE_KEPT
@@ -29,47 +28,6 @@ from inference.protocol.load import AsleepBytes, LoadReport, LoadSpec
 
 LOOK_AGAIN_S = 1.0
 """While a load waits. Its turn and its cancel wake it at once."""
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """One replica's place in the queue and its claim on memory, as long as it lives."""
-
-    spec: LoadSpec
-    devices: tuple[str, ...] = ()
-    """Where it is or was going."""
-    pid: int | None = None
-    """Of its engine, while one runs."""
-    free_at_start: dict[str, int] = field(default_factory=dict)
-    """Of the devices that it is loading onto."""
-    is_settled: bool = False
-    """It has been loaded, and it is known what that took."""
-    weights: tuple[Path, ...] = ()
-    """In the cache of downloads."""
-    new_files: dict[str, list[str]] = field(default_factory=dict)
-    """What was downloaded for it alone: as in ``inference.loading.fetch``."""
-    took_bytes: int = 0
-    """Of its device, when it had been loaded."""
-    asleep: AsleepBytes | None = None
-    """What it holds, while it sleeps."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostPart:
-    """The weights of a model that sleeps, as an owner of the host's memory."""
-
-    load: Load
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """What a load may take of the devices that it goes to."""
-
-    devices: tuple[str, ...]
-    limit_bytes: int
-    """Of each."""
-    promised_bytes: int
-    """Of each one's free memory, to others."""
 
 
 class LoadQueue:
@@ -81,17 +39,18 @@ class LoadQueue:
         self._changed = threading.Condition()
         self._ledger = MemoryLedger()
         self._waiting: list[Load] = []
-        """Those whose files are there; the first one has its turn."""
+        """The loads whose files are there; the first one has its turn."""
 
     def devices(self) -> list[DeviceInfo]:
-        """As last measured, less what was promised and is not held yet. At once."""
+        """The devices as last measured, less what was promised and is not held yet. Returns at
+        once."""
         measured = self._devices.devices()
         with self._changed:
             self._note_held(measured)
             return self._ledger.without_promised(measured)
 
     def most_free_bytes(self) -> int:
-        """Of the device that a load goes to when nobody names one."""
+        """What is free on the device that a load goes to when nobody names one."""
         devices = self.devices()
         kind = min((device.kind for device in devices), key=KINDS.index, default="cpu")
         return max((one.free_memory_bytes for one in devices if one.kind == kind), default=0)
@@ -109,7 +68,7 @@ class LoadQueue:
             self._ledger.accept(load, devices, expected_bytes(load.spec, devices[0], None))
 
     def expect(self, load: Load, file_bytes: int) -> None:
-        """Its weight files are on the disk, and so large."""
+        """Records how large its weight files are, once they are on the disk."""
         with self._changed:
             if (holding := self._ledger.holding(load)) is not None:
                 num_bytes = expected_bytes(load.spec, holding.devices[0], file_bytes)
@@ -166,7 +125,7 @@ class LoadQueue:
         )
 
     def begin(self, load: Load, room: Room) -> LoadSpec:
-        """Its turn has come: what its engine is told."""
+        """Begins the load whose turn has come. Returns what its engine is told."""
         expected = expected_bytes(load.spec, room.devices[0], None)
         measured = self._devices.measure()
         with self._changed:
@@ -178,10 +137,10 @@ class LoadQueue:
             self._note_start(load, measured)
         # They have left: an engine that starts again evicts nobody.
         load.spec = msgspec.structs.replace(load.spec, evict=[])
-        return _told(load, room)
+        return told_to_engine(load, room)
 
     def begin_again(self, load: Load) -> LoadSpec:
-        """Its engine died, and what that took is kept for the next one."""
+        """Begins a load anew after its engine died. What that took is kept for the next one."""
         measured = self._devices.measure()
         with self._changed:
             holding = self._ledger.holding(load)
@@ -198,7 +157,7 @@ class LoadQueue:
             limit_bytes=holding.num_bytes,
             promised_bytes=max(0, *promised) if promised else 0,
         )
-        return _told(load, room)
+        return told_to_engine(load, room)
 
     def started(self, load: Load, pid: int) -> None:
         with self._changed:
@@ -248,7 +207,8 @@ class LoadQueue:
                 self._ledger.settle(HostPart(load), held.host_bytes)
 
     def begin_waking(self, load: Load) -> None:
-        """Its turn has come, and there is room: what it had before it fell asleep is its own."""
+        """Gives the load what it had before it fell asleep: its turn has come, and there is
+        room."""
         measured = self._devices.measure()
         with self._changed:
             self._ledger.settle(load, load.took_bytes)
@@ -275,7 +235,7 @@ class LoadQueue:
             self._leave(load)
 
     def release(self, load: Load) -> None:
-        """It is gone for good, or was refused."""
+        """Gives back what the load held: it is gone for good, or was refused."""
         with self._changed:
             load.asleep = None
             self._ledger.release(load)
@@ -312,8 +272,8 @@ class LoadQueue:
         return max(0, host.free_memory_bytes - taken_bytes)
 
     def _held_now(self, load: Load, holding: Holding, free: dict[str, int]) -> int:
-        """Of its first device: an engine takes the same of each. A card gives out at once what is
-        asked for, so of one the load under way holds what has gone since it began."""
+        """What it holds of its first device; an engine takes the same of each. A card gives out at
+        once what is asked for, so a load under way holds what has gone since it began."""
         if load.pid is None:
             return 0
         device = holding.devices[0]
@@ -323,16 +283,3 @@ class LoadQueue:
         if load.free_at_start:
             return max(0, load.free_at_start.get(device, 0) - free.get(device, 0))
         return holding.num_bytes
-
-
-def _told(load: Load, room: Room) -> LoadSpec:
-    """A file that was fetched has been compared with its hash: large ones take minutes. A wheel's
-    hash is also its name in the cache."""
-    is_checked = bool(load.weights) and load.spec.source.startswith("huggingface:")
-    return msgspec.structs.replace(
-        load.spec,
-        sha256=None if is_checked else load.spec.sha256,
-        devices=list(room.devices),
-        promised_bytes=room.promised_bytes,
-        memory_limit_bytes=room.limit_bytes,
-    )

@@ -30,9 +30,9 @@ class Holding:
     owner: Owner
     devices: tuple[str, ...]
     num_bytes: int
-    """Of each of its devices, at most. 0 while nobody knows."""
+    """The most that it takes of each of its devices. 0 while nobody knows."""
     held_bytes: int = 0
-    """Of that, what it holds already."""
+    """What of that it holds already."""
     is_begun: bool = False
 
     @property
@@ -68,7 +68,7 @@ class MemoryLedger:
         self._change(owner, held_bytes=max(0, held_bytes))
 
     def release(self, owner: Owner) -> None:
-        """It is gone, or was refused. An owner that has nothing is no mistake."""
+        """Forgets an owner that is gone or was refused. One that has nothing is no mistake."""
         self._holdings.pop(owner, None)
 
     def holding(self, owner: Owner) -> Holding | None:

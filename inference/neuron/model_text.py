@@ -30,7 +30,7 @@ class ModelText:
     template: ChatTemplate
     report: LoadReport
     markers: ReasoningMarkers | None = None
-    """Of its thinking block; ``None``: it does not think, or between phrases."""
+    """The markers of its thinking block; ``None``: it does not think, or between phrases."""
     phrases: PhraseMarkers | None = None
     """What its thinking stands between where no single tokens say so."""
     tool_format: ToolFormat | None = None
@@ -38,7 +38,7 @@ class ModelText:
     max_output_tokens: int | None = None
     """The operator's bound on an answer."""
     fingerprint: str = ""
-    """Of its files, settings and device, and of this release."""
+    """A digest of its files, settings and device, and of this release."""
 
     @classmethod
     def load(cls, spec: LoadSpec, report: LoadReport) -> ModelText:
@@ -66,7 +66,7 @@ class ModelText:
 
     @property
     def capabilities(self) -> list[Capability]:
-        """As its files say."""
+        """What the model can do, as its files say."""
         if self.report.kind == "embedding":
             return ["embeddings"]
         if self.report.kind == "reranker":

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-"""Of all gateways: half a minute of a thousand streams."""
+"""The most that is kept for all gateways: half a minute of a thousand streams."""
 MAX_TAKEN = 64
 MAX_TAKEN_BYTES = 4 * 1024 * 1024
 """At one time: what Redis answers well within a command's timeout."""
@@ -72,7 +72,7 @@ class Outboxes:
             del self._by_gateway[batch.gateway_id]
 
     def block(self, gateway_id: str) -> None:
-        """Its stream is not there: nothing of it is taken until ``unblock``."""
+        """Holds back what is for a gateway whose stream is not there, until ``unblock``."""
         if outbox := self._by_gateway.get(gateway_id):
             outbox.is_blocked = True
 
@@ -88,7 +88,7 @@ class Outboxes:
         return [batch for name in self.behind(added_s) for batch in self.drop(name)]
 
     def drop_excess(self) -> list[Batch]:
-        """Of those who have most, until the rest fits."""
+        """Drops all that is kept for those who have most, until the rest fits."""
         dropped: list[Batch] = []
         while sum(outbox.num_bytes for outbox in self._by_gateway.values()) > self._max_bytes:
             largest = max(self._by_gateway, key=lambda name: self._by_gateway[name].num_bytes)

@@ -12,7 +12,7 @@ from inference.protocol.sampling import TokenLogprob
 from inference.text.tokenizer import Tokenizer
 
 MAX_SCORES = 2**18
-"""Of one request: they are one body in the end, which has some 70 bytes for each."""
+"""The most of one request: they become one body, which has some 70 bytes for each."""
 
 
 def num_scored(request: GenerationRequest) -> int | None:

@@ -1,6 +1,6 @@
 """From a parsed request to what the engine runs: text rendered, tokenized, checked, decided.
 
-    GenerationRequest ─▶ render ─▶ size ─▶ tokenize ─▶ check limits ─▶ resolve sampling ─▶ Prompt
+    GenerationRequest ─▶ prompt_tokens ─▶ answer_limit ─▶ resolve_sampling ─▶ grammar ─▶ Prepared
 
 Pure but for the tokenizer's files. Knows no Redis, no process, no other request.
 """
@@ -9,62 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from inference.neuron.allowance import UNBOUNDED, Allowance
 from inference.neuron.errors import (
     RequestRefusedError,
-    arguments_too_long,
-    bad_token_id,
-    prompt_too_long,
-    text_too_long,
 )
-from inference.neuron.images import PlacedImage, check_sees, images_of, placed
-from inference.neuron.limits import AnswerLimit, answer_limit, prompt_param
+from inference.neuron.images import PlacedImage
+from inference.neuron.limits import AnswerLimit, answer_limit
 from inference.neuron.model_text import ModelText
 from inference.neuron.output_rules import request_grammar
 from inference.neuron.prompt_scores import check_scores, num_scored
+from inference.neuron.prompt_tokens import prompt_tokens
+from inference.neuron.sampling_params import resolve_sampling
 from inference.neuron.shortening import shortened
 from inference.neuron.thinking import Thinking
-from inference.protocol.events import Failure, UsedSampling
 from inference.protocol.generation import (
     ChatInput,
     GenerationRequest,
-    TextInput,
     TokenCountRequest,
-    TokensInput,
     ToolDefinition,
 )
-from inference.protocol.load import LoadReport
-from inference.protocol.sampling import SamplingOptions, SamplingParams
+from inference.protocol.sampling import SamplingParams
 from inference.text.chat_template import rendered_tools
-from inference.text.errors import (
-    NoPlaceForToolsError,
-    TemplateRenderError,
-    TooManyTokensError,
-)
-from inference.text.harmony import ANSWER_HEAD
-from inference.text.phrases import opens_phrase
-from inference.text.reasoning import opens_block
-from inference.text.token_bounds import num_bytes
-
-MODEL_DEFAULT_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-"""SamplingOptions for which ``None`` means generation_config's value, else the neutral one."""
 
 NO_THINKING = Thinking()
-MAX_ARGUMENTS_CHARACTERS = 2**20
-"""Of one tool call. They are parsed and written again, each in one go for which every other thread
-waits; all else that is done with a long conversation lets them pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +48,11 @@ class Prepared:
     """The answer goes on from the prompt's text, so its first space is part of it."""
     thinking: Thinking = NO_THINKING
     tools: Sequence[ToolDefinition] = ()
-    """Those that the answer may call."""
+    """The tools that the answer may call."""
     num_lost_turns: int = 0
     """The oldest, which did not fit and might be left out."""
     images: Sequence[PlacedImage] = ()
-    """Of the prompt, which is one then."""
+    """The images of the prompt; there is one prompt then."""
     prediction: Sequence[int] = ()
     """What the client expects in the output."""
 
@@ -96,7 +66,7 @@ def prepare(
 ) -> Prepared:
     """Raises ``RequestRefusedError`` with the failure to tell the client."""
     request, num_lost_turns = _fitting(request, text)
-    prompts, images = _prompts(request.input, text, text.report.context_tokens - 1)
+    prompts, images = prompt_tokens(request.input, text, text.report.context_tokens - 1)
     allowance.check_prompt(sum(map(len, prompts)))
     check_scores(request, sum(map(len, prompts)))
     limit = answer_limit(
@@ -152,7 +122,7 @@ def _fitting(request: GenerationRequest, text: ModelText) -> tuple[GenerationReq
 
     def fits(chat: ChatInput) -> bool:
         try:
-            (prompt,), _ = _prompts(chat, text, max(1, room))
+            (prompt,), _ = prompt_tokens(chat, text, max(1, room))
         except RequestRefusedError as refused:
             if refused.failure.code != "context_length_exceeded":
                 raise
@@ -166,164 +136,9 @@ def _fitting(request: GenerationRequest, text: ModelText) -> tuple[GenerationReq
 def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
     """Raises ``RequestRefusedError``, also for what no answer could be held to: the same request is
     meant to be sent."""
-    (prompt,), _ = _prompts(request.input, text, None)
+    (prompt,), _ = prompt_tokens(request.input, text, None)
     asked = GenerationRequest(
         model=request.model, input=request.input, output_format=request.output_format
     )
     request_grammar(asked, text)
     return len(prompt)
-
-
-def _prompts(
-    given: ChatInput | TextInput | TokensInput, text: ModelText, max_tokens: int | None
-) -> tuple[list[list[int]], list[PlacedImage]]:
-    """``max_tokens`` of each; ``None``: any number. Only a chat has images."""
-    match given:
-        case ChatInput():
-            prompt, images = _chat_tokens(given, text, max_tokens)
-            return [_not_empty(prompt, "messages")], images
-        case TextInput(texts=texts):
-            return [_not_empty(_encoded(one, given, text, max_tokens)) for one in texts], []
-        case TokensInput(prompts=prompts):
-            return [
-                _not_empty(checked_ids(token_ids, given, text, max_tokens)) for token_ids in prompts
-            ], []
-
-
-def _chat_tokens(
-    chat: ChatInput, text: ModelText, max_tokens: int | None
-) -> tuple[list[int], list[PlacedImage]]:
-    images, vision = images_of(chat), text.report.vision
-    check_sees(images, vision)
-    token_ids = _encoded(chat_prompt(chat, text, max_tokens), chat, text, max_tokens)
-    token_ids, found = placed(token_ids, images, vision)
-    if max_tokens is not None and len(token_ids) > max_tokens:
-        failure = prompt_too_long(len(token_ids), text.report.context_tokens, prompt_param(chat))
-        raise RequestRefusedError(failure)
-    return token_ids, found
-
-
-def chat_prompt(chat: ChatInput, text: ModelText, max_tokens: int | None) -> str:
-    """A thinking block that the template opens is closed before the answer's own first words."""
-    prompt = _render(chat, text)
-    if not chat.answer_start:
-        return prompt
-    token_ids = _encoded(prompt, chat, text, max_tokens)
-    markers = text.markers
-    if markers is not None and markers.channels is not None:
-        prompt += ANSWER_HEAD
-    elif markers is not None and opens_block(token_ids, markers, text.tokenizer):
-        prompt += f"\n{markers.closes}\n\n"
-    elif text.phrases is not None and opens_phrase(prompt, text.phrases):
-        prompt += f"\n{text.phrases.closes[0]}\n\n"
-    return prompt + chat.answer_start
-
-
-def _encoded(
-    one: str, given: ChatInput | TextInput, text: ModelText, max_tokens: int | None
-) -> list[int]:
-    """Refused by its size alone where that tells that it cannot fit."""
-    tokenizer, context_tokens = text.tokenizer, text.report.context_tokens
-    least_tokens = tokenizer.least_tokens(one)
-    if max_tokens is not None and least_tokens > max_tokens:
-        assert tokenizer.most_bytes_per_token is not None, "a bound that rests on nothing"
-        failure = text_too_long(
-            least_tokens,
-            num_bytes(one),
-            tokenizer.most_bytes_per_token,
-            context_tokens,
-            prompt_param(given),
-        )
-        raise RequestRefusedError(failure)
-    # Templates write special tokens themselves.
-    adds_special_tokens = not isinstance(given, ChatInput)
-    try:
-        return tokenizer.encode(one, add_special_tokens=adds_special_tokens, max_tokens=max_tokens)
-    except TooManyTokensError as error:
-        failure = prompt_too_long(error.num_tokens, context_tokens, prompt_param(given))
-        raise RequestRefusedError(failure) from None
-
-
-def _render(chat: ChatInput, text: ModelText) -> str:
-    for message in chat.messages:
-        for call in message.tool_calls:
-            if len(call.arguments) > MAX_ARGUMENTS_CHARACTERS:
-                raise RequestRefusedError(
-                    arguments_too_long(len(call.arguments), MAX_ARGUMENTS_CHARACTERS)
-                )
-    try:
-        return text.template.render(chat)
-    except TemplateRenderError as error:
-        param = "tools" if isinstance(error, NoPlaceForToolsError) else "messages"
-        raise RequestRefusedError(
-            Failure(code="template_render_failed", message=str(error), param=param)
-        ) from error
-
-
-def checked_ids(
-    token_ids: list[int], given: TokensInput, text: ModelText, max_tokens: int | None
-) -> list[int]:
-    if max_tokens is not None and len(token_ids) > max_tokens:
-        context_tokens = text.report.context_tokens
-        failure = prompt_too_long(len(token_ids), context_tokens, prompt_param(given))
-        raise RequestRefusedError(failure)
-    vocab_size = text.report.vocab_size
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise RequestRefusedError(bad_token_id(token_id, vocab_size))
-    return token_ids
-
-
-def _not_empty(token_ids: list[int], param: str = "prompt") -> list[int]:
-    if not token_ids:
-        raise RequestRefusedError(
-            Failure(code="empty_prompt", message="the prompt holds no tokens", param=param)
-        )
-    return token_ids
-
-
-def resolve_sampling(
-    options: SamplingOptions, max_tokens: int, report: LoadReport
-) -> SamplingParams:
-    """The client's choice, else the model's generation_config, else the neutral value."""
-    chosen: dict[str, Any] = {}
-    for name in MODEL_DEFAULT_FIELDS:
-        value = getattr(options, name)
-        if value is None:
-            value = report.generation_defaults.get(name)
-            if name == "top_k" and value is not None and value == int(value):
-                value = int(value)  # some generation_config.json files write 50.0
-        if value is not None:
-            chosen[name] = value
-    stop_ids = [] if options.ignore_eos else report.eos_token_ids
-    _check_ids_in_vocabulary(options, report.vocab_size)
-    return SamplingParams(
-        **chosen,
-        max_tokens=max_tokens,
-        logit_bias=options.logit_bias or {},
-        seed=options.seed,
-        top_logprobs=options.top_logprobs,
-        prompt_logprobs=options.prompt_logprobs,
-        stop_token_ids=list(dict.fromkeys([*stop_ids, *options.stop_token_ids])),
-        min_tokens=options.min_tokens,
-    )
-
-
-def used_sampling(params: SamplingParams) -> UsedSampling:
-    return UsedSampling(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-    )
-
-
-def _check_ids_in_vocabulary(options: SamplingOptions, vocab_size: int) -> None:
-    for param, token_ids in (
-        ("logit_bias", options.logit_bias or ()),
-        ("stop_token_ids", options.stop_token_ids),
-    ):
-        for token_id in token_ids:
-            if not 0 <= token_id < vocab_size:
-                failure = bad_token_id(token_id, vocab_size)
-                raise RequestRefusedError(msgspec.structs.replace(failure, param=param))

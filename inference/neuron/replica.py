@@ -21,7 +21,7 @@ import msgspec
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.engine_run import EngineEnd, EngineRun
 from inference.neuron.errors import EngineGoneError, LoadRefusedError
-from inference.neuron.load_queue import Load
+from inference.neuron.load import Load
 from inference.neuron.model_text import ModelText
 from inference.neuron.replica_context import ReplicaContext
 from inference.neuron.replica_record import ReplicaRecord
@@ -114,10 +114,14 @@ class Replica:
             self._drain()
         return self._record.status is ReplicaStatus.DRAINING
 
-    def sleep(self) -> bool:
-        """Take nothing new, wait for what runs, fall asleep. Returns at once; ``False``: it cannot,
-        and serves on."""
-        return self._slumber.fall_asleep()
+    def sleep(self, job_id: str) -> None:
+        """Take nothing new, wait for what runs, fall asleep. Returns at once. Where it cannot it
+        serves on, and its state says so for that job."""
+        why = self._slumber.why_not_asleep() if not self._slumber.fall_asleep() else None
+        if why is not None:
+            log.warning("%s does not fall asleep: %s", self.spec.model, why)
+            self._record.sleep_refused(job_id, why)
+            self._context.on_change()
 
     def wake(self, spec: LoadSpec) -> None:
         """``spec`` asks for it, and says what leaves for it. Nothing to do where it does not sleep,
@@ -134,7 +138,7 @@ class Replica:
         return self._record.may_sleep_as
 
     def leave_if_idle(self, *, may_sleep: bool) -> bool:
-        """As ``Evictable`` says."""
+        """Falls asleep or leaves if nothing runs here, as ``Evictable`` says."""
         if may_sleep and self._slumber.fall_asleep(only_if=self._is_idle_as):
             return True
         return self.drain_if_idle()
@@ -155,7 +159,7 @@ class Replica:
         self._context.on_change()
         run = self._run
         if self._gone.is_set():  # it had failed: there is no thread to say so
-            self._context.on_gone(self)
+            self._context.on_gone(self.load)
         elif run is not None:
             run.drain(time.monotonic() + DRAIN_TIMEOUT_S)
 
@@ -195,7 +199,7 @@ class Replica:
             self.kill()
         self._context.loads.release(self.load)
         if self.status is not ReplicaStatus.FAILED:
-            self._context.on_gone(self)
+            self._context.on_gone(self.load)
         self._gone.set()
         self._slumber.is_gone()
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from inference.neuron.engine_process import EngineProcess
 from inference.neuron.live_request import AddressedEvent
+from inference.neuron.load import Load
 from inference.neuron.load_admission import LoadAdmission
-from inference.neuron.load_queue import Load, LoadQueue
+from inference.neuron.load_queue import LoadQueue
 from inference.neuron.request_table import RequestTable
 from inference.neuron.restart_policy import RestartPolicy
 from inference.protocol.load import LoadSpec
-
-if TYPE_CHECKING:
-    from inference.neuron.replica import Replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +26,7 @@ class ReplicaContext:
     """The load can never succeed: what was downloaded for it goes."""
     on_change: Callable[[], None]
     """The status moved. Called without locks held."""
-    on_gone: Callable[[Replica], None]
+    on_gone: Callable[[Load], None]
     """Unloaded or stopped: the engine process has ended for good."""
     restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
     silence_limit_s: float | None = None

@@ -23,7 +23,12 @@ from inference.neuron.model_text import ModelText
 from inference.neuron.restart_policy import RestartPolicy
 from inference.protocol.engine import EngineStats
 from inference.protocol.events import Failure
-from inference.protocol.heartbeat import REPLICA_TRANSITIONS, ReplicaState, ReplicaStatus
+from inference.protocol.heartbeat import (
+    REPLICA_TRANSITIONS,
+    ReplicaState,
+    ReplicaStatus,
+    SleepRefusal,
+)
 from inference.protocol.load import (
     LOADED,
     AsleepBytes,
@@ -48,6 +53,7 @@ class ReplicaRecord:
         self._text: ModelText | None = None
         self._progress: LoadProgress | None = None
         self._failure: LoadFailure | None = None
+        self._sleep_refusal: SleepRefusal | None = None
         self._stats: EngineStats | None = None
         self._last_used_unix_s: float | None = None
         self._asleep: AsleepBytes | None = None
@@ -93,6 +99,7 @@ class ReplicaRecord:
                 max_in_flight=spec.max_concurrent_sequences,
                 max_queue_depth=spec.max_queue_depth,
                 failure=self._failure,
+                sleep_refusal=self._sleep_refusal,
                 stats=self._stats,
                 num_restarts=self._num_restarts,
                 last_used_unix_s=self._last_used_unix_s,
@@ -138,6 +145,13 @@ class ReplicaRecord:
             if self._status is not ReplicaStatus.READY or self._text is None:
                 return None
             return self._text.report.asleep
+
+    def sleep_refused(self, job_id: str, why: str) -> None:
+        failure = LoadFailure(code="cannot_sleep", message=f"It serves on: {why}")
+        with self._lock:
+            self._sleep_refusal = SleepRefusal(
+                job_id=job_id, failure=failure, at_unix_s=time.time()
+            )
 
     def fell_asleep(self, held: AsleepBytes) -> None:
         with self._lock:

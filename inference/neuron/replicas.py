@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from inference.neuron.load_queue import Load
+from inference.neuron.load import Load
 from inference.neuron.replica import Replica
 from inference.neuron.replica_context import ReplicaContext
 from inference.protocol.heartbeat import ReplicaStatus
@@ -58,7 +58,7 @@ class Replicas:
             return replica, current
 
     def restore(self, specs: Iterable[LoadSpec], context: ReplicaContext) -> list[Replica]:
-        """Those of an earlier life, but for models that were asked for since."""
+        """Replicas of an earlier life, but for models that were asked for since."""
         with self._lock:
             restored = [
                 Replica(spec, context, recovering=True)
@@ -68,11 +68,12 @@ class Replicas:
             self._by_model |= {replica.spec.model: replica for replica in restored}
             return restored
 
-    def forget(self, replica: Replica) -> None:
-        """It is gone. One that has taken its place stays."""
+    def forget(self, load: Load) -> None:
+        """Forgets the replica of that load, which is gone. One that has taken its place stays."""
         with self._lock:
-            if self._by_model.get(replica.spec.model) is replica:
-                del self._by_model[replica.spec.model]
+            replica = self._by_model.get(load.spec.model)
+            if replica is not None and replica.load is load:
+                del self._by_model[load.spec.model]
 
     def surviving_specs(self) -> list[LoadSpec]:
         """What the next life loads again. What left for it then must not leave once more."""

@@ -144,7 +144,7 @@ class RequestTable:
         return self._orphan(lambda live: live.submit.gateway_id == gateway_id)
 
     def gateway_ids(self) -> set[str]:
-        """Those that are waiting for something."""
+        """The gateways that are waiting for something."""
         with self._lock:
             return {live.submit.gateway_id for live in self._live.values() if not live.is_orphan}
 
@@ -227,7 +227,7 @@ class RequestTable:
         return len(hits)
 
     def _ask_to_cancel(self, live: LiveRequest) -> None:
-        """Its engine, once that has it: a cancel must not overtake its submit."""
+        """Asks its engine to cancel it, once that has it: a cancel must not overtake its submit."""
         with self._lock:
             live.cancel_asked = True
             has_started = live.has_started

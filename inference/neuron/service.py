@@ -22,6 +22,7 @@ import redis
 
 from inference.build import this_build
 from inference.neuron.accounts import AccountBook, send_due
+from inference.neuron.dead_gateways import DeadGateways
 from inference.neuron.device_sampler import Devices
 from inference.neuron.downloads import Downloads
 from inference.neuron.engine_logs import EngineLogs
@@ -33,8 +34,9 @@ from inference.neuron.heartbeat import GatewayWatch, Heart, HeartbeatWriter
 from inference.neuron.images import ImageReader
 from inference.neuron.inbox import Inbox
 from inference.neuron.intake import Intake
+from inference.neuron.load import Load
 from inference.neuron.load_admission import LoadAdmission
-from inference.neuron.load_queue import Load, LoadQueue
+from inference.neuron.load_queue import LoadQueue
 from inference.neuron.model_text import ModelText
 from inference.neuron.name_lease import NameLease
 from inference.neuron.replica import Replica
@@ -44,6 +46,7 @@ from inference.neuron.request_table import RequestTable
 from inference.neuron.restart_policy import RestartPolicy
 from inference.neuron.specs import SpecStore
 from inference.neuron.starter import Starter
+from inference.neuron.survivors import Survivors
 from inference.protocol.generation import Cancel, InboxFrame, Submit
 from inference.protocol.heartbeat import BuildInfo, NeuronHeartbeat
 from inference.protocol.held import HeldRequests, held_requests
@@ -56,7 +59,8 @@ log = logging.getLogger(__name__)
 FAREWELL_S = 0.5
 """What the last events get to reach Redis when the neuron stops."""
 LEAVING_AT_LEAST_S = 1.5
-"""Until then gateways have read that it is leaving, and what they sent before is here."""
+"""How long it stays after it said that it leaves: by then gateways have read that, and what they
+sent before is here."""
 LEAVING_POLL_S = 0.05
 STOP_GRACE_S = 2.5
 """How long engines get to end in order when the neuron stops; then they are killed."""
@@ -86,7 +90,6 @@ class NeuronService:
         self._build = BuildInfo(**asdict(this_build()))
         self._discovery = discovery
         self._replicas = Replicas()
-        self._is_restored = False
         self._is_leaving = False
         self._stopped = threading.Event()
         self._client = client
@@ -109,9 +112,10 @@ class NeuronService:
             )
         )
         self._inbox = Inbox(client, neuron=name, handle=self._handle)
-        self._specs = SpecStore(client, neuron=name)
         self._heartbeats = HeartbeatWriter(client, lease=self.lease)
-        self._gateways = GatewayWatch(client)
+        self._dead_gateways = DeadGateways(
+            GatewayWatch(client), self._table, self._accounts, self._publisher
+        )
         self._heart = Heart(self._beat, on_name_lost)
         self._num_beats = 0
         self._loads = LoadQueue(discovery)
@@ -132,10 +136,11 @@ class NeuronService:
             ),
             discard=self._discard,
             on_change=self._heart.beat_now,
-            on_gone=self._forget_replica,
+            on_gone=self._forget,
             restart_policy=restart_policy or RestartPolicy(),
             silence_limit_s=silence_limit_s,
         )
+        self._survivors = Survivors(SpecStore(client, neuron=name), self._replicas, self._context)
 
     def start(self) -> None:
         """Loads again what the last life had, as soon as Redis answers. Returns at once."""
@@ -154,7 +159,7 @@ class NeuronService:
             replica.start()
         elif current is not None:
             current.wake(spec)
-        self._save_specs()
+        self._survivors.save()
         self._heart.beat_now()
 
     def unload_model(self, model: str) -> None:
@@ -165,17 +170,16 @@ class NeuronService:
             return
         log.info("unloading %s", model)
         replica.drain()
-        self._save_specs()
+        self._survivors.save()
 
-    def sleep_model(self, model: str) -> None:
+    def sleep_model(self, model: str, job_id: str) -> None:
         """Waits, elsewhere, for the requests in flight. What cannot sleep serves on."""
         replica = self._replicas.find(model)
         if replica is None:
             log.info("sleep of %s: it is not loaded", model)
             return
-        if not replica.sleep():
-            log.warning("%s does not fall asleep: it cannot, or the host has no room", model)
-        self._save_specs()
+        replica.sleep(job_id)
+        self._survivors.save()
 
     def drop_adapter(self, model: str, adapter: str) -> None:
         """It leaves ``model``'s engine once no sequence has it; heartbeats tell of those that are
@@ -272,21 +276,20 @@ class NeuronService:
         try:
             self._speak_to_redis()
         except redis.RedisError:
-            self._gateways.interrupted()
+            self._dead_gateways.interrupted()
             raise
 
     def _speak_to_redis(self) -> None:
         """Raises ``NameLostError``, ``redis.RedisError``."""
         self.lease.renew()
-        if not self._is_restored:
-            self._restore()
+        self._survivors.restore()
         # Before it is said which requests are held: one that was in the inbox is among them.
         self.drain_inbox()
         heartbeat = self.heartbeat()
         # First, so that whoever reads of a failed load finds it among the surviving ones no more.
-        self._specs.write(self._replicas.surviving_specs())
+        self._survivors.write()
         self._heartbeats.write(heartbeat, self._held_requests())
-        self._drop_dead_gateways()
+        self._dead_gateways.drop()
         send_due(self._accounts, self._client)
 
     def _held_requests(self) -> dict[str, HeldRequests]:
@@ -295,38 +298,6 @@ class NeuronService:
         behind = self._publisher.behind()
         return held_requests(self.epoch, self._num_beats, self._table.ids_by_gateway(), behind)
 
-    def _restore(self) -> None:
-        """Loads what the last life had; a model asked for since then keeps its new spec."""
-        restored = self._replicas.restore(self._specs.read(), self._context)
-        self._is_restored = True
-        for replica in restored:
-            log.info("loading %s again: the last life of this neuron had it", replica.spec.model)
-            replica.start()
-
-    def _save_specs(self) -> None:
-        """Before ``_restore`` has read them they are not ours to write."""
-        if not self._is_restored:
-            return
-        try:
-            self._specs.write(self._replicas.surviving_specs())
-        except redis.RedisError as error:
-            log.warning("load specs are not saved yet: %s", error)  # the next heartbeat does
-
-    def _drop_dead_gateways(self) -> None:
-        """Their open requests are cancelled. What those used, and what others used that ended not
-        long ago, is told to whoever settles it."""
-        watched = self._table.gateway_ids() | self._accounts.gateway_ids()
-        for gateway_id in self._gateways.dead(watched):
-            num_dropped = self._table.forget_gateway(gateway_id)
-            num_ended = self._accounts.gateway_died(gateway_id, now_unix_s=time.time())
-            log.warning(
-                "gateway %s is dead: cancelled its %d requests; %d more had ended not long ago",
-                gateway_id,
-                num_dropped,
-                num_ended,
-            )
-            self._publisher.retire(gateway_id)
-
-    def _forget_replica(self, replica: Replica) -> None:
-        self._replicas.forget(replica)
+    def _forget(self, load: Load) -> None:
+        self._replicas.forget(load)
         self._heart.beat_now()

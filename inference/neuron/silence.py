@@ -27,14 +27,14 @@ def silence_limit_s(environment: Mapping[str, str]) -> float | None:
 
 
 class Silence:
-    """Of one engine, from its having loaded on."""
+    """How long one engine has been silent, counted once it has loaded."""
 
     def __init__(self) -> None:
         self._looked_s: float | None = None
         self._silent_s = 0.0
 
     def end(self) -> None:
-        """It has said something."""
+        """Starts again from 0: the engine has said something."""
         self._silent_s = 0.0
 
     def look(self, now_s: float) -> float:

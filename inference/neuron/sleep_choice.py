@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from inference.protocol.load import AsleepBytes
 
 HOST_SHARE_KEPT = 0.1
-"""Of the host's memory, which weights of models that sleep leave to everybody else."""
+"""The share of the host's memory that weights of models that sleep leave to everybody else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
     model: str
     held_bytes: int
-    """Of the device, all of which comes back if it is unloaded."""
+    """What it holds of the device, all of which comes back if it is unloaded."""
     asleep: AsleepBytes | None
     """``None``: it cannot sleep, or does already."""
 
     @property
     def withheld_bytes(self) -> int:
-        """Of the device, what does not come back if it sleeps."""
+        """What of the device does not come back if it sleeps."""
         return 0 if self.asleep is None else min(self.held_bytes, self.asleep.device_bytes)
 
 

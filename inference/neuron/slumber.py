@@ -19,7 +19,7 @@ import msgspec
 
 from inference.neuron.engine_run import EngineRun
 from inference.neuron.errors import LoadRefusedError
-from inference.neuron.load_queue import Load
+from inference.neuron.load import Load
 from inference.neuron.replica_context import ReplicaContext
 from inference.neuron.replica_record import ReplicaRecord
 from inference.protocol.heartbeat import ReplicaStatus
@@ -77,15 +77,27 @@ class Slumber:
         run.drain(time.monotonic() + DRAIN_TIMEOUT_S, then_sleep=True)
         return True
 
+    def why_not_asleep(self) -> str | None:
+        """After ``fall_asleep`` said no. ``None``: it rests already."""
+        status, asleep = self._record.status, self._record.may_sleep_as
+        if self.is_falling_asleep or status is ReplicaStatus.ASLEEP:
+            return None
+        if asleep is not None:
+            return f"the host has no room for {asleep.host_bytes:,} bytes of weights"
+        if status is not ReplicaStatus.READY:
+            return f"it is {status.value}"
+        return "models of its kind are only unloaded"
+
     def call_off(self) -> bool:
-        """It is to be unloaded: whether it was falling asleep."""
+        """Calls falling asleep off, because it is to be unloaded. Returns whether it was under
+        way."""
         with self._lock:
             was_falling, self.is_falling_asleep = self.is_falling_asleep, False
             return was_falling
 
     def wake(self, spec: LoadSpec) -> None:
-        """Where it sleeps or is about to: for the job of ``spec``, which says what leaves for
-        it."""
+        """Wakes it where it sleeps or is about to, for the job of ``spec``, which says what leaves
+        for it."""
         with self._lock:
             self._wanted = spec
             rests = self.is_falling_asleep or self._record.status is ReplicaStatus.ASLEEP
@@ -96,11 +108,11 @@ class Slumber:
             self._waker.start()
 
     def wait_left(self, timeout_s: float | None = None) -> bool:
-        """Until it is asleep or gone."""
+        """Waits until it is asleep or gone. Returns whether it is."""
         return self._left.wait(timeout_s)
 
     def stays(self, *, is_gone: bool) -> None:
-        """It is unloaded from here on: asleep it has not left yet."""
+        """Called when it is unloaded from here on: one that sleeps has not left yet."""
         if not is_gone:
             self._left.clear()
 

@@ -28,8 +28,9 @@ from inference.neuron.errors import (
 from inference.neuron.images import sequence_images
 from inference.neuron.live_request import AddressedEvent, Answer, sequence_id
 from inference.neuron.model_text import ModelText
-from inference.neuron.prompts import Prepared, count_tokens, prepare, used_sampling
+from inference.neuron.prompts import Prepared, count_tokens, prepare
 from inference.neuron.request_table import RequestTable
+from inference.neuron.sampling_params import used_sampling
 from inference.neuron.tokenizing import tokenized
 from inference.protocol.engine import EmbedSequences, SubmitSequence
 from inference.protocol.events import Accepted, Failure, TokensCounted
@@ -217,8 +218,8 @@ def _commands(
 def _further_params(
     request: GenerationRequest, params: SamplingParams, number: int
 ) -> SamplingParams:
-    """Of a further choice to the same prompt: it has a seed of its own where there is one, and the
-    prompt is scored again only where each choice tells it."""
+    """The parameters of a further choice to the same prompt: it has a seed of its own where there
+    is one, and the prompt is scored again only where each choice tells it."""
     if params.seed is not None:
         params = msgspec.structs.replace(params, seed=params.seed + number)
     if request.echo and request.sampling.top_logprobs is not None:

@@ -16,7 +16,7 @@ from inference.text.phrases import PhraseMarkers, opens_phrase
 from inference.text.reasoning import ReasoningMarkers, opens_block
 
 NUM_LAST_TOKENS = 32
-"""Of a prompt: as many as a phrase and the white space behind it have at most."""
+"""How much of a prompt's end is looked at: a phrase and the white space behind it have no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.images import check_sees, images_of, placed
 from inference.neuron.model_text import ModelText
-from inference.neuron.prompts import chat_prompt, checked_ids
+from inference.neuron.prompt_tokens import chat_prompt, checked_ids
 from inference.protocol.events import Failure, Tokenized
 from inference.protocol.generation import ChatInput, TextInput, TokenizeRequest, TokensInput
 from inference.text.errors import TooManyTokensError
@@ -45,7 +45,7 @@ def tokenized(request_id: str, request: TokenizeRequest, text: ModelText) -> Tok
 
 
 def _settings(text: ModelText) -> dict[str, Any]:
-    """Its tokenizer_config.json, with the chat template that is used here."""
+    """The model's tokenizer_config.json, with the chat template that is used here."""
     settings = read_json_object(Path(text.report.tokenizer_dir) / "tokenizer_config.json")
     return settings | {"chat_template": text.template.sources.default}
 

@@ -65,7 +65,7 @@ class CacheJobState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     since_unix_s: float
     """When it came to this status."""
     progress: LoadProgress | None = None
-    """Of a pull. The last one of a pull that succeeded is complete."""
+    """How a pull goes. The last progress of a pull that succeeded is complete."""
     failure: LoadFailure | None = None
 
 

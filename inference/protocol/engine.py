@@ -36,7 +36,7 @@ class SubmitSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     cache_salt: str = ""
     """The prefix cache is shared by sequences of one salt only."""
     images: list[SequenceImage] = []
-    """Of the prompt, by rising position; only for a model whose report has ``vision``."""
+    """The prompt's images, by rising position; only for a model whose report has ``vision``."""
     adapter: AdapterSpec | None = None
     """What it runs with: loaded first, where it is not there yet."""
     prediction: list[int] = []
@@ -93,7 +93,7 @@ class SequenceTiming(msgspec.Struct, frozen=True, kw_only=True):
     decode_ms: float
     """From there to its last token."""
     prefill_tokens: int
-    """Of the prompt, computed and not taken from the prefix cache."""
+    """How many of the prompt were computed, not taken from the prefix cache."""
 
 
 class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
@@ -108,7 +108,8 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
-    """Of the prompt's next tokens, from its second on: all are told by the first output token."""
+    """Those of the prompt's next tokens, from its second on: all are told by the first output
+    token."""
     num_cached_tokens: int | None = None
     finish_reason: Literal["stop", "length"] | None = None
     """A grammar that is complete ends a sequence with ``stop``."""
@@ -119,7 +120,7 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_drafted_tokens: int = 0
     """Guesses of the sequence's next tokens that this step has verified."""
     num_accepted_drafts: int = 0
-    """Of those, the ones that were right: ``token_ids`` begins with them."""
+    """How many of those were right: ``token_ids`` begins with them."""
 
 
 class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -129,7 +130,7 @@ class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     num_prompt_tokens: int = 0
     """Computed or taken from the prefix cache."""
     num_cached_tokens: int = 0
-    """Of those, from the prefix cache."""
+    """How many of those came from the prefix cache."""
     num_output_tokens: int = 0
 
 
@@ -177,7 +178,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_drafted_tokens: int = 0
     """Tokens that were guessed and run, since the start."""
     num_accepted_drafts: int = 0
-    """Of those, the ones that are in an answer."""
+    """How many of those are in an answer."""
     prefill_speed: PrefillSpeed | None = None
     """Live average over the prompts of requests, each step weighing as much as it had tokens;
     ``None`` where it is not measured."""

@@ -76,11 +76,11 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     sampling: UsedSampling | None = None
     """``None`` where nothing is sampled."""
     fingerprint: str = ""
-    """Of what answers: another one where the same seed may give other tokens."""
+    """Stands for what answers: it is another one where the same seed may give other tokens."""
     num_lost_turns: int = 0
     """How many of the oldest turns were left out, by ``ChatInput.may_lose``."""
     prompt_token_ids: list[list[int]] | None = None
-    """Of each prompt, where the request asked for them."""
+    """Each prompt's token ids, where the request asked for them."""
 
 
 class RankedToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -178,8 +178,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     request_id: str
     usage: Usage
     timing: SequenceTiming | None = None
-    """Of a request's only choice, where the engine brought it to its end: one that a stop string
-    ended has none."""
+    """How long a request's only choice took, where the engine brought it to its end: one that a
+    stop string ended has none."""
 
 
 class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):

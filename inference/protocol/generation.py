@@ -198,7 +198,7 @@ class TokenizeRequest(
     input: ChatInput | TextInput | TokensInput
     adds_special_tokens: bool = False
     shows_texts: bool = False
-    """Of each token by itself as well."""
+    """Whether each token's own text is shown as well."""
     shows_settings: bool = False
     """The tokenizer's own settings and chat template as well."""
 

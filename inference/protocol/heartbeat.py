@@ -56,7 +56,7 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     compute_capability: str | None = None
     driver: str | None = None
     utilization_percent: int | None = None
-    """Of the last moments, in how many it computed; ``None`` where nobody can tell."""
+    """In how many of the last moments it computed; ``None`` where nobody can tell."""
     temperature_c: int | None = None
     power_w: float | None = None
     """What it draws."""
@@ -92,13 +92,21 @@ Capability = Literal[
 ]
 
 
+class SleepRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica was to fall asleep for this job, could not, and serves on."""
+
+    job_id: str
+    failure: LoadFailure
+    at_unix_s: float
+
+
 class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     job_id: str
     status: ReplicaStatus
     since_unix_s: float
     spec_digest: str = ""
-    """Of the spec that it was loaded from; empty where the neuron does not say."""
+    """The digest of the spec that it was loaded from; empty where the neuron does not say."""
     devices: list[str] = []
     """Where it is or is going: ``["cuda:1"]``."""
     memory_bytes: int | None = None
@@ -107,7 +115,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     host_memory_bytes: int = 0
     """Held by the weights of one that is asleep, beside that."""
     progress: LoadProgress | None = None
-    """Of a READY replica the last one, which is complete."""
+    """A READY replica has the last one, which is complete."""
     report: LoadReport | None = None
     capabilities: list[Capability] = []
     """What the loaded model can do, as its files say; empty before it is loaded."""
@@ -118,6 +126,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_depth: int | None = None
     """Sequences that may wait."""
     failure: LoadFailure | None = None
+    sleep_refusal: SleepRefusal | None = None
+    """The last one."""
     stats: EngineStats | None = None
     num_restarts: int = 0
     last_used_unix_s: float | None = None

@@ -17,7 +17,7 @@ import msgspec
 MediaType = Literal["image/png", "image/jpeg", "image/webp", "image/gif"]
 
 MAX_RATIO = 200
-"""Of an image's long side to its short one."""
+"""How many times longer than its short side an image's long one may be."""
 
 
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,7 +79,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     draft_model: str | None = None
     """The source of the model that makes drafts, where ``speculation`` is that."""
     max_draft_tokens: int | None = None
-    """Of one sequence in one step, at most 16; ``None``: 8."""
+    """The most drafts of one sequence in one step, 16 or less; ``None``: 8."""
     max_concurrent_sequences: int = 256
     """At most; on a slow device fewer run at once, so that a step stays short."""
     max_queue_depth: int = 256
@@ -99,16 +99,16 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many adapters (LoRA) may be loaded beside it at once; 0: none."""
     earlier_loads: EarlierLoads | None = None
     promised_bytes: int = 0
-    """Of its device's free memory, what other models there may still take. The neuron says so when
-    it starts an engine."""
+    """What other models may still take of its device's free memory. The neuron says so when it
+    starts an engine."""
     memory_limit_bytes: int | None = None
     """What it may take of each of its devices, its process included: the neuron's own promise,
     which KV that is not asked for by number stays within."""
 
 
 def draft_spec(spec: LoadSpec) -> LoadSpec | None:
-    """Of the model that makes drafts for the spec's, on the same device; ``None``: there is
-    none."""
+    """The spec of the model that makes drafts for this one's, on the same device; ``None``: there
+    is none."""
     if spec.speculation != "draft_model" or spec.draft_model is None:
         return None
     return LoadSpec(
@@ -132,7 +132,8 @@ NOT_IN_DIGEST = (
     "promised_bytes",
     "memory_limit_bytes",
 )
-"""Where a load goes and what is known of earlier ones changes nothing of what is loaded."""
+"""Fields that change nothing of what is loaded: where a load goes, and what is known of earlier
+ones."""
 
 
 def spec_digest(spec: LoadSpec) -> str:
@@ -193,9 +194,9 @@ class AsleepBytes(msgspec.Struct, frozen=True, kw_only=True):
     """What a model that is asleep holds, at most."""
 
     device_bytes: int
-    """Of its device, its process included."""
+    """What it takes of its device, its process included."""
     host_bytes: int = 0
-    """Of the host's memory, beside that; on a CPU the two are one."""
+    """What it takes of the host's memory beside that; on a CPU the two are one."""
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,7 +234,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Holds tokenizer.json, tokenizer_config.json and, where the model has one, the template."""
     eos_token_ids: list[int] = []
     embedding_dimensions: int | None = None
-    """Of an embedding model's vectors."""
+    """How wide an embedding model's vectors are."""
     is_matryoshka: bool = False
     """The embedding model declares that the leading dimensions of its vectors are of use alone."""
     matryoshka_dimensions: list[int] = []
@@ -254,13 +255,16 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     actual_bytes: int = 0
     """What it took. KV counts whole: on a CPU the system hands its pages out only as blocks come
     into use, but they are promised."""
+    adapter_bytes: int = 0
+    """What of these is kept free for adapters, which may come later. A load with less room keeps
+    less, so the next one does not need it."""
     process_bytes: int = 0
-    """What an engine process takes there before it loads anything; not in the two above."""
+    """What an engine process takes there before it loads anything; not in the above."""
     memory_correction_bytes: int = 0
     """What the estimate from the files alone fell short by: for the next load; of one rank, where
     there are several."""
     ranks: list[RankReport] = []
-    """Of a model that several share, whose sums are in the fields above."""
+    """One for each rank of a model that several share; their sums are in the fields above."""
     asleep: AsleepBytes | None = None
     """What is left of that while it sleeps; ``None``: it cannot."""
 
@@ -274,9 +278,9 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     engine_crashed, device_fault, engine_hung"""
     message: str
     needed_bytes: int | None = None
-    """Of a load that did not fit: what must be free on its device, as far as it is known."""
+    """What must be free on the device for a load that did not fit, as far as it is known."""
     available: list[str] = []
-    """Of a quant or file that is not there: what the source holds instead."""
+    """What the source holds instead of a quant or file that is not there."""
     nearest: str | None = None
     """The one of them that may have been meant."""
 
@@ -301,7 +305,7 @@ PERMANENT_FAILURES = frozenset(
 
 
 def is_permanent_failure(code: str) -> bool:
-    """Of a ``LoadFailure.code``."""
+    """Whether a load that failed with this ``LoadFailure.code`` would fail again."""
     return code in PERMANENT_FAILURES
 
 

@@ -30,7 +30,7 @@ def refusals_key(unix_s: float) -> str:
 
 
 def newest_keys(unix_s: float, hours: int) -> list[str]:
-    """Of the present hour and those before it."""
+    """The keys of so many hours, the present one first."""
     return [refusals_key(unix_s - ago * HOUR_S) for ago in range(min(hours, KEPT_HOURS))]
 
 

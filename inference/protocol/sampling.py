@@ -75,7 +75,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_logprobs: int | None = None
     stop_token_ids: list[int] = []
     prompt_logprobs: int | None = None
-    """Of every prompt token but the first, which nothing precedes; as ``top_logprobs``."""
+    """As ``top_logprobs``, for every prompt token but the first, which nothing precedes."""
     min_tokens: int = 0
     grammar: Grammar | None = None
     thinking_limit: ThinkingLimit | None = None

@@ -17,7 +17,7 @@ MAX_REQUESTS = 100_000
 MAX_CUSTOM_ID_CHARS = 512
 Unrun = Literal["cancelled", "expired"]
 COUNTS = ("num_total", "num_completed", "num_failed", "num_expired", "num_cancelled")
-"""Of a batch's requests, as its record calls them."""
+"""The counts of a batch's requests, as its record calls them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

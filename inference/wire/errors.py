@@ -2,6 +2,7 @@
 
     ApiError
     ├── InvalidRequestError             400 invalid_value
+    │   ├── InvalidHttpError            400 invalid_http
     │   ├── InvalidJsonError            400 invalid_json
     │   ├── InvalidTypeError            400 invalid_type
     │   ├── MissingParameterError       400 missing_required_parameter
@@ -21,11 +22,13 @@
     ├── UnknownUrlError                 404 unknown_url
     ├── MethodNotAllowedError           405 method_not_allowed
     ├── RequestTooLargeError            413 request_too_large
+    ├── TargetTooLongError              414 uri_too_long
+    ├── HeadersTooLargeError            431 headers_too_large
     ├── InternalError                   500 internal_error
     ├── NotSupportedError               501 not_supported
     ├── ServiceUnavailableError         503 redis_unavailable, database_unavailable, neuron_lost,
     │                                       shutting_down, model_loading …          retryable
-    └── RequestFailedError              what a neuron or placement said, by FAILURES
+    └── RequestFailedError              what a neuron or placement said: ``failures``
 
 ``openai_errors`` and ``anthropic_errors`` render these as those APIs do. Messages are written for
 clients. Pure: knows no framework, no clock, no process.
@@ -34,9 +37,9 @@ clients. Pure: knows no framework, no clock, no process.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from inference.protocol.events import Failure
+from inference.wire.failures import BROKEN, FAILURES
 
 DEFAULT_RETRY_AFTER_S = 1.0
 TOO_MANY_REQUESTS = 429
@@ -63,6 +66,10 @@ class InvalidRequestError(ApiError):
     status = 400
     type = "invalid_request_error"
     code = "invalid_value"
+
+
+class InvalidHttpError(InvalidRequestError):
+    code = "invalid_http"
 
 
 class InvalidJsonError(InvalidRequestError):
@@ -234,6 +241,26 @@ class RequestTooLargeError(ApiError):
         super().__init__(f"The request body is over the limit of {max_body_bytes:,} bytes.")
 
 
+class TargetTooLongError(ApiError):
+    status = 414
+    type = "invalid_request_error"
+    code = "uri_too_long"
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"The request line is over the limit of {max_bytes:,} bytes.")
+
+
+class HeadersTooLargeError(ApiError):
+    """Counted together with the request line."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
+
+    def __init__(self, limit: int, unit: str = "bytes") -> None:
+        super().__init__(f"The request's headers are over the limit of {limit:,} {unit}.")
+
+
 class InternalError(ApiError):
     def __init__(self) -> None:
         super().__init__("The server failed on this request; its log has the details.")
@@ -265,7 +292,7 @@ class RequestFailedError(ApiError):
     """A request that was refused or broke behind the gateway."""
 
     def __init__(self, failure: Failure) -> None:
-        kind = FAILURES.get(failure.code, _BROKEN)
+        kind = FAILURES.get(failure.code, BROKEN)
         retry_after_s = failure.retry_after_s
         if retry_after_s is None:
             retry_after_s = kind.retry_after_s
@@ -273,84 +300,6 @@ class RequestFailedError(ApiError):
         self.status = kind.status
         self.type = kind.type
         self.code = failure.code
-
-
-@dataclass(frozen=True, slots=True)
-class FailureKind:
-    """How failures of one code are answered; ``retry_after_s`` where the failure names none."""
-
-    status: int
-    type: str
-    retry_after_s: float | None = None
-
-
-_BAD_REQUEST = FailureKind(400, "invalid_request_error")
-_BROKEN = FailureKind(500, "server_error")
-_BUSY = FailureKind(503, "server_error", 1.0)
-_COMING_BACK = FailureKind(503, "server_error", 5.0)
-_NOT_LOADABLE = FailureKind(503, "server_error", 30.0)
-_NEVER_LOADS = FailureKind(422, "invalid_request_error")
-"""SDKs repeat a 503, and each repetition would load it again."""
-
-FAILURES: dict[str, FailureKind] = {
-    # the request itself
-    "context_length_exceeded": _BAD_REQUEST,
-    "bad_token_id": _BAD_REQUEST,
-    "invalid_value": _BAD_REQUEST,
-    "unsupported_parameter": _BAD_REQUEST,
-    "vision_unsupported": _BAD_REQUEST,
-    "invalid_image": _BAD_REQUEST,
-    "empty_prompt": _BAD_REQUEST,
-    "invalid_schema": _BAD_REQUEST,
-    "invalid_grammar": _BAD_REQUEST,
-    "model_not_found": FailureKind(404, "invalid_request_error"),
-    "template_render_failed": FailureKind(422, "invalid_request_error"),
-    # more than the account may have
-    "insufficient_quota": FailureKind(429, "insufficient_quota"),
-    "rate_limit_exceeded": FailureKind(429, "requests", 1.0),
-    # too much at once
-    "queue_full": _BUSY,
-    "queue_timeout": _BUSY,
-    "deadline_exceeded": _BUSY,
-    "out_of_memory": _BUSY,
-    "cancelled": _BUSY,
-    # something went away and is being brought back
-    "engine_crashed": _COMING_BACK,
-    "engine_hung": _COMING_BACK,
-    "device_fault": _COMING_BACK,
-    "recovering": _COMING_BACK,
-    "neuron_lost": _COMING_BACK,
-    "neuron_stopping": _COMING_BACK,
-    "no_neuron": _COMING_BACK,
-    "image_lost": _BUSY,
-    "redis_unavailable": _BUSY,
-    "model_not_loaded": _COMING_BACK,
-    "model_loading": _COMING_BACK,
-    "draining": _COMING_BACK,
-    "shutting_down": _COMING_BACK,
-    "fleet_unavailable": _COMING_BACK,
-    # the model cannot be had now
-    "not_enough_memory": _NOT_LOADABLE,
-    "does_not_fit": _NOT_LOADABLE,
-    "disk_full": _NOT_LOADABLE,
-    "no_device": _NOT_LOADABLE,
-    "lost_its_room": _COMING_BACK,
-    "load_failed": _NOT_LOADABLE,
-    "model_load_failed": _NOT_LOADABLE,
-    "download_failed": _NOT_LOADABLE,
-    # nor later, until somebody changes its entry, its files or the hosts
-    "exceeds_device": _NEVER_LOADS,
-    "unknown_architecture": _NEVER_LOADS,
-    "missing_file": _NEVER_LOADS,
-    "quantization_not_found": _NEVER_LOADS,
-    "hash_mismatch": _NEVER_LOADS,
-    "bad_source": _NEVER_LOADS,
-    "bad_file": _NEVER_LOADS,
-    # our own fault
-    "numerical_error": _BROKEN,
-    "engine_error": _BROKEN,
-}
-"""Codes that are not here are answered as 500: nobody has said what a client could do."""
 
 
 def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from inference.wire.errors import ApiError, RequestFailedError
 
 OPENAI_NAMES: dict[str, str] = {}
-"""Of chat, completions and embeddings: what is the same has no entry, here and below."""
+"""Names in chat, completions and embeddings. What has the same name has no entry, here and
+below."""
 RESPONSES_NAMES = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 OLLAMA_NAMES = {"stop": "options.stop", "max_tokens": "options.num_predict"}
 ANTHROPIC_NAMES = {"prompt": "messages", "stop": "stop_sequences"}

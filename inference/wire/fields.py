@@ -33,9 +33,6 @@ from inference.wire.unknown_fields import is_left_out
 Check = Callable[[Any, str], Any]
 """(JSON value, path) to the value the parser keeps."""
 
-LEAST_LARGE = 2**63
-"""JSON's integers from here on, either side of 0, are read as floats where 64 bits do not hold
-them."""
 MAX_OBJECT_DEPTH = 32
 MAX_SCHEMA_DEPTH = 96
 MAX_TOKEN_ID = 2**31 - 1
@@ -147,8 +144,11 @@ def number(minimum: float, maximum: float, *, above: bool = False) -> Check:
 
 
 def integer(minimum: int, maximum: int) -> Check:
+    """JSON has one kind of number: 3.0 is 3. Integers that 64 bits do not hold are read as floats,
+    too."""
+
     def check(value: Any, path: str) -> int:
-        if isinstance(value, float) and value.is_integer() and abs(value) >= LEAST_LARGE:
+        if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise wrong_type(path, "an integer", value)

@@ -175,7 +175,7 @@ def _uint24(data: bytes, position: int) -> int:
 
 
 def _orientation(exif: bytes) -> int:
-    """Of the first directory; 1, upright, where it does not say."""
+    """The orientation in the first directory; 1, upright, where it does not say."""
     tiff = exif.removeprefix(EXIF_MARK)
     order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(tiff[:4])
     if order is None:

@@ -36,12 +36,12 @@ class ImageRules:
     """What the operator lets images be."""
 
     max_bytes: int = 20 * MIB
-    """Of one file."""
+    """The largest file of an image."""
     max_pixels: int = 50_000_000
     max_images: int = 100
-    """Of one request, what it builds on included."""
+    """How many images one request may have, what it builds on included."""
     max_total_bytes: int = 64 * MIB
-    """Of those together."""
+    """How large these may be together."""
     fetches: bool = False
     """Addresses are read, from the hosts that the operator allows."""
 

@@ -23,14 +23,14 @@ class ModelPrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProgress:
-    """Of the load that is furthest; ``total`` is 0 while it is not known."""
+    """How the load goes that is furthest; ``total`` is 0 while it is not known."""
 
     stage: str
     done: int
     total: int
     unit: str
     eta_s: float | None
-    """Of this stage; ``None`` where nothing tells."""
+    """How long this stage still takes; ``None`` where nothing tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class ModelCard:
     progress: ModelProgress | None = None
     """While it is loading."""
     parent: str | None = None
-    """Of an adapter: its base. What is told of memory and of limits is the base's."""
+    """An adapter's base. What is told of memory and of limits is the base's."""
 
     def can(self, capability: str) -> bool | None:
         return None if self.capabilities is None else capability in self.capabilities

@@ -37,8 +37,8 @@ OTHER_WORDS: dict[str, tuple[str, ...]] = {
     "n_probs": ("logprobs",),
     "num_return_sequences": ("n",),
 }
-"""By what clients write: the fields that do it, of which the first that the dialect has is meant.
-Where it has none nothing is, however it is spelled."""
+"""What clients write, and the fields that do it: the first that the dialect has is meant. Where it
+has none nothing is meant, however similar a name is."""
 
 
 def near_name(name: str, known: Iterable[str]) -> str | None:

@@ -19,7 +19,7 @@ from inference.wire.model_card import ModelCard
 from inference.wire.ollama_fields import catalogue_name, model_name
 
 API_VERSION = "0.13.0"
-"""Of Ollama, whose API this is: clients ask for it to know what they may send."""
+"""The version of Ollama whose API this is: clients ask for it to know what they may send."""
 
 SHOW_FIELDS = table(
     honoured("model", model_name, "A name of /api/tags."),
@@ -73,7 +73,7 @@ def tags_body(models: Sequence[OfferedModel]) -> bytes:
 
 
 def ps_body(models: Sequence[OfferedModel]) -> bytes:
-    """Those that are loaded."""
+    """The models that are loaded."""
     loaded = [
         {
             **_entry(model, model.card.id),

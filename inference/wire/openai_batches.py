@@ -30,7 +30,6 @@ from inference.wire.fields import (
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 PURPOSE = "batch"
-OUTPUT_PURPOSE = "batch_output"
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 MAX_FILES_LIMIT = 10_000
 
@@ -72,6 +71,8 @@ def parse_page(query: Mapping[str, str], max_limit: int = MAX_LIMIT) -> Page:
     is_number = limit.isascii() and limit.isdigit() and len(limit) <= 5
     if not is_number or not 1 <= int(limit) <= max_limit:
         raise InvalidRequestError(f"'limit' must be from 1 up to {max_limit}.", param="limit")
+    if not query.get("purpose", "").isprintable():
+        raise InvalidRequestError("'purpose' must be a word.", param="purpose")
     return Page(limit=int(limit), after=query.get("after"), purpose=query.get("purpose"))
 
 

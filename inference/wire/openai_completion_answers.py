@@ -156,7 +156,7 @@ class CompletionBodyEncoder:
         self._head = head
         self._usage = usage
         self._prompts: list[list[int]] = []
-        """Of the choices, where they were asked for."""
+        """The choices' prompts, where they were asked for."""
         self._choices = [Choice(Logprobs() if shows_logprobs else None) for _ in range(num_choices)]
 
     def encode(self, event: Event) -> bytes:

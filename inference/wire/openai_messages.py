@@ -67,7 +67,7 @@ PART_FIELDS = {
         CACHE_CONTROL,
     ),
 }
-"""By type. What a part holds is in the field of that name."""
+"""The fields of each type of part. What a part holds is in the field named as its type."""
 
 
 def content(value: Any, path: str) -> list[Part]:

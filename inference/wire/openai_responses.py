@@ -40,11 +40,7 @@ from inference.wire.fields import (
     text,
 )
 from inference.wire.openai_responses_echo import answer_settings
-from inference.wire.openai_responses_events import (
-    AnswerSettings,
-    ResponseBodyEncoder,
-    ResponseStreamEncoder,
-)
+from inference.wire.openai_responses_events import ResponseBodyEncoder, ResponseStreamEncoder
 from inference.wire.openai_responses_fields import (
     FORMAT_FIELDS,
     LOGPROBS,
@@ -63,6 +59,7 @@ from inference.wire.openai_responses_input import (
     items,
     resolved,
 )
+from inference.wire.openai_responses_object import AnswerSettings
 from inference.wire.openai_responses_parts import PART_FIELDS
 from inference.wire.openai_responses_reasoning import REASONING_FIELDS, Reasoning, reasoning
 from inference.wire.openai_responses_tools import (

@@ -25,8 +25,8 @@ from inference.wire.errors import MissingParameterError
 from inference.wire.fields import read_fields, read_json_object, table
 from inference.wire.openai_responses import FIELDS as RESPONSE_FIELDS
 from inference.wire.openai_responses import ResponsesRequest, request_of
-from inference.wire.openai_responses_events import response_id, usage_object
 from inference.wire.openai_responses_input import InputItem, with_ids
+from inference.wire.openai_responses_object import response_id, usage_object
 from inference.wire.openai_responses_reasoning import carried
 from inference.wire.openai_responses_summary import Summary
 from inference.wire.openai_responses_turns import Said

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from inference.wire.openai_responses_events import AnswerSettings
 from inference.wire.openai_responses_fields import ENCRYPTED_REASONING, PLAIN_TEXT
+from inference.wire.openai_responses_object import AnswerSettings
 from inference.wire.openai_responses_reasoning import Reasoning
 from inference.wire.openai_responses_tools import CHOOSE_FREELY, NO_TOOLS, GivenTools
 

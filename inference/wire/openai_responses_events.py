@@ -11,11 +11,9 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 import orjson
 
 from inference.protocol.events import (
@@ -34,6 +32,14 @@ from inference.wire.dialect import UnixClock
 from inference.wire.errors import ApiError
 from inference.wire.obfuscation import padded
 from inference.wire.openai_responses_errors import error_event, named_frame
+from inference.wire.openai_responses_object import (
+    AnswerSettings,
+    lost_turns,
+    response_error,
+    response_id,
+    sampling_echo,
+    usage_object,
+)
 from inference.wire.openai_responses_output import (
     CallItem,
     MessageItem,
@@ -42,29 +48,9 @@ from inference.wire.openai_responses_output import (
     ReasoningItem,
     Status,
 )
-from inference.wire.openai_responses_tools import Member
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerSettings:
-    """``echo`` are the fields of the response object that say what was asked for; ``members`` the
-    functions of namespaces, by the names that the model is shown."""
-
-    echo: dict[str, Any]
-    members: Mapping[str, Member]
-    summarises: bool
-    """Reasoning is shown where a summary of it would be."""
-    carries_reasoning: bool
-    background: bool
-    pads_deltas: bool = False
-
 
 DELTA_MARK = b".delta\ndata: "
 """In every frame of a delta. No JSON string holds these bytes."""
-
-
-def response_id(request_id: str) -> str:
-    return f"resp_{request_id}"
 
 
 class ResponseStreamEncoder:
@@ -132,7 +118,7 @@ class ResponseStreamEncoder:
             frames += self._frame(*error_event(error))
         if self.response is None:
             return frames
-        return frames + self._lifecycle("failed", error=_response_error(error))
+        return frames + self._lifecycle("failed", error=response_error(error))
 
     def cancelled(self, error: ApiError) -> bytes:
         """Ends the answer: OpenAI names no event for this but ``error``."""
@@ -284,36 +270,3 @@ class ResponseBodyEncoder:
         if not isinstance(event, Finished):
             return b""
         return orjson.dumps(self._events.response)
-
-
-def sampling_echo(event: Accepted) -> dict[str, float]:
-    """What the model's own defaults have made of it."""
-    return {} if event.sampling is None else msgspec.structs.asdict(event.sampling)
-
-
-def lost_turns(event: Accepted) -> dict[str, Any]:
-    """An extension: what ``truncation`` auto has left out."""
-    if not event.num_lost_turns:
-        return {}
-    return {"truncated": {"dropped_turns": event.num_lost_turns}}
-
-
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """Nothing is charged for writing to the prefix cache, so nothing is counted there."""
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }
-
-
-def _response_error(error: ApiError) -> dict[str, Any]:
-    """The few codes that a failed response may have; the message says what happened."""
-    code = "server_error"
-    if error.status == 429:
-        code = "rate_limit_exceeded"
-    elif error.status < 500:
-        code = "invalid_prompt"
-    return {"code": code, "message": error.message}

@@ -16,7 +16,7 @@ from inference.wire.openai_responses_errors import error_event, named_frame
 from inference.wire.openai_responses_output import NamedEvent
 
 UNSAID = ("completed_at", "error", "incomplete_details", "usage")
-"""Of a response that has only begun."""
+"""Fields that a response has not got while it has only begun."""
 
 
 def replay(response: dict[str, Any], starting_after: int | None) -> bytes:

@@ -101,7 +101,8 @@ def deleted_body(response_id: str) -> bytes:
 
 
 def _read(query: bytes, known: dict[str, ReadValue]) -> dict[str, Any]:
-    """Of a name given twice the last counts, but for ``include``, which is a list."""
+    """Reads a query. Of a name given twice the last counts, but for ``include``, which is a
+    list."""
     read = {}
     known = known | BETA
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)

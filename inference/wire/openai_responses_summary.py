@@ -18,7 +18,7 @@ from inference.wire.openai_responses_turns import Said, Summarised, TurnPart
 from inference.wire.turn_parts import Called, Returned
 
 MAX_LAST_CHARS = 4000
-"""Of all last words together."""
+"""The longest that all last words are together."""
 MAX_ONE_CHARS = 1000
 SENTENCE_ENDS = (". ", ".\n", "! ", "? ", "\n")
 

@@ -97,7 +97,7 @@ class RerankRequest:
     top_n: int | None
     returns_documents: bool
     version: int
-    """Of Cohere's API."""
+    """The version of Cohere's API."""
 
     def body_encoder(self, *, request_id: str, clock: UnixClock) -> RerankBodyEncoder:
         """The dialect shows no time."""
@@ -133,7 +133,7 @@ class RerankBodyEncoder:
         self._request_id = request_id
 
     def encode(self, event: Event) -> bytes:
-        """Of documents as relevant the first one comes first."""
+        """Encodes the ranking. Of documents that are equally relevant the first one comes first."""
         if not isinstance(event, Embedded):
             return b""
         request, scores = self._request, scores_of(event)

@@ -18,8 +18,8 @@ says so, and may then be refused."""
 
 
 def is_strict(schema: dict[str, Any]) -> bool:
-    """It is an object's, all its keywords are ``ENFORCEABLE``, and every object in it, at any
-    depth, allows no further properties and requires all it names."""
+    """Whether it is an object's schema, all its keywords are ``ENFORCEABLE``, and every object in
+    it, at any depth, allows no further properties and requires all it names."""
     return schema.get("type") == "object" and _fits(schema)
 
 

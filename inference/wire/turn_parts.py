@@ -17,7 +17,7 @@ Part = str | ImageRef
 
 
 def joined_text(parts: Iterable[Part]) -> str:
-    """Of the parts that are text."""
+    """The text of those parts that are text."""
     return PART_SEPARATOR.join([part for part in parts if isinstance(part, str)])
 
 

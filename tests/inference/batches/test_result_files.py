@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import resource
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,9 +13,11 @@ import pytest
 
 from inference.batches.file_store import FileStore
 from inference.batches.records import BatchRecord
-from inference.batches.result_files import ResultFiles
+from inference.batches.result_files import ResultFiles, ResultsTakenError
 
 OUTPUT, ERROR = "file-" + "a" * 32, "file-" + "b" * 32
+HUGE_BYTES = 1 << 40
+"""Nobody else in this process writes files of that size."""
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BATCH = BatchRecord(
     id="batch_" + "c" * 32,
@@ -49,6 +54,12 @@ def ids(store: FileStore, file_id: str) -> list[str]:
     return [json.loads(one)["custom_id"] for one in store.read(file_id).splitlines()]
 
 
+def begun(store: FileStore, holder: str) -> ResultFiles:
+    results = ResultFiles(store, BATCH, holder)
+    results.adopt()
+    return results
+
+
 def test_one_gateway_writes_a_file(store: FileStore) -> None:
     results = ResultFiles(store, BATCH, "one")
     assert results.adopt() == []
@@ -57,11 +68,45 @@ def test_one_gateway_writes_a_file(store: FileStore) -> None:
     assert not store.has(OUTPUT), "it is there once it is whole"
     results.finish()
     assert ids(store, OUTPUT) == ["a", "b"]
-    assert not store.has(ERROR) and store.parts(OUTPUT) == []
+    assert not store.has(ERROR) and store.parts(OUTPUT) == store.parts(ERROR) == []
+
+
+def test_a_full_disk_leaves_no_torn_line(store: FileStore) -> None:
+    """As a limit on the size of files shows it: some bytes are written, and then no more."""
+    results = begun(store, "one")
+    results.append(OUTPUT, line("a"))
+    (part,) = store.parts(OUTPUT)
+    before = part.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    sparse = store.part(ERROR, "one")
+    os.truncate(sparse, HUGE_BYTES - 5)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (HUGE_BYTES, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            results.append(ERROR, line("b"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sparse.stat().st_size == HUGE_BYTES - 5
+    assert part.read_bytes() == before
+
+
+def test_what_could_not_be_written_whole_leaves_nothing(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store.write(OUTPUT, b"before")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("inference.batches.file_store.os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        store.write(OUTPUT, b"after")
+    assert [path.name for path in (tmp_path / "files").iterdir()] == [OUTPUT]
+    assert store.read(OUTPUT) == b"before"
 
 
 def test_another_goes_on_with_what_is_whole(store: FileStore) -> None:
-    dead = ResultFiles(store, BATCH, "dead")
+    dead = begun(store, "dead")
     dead.append(OUTPUT, line("a") + line("b")[:-5])
     dead.append(ERROR, line("c"))
     other = ResultFiles(store, BATCH, "other")
@@ -72,23 +117,48 @@ def test_another_goes_on_with_what_is_whole(store: FileStore) -> None:
     assert [path.name for path in sorted(store.path(OUTPUT).parent.iterdir())] == [OUTPUT, ERROR]
 
 
-def test_one_that_lost_its_lease_without_knowing_spoils_nothing(store: FileStore) -> None:
-    stopped = ResultFiles(store, BATCH, "stopped")
+def test_one_that_died_while_it_adopted_loses_nothing(store: FileStore) -> None:
+    begun(store, "first").append(OUTPUT, line("a"))
+    (part,) = store.parts(OUTPUT)
+    store.take(part)
+    third = ResultFiles(store, BATCH, "third")
+    assert [one["custom_id"] for one in third.adopt()] == ["a"]
+    third.finish()
+    assert ids(store, OUTPUT) == ["a"] and store.parts(OUTPUT) == []
+
+
+def test_one_that_lost_its_lease_without_knowing_adds_nothing(store: FileStore) -> None:
+    stopped = begun(store, "stopped")
     stopped.append(OUTPUT, line("a", "stopped"))
-    other = ResultFiles(store, BATCH, "other")
-    other.adopt()
-    stopped.append(OUTPUT, line("b", "stopped"))
+    other = begun(store, "other")
+    with pytest.raises(ResultsTakenError):
+        stopped.append(OUTPUT, line("b", "stopped"))
     other.append(OUTPUT, line("b", "other"))
     other.finish()
-    stopped.append(OUTPUT, line("c", "stopped"))
     told = [json.loads(one) for one in store.read(OUTPUT).splitlines()]
     assert told == [{"custom_id": "a", "by": "stopped"}, {"custom_id": "b", "by": "other"}]
     store.delete(OUTPUT)
-    assert [*store.path(OUTPUT).parent.iterdir()] == []
+    assert store.parts(OUTPUT) == [] and not store.has(OUTPUT)
+
+
+def test_one_that_lost_its_lease_between_its_check_and_its_end_finishes_nothing(
+    store: FileStore,
+) -> None:
+    stopped = begun(store, "stopped")
+    stopped.append(OUTPUT, line("a"))
+    other = begun(store, "other")
+    stopped.finish()
+    assert not store.has(OUTPUT), "it is not whole"
+    other.append(OUTPUT, line("b"))
+    other.finish()
+    with pytest.raises(ResultsTakenError):
+        stopped.append(OUTPUT, line("c"))
+    stopped.finish()
+    assert ids(store, OUTPUT) == ["a", "b"]
 
 
 def test_a_crash_between_the_end_and_its_record_changes_nothing(store: FileStore) -> None:
-    first = ResultFiles(store, BATCH, "first")
+    first = begun(store, "first")
     first.append(OUTPUT, line("a"))
     first.finish()
     second = ResultFiles(store, BATCH, "second")
@@ -98,8 +168,7 @@ def test_a_crash_between_the_end_and_its_record_changes_nothing(store: FileStore
 
 
 def test_the_same_gateway_takes_it_up_again(store: FileStore) -> None:
-    first = ResultFiles(store, BATCH, "one")
-    first.append(OUTPUT, line("a"))
+    begun(store, "one").append(OUTPUT, line("a"))
     again = ResultFiles(store, BATCH, "one")
     assert [one["custom_id"] for one in again.adopt()] == ["a"]
     again.append(OUTPUT, line("b"))

@@ -247,8 +247,10 @@ ROWS: dict[str, list[Row]] = {
         Row(method="DELETE", path="/v1/responses/{id}", expected=OWNED),
     ],
     r"^v1/models/?$": [Row(method="GET", path="/v1/models", expected=INFERENCE)],
-    r"^v1/models/(?P<name>.+)$": [Row(method="GET", path="/v1/models/tiny", expected=INFERENCE)],
-    r"^v1(?:/.*)?$": [Row(method="GET", path="/v1/nowhere", expected=NOTHING)],
+    r"(?s)^v1/models/(?P<name>.+?)/?$": [
+        Row(method="GET", path="/v1/models/tiny", expected=INFERENCE)
+    ],
+    r"(?s)^v1(?:/.*)?$": [Row(method="GET", path="/v1/nowhere", expected=NOTHING)],
     r"^health/?$": [Row(method="GET", path="/health", expected=ANYBODY)],
 }
 

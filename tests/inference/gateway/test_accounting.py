@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -26,6 +25,7 @@ from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
+from tests.inference.gateway.waiting import until
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}
@@ -36,12 +36,6 @@ BEARER = {"authorization": f"Bearer {KEY}", "user-agent": "OpenAI/Python 3.1"}
 def capped(directory: FakeDirectory) -> FakeDirectory:
     directory.restrict(KEY, budgets=(1,))
     return directory
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_finished_request_is_one_entry(
@@ -178,7 +172,7 @@ async def test_who_hangs_up_pays_for_what_was_computed(
     (entry,) = ledger.settled
     assert entry.outcome == "cancelled"
     assert (entry.prompt_tokens, entry.completion_tokens) == ((7, 40) if says_usage else (0, 0))
-    assert len(gateway.streams) == 0
+    await until(lambda: not len(gateway.streams))
 
 
 async def test_a_neuron_that_never_answers_a_cancel_is_not_waited_for(

@@ -26,6 +26,7 @@ from tests.inference.gateway.responses_support import (
     gated,
     until_status,
 )
+from tests.inference.gateway.waiting import until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
 
@@ -159,7 +160,7 @@ async def test_cancelling_in_the_background(
     assert (await sdk.responses.cancel(made.id)).status == "cancelled"
     assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
     assert (await sdk.responses.cancel(made.id)).status == "cancelled"
-    assert len(gateway.streams) == 0
+    await until(lambda: not len(gateway.streams))
 
 
 async def test_who_watches_is_told_of_the_cancelling(

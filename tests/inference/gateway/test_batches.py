@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+import threading
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +16,30 @@ import openai
 import pytest
 import pytest_asyncio
 from anthropic.types.messages import MessageBatch
-from django.utils import timezone
-from openai.types import Batch as OpenAIBatch
 
 from inference.batches import services
 from inference.batches.file_store import FileStore
-from inference.batches.models import Batch
-from inference.gateway.database import DatabaseThreads
-from inference.protocol.events import Event, Failed, Failure
+from inference.batches.result_files import ResultFiles
+from inference.gateway import batch_worker
 from inference.protocol.generation import ChatInput, Submit
-from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.batches_support import (
+    CHAT,
+    KEYED,
+    begin,
+    line,
+    message,
+    picky,
+    results,
+    until_ended,
+    until_messages_ended,
+)
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
-from tests.inference.gateway.fake_metering import KEY, OTHERS_KEY, FakeLedger
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
+from tests.inference.gateway.fake_metering import FakeLedger
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless
+from tests.inference.gateway.waiting import PATIENCE_S, until
 from tests.inference.image_files import data_uri, png
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
-CHAT = "/v1/chat/completions"
-PATIENCE_S = 60
-KEYED = {"authorization": f"Bearer {KEY}"}
-
-
-def line(custom_id: str, url: str = CHAT, **body: Any) -> str:
-    asked = {"model": "tiny", "messages": [{"role": "user", "content": custom_id}], **body}
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": asked})
 
 
 @pytest_asyncio.fixture(autouse=True)
@@ -47,46 +48,23 @@ async def nobody_waits(neuron: FakeNeuron) -> None:
     await neuron.beat()
 
 
-async def begin(sdk: openai.AsyncOpenAI, *lines: str) -> OpenAIBatch:
-    content = "\n".join(lines).encode()
-    file = await sdk.files.create(file=("requests.jsonl", content), purpose="batch")
-    return await sdk.batches.create(
-        input_file_id=file.id,
-        endpoint="/v1/chat/completions",
-        completion_window="24h",
-        metadata={"night": "1"},
-    )
+async def test_a_disk_that_is_full_for_a_while_fails_no_batch(
+    sdk: openai.AsyncOpenAI, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "LEASE_S", 0.2)
+    monkeypatch.setattr(batch_worker, "LOOK_FOR_BATCHES_S", 0.05)
+    append, tries = ResultFiles.append, itertools.count()
 
+    def full_at_first(results: ResultFiles, file_id: str, lines: bytes) -> None:
+        if next(tries) == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(results, file_id, lines)
 
-async def until_ended(sdk: openai.AsyncOpenAI, batch_id: str) -> OpenAIBatch:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            batch = await sdk.batches.retrieve(batch_id)
-            if batch.status in ("completed", "failed", "expired", "cancelled"):
-                return batch
-            await asyncio.sleep(0.05)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():
-            await asyncio.sleep(0.02)
-
-
-async def results(sdk: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
-    assert file_id is not None
-    content = (await sdk.files.content(file_id)).text
-    return {one["custom_id"]: one for one in map(json.loads, content.splitlines())}
-
-
-async def picky(submit: Submit) -> AsyncIterator[list[Event]]:
-    """Refuses those who say so."""
-    if "refuse me" in str(submit.request):
-        failure = Failure(code="invalid_schema", message="No.", param="messages")
-        yield [Failed(request_id=submit.request_id, failure=failure)]
-        return
-    async for events in paris(submit):
-        yield events
+    monkeypatch.setattr(ResultFiles, "append", full_at_first)
+    made = await begin(sdk, line("a"), line("b"))
+    ended = await until_ended(sdk, made.id)
+    assert ended.status == "completed"
+    assert (await results(sdk, ended.output_file_id)).keys() == {"a", "b"}
 
 
 async def test_openais_batch_runs(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
@@ -117,19 +95,9 @@ async def test_anthropics_batch_runs(
 ) -> None:
     neuron.script = picky
     batches = anthropic_sdk.messages.batches
-
-    def asked(text: str) -> Any:
-        turn = {"role": "user", "content": text}
-        return {
-            "custom_id": text.replace(" ", "-"),
-            "params": {"model": "tiny", "max_tokens": 9, "messages": [turn]},
-        }
-
-    made: MessageBatch = await batches.create(requests=[asked("a"), asked("refuse me")])
+    made: MessageBatch = await batches.create(requests=[message("a"), message("refuse me")])
     assert (made.processing_status, made.request_counts.processing) == ("in_progress", 2)
-    async with asyncio.timeout(PATIENCE_S):
-        while (now := await batches.retrieve(made.id)).processing_status != "ended":
-            await asyncio.sleep(0.05)
+    now = await until_messages_ended(anthropic_sdk, made.id)
     assert now.request_counts.to_dict() == {
         "processing": 0,
         "succeeded": 1,
@@ -161,119 +129,36 @@ async def test_a_batch_is_cancelled(sdk: openai.AsyncOpenAI, neuron: FakeNeuron)
     assert (ended.status, ended.output_file_id) == ("cancelled", None)
 
 
-async def test_a_batch_goes_on_where_another_gateway_left_it(
-    make_client: MakeClient, neuron: FakeNeuron, tmp_path: Path, kept: DatabaseThreads
+async def test_an_answer_that_is_written_while_its_batch_is_cancelled_is_told_once(
+    anthropic_sdk: anthropic.AsyncAnthropic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of which one request is answered, and another one half written down."""
-    files = FileStore(tmp_path / "shared")
-    names = ["file-" + digit * 32 for digit in "abc"]
-    files.write(names[0], "\n".join(line(one) for one in "xyz").encode())
-    done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}
-    left = files.part(names[1], "dead")
-    files.append_at(left, json.dumps(done).encode() + b'\n{"custom_id": "y", "resp')
-    fields = {
-        "id": "batch_" + "d" * 32,
-        "account": "lab",
-        "key": KEY[:13],
-        "dialect": "openai",
-        "endpoint": CHAT,
-        "input_file": names[0],
-        "output_file": names[1],
-        "error_file": names[2],
-    }
+    batches = anthropic_sdk.messages.batches
+    is_writing, may_write, is_heard = threading.Event(), threading.Event(), threading.Event()
+    append, progress = ResultFiles.append, services.batch_progress
 
-    def left_behind() -> None:
-        services.batch_create(lasts=timedelta(hours=1), fields=fields)
-        lost = timezone.now() - timedelta(seconds=1)
-        Batch.objects.update(status="in_progress", lease_until=lost, lease_holder="dead")
+    def slowly(results: ResultFiles, file_id: str, lines: bytes) -> None:
+        is_writing.set()
+        may_write.wait(PATIENCE_S)
+        append(results, file_id, lines)
 
-    await kept.query(left_behind)
-    client = make_client(data_dir=tmp_path / "other", files_dir=tmp_path / "shared")
-    path = f"/v1/batches/{fields['id']}"
-    other = await client.post("/v1/files", None, headers=KEYED)
-    assert other.status == 400, "a form is wanted"
-    await _wake(client)
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            batch = (await client.open("GET", path, headers=KEYED).finish()).json
-            if batch["status"] == "completed":
-                break
-            await asyncio.sleep(0.05)
-    assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
-    ran = [frame.request for frame in neuron.frames if isinstance(frame, Submit)]
-    assert len(ran) == 2, "the one that was answered is left alone"
-    content = await client.open("GET", f"/v1/files/{names[1]}/content", headers=KEYED).finish()
-    assert sorted(json.loads(one)["custom_id"] for one in content.body.splitlines()) == [*"xyz"]
-    assert not left.exists(), "what was taken over is deleted"
-    strangers = {"authorization": f"Bearer {OTHERS_KEY}"}
-    for stranger in (path, f"/v1/files/{names[1]}", f"/v1/files/{names[1]}/content"):
-        assert (await client.open("GET", stranger, headers=strangers).finish()).status == 404
+    def heard(**values: Any) -> str | None:
+        status = progress(**values)
+        if status == "cancelling":
+            is_heard.set()
+        return status
 
-
-async def test_a_batch_whose_input_was_deleted_has_failed(
-    make_client: MakeClient, tmp_path: Path, kept: DatabaseThreads
-) -> None:
-    """It tells what had been answered, and is open no longer."""
-    files = FileStore(tmp_path / "shared")
-    names = ["file-" + digit * 32 for digit in "123"]
-    done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}
-    files.append_at(files.part(names[1], "dead"), json.dumps(done).encode() + b"\n")
-    fields = {
-        "id": "batch_" + "4" * 32,
-        "account": "lab",
-        "key": KEY[:13],
-        "dialect": "openai",
-        "endpoint": CHAT,
-        "input_file": names[0],
-        "output_file": names[1],
-        "error_file": names[2],
-        "num_total": 3,
-    }
-    await kept.query(lambda: services.batch_create(lasts=timedelta(hours=1), fields=fields))
-    client = make_client(files_dir=tmp_path / "shared")
-    await _wake(client)
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            path = f"/v1/batches/{fields['id']}"
-            batch = (await client.open("GET", path, headers=KEYED).finish()).json
-            if batch["status"] not in ("validating", "in_progress"):
-                break
-            await asyncio.sleep(0.05)
-    assert (batch["status"], batch["output_file_id"]) == ("failed", names[1])
-    assert batch["errors"]["data"][0]["message"] == "The input file was deleted."
-    assert batch["request_counts"] == {"total": 3, "completed": 1, "failed": 0}
-
-
-async def test_gateways_that_share_a_directory_serve_each_others_files(
-    make_client: MakeClient, tmp_path: Path
-) -> None:
-    shared = {"files_dir": tmp_path / "shared"}
-    one, other = (make_client(data_dir=tmp_path / name, **shared) for name in ("a", "b"))
-    alone = make_client(data_dir=tmp_path / "c")
-    asked = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
-    body = {"requests": [{"custom_id": "a", "params": asked}]}
-    made = (await one.post("/v1/messages/batches", body, headers=KEYED)).json
-    path = f"/v1/messages/batches/{made['id']}"
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            batch = (await other.open("GET", path, headers=KEYED).finish()).json
-            if batch["processing_status"] == "ended":
-                break
-            await asyncio.sleep(0.05)
-    told = await other.open("GET", f"{path}/results", headers=KEYED).finish()
-    assert json.loads(told.body)["result"]["type"] == "succeeded"
-    # Where nothing is shared that is said, and no empty answer is given.
-    refused = await alone.open("GET", f"{path}/results", headers=KEYED).finish()
-    assert (refused.status, "HELEXA_FILES_DIR" in refused.json["error"]["message"]) == (503, True)
-    assert (await other.open("DELETE", path, headers=KEYED).finish()).status == 200
-    assert not [*(tmp_path / "shared").iterdir()]
-
-
-async def _wake(client: AsgiClient) -> None:
-    """Another batch makes the gateway look."""
-    asked = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
-    body = {"requests": [{"custom_id": "w", "params": {**asked, "model": "unknown"}}]}
-    assert (await client.post("/v1/messages/batches", body, headers=KEYED)).status == 200
+    monkeypatch.setattr(ResultFiles, "append", slowly)
+    monkeypatch.setattr(services, "batch_progress", heard)
+    made = await batches.create(requests=[message("a")])
+    await until(is_writing.is_set)
+    await batches.cancel(made.id)
+    await until(is_heard.is_set)
+    await asyncio.sleep(0.1)  # it is about to say what was not run
+    may_write.set()
+    ended = await until_messages_ended(anthropic_sdk, made.id)
+    assert (ended.request_counts.succeeded, ended.request_counts.canceled) == (1, 0)
+    told = [(one.custom_id, one.result.type) async for one in await batches.results(made.id)]
+    assert told == [("a", "succeeded")]
 
 
 async def test_a_request_waits_while_others_do(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:

@@ -66,7 +66,7 @@ def test_kombu_takes_it_off_the_queue(redis_url: str) -> None:
     app = Celery(broker=celery_broker_url(redis_url), set_as_current=False)
     with app.connection_for_read() as connection:
         queue = connection.SimpleQueue(keys.neuron_queue("beast"))
-        received: Message = queue.get(block=True, timeout=5)
+        received: Message = queue.get(block=True, timeout=60)
         assert received.headers["task"] == keys.TASK_DRAIN_INBOX
         assert received.payload[:2] == [[], {}]
         received.ack()

@@ -26,6 +26,7 @@ from inference.protocol.heartbeat import ReplicaStatus
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import FakeCatalogue
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, failing, silent
+from tests.inference.gateway.waiting import until
 
 CHAT = "/v1/chat/completions"
 
@@ -120,8 +121,7 @@ async def test_leaving_cancels(
         exchange.leave()
         assert await neuron.cancelled.get() == submit.request_id
         await exchange.finish()
-        while len(gateway.streams):  # until the neuron's last word is there
-            await asyncio.sleep(0.01)
+        await until(lambda: not len(gateway.streams))  # the neuron's last word is there
 
 
 async def test_a_finished_request_is_not_cancelled(

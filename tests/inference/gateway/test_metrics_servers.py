@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -18,8 +20,9 @@ QUESTION = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], 
 
 
 @pytest.fixture(scope="module")
-def there() -> Iterator[Stage]:
-    with stage(StageOptions()) as made:
+def there(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    database = shutil.copy(migrated_sqlite, tmp_path_factory.mktemp("stage"))
+    with stage(StageOptions(database_url=f"sqlite:///{database}")) as made:
         yield made
 
 
@@ -40,7 +43,7 @@ def wait_for(port: int, line: str) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("kind", ["daphne", "uvicorn"])
+@pytest.mark.parametrize("kind", ["daphne", pytest.param("uvicorn", marks=pytest.mark.slow)])
 def test_a_running_gateway_is_scraped(there: Stage, kind: str) -> None:
     port = free_port()
     gateway = there.start_gateway(kind, metrics_port=port)

@@ -70,6 +70,13 @@ def test_it_is_said() -> None:
     assert unknown_url("GET", "/v1/nothing") == f"There is no GET /v1/nothing here. {REFERENCE}"
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/v1/metrics"])
+def test_metrics_are_elsewhere(path: str) -> None:
+    said = unknown_url("GET", path)
+    assert "HELEXA_METRICS_LISTEN" in said
+    assert "31314" in said
+
+
 @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/images/generations", "/v1/moderations"])
 def test_what_is_not_served_says_what_is(path: str) -> None:
     said = unknown_url("POST", path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 
 import pytest
 import redis.asyncio
@@ -37,7 +39,37 @@ async def test_method_not_allowed(client: AsgiClient, method: str) -> None:
     assert answer.headers["allow"] == "POST"
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/assistants", "/v1/chat", "/v1/modelsx"])
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/tiny", "/api/tags"])
+async def test_whoever_watches_a_server_may_ask_for_the_head_alone(
+    client: AsgiClient, neuron: FakeNeuron, path: str
+) -> None:
+    """Balancers and monitors do, and Ollama's own client before anything else."""
+    whole = await client.get(path)
+    head = await client.open("HEAD", path).finish()
+    assert (head.status, head.body) == (whole.status, b"")
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert int(head.headers["content-length"]) > 0
+
+
+async def test_a_head_of_what_is_only_posted(client: AsgiClient) -> None:
+    answer = await client.open("HEAD", CHAT).finish()
+    assert (answer.status, answer.body, answer.headers["allow"]) == (405, b"", "POST")
+
+
+async def test_a_models_address_may_end_in_a_slash(client: AsgiClient, neuron: FakeNeuron) -> None:
+    assert (await client.get("/v1/models/tiny/")).json["id"] == "tiny"
+
+
+async def test_a_models_name_in_two_lines_is_not_known(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    answer = await client.get("/v1/models/ti\nny")
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1", "/v1/", "/v1/assistants", "/v1/chat", "/v1/modelsx", "/v1/two\nlines"]
+)
 async def test_unknown_paths_under_v1(client: AsgiClient, path: str) -> None:
     answer = await client.open("POST", path, {}).finish()
     assert (answer.status, answer.error["code"]) == (404, "unknown_url")
@@ -57,6 +89,18 @@ async def test_the_api_answers_without_its_version_too(
 
 async def test_other_paths_are_djangos(client: AsgiClient) -> None:
     assert (await client.get("/admin/")).status == 418
+
+
+async def test_a_compressed_body_is_refused_for_what_it_is(client: AsgiClient) -> None:
+    packed = gzip.compress(json.dumps(BODY).encode())
+    answer = await client.post(CHAT, parts=[packed], headers={"content-encoding": "gzip"})
+    assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
+    assert "Content-Encoding" in answer.error["message"]
+
+
+async def test_a_body_may_say_that_it_is_as_it_is(client: AsgiClient, neuron: FakeNeuron) -> None:
+    answer = await client.post(CHAT, BODY, headers={"content-encoding": "identity"})
+    assert answer.status == 200
 
 
 @pytest.mark.parametrize(

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import redis
 import websockets
 
+from fleet.services import default_model_ensure
 from helexa_site.config import REPOSITORY_DIR
 from inference.protocol.events import Accepted, Delta, Event
 from inference.protocol.generation import ChatInput, Submit
+from metering.actor import COMMAND
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
+from tests.inference.gateway.running_server import (
+    RunningServer,
+    accepts_connections,
+    command,
+    gateway_environment,
+    start,
+)
+from tests.migrated_database import MakeSqlite
 
 MODEL = "smollm2-135m-instruct"
 MAX_BODY_BYTES = 50_000
@@ -32,75 +37,11 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 CHAT = "/v1/chat/completions"
 
 
-@dataclass
-class RunningServer:
-    process: subprocess.Popen[bytes]
-    port: int
-    env: dict[str, str]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="module")
-def environment(redis_server_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(redis_server_url: str, make_sqlite: MakeSqlite) -> dict[str, str]:
     """A database of its own that holds the default model."""
-    data_dir = tmp_path_factory.mktemp("gateway")
-    env = os.environ | {
-        "HELEXA_DATA_DIR": str(data_dir),
-        "REDIS_URL": redis_server_url,
-        "HELEXA_LISTEN_HOST": "127.0.0.1",
-        "HELEXA_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
-        "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
-    }
-    env.pop("DATABASE_URL", None)
-    prepare = (
-        "import django; django.setup();"
-        "from django.core.management import call_command;"
-        "call_command('migrate', verbosity=0);"
-        "from fleet.services import default_model_ensure;"
-        "from metering.actor import COMMAND; default_model_ensure(actor=COMMAND)"
-    )
-    subprocess.run([sys.executable, "-c", prepare], cwd=REPOSITORY_DIR, env=env, check=True)
-    return env
-
-
-def command(kind: str, port: int) -> list[str]:
-    if kind == "uvicorn":
-        return [
-            *(sys.executable, "-m", "uvicorn", "helexa_site.asgi:application"),
-            *("--port", str(port), "--timeout-graceful-shutdown", "1"),
-        ]
-    code = (
-        "import django; django.setup();"
-        "from django.core.management import call_command;"
-        f"call_command('gateway', '--port', '{port}')"
-    )
-    return [sys.executable, "-c", code]
-
-
-def start(kind: str, env: dict[str, str], log: Path) -> RunningServer:
-    port = free_port()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command(kind, port), cwd=REPOSITORY_DIR, env=env, stdout=output, stderr=output
-        )
-    give_up_s = time.monotonic() + 30
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return RunningServer(process, port, env)
-        except OSError:
-            assert process.poll() is None and time.monotonic() < give_up_s, log.read_text()
-            time.sleep(0.05)
+    data_dir = make_sqlite(lambda: default_model_ensure(actor=COMMAND)).parent
+    return gateway_environment(data_dir, redis_server_url, max_body_bytes=MAX_BODY_BYTES)
 
 
 @pytest.fixture(scope="module", params=["daphne", "uvicorn"])
@@ -111,7 +52,7 @@ def server(
     running = start(request.param, environment, log)
     yield running
     running.process.terminate()
-    running.process.wait(15)
+    running.process.wait(60)
 
 
 @pytest.fixture
@@ -178,7 +119,7 @@ async def test_closing_the_connection_cancels(server: RunningServer, ready: Fake
     ready.script = endless
     await _settle(ready)
     body = {"model": MODEL, "messages": QUESTION, "stream": True}
-    async with httpx.AsyncClient(base_url=server.url) as client:
+    async with server.client() as client:
         async with client.stream("POST", CHAT, json=body) as response:
             async for _ in response.aiter_bytes():
                 break
@@ -203,7 +144,7 @@ async def test_a_body_over_the_limit(
         for offset in range(0, len(body), 10_000):
             yield body[offset : offset + 10_000]
 
-    async with httpx.AsyncClient(base_url=server.url) as client:
+    async with server.client() as client:
         response = await client.post(path, content=body if declared else pieces())
     assert response.status_code == 413
     assert said.items() <= response.json()["error"].items()
@@ -237,9 +178,33 @@ async def test_a_body_is_not_read_for_whoever_may_not_ask(
     writer.close()
 
 
+@pytest.mark.parametrize("server", ["daphne"], indirect=True)
+@pytest.mark.parametrize(
+    ("head", "status", "code"),
+    [
+        ("GET /v1/nothing?{long} HTTP/1.1\r\nHost: localhost", 414, "uri_too_long"),
+        ("GET /v1/nothing HTTP/1.1\r\nA: {long}", 431, "headers_too_large"),
+        ("GET /v1/nothing HTTP/1.1\r\nHost: localhost\r\nA B: x", 400, "invalid_http"),
+        ("GET http://localhost/v1/nothing HTTP/1.1\r\nHost: a.b", 404, "unknown_url"),
+    ],
+)
+async def test_every_head_is_answered(
+    server: RunningServer, head: str, status: int, code: str
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(head.format(long="x" * 100_000).encode() + b"\r\n\r\n")
+    async with asyncio.timeout(60):
+        answered = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(answered.partition(b"content-length:")[2].split(b"\r\n")[0])
+        body = await reader.readexactly(length)
+    assert answered.startswith(b"http/1.1 %d " % status)
+    assert json.loads(body)["error"]["code"] == code
+    writer.close()
+
+
 async def test_a_form_is_the_applications_to_refuse(server: RunningServer) -> None:
     """Not the server's, which would read it whole and answer in no dialect."""
-    async with httpx.AsyncClient(base_url=server.url) as client:
+    async with server.client() as client:
         kind = {"content-type": "multipart/form-data"}
         response = await client.post(CHAT, content=b"not a form", headers=kind)
     assert response.status_code == 400
@@ -268,7 +233,7 @@ async def test_a_reader_that_stalls_is_cut_off_and_nobody_else(
     await reader.readline()
     await asyncio.wait_for(ready.cancelled.get(), 60)
     writer.close()
-    async with httpx.AsyncClient(base_url=server.url) as client:
+    async with server.client() as client:
         assert (await client.get("/health")).status_code == 200
 
 
@@ -318,7 +283,7 @@ async def test_a_websocket_that_is_refused(server: RunningServer, ready: FakeNeu
             pass
     assert refused.value.response.status_code == 403
     await _settle(ready)
-    async with httpx.AsyncClient(base_url=server.url) as client:
+    async with server.client() as client:
         headers = {"connection": "Upgrade", "upgrade": "h2c"}
         assert (await client.get("/health", headers=headers)).json()["status"] == "ok"
 
@@ -347,7 +312,7 @@ async def test_a_websocket_whose_reader_stalls_is_cut_off(
 
 async def test_health_and_unknown_paths(server: RunningServer, ready: FakeNeuron) -> None:
     await _settle(ready)
-    async with httpx.AsyncClient(base_url=server.url) as client:
+    async with server.client() as client:
         health = await client.get("/health")
         assert health.status_code == 200 and health.json()["status"] == "ok"
         assert (await client.get("/v1/nothing")).json()["error"]["code"] == "unknown_url"
@@ -373,25 +338,17 @@ async def test_daphne_drains(
     running = await asyncio.to_thread(start, "daphne", environment, tmp_path / "log")
     body = {"model": MODEL, "messages": QUESTION, "stream": True}
     try:
-        async with httpx.AsyncClient(base_url=running.url) as client:
+        async with running.client() as client:
             async with client.stream("POST", CHAT, json=body) as response:
                 running.process.send_signal(signal.SIGTERM)
-                while _accepts_connections(running.port):
+                while accepts_connections(running.port):
                     await asyncio.sleep(0.02)
                 go_on.set()
                 answer = await response.aread()
         assert answer.endswith(b"data: [DONE]\n\n") and b" Pari" in answer
-        assert await asyncio.to_thread(running.process.wait, 10) == 0
+        assert await asyncio.to_thread(running.process.wait, 60) == 0
     finally:
         running.process.kill()
-
-
-def _accepts_connections(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_1(environment: dict[str, str]) -> None:

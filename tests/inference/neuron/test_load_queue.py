@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import msgspec
 
-from inference.neuron.load_queue import Load, LoadQueue
+from inference.neuron.load import Load
+from inference.neuron.load_queue import LoadQueue
 from inference.protocol.heartbeat import DeviceInfo, HostInfo
 from inference.protocol.load import EarlierLoads, LoadReport, LoadSpec
 from tests.inference.neuron.devices import GB, card, host

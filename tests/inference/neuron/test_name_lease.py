@@ -106,7 +106,7 @@ def test_who_lost_the_name_writes_no_heartbeat_and_removes_none(
     wait_until(lambda: gateway.heartbeat() is not None)
     other = make_lease("other")
     redis_db.set(lease_key("n1"), other.value)
-    assert lost.wait(20)
+    assert lost.wait(60)
     words = service.heartbeat()
     with pytest.raises(NameLostError):
         HeartbeatWriter(redis_db, lease=service.lease).write(words, {})
@@ -174,7 +174,7 @@ def test_leaving_finishes_what_runs_and_refuses_what_is_new(
     assert failed.failure.code == "neuron_stopping"
     assert failed.failure.retry_after_s is not None
     assert type(gateway.wait_end(running)[-1]).__name__ == "Finished"
-    leaving.join(20)
+    leaving.join(60)
     assert not leaving.is_alive()
 
 

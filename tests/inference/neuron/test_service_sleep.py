@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from inference.neuron.load_queue import Load, LoadQueue
+from inference.neuron.load import Load
+from inference.neuron.load_queue import LoadQueue
 from inference.neuron.service import NeuronService
 from inference.neuron.specs import SpecStore
 from inference.protocol.load import AsleepBytes, LoadSpec
@@ -37,7 +38,7 @@ def asleep(service: NeuronService, cards: Host, spec: LoadSpec, gateway: Any) ->
     service.load_model(spec)
     gateway.wait_status("ready", spec.model)
     cards.there = [card(0, 2), card(1, 2), host(100)]
-    service.sleep_model(spec.model)
+    service.sleep_model(spec.model, "j-sleep")
     gateway.wait_status("asleep", spec.model)
     cards.there = [card(0, 2), card(1, 19), host(83)]
 
@@ -69,7 +70,7 @@ def test_requests_that_run_are_answered_before_it_sleeps(
     request_id = gateway.submit(max_tokens=30)
     service.drain_inbox()
     gateway.wait_events(request_id, lambda events: len(events) > 1)
-    service.sleep_model("m")
+    service.sleep_model("m", "j-sleep")
     late = gateway.submit(max_tokens=3)  # gateways place it again: no engine has accepted it
     service.drain_inbox()
     assert gateway.wait_end(late)[-1].failure.code == "model_not_loaded"
@@ -84,11 +85,29 @@ def test_who_asks_while_it_falls_asleep_wakes_it(
     service.load_model(spec)
     gateway.wait_status("ready")
     (engine,) = running_engines()
-    service.sleep_model("m")
+    service.sleep_model("m", "j-sleep")
     service.load_model(msgspec.structs.replace(spec, job_id="j2"))
     wait_until(lambda: gateway.replica().job_id == "j2")
     gateway.wait_status("ready")
     assert [one.pid for one in running_engines()] == [engine.pid]
+
+
+def test_one_that_cannot_sleep_serves_on_and_says_so(
+    service: NeuronService, cards: Host, fake_spec: MakeSpec, gateway: Any, wait_until: Any
+) -> None:
+    service.load_model(fake_spec(**SLEEPER))
+    gateway.wait_status("ready")
+    cards.there[2] = host(20)
+    service.sleep_model("m", "j-sleep")
+    wait_until(lambda: gateway.replica().sleep_refusal is not None)
+    state = gateway.replica()
+    assert (state.status, state.sleep_refusal.job_id) == ("ready", "j-sleep")
+    assert "no room for 17,000,000,000 bytes" in state.sleep_refusal.failure.message
+    cards.there[2] = host(100)
+    for _ in range(2):  # it rests already: that is no refusal
+        service.sleep_model("m", "j-again")
+        state = gateway.wait_status("asleep")
+    assert state.sleep_refusal.job_id == "j-sleep"
 
 
 def test_it_is_unloaded_asleep_and_while_it_falls_asleep(
@@ -100,7 +119,7 @@ def test_it_is_unloaded_asleep_and_while_it_falls_asleep(
     cards.there = [card(0, 2), card(1, 20), host(100)]
     service.load_model(fake_spec(**SLEEPER, sleep_s=0.3))
     gateway.wait_status("ready")
-    service.sleep_model("m")
+    service.sleep_model("m", "j-sleep")
     service.unload_model("m")
     wait_until(lambda: gateway.replica() is None and not running_engines())
     assert gateway.heartbeat().devices[2].reserved_bytes == 0
@@ -122,7 +141,7 @@ def test_an_engine_that_dies_asleep_is_as_good_as_unloaded(
 ) -> None:
     service.load_model(fake_spec(**SLEEPER, crash_sleep=float(dies == "crash_sleep")))
     gateway.wait_status("ready")
-    service.sleep_model("m")
+    service.sleep_model("m", "j-sleep")
     if dies != "crash_sleep":
         gateway.wait_status("asleep")
         running_engines()[0].kill()

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -43,8 +42,8 @@ from inference.wire import (
 )
 from inference.wire.dialect import ErrorDialect, RequestContext
 from inference.wire.errors import ApiError
+from tests.inference.wire.golden_cases import GoldenCase, cases_of, pretty, regenerate
 
-GOLDEN_DIR = Path(__file__).resolve().parents[2] / "golden"
 Parser = Callable[[bytes, RequestContext], Any]
 DIALECTS: dict[str, tuple[Parser, ErrorDialect]] = {
     "anthropic_messages": (anthropic_messages.parse, anthropic_errors),
@@ -71,28 +70,21 @@ decode_events = msgspec.json.Decoder(list[Event]).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    dialect: str
-    path: Path
-
-    def __str__(self) -> str:
-        return f"{self.dialect}/{self.path.name}"
-
+class Case(GoldenCase):
     def outputs(self) -> dict[str, bytes]:
-        """What the code makes of the case today, by file name."""
         body = (self.path / "request.json").read_bytes()
         parse, errors = DIALECTS[self.dialect]
         try:
             request = parse(body, RequestContext(headers=self._headers()))
         except ApiError as error:
             said = json.loads(errors.error_body(error, request_id=REQUEST_ID))
-            return {"error.json": _pretty({"status": error.status, **said})}
+            return {"error.json": pretty({"status": error.status, **said})}
         events = decode_events((self.path / "events.json").read_bytes())
         made = {"request_id": REQUEST_ID, "clock": lambda: CREATED_UNIX_S}
         whole = fold(request.body_encoder(**made), events)
         outputs = {
-            "parsed.json": _pretty(msgspec.to_builtins(request, str_keys=True)),
-            "body.json": _pretty(json.loads(whole)),
+            "parsed.json": pretty(msgspec.to_builtins(request, str_keys=True)),
+            "body.json": pretty(json.loads(whole)),
         }
         if self.dialect not in UNSTREAMED:
             outputs[self.stream_name] = fold(request.stream_encoder(**made), events)
@@ -124,22 +116,8 @@ def inside(parsed: Any) -> Request:
 
 
 def cases() -> list[Case]:
-    return [
-        Case(dialect, path)
-        for dialect in DIALECTS
-        for path in sorted((GOLDEN_DIR / dialect).iterdir())
-    ]
-
-
-def _pretty(value: Any) -> bytes:
-    return json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"
-
-
-def regenerate() -> None:
-    for case in cases():
-        for name, content in case.outputs().items():
-            (case.path / name).write_bytes(content)
+    return cases_of(Case, DIALECTS)
 
 
 if __name__ == "__main__":
-    regenerate()
+    regenerate(cases())

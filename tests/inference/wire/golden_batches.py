@@ -19,7 +19,6 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -29,8 +28,8 @@ from inference.batches.records import BatchRecord, FileRecord
 from inference.wire import anthropic_batches, anthropic_errors, openai_batches, openai_errors
 from inference.wire.batch_lines import read_lines
 from inference.wire.errors import ApiError, InvalidRequestError, ModelNotFoundError
+from tests.inference.wire.golden_cases import GoldenCase, cases_of, pretty, regenerate
 
-GOLDEN_DIR = Path(__file__).resolve().parents[2] / "golden"
 DIALECTS: dict[str, ModuleType] = {
     "anthropic_batches": anthropic_batches,
     "openai_batches": openai_batches,
@@ -53,15 +52,8 @@ ERRORS: dict[str, ApiError] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    dialect: str
-    path: Path
-
-    def __str__(self) -> str:
-        return f"{self.dialect}/{self.path.name}"
-
+class Case(GoldenCase):
     def outputs(self) -> dict[str, bytes]:
-        """What the code makes of the case today, by file name."""
         made = {}
         for name, output in OUTPUTS.items():
             path = self.path / name
@@ -73,7 +65,7 @@ class Case:
                 assert name in REFUSING, f"{self}: {name} is no client's"
                 errors = anthropic_errors if self.dialect == "anthropic_batches" else openai_errors
                 said = json.loads(errors.error_body(error, request_id=REQUEST_ID))
-                made["error.json"] = _pretty({"status": error.status, **said})
+                made["error.json"] = pretty({"status": error.status, **said})
         return made
 
     def _output(self, name: str, content: bytes) -> bytes:
@@ -81,25 +73,25 @@ class Case:
         is_openais = module is openai_batches
         match name:
             case "request.json" if is_openais:
-                return _pretty(openai_batches.parse_batch(content))
+                return pretty(openai_batches.parse_batch(content))
             case "request.json":
                 lines, number = anthropic_batches.parse(content)
-                return _pretty({"lines": _json_lines(lines), "number": number})
+                return pretty({"lines": _json_lines(lines), "number": number})
             case "lines.jsonl":
                 lines_read = read_lines(content, "/v1/chat/completions")
-                return _pretty([[one.custom_id, json.loads(one.body)] for one in lines_read])
+                return pretty([[one.custom_id, json.loads(one.body)] for one in lines_read])
             case "page.json" if is_openais:
-                return _pretty(dataclasses.asdict(openai_batches.parse_page(json.loads(content))))
+                return pretty(dataclasses.asdict(openai_batches.parse_page(json.loads(content))))
             case "page.json":
                 page = anthropic_batches.parse_batch_page(json.loads(content))
-                return _pretty(msgspec.to_builtins(page))
+                return pretty(msgspec.to_builtins(page))
             case "batch.json":
                 batch = msgspec.json.decode(content, type=BatchRecord)
                 more = {} if is_openais else {"base_url": BASE_URL}
-                return _pretty(module.batch_object(batch, **more))
+                return pretty(module.batch_object(batch, **more))
             case "file.json":
                 file = msgspec.json.decode(content, type=FileRecord)
-                return _pretty(openai_batches.file_object(file))
+                return pretty(openai_batches.file_object(file))
         return b"".join(_result(module, one) for one in json.loads(content))
 
 
@@ -120,22 +112,8 @@ def _json_lines(content: bytes) -> list[Any]:
 
 
 def cases() -> list[Case]:
-    return [
-        Case(dialect, path)
-        for dialect in DIALECTS
-        for path in sorted((GOLDEN_DIR / dialect).iterdir())
-    ]
-
-
-def _pretty(value: Any) -> bytes:
-    return json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"
-
-
-def regenerate() -> None:
-    for case in cases():
-        for name, content in case.outputs().items():
-            (case.path / name).write_bytes(content)
+    return cases_of(Case, DIALECTS)
 
 
 if __name__ == "__main__":
-    regenerate()
+    regenerate(cases())

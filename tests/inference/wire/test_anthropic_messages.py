@@ -37,7 +37,7 @@ from inference.protocol.generation import (
 from inference.wire import anthropic_errors, anthropic_messages
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import ApiError, ModelNotFoundError, RequestFailedError
-from tests.inference.wire.golden import GOLDEN_DIR
+from tests.inference.wire.golden_cases import GOLDEN_DIR
 from tests.inference.wire.random_bodies import random_bodies
 
 NESTED = anthropic_messages.NESTED_FIELDS

@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from inference.protocol.events import Failure
-from inference.wire.errors import (
-    FAILURES,
-    MethodNotAllowedError,
-    RequestFailedError,
-    error_headers,
-)
+from inference.wire.errors import MethodNotAllowedError, RequestFailedError, error_headers
+from inference.wire.failures import FAILURES
 from inference.wire.openai_errors import error_object
 
 

@@ -21,14 +21,9 @@ from inference.wire.openai_embeddings import FIELDS as EMBEDDING_FIELDS
 from inference.wire.openai_responses import FIELDS as RESPONSES_FIELDS
 from inference.wire.rerank import FIELDS as RERANK_FIELDS
 from inference.wire.vllm_score import FIELDS as SCORE_FIELDS
-from tests.inference.wire.golden import (
-    DIALECTS,
-    GOLDEN_DIR,
-    OPTIONAL,
-    Case,
-    cases,
-)
+from tests.inference.wire.golden import DIALECTS, OPTIONAL, Case, cases
 from tests.inference.wire.golden_batches import DIALECTS as BATCH_DIALECTS
+from tests.inference.wire.golden_cases import GOLDEN_DIR
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
@@ -64,7 +59,6 @@ def test_every_dialect_has_cases_and_every_folder_a_dialect() -> None:
     ],
 )
 def test_every_field_that_is_honoured_is_in_a_case(dialect: str, fields: dict[str, Field]) -> None:
-
     given: set[str] = set()
     for case in cases():
         if case.dialect == dialect and (case.path / "body.json").exists():

@@ -12,7 +12,7 @@ import pytest
 from inference.wire import anthropic_batches, openai_batches, vllm_tokenize
 from inference.wire.batch_lines import read_lines
 from inference.wire.errors import ApiError
-from tests.inference.wire.golden_batches import GOLDEN_DIR
+from tests.inference.wire.golden_cases import GOLDEN_DIR
 from tests.inference.wire.random_bodies import random_bodies
 
 NUM_BODIES = 3000

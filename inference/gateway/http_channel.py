@@ -1,0 +1,97 @@
+"""Heads of HTTP requests: what is refused of them, and targets that are whole addresses.
+
+Twisted closes a connection without a word when a line is too long, and answers other bad requests
+with an empty 400. Here whoever asks is told, in the dialect of the path.
+"""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+from typing import Any
+
+from twisted.web.http import HTTPChannel
+
+from inference.wire.errors import (
+    ApiError,
+    HeadersTooLargeError,
+    InvalidHttpError,
+    TargetTooLongError,
+    error_headers,
+)
+
+LINGER_S = 5.0
+"""How long a client that sends too much may take to read why."""
+ABSOLUTE_TARGET = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
+"""The authority, and the rest: RFC 9112, section 3.2.2."""
+
+
+def origin_target(target: bytes) -> tuple[bytes, bytes] | None:
+    """Host and path (with its query) of a target that is a whole address."""
+    found = ABSOLUTE_TARGET.fullmatch(target)
+    if found is None:
+        return None
+    host, rest = found[1], found[2] or b""
+    return host, rest if rest.startswith(b"/") else b"/" + rest
+
+
+class StreamChannel(HTTPChannel):  # type: ignore[misc]
+    """One connection of a client. Twisted calls it with what comes in."""
+
+    _path: bytes
+    """Twisted's name for the target of the request whose head is being read."""
+    _is_refused = False
+
+    def refuse(self, error: ApiError, target: bytes) -> None:
+        """Answers, and gives the client time to read why while it may still be sending."""
+        if self._is_refused:
+            return
+        self._is_refused = True
+        body = self.factory.server.errors_of(target).error_body(error, request_id="")
+        headers = b"".join(b"%s: %s\r\n" % header for header in error_headers(error))
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\nContent-Type: application/json\r\n%s"
+            b"Connection: close\r\nContent-Length: %d\r\n\r\n"
+            % (error.status, HTTPStatus(error.status).phrase.encode(), headers, len(body))
+            + body
+        )
+        self.callLater(LINGER_S, self.forceAbortClient)
+
+    def allHeadersReceived(self) -> None:  # noqa: N802
+        """The host of such a target counts, whatever the header says."""
+        if (origin := origin_target(self._path)) is not None:
+            host, self._path = origin
+            self.requests[-1].requestHeaders.setRawHeaders(b"Host", [host])
+        super().allHeadersReceived()
+
+    def _send100Continue(self) -> None:  # noqa: N802
+        """Not to a client whose body is refused by its length already."""
+        if not self._is_refused:
+            super()._send100Continue()
+
+    def lineLengthExceeded(self, line: bytes) -> None:  # noqa: N802
+        """``line`` begins with the one that is too long."""
+        if hasattr(self, "_path"):
+            self._refuse_head(HeadersTooLargeError(self.totalHeadersSize))
+            return
+        self._path = line.partition(b" ")[2].partition(b" ")[0]
+        self._refuse_head(TargetTooLongError(self.totalHeadersSize))
+
+    def _respondToBadRequestAndDisconnect(self) -> None:  # noqa: N802
+        """Twisted's name for its empty 400."""
+        if self._receivedHeaderSize > self.totalHeadersSize:
+            self._refuse_head(HeadersTooLargeError(self.totalHeadersSize))
+        elif self._receivedHeaderCount > self.maxHeaders:
+            self._refuse_head(HeadersTooLargeError(self.maxHeaders, "header fields"))
+        else:
+            self._refuse_head(InvalidHttpError("This is no HTTP/1.1 request that can be read."))
+
+    def _refuse_head(self, error: ApiError) -> None:
+        """Nothing after it can be told apart: what still comes is dropped."""
+        self.clearLineBuffer()
+        self.dataReceived = _drop
+        self.refuse(error, getattr(self, "_path", b"/"))
+
+
+def _drop(_data: Any) -> None:
+    return None

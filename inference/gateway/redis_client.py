@@ -1,0 +1,18 @@
+"""The gateway's client of Redis for commands that nobody waits long for."""
+
+from __future__ import annotations
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+
+def redis_client(url: str, timeout_s: float) -> redis.asyncio.Redis:
+    """Never repeats a command by itself: whoever sends one knows whether it may come twice."""
+    return redis.asyncio.Redis.from_url(
+        url,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
+    )

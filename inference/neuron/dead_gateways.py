@@ -1,0 +1,46 @@
+"""What becomes of the requests of gateways that died: they are cancelled, and settled by others."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from inference.neuron.accounts import AccountBook
+from inference.neuron.event_publisher import EventPublisher
+from inference.neuron.heartbeat import GatewayWatch
+from inference.neuron.request_table import RequestTable
+
+log = logging.getLogger(__name__)
+
+
+class DeadGateways:
+    def __init__(
+        self,
+        watch: GatewayWatch,
+        table: RequestTable,
+        accounts: AccountBook,
+        publisher: EventPublisher,
+    ) -> None:
+        self._watch = watch
+        self._table = table
+        self._accounts = accounts
+        self._publisher = publisher
+
+    def interrupted(self) -> None:
+        """A beat did not reach Redis."""
+        self._watch.interrupted()
+
+    def drop(self) -> None:
+        """Their open requests are cancelled. What those used, and what others used that ended not
+        long ago, is told to whoever settles it. Once per beat. Raises ``redis.RedisError``."""
+        watched = self._table.gateway_ids() | self._accounts.gateway_ids()
+        for gateway_id in self._watch.dead(watched):
+            num_dropped = self._table.forget_gateway(gateway_id)
+            num_ended = self._accounts.gateway_died(gateway_id, now_unix_s=time.time())
+            log.warning(
+                "gateway %s is dead: cancelled its %d requests; %d more had ended not long ago",
+                gateway_id,
+                num_dropped,
+                num_ended,
+            )
+            self._publisher.retire(gateway_id)

@@ -1,0 +1,46 @@
+"""What of this neuron survives it: the specs of what is loaded, which its next life loads again."""
+
+from __future__ import annotations
+
+import logging
+
+import redis
+
+from inference.neuron.replica_context import ReplicaContext
+from inference.neuron.replicas import Replicas
+from inference.neuron.specs import SpecStore
+
+log = logging.getLogger(__name__)
+
+
+class Survivors:
+    def __init__(self, specs: SpecStore, replicas: Replicas, context: ReplicaContext) -> None:
+        self._specs = specs
+        self._replicas = replicas
+        self._context = context
+        self._is_restored = False
+
+    def restore(self) -> None:
+        """Once: loads what the last life had; a model asked for since then keeps its new spec.
+        Raises ``redis.RedisError``."""
+        if self._is_restored:
+            return
+        restored = self._replicas.restore(self._specs.read(), self._context)
+        self._is_restored = True
+        for replica in restored:
+            log.info("loading %s again: the last life of this neuron had it", replica.spec.model)
+            replica.start()
+
+    def write(self) -> None:
+        """Raises ``redis.RedisError``."""
+        self._specs.write(self._replicas.surviving_specs())
+
+    def save(self) -> None:
+        """Saves what is loaded, as soon as that changes. What ``restore`` has not read yet is not
+        ours to write."""
+        if not self._is_restored:
+            return
+        try:
+            self.write()
+        except redis.RedisError as error:
+            log.warning("load specs are not saved yet: %s", error)  # the next heartbeat does

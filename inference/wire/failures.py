@@ -1,0 +1,84 @@
+"""How each failure that a neuron or placement names is answered: its status, its type, and when to
+come back. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FailureKind:
+    """How failures of one code are answered; ``retry_after_s`` where the failure names none."""
+
+    status: int
+    type: str
+    retry_after_s: float | None = None
+
+
+_BAD_REQUEST = FailureKind(400, "invalid_request_error")
+BROKEN = FailureKind(500, "server_error")
+_BUSY = FailureKind(503, "server_error", 1.0)
+_COMING_BACK = FailureKind(503, "server_error", 5.0)
+_NOT_LOADABLE = FailureKind(503, "server_error", 30.0)
+_NEVER_LOADS = FailureKind(422, "invalid_request_error")
+"""SDKs repeat a 503, and each repetition would load it again."""
+
+FAILURES: dict[str, FailureKind] = {
+    # the request itself
+    "context_length_exceeded": _BAD_REQUEST,
+    "bad_token_id": _BAD_REQUEST,
+    "invalid_value": _BAD_REQUEST,
+    "unsupported_parameter": _BAD_REQUEST,
+    "vision_unsupported": _BAD_REQUEST,
+    "invalid_image": _BAD_REQUEST,
+    "empty_prompt": _BAD_REQUEST,
+    "invalid_schema": _BAD_REQUEST,
+    "invalid_grammar": _BAD_REQUEST,
+    "model_not_found": FailureKind(404, "invalid_request_error"),
+    "template_render_failed": FailureKind(422, "invalid_request_error"),
+    # more than the account may have
+    "insufficient_quota": FailureKind(429, "insufficient_quota"),
+    "rate_limit_exceeded": FailureKind(429, "requests", 1.0),
+    # too much at once
+    "queue_full": _BUSY,
+    "queue_timeout": _BUSY,
+    "deadline_exceeded": _BUSY,
+    "out_of_memory": _BUSY,
+    "cancelled": _BUSY,
+    # something went away and is being brought back
+    "engine_crashed": _COMING_BACK,
+    "engine_hung": _COMING_BACK,
+    "device_fault": _COMING_BACK,
+    "recovering": _COMING_BACK,
+    "neuron_lost": _COMING_BACK,
+    "neuron_stopping": _COMING_BACK,
+    "no_neuron": _COMING_BACK,
+    "image_lost": _BUSY,
+    "redis_unavailable": _BUSY,
+    "model_not_loaded": _COMING_BACK,
+    "model_loading": _COMING_BACK,
+    "draining": _COMING_BACK,
+    "shutting_down": _COMING_BACK,
+    "fleet_unavailable": _COMING_BACK,
+    # the model cannot be had now
+    "not_enough_memory": _NOT_LOADABLE,
+    "does_not_fit": _NOT_LOADABLE,
+    "disk_full": _NOT_LOADABLE,
+    "no_device": _NOT_LOADABLE,
+    "lost_its_room": _COMING_BACK,
+    "load_failed": _NOT_LOADABLE,
+    "model_load_failed": _NOT_LOADABLE,
+    "download_failed": _NOT_LOADABLE,
+    # nor later, until somebody changes its entry, its files or the hosts
+    "exceeds_device": _NEVER_LOADS,
+    "unknown_architecture": _NEVER_LOADS,
+    "missing_file": _NEVER_LOADS,
+    "quantization_not_found": _NEVER_LOADS,
+    "hash_mismatch": _NEVER_LOADS,
+    "bad_source": _NEVER_LOADS,
+    "bad_file": _NEVER_LOADS,
+    # our own fault
+    "numerical_error": BROKEN,
+    "engine_error": BROKEN,
+}
+"""Codes that are not here are answered as 500: nobody has said what a client could do."""

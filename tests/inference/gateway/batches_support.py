@@ -1,0 +1,80 @@
+"""What tests of batches send and how long they wait for it, by the SDKs of both APIs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import openai
+from anthropic.types.messages import MessageBatch
+from openai.types import Batch as OpenAIBatch
+
+from inference.protocol.events import Event, Failed, Failure
+from inference.protocol.generation import Submit
+from tests.inference.gateway.fake_metering import KEY
+from tests.inference.gateway.fake_neuron import paris
+from tests.inference.gateway.waiting import PATIENCE_S
+
+CHAT = "/v1/chat/completions"
+KEYED = {"authorization": f"Bearer {KEY}"}
+
+
+def line(custom_id: str, url: str = CHAT, **body: Any) -> str:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": custom_id}], **body}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": asked})
+
+
+async def begin(sdk: openai.AsyncOpenAI, *lines: str) -> OpenAIBatch:
+    content = "\n".join(lines).encode()
+    file = await sdk.files.create(file=("requests.jsonl", content), purpose="batch")
+    return await sdk.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        metadata={"night": "1"},
+    )
+
+
+async def until_ended(sdk: openai.AsyncOpenAI, batch_id: str) -> OpenAIBatch:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            batch = await sdk.batches.retrieve(batch_id)
+            if batch.status in ("completed", "failed", "expired", "cancelled"):
+                return batch
+            await asyncio.sleep(0.05)
+
+
+def message(text: str) -> Any:
+    turn = {"role": "user", "content": text}
+    return {
+        "custom_id": text.replace(" ", "-"),
+        "params": {"model": "tiny", "max_tokens": 9, "messages": [turn]},
+    }
+
+
+async def until_messages_ended(sdk: anthropic.AsyncAnthropic, batch_id: str) -> MessageBatch:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            batch = await sdk.messages.batches.retrieve(batch_id)
+            if batch.processing_status == "ended":
+                return batch
+            await asyncio.sleep(0.05)
+
+
+async def results(sdk: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
+    assert file_id is not None
+    content = (await sdk.files.content(file_id)).text
+    return {one["custom_id"]: one for one in map(json.loads, content.splitlines())}
+
+
+async def picky(submit: Submit) -> AsyncIterator[list[Event]]:
+    """Refuses those who say so."""
+    if "refuse me" in str(submit.request):
+        failure = Failure(code="invalid_schema", message="No.", param="messages")
+        yield [Failed(request_id=submit.request_id, failure=failure)]
+        return
+    async for events in paris(submit):
+        yield events

@@ -1,0 +1,89 @@
+"""The whole application under Daphne or uvicorn, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from helexa_site.config import REPOSITORY_DIR
+
+START_TIMEOUT_S = 120.0
+
+
+@dataclass
+class RunningServer:
+    process: subprocess.Popen[bytes]
+    port: int
+    env: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> httpx.AsyncClient:
+        """A patient one: the first page that a process serves imports all of them."""
+        return httpx.AsyncClient(base_url=self.url, timeout=60)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def gateway_environment(data_dir: Path, redis_url: str, *, max_body_bytes: int) -> dict[str, str]:
+    env = os.environ | {
+        "HELEXA_DATA_DIR": str(data_dir),
+        "REDIS_URL": redis_url,
+        "HELEXA_LISTEN_HOST": "127.0.0.1",
+        "HELEXA_MAX_BODY_BYTES": str(max_body_bytes),
+        "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
+    }
+    env.pop("DATABASE_URL", None)
+    return env
+
+
+def command(kind: str, port: int) -> list[str]:
+    if kind == "uvicorn":
+        return [
+            *(sys.executable, "-m", "uvicorn", "helexa_site.asgi:application"),
+            *("--port", str(port), "--timeout-graceful-shutdown", "1"),
+        ]
+    code = (
+        "import django; django.setup();"
+        "from django.core.management import call_command;"
+        f"call_command('gateway', '--port', '{port}')"
+    )
+    return [sys.executable, "-c", code]
+
+
+def start(kind: str, env: dict[str, str], log: Path) -> RunningServer:
+    port = free_port()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command(kind, port), cwd=REPOSITORY_DIR, env=env, stdout=output, stderr=output
+        )
+    give_up_s = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return RunningServer(process, port, env)
+        except OSError:
+            assert process.poll() is None and time.monotonic() < give_up_s, log.read_text()
+            time.sleep(0.05)
+
+
+def accepts_connections(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
