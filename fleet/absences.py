@@ -19,8 +19,7 @@ network that blinks, and shorter than most loads."""
 
 
 class Absences:
-    def __init__(self, grace_s: float = GRACE_S) -> None:
-        self._grace_s = grace_s
+    def __init__(self) -> None:
         self._last_seen: dict[str, tuple[float, NeuronView]] = {}
 
     def noted(self, snapshot: FleetSnapshot, now_s: float) -> FleetSnapshot:
@@ -30,7 +29,7 @@ class Absences:
         absent = []
         for name, (seen_s, neuron) in list(self._last_seen.items()):
             silent_s = now_s - seen_s
-            if silent_s >= self._grace_s or neuron.is_leaving or not neuron.is_admitted:
+            if silent_s >= GRACE_S or neuron.is_leaving or not neuron.is_admitted:
                 del self._last_seen[name]
             elif snapshot.neuron(name) is None:
                 absent.append(Absence(neuron=neuron, silent_s=silent_s))

@@ -1,4 +1,4 @@
-"""What is offered, read as a whole and kept for a moment: a gateway asks for every request.
+"""The catalogue, read as a whole and kept for a moment: a gateway looks at it for every request.
 
 One for each process, and the only one: a change is seen everywhere within ``CACHE_S``, which counts
 from before the read. Knows no ORM: the read is an argument.

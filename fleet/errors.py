@@ -13,6 +13,7 @@
     ├── CachedModelNotFoundError      404 cached_model_not_found
     ├── CachedModelInUseError         409 in_use
     ├── ModelPinnedError              409 model_pinned
+    ├── ModelHasAdaptersError         409 model_has_adapters
     ├── ModelAlreadyLoadedError       409 already_loaded
     ├── PlacementRefusedError         409 no_place
     ├── JobCannotBeCancelledError     409 job_cannot_be_cancelled
@@ -104,6 +105,13 @@ class CachedModelInUseError(FleetError):
 class ModelPinnedError(FleetError):
     http_status = 409
     code = "model_pinned"
+
+
+class ModelHasAdaptersError(FleetError):
+    """Without it nobody could ask for them."""
+
+    http_status = 409
+    code = "model_has_adapters"
 
 
 class ModelAlreadyLoadedError(FleetError):

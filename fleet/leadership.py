@@ -26,6 +26,7 @@ import redis
 from django.db import connection, transaction
 from django.db.models import F
 
+from fleet import live
 from fleet.errors import DeposedError
 from fleet.models import ControlTerm
 from inference.protocol.keys import CONTROL_LEADER
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_S = 4.0
 RENEW_AFTER_S = 0.8
-"""Less than a tick."""
+"""The lease is renewed after so long: less than a tick."""
 FROZEN_SESSION_S = 3
 TERM_LOCK = 0x68656C65
 """PostgreSQL's advisory lock: shared by a term's transactions, exclusive to begin another."""
@@ -56,7 +57,7 @@ end
 
 
 class Leadership:
-    """This process' share in it. One thread calls."""
+    """Whether this process leads. For one thread."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Leadership:
             yield
 
     def resign(self) -> None:
-        """On the way out: another need not wait for the lease to expire."""
+        """Gives the lease back on the way out, so that another need not wait until it expires."""
         self._leads = False
         with contextlib.suppress(redis.RedisError, OSError):
             self._client().eval(RELEASE, 1, CONTROL_LEADER, self.control_id)
@@ -137,6 +138,10 @@ class Leadership:
         if self._leads:
             logger.warning("this control leads no more: %s", why)
         self._leads = False
+
+
+this_control = Leadership(lambda: live.redis_client())
+"""Whether this process leads. What a tick writes, it writes inside ``this_control.fenced()``."""
 
 
 def _execute(statement: str, *arguments: Any) -> None:

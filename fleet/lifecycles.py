@@ -82,7 +82,7 @@ class DownloadKind(TextChoices):
 
 
 class LoadJobStatus(TextChoices):
-    """Of load jobs and of downloads."""
+    """How a load job or a download stands."""
 
     PENDING = "pending"
     RUNNING = "running"

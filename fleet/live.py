@@ -81,7 +81,8 @@ def read_live_fleet(client: redis.Redis) -> LiveFleet:
 
 
 def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
-    """By gateway; one that is gone may be among them. Raises ``SnapshotUnavailableError``."""
+    """What waits at each gateway, by the gateway's id; one that is gone may be among them. Raises
+    ``SnapshotUnavailableError``."""
     try:
         fields: dict[bytes | str, bytes] = client.hgetall(keys.WAITING)  # type: ignore[assignment]
     except (redis.RedisError, OSError) as error:

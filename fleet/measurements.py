@@ -28,9 +28,9 @@ class MeasuredLoad:
     load_bytes: int
     """All but KV: weights, tables, the activations of the largest step."""
     process_bytes: int
-    """Of the engine process itself, beside that."""
+    """What the engine process itself takes beside that."""
     kv_token_bytes: int
-    """Of one token's keys and values over all layers; 0 for a model without KV."""
+    """What one token's keys and values take over all layers; 0 for a model without KV."""
     memory_correction_bytes: int
     """What an estimate from the files falls short by."""
     prefill_speed: PrefillSpeed | None

@@ -30,9 +30,9 @@ def send_unload(*, neuron_name: str, model_name: str) -> None:
     _send(keys.TASK_UNLOAD_MODEL, neuron_name, [model_name], UNLOAD_EXPIRES_S)
 
 
-def send_sleep(*, neuron_name: str, model_name: str) -> None:
+def send_sleep(*, neuron_name: str, model_name: str, job_id: str) -> None:
     """Raises ``BrokerUnavailableError``."""
-    _send(keys.TASK_SLEEP_MODEL, neuron_name, [model_name], UNLOAD_EXPIRES_S)
+    _send(keys.TASK_SLEEP_MODEL, neuron_name, [model_name, job_id], UNLOAD_EXPIRES_S)
 
 
 def send_drop_adapter(*, neuron_name: str, model_name: str, adapter_name: str) -> None:

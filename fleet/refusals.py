@@ -10,7 +10,8 @@ from inference.protocol.refusals import Refused, newest_keys, sum_of
 
 
 def read_refusals(client: redis.Redis, *, hours: int) -> dict[Refused, int]:
-    """Of the present hour and those before it, at most a day. Raises ``redis.RedisError``."""
+    """Refusals of so many hours, the present one included; at most a day. Raises
+    ``redis.RedisError``."""
     pipeline = client.pipeline(transaction=False)
     for key in newest_keys(time.time(), hours):
         pipeline.hgetall(key)

@@ -60,6 +60,12 @@ def model_known(name: str) -> CatalogueModel:
     return model
 
 
+def adapter_names(base: str) -> list[str]:
+    """Of the adapters of that model, offered or not."""
+    adapters = CatalogueModel.objects.filter(base=base).order_by("name")
+    return list(adapters.values_list("name", flat=True))
+
+
 def model_enabled(name: str) -> CatalogueModel:
     """Raises ``UnknownModelError``, ``ModelDisabledError``."""
     model = model_known(name)

@@ -80,6 +80,8 @@ class ReplicaView:
     """Held by the weights of one that is asleep, beside that."""
     last_used_age_s: float | None = None
     """``None``: nobody has used it since it was loaded."""
+    sleep_refused_age_s: float | None = None
+    """Since it was last to fall asleep and could not; ``None``: never."""
 
     @property
     def num_requests(self) -> int:
@@ -241,6 +243,9 @@ def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaVie
         memory_bytes=state.memory_bytes,
         host_memory_bytes=state.host_memory_bytes,
         last_used_age_s=_age_s(heartbeat, state.last_used_unix_s),
+        sleep_refused_age_s=_age_s(
+            heartbeat, state.sleep_refusal.at_unix_s if state.sleep_refusal else None
+        ),
         in_flight=stats.in_flight,
         queue_depth=stats.queue_depth,
         kv_blocks_used=stats.kv_blocks_used,

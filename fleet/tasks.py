@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import time
 
-from fleet import live, selectors, services
+from fleet import leadership, live, selectors, services
 from fleet.cache_reports import read_cache_reports
 from fleet.errors import SnapshotUnavailableError
-from fleet.leadership import Leadership
 from fleet.neuron_rows import rows_by_neuron
 from fleet.watch import FleetWatch
 from helexa_site.celery import TASK_RECONCILE, TASK_RECORD_HEARTBEATS, app
@@ -21,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 watch = FleetWatch()
 """What this process has seen of the fleet."""
-leadership = Leadership(lambda: live.redis_client())
-"""Of this process. What a tick writes, it writes fenced."""
 
 
 @app.task(name=TASK_RECORD_HEARTBEATS)  # type: ignore[untyped-decorator]
@@ -36,7 +33,7 @@ def record_heartbeats() -> None:
     except SnapshotUnavailableError as error:
         logger.warning("heartbeats not recorded: %s", error)
         return
-    with leadership.fenced():
+    with leadership.this_control.fenced():
         rows = rows_by_neuron(one.name for one in fleet.reports if one.heartbeat is not None)
         for report in fleet.reports:
             services.report_record(report=report, rows=rows.get(report.name))
@@ -59,7 +56,7 @@ def reconcile() -> None:
         watched = watch.look(snapshot, reports, now_s)
         plan = services.fleet_plan(watched=watched, turns=watch.turns(snapshot, now_s))
         if plan.actions:
-            with leadership.fenced():
+            with leadership.this_control.fenced():
                 services.plan_begin(plan=plan)
         watch.keep(plan.turns, now_s)
         live.publish_turns(client, plan.turns, watched.gone_gateways)

@@ -27,17 +27,17 @@ GATEWAY_SILENCE_S = 5.0
 @dataclass(frozen=True, slots=True)
 class Watched:
     snapshot: FleetSnapshot
-    """With those that are absent."""
+    """The fleet, with the neurons that are absent for now."""
     observed: Observed
     gone_gateways: tuple[str, ...]
-    """Whose reports nobody needs any more."""
+    """Gateways that have fallen silent: their reports can go."""
 
 
 class FleetWatch:
     def __init__(self) -> None:
         self._absences = Absences()
         self._beats: dict[str, tuple[int, float]] = {}
-        """The last of each gateway, and since when it is that."""
+        """The last beat of each gateway, and since when it is the last."""
         self._long_since_s: dict[str, float] = {}
         self._turns_since_s: dict[Turn, float] | None = None
         """``None``: nothing has been seen yet, and what another control promised holds."""
@@ -53,7 +53,7 @@ class FleetWatch:
         return Watched(self._absences.noted(snapshot, now_s), observed, gone)
 
     def turns(self, snapshot: FleetSnapshot, now_s: float) -> tuple[Turn, ...]:
-        """Those under way, with their ages."""
+        """The turns under way, with their ages."""
         if self._turns_since_s is None:
             return snapshot.turns
         return tuple(
@@ -86,7 +86,7 @@ class FleetWatch:
 
 
 def _waiting(reports: Sequence[WaitingReport]) -> dict[str, Waiting]:
-    """Of all gateways together."""
+    """What waits for each model at all gateways together."""
     waiting: dict[str, Waiting] = {}
     for report in reports:
         for model, here in report.models.items():

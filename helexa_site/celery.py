@@ -48,11 +48,11 @@ class TickScheduler(Scheduler):  # type: ignore[misc]
     it sent to the queue, which controls share, one that does not lead would take it."""
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
-        from fleet.tasks import leadership  # models, once Django is set up
+        from fleet import leadership  # models, once Django is set up
 
         close_old_connections()
         try:
-            if leadership.leads():
+            if leadership.this_control.leads():
                 self.app.tasks[entry.task]()
         except DatabaseError as error:
             logger.warning("%s: the database does not answer: %s", entry.task, error)
@@ -74,11 +74,11 @@ class BeatThread(bootsteps.StartStopStep):  # type: ignore[misc]
         self.service.start()
 
     def stop(self, worker: Any) -> None:
-        from fleet.tasks import leadership
+        from fleet import leadership
 
         if self.service is not None:
             self.service.stop()
-        leadership.resign()
+        leadership.this_control.resign()
 
 
 def log_as_control(**_: Any) -> None:

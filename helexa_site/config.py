@@ -64,9 +64,9 @@ class Config:
     serve_key: str | None = field(default=None, repr=False)
     """What ``serve`` asks its own gateway with; made anew at each start."""
     max_open_requests: int = 4096
-    """More at once are refused by this gateway."""
+    """How many requests this gateway has open at once; more are refused."""
     max_waiting_requests: int = 2000
-    """More than these are not let wait for models to be loaded."""
+    """How many requests may wait for models to be loaded."""
     max_stored_responses: int = 10_000
     """How many one account may keep."""
     max_stored_response_bytes: int = 1024 * 1024 * 1024
@@ -79,18 +79,18 @@ class Config:
     max_stored_file_bytes: int = 4 * 1024 * 1024 * 1024
     """What those of one account may take together before it may add no more."""
     max_open_batches: int = 100
-    """Of one account."""
+    """How many one account may have."""
     batch_discount_percent: int = 0
     """What a request of a batch costs less."""
     max_open_body_bytes: int = 256 * 1024 * 1024
     """What the bodies of open requests may take together."""
     max_image_bytes: int = 20 * 1024 * 1024
-    """Of one image of a request."""
+    """The largest image that a request may bring."""
     max_image_pixels: int = 50_000_000
     max_images: int = 100
-    """Of one request, what it builds on included."""
+    """How many images one request may have, what it builds on included."""
     max_images_bytes: int = 64 * 1024 * 1024
-    """Of those together."""
+    """How large these may be together."""
     image_hosts: tuple[str, ...] = ()
     """Where images are fetched from that clients give by address: ``images.example.org``,
     ``*.example.org``, ``10.0.0.5:8080``, or ``*`` for all that are public. None: such images are
@@ -175,7 +175,8 @@ def _directory(word: str) -> Path | None:
 
 
 def _private_redis_url(data_dir: Path) -> str | None:
-    """Of the ``serve`` that runs on the data directory: for commands in another terminal."""
+    """The private Redis of the ``serve`` that runs on the data directory, for commands in another
+    terminal."""
     try:
         return (data_dir / PRIVATE_REDIS_URL_FILE).read_text() or None
     except OSError:

@@ -6,6 +6,8 @@ from typing import Any
 
 import dj_database_url
 
+from helexa_site.variables import ConfigError
+
 CONNECTION_MAX_AGE_S = 600
 """A thread of the gateway's or the control's keeps its connection from query to query: connecting
 to PostgreSQL costs several times a query. One that was lost is noticed before the next query."""
@@ -26,13 +28,23 @@ SQLITE_OPTIONS = {
 }
 
 
+WANTED = "DATABASE_URL is not like postgres://user:password@host/helexa or sqlite:////path/to/file"
+
+
 def database_settings(url: str) -> dict[str, Any]:
-    """One entry of ``DATABASES``."""
-    parsed: dict[str, Any] = {
-        **dj_database_url.parse(url, conn_max_age=CONNECTION_MAX_AGE_S, conn_health_checks=True)
-    }
-    if parsed["ENGINE"] == "django.db.backends.sqlite3":
-        parsed["OPTIONS"] = SQLITE_OPTIONS
-    elif parsed["ENGINE"] == "django.db.backends.postgresql":
-        parsed["OPTIONS"] = POSTGRESQL_OPTIONS | parsed.get("OPTIONS", {})
+    """One entry of ``DATABASES``. Raises ``ConfigError``, which does not tell the URL: there may be
+    a password in it."""
+    try:
+        parsed: dict[str, Any] = {
+            **dj_database_url.parse(url, conn_max_age=CONNECTION_MAX_AGE_S, conn_health_checks=True)
+        }
+    except ValueError:
+        raise ConfigError(WANTED) from None
+    match parsed["ENGINE"]:
+        case "django.db.backends.sqlite3":
+            parsed["OPTIONS"] = SQLITE_OPTIONS
+        case "django.db.backends.postgresql":
+            parsed["OPTIONS"] = POSTGRESQL_OPTIONS | parsed.get("OPTIONS", {})
+        case _:
+            raise ConfigError(WANTED)
     return parsed

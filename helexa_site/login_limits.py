@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 FAILURES_PER_USER = 5
-"""Of one user from one address: nobody can lock a user out from elsewhere."""
+"""Failures of one user from one address: nobody can lock a user out from elsewhere."""
 FAILURES_PER_ADDRESS = 50
-"""Of all users from one address, many of whom may be behind it."""
+"""Failures of all users from one address: many may be behind it."""
 COOL_OFF = timedelta(minutes=15)
 """A failure counts for so long after the last one of the same user and address."""
 

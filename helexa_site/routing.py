@@ -84,7 +84,7 @@ RESPONSES_PATH = re.compile(r"(/v1)?/responses/?")
 
 
 def errors_of(path: bytes) -> ErrorDialect:
-    """For refusals before there is a consumer."""
+    """The dialect that refuses this path before there is a consumer."""
     known = api_path_of(path) or ""
     if known in OLLAMA_PATHS:
         return ollama_errors
@@ -170,8 +170,8 @@ def api_routes(gateway: Gateway, store: ResponseStore) -> list[URLPattern]:
         re_path(r"^v2/rerank/?$", RerankConsumer.as_asgi(gateway=gateway, version=2)),
         *_responses(gateway, store),
         re_path(r"^v1/models/?$", ModelListConsumer.as_asgi(gateway=gateway)),
-        re_path(r"^v1/models/(?P<name>.+)$", ModelConsumer.as_asgi(gateway=gateway)),
-        re_path(r"^v1(?:/.*)?$", UnknownUrlConsumer.as_asgi(gateway=gateway)),
+        re_path(r"(?s)^v1/models/(?P<name>.+?)/?$", ModelConsumer.as_asgi(gateway=gateway)),
+        re_path(r"(?s)^v1(?:/.*)?$", UnknownUrlConsumer.as_asgi(gateway=gateway)),
         re_path(r"^tokenize/?$", TokenizeConsumer.as_asgi(gateway=gateway)),
         re_path(r"^detokenize/?$", DetokenizeConsumer.as_asgi(gateway=gateway)),
         re_path(r"^tokenizer_info/?$", TokenizerInfoConsumer.as_asgi(gateway=gateway)),

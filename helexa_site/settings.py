@@ -27,7 +27,7 @@ CSRF_TRUSTED_ORIGINS = list(CONFIG.csrf_trusted_origins)
 INSTALLED_APPS = [
     "helexa_site",
     "unfold",
-    "django.contrib.admin",
+    "django.contrib.admin.apps.SimpleAdminConfig",  # its pages are imported with the URLs
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -122,7 +122,7 @@ REST_FRAMEWORK = {
         "metering.api.authentication.AnonymousAuthentication",
     ],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["metering.api.json_parser.PlainJsonParser"],
     "EXCEPTION_HANDLER": "metering.api.problems.problem_response",
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
 }

@@ -10,6 +10,10 @@ from helexa_site.api_reference import api_reference
 from helexa_site.front import favicon, front
 from helexa_site.login import Login, Logout
 
+# Here rather than when Django is set up: most processes and commands have no pages, and these are
+# half of what there is to import.
+admin.autodiscover()
+
 handler403 = "helexa_site.not_found.page_forbidden"
 handler404 = "helexa_site.not_found.page_not_found"
 

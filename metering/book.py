@@ -25,7 +25,7 @@ from metering.prices import Prices
 from metering.windows import Window
 
 RETRY_AFTER_OTHERS_S = 1.0
-"""Where no window is open, only requests under way are in the way."""
+"""When to come back while no window is open: only requests under way are in the way."""
 
 
 class Unit(StrEnum):
@@ -182,7 +182,7 @@ def output_tokens_granted(reserve: Reserve, budgets: Sequence[BudgetState] = ())
 def _refusal(
     reserve: Reserve, output_tokens: int, short: list[tuple[BudgetState, int]]
 ) -> QuotaExceededError:
-    """Of several budgets the one that stays short for longest speaks."""
+    """The refusal; of several budgets it is about the one that stays short for longest."""
 
     def longest(candidate: tuple[BudgetState, int]) -> float:
         retry_after_s = _retry_after_s(*candidate, reserve.now_unix_s)

@@ -29,13 +29,7 @@ from typing import TypeVar
 from django.conf import settings
 
 from metering.errors import DirectoryUnavailableError, InvalidKeyError
-from metering.key_records import (
-    AccountRecord,
-    KeyRecord,
-    MembershipRecord,
-    Person,
-    person_principal,
-)
+from metering.key_records import AccountRecord, KeyRecord
 from metering.key_store import DatabaseKeyStore, KeyStore
 from metering.key_uses import KeyUses, close_thread
 from metering.keys import digest_secret, prefix_of
@@ -45,17 +39,16 @@ logger = logging.getLogger(__name__)
 
 REFRESH_EVERY_S = 0.4
 LOOK_UP_EVERY_S = 0.02
-"""At most so often, where keys that are not remembered are sent."""
+"""How long two rounds lie apart at least, however many unknown keys are sent."""
 LOOK_UP_TIMEOUT_S = 5.0
 MAX_REMEMBERED = 10_000
-"""Keys, and as many people and as many unknown prefixes."""
+"""Keys, and as many unknown prefixes."""
 MAX_LOOK_UPS = 256
-"""How many keys or people one round looks up."""
+"""How many keys one round looks up."""
 UNKNOWN_FOR_S = 10.0
 """An unknown prefix is asked for again then, or when anything has changed."""
 
 Result = TypeVar("Result")
-Name = TypeVar("Name")
 Value = TypeVar("Value")
 
 
@@ -64,12 +57,11 @@ class _Round:
     """What the next reading of the database shall look up, and when it is over."""
 
     prefixes: set[str] = field(default_factory=set)
-    users: set[int] = field(default_factory=set)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_full(self) -> bool:
-        return len(self.prefixes) + len(self.users) >= MAX_LOOK_UPS
+        return len(self.prefixes) >= MAX_LOOK_UPS
 
 
 class KeyDirectory:
@@ -87,7 +79,6 @@ class KeyDirectory:
         self._clock = clock
         self._keys: OrderedDict[str, KeyRecord] = OrderedDict()
         self._unknown_until: OrderedDict[str, float] = OrderedDict()
-        self._people: OrderedDict[int, tuple[MembershipRecord, ...]] = OrderedDict()
         self._accounts: dict[str, AccountRecord] = {}
         self._revision: int | None = None
         self._is_away = False
@@ -130,30 +121,17 @@ class KeyDirectory:
         return principal
 
     async def find_by_prefix(self, prefix: str) -> Principal:
-        """Of a key that was shown before. Raises ``KeyRefusedError``,
+        """Who holds a key that was shown before. Raises ``KeyRefusedError``,
         ``DirectoryUnavailableError``."""
         record = self._keys.get(prefix) or await self._look_up_key(prefix)
         return record.principal_now(self._clock())
 
-    async def principal_for_user(self, user: Person, *, account: str | None = None) -> Principal:
-        """Of somebody who has a session; ``account`` is which of theirs. Raises
-        ``NoAccountError``, ``DisabledAccountError``, ``DirectoryUnavailableError``."""
-        memberships = self._people.get(user.pk)
-        if memberships is None:
-            await self._round_over(lambda following: following.users.add(user.pk))
-            memberships = self._people.get(user.pk)
-            if memberships is None:
-                raise _unavailable()
-        else:
-            self._people.move_to_end(user.pk)
-        return person_principal(user, memberships, account)
-
     def anonymous(self) -> Principal:
-        """Of callers without a key, where those are allowed. Raises ``DisabledAccountError``."""
+        """Callers without a key, where those are allowed. Raises ``DisabledAccountError``."""
         return self._built_in(ANONYMOUS_ACCOUNT)
 
     def shared(self) -> Principal:
-        """Of callers with ``HELEXA_API_KEY``. Raises ``DisabledAccountError``."""
+        """Callers with ``HELEXA_API_KEY``. Raises ``DisabledAccountError``."""
         return self._built_in(SHARED_ACCOUNT)
 
     def _built_in(self, name: str) -> Principal:
@@ -164,21 +142,20 @@ class KeyDirectory:
         """Raises ``InvalidKeyError``, ``DirectoryUnavailableError``."""
         if self._unknown_until.get(prefix, 0.0) <= self._clock():
             self._unknown_until.pop(prefix, None)
-            await self._round_over(lambda following: following.prefixes.add(prefix))
+            await self._round_over(prefix)
         if record := self._keys.get(prefix):
             return record
         if prefix in self._unknown_until:
             raise InvalidKeyError("The API key is not valid.")
         raise _unavailable()
 
-    async def _round_over(self, ask: Callable[[_Round], None]) -> None:
-        """Waits for the round that looks up what ``ask`` adds to it. Raises
-        ``DirectoryUnavailableError``."""
+    async def _round_over(self, prefix: str) -> None:
+        """Waits for the round that looks this prefix up. Raises ``DirectoryUnavailableError``."""
         assert self._task is not None, "the directory was not started"
         following = self._next
         if self._is_away or following.is_full:
             raise _unavailable()
-        ask(following)
+        following.prefixes.add(prefix)
         self._wanted.set()
         try:
             async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
@@ -211,20 +188,16 @@ class KeyDirectory:
         """The revision comes first: a change that is committed meanwhile shows in the next
         round. Raises ``DirectoryUnavailableError``."""
         revision = await self._in_thread(self._store.revision)
-        prefixes, users = this.prefixes, this.users
+        prefixes = this.prefixes
         has_changed = revision != self._revision
         if has_changed:
             prefixes |= self._keys.keys()
-            users |= self._people.keys()
             accounts = await self._in_thread(self._store.built_in_accounts)
         keys = await self._in_thread(partial(self._store.keys, prefixes)) if prefixes else {}
-        people = await self._in_thread(partial(self._store.memberships, users)) if users else {}
         if has_changed:
             self._accounts = dict(accounts)
             self._unknown_until.clear()
         self._remember_keys(prefixes, keys)
-        for user, memberships in people.items():
-            _put(self._people, user, memberships)
         self._revision = revision
         if self._is_away:
             logger.info("API keys can be looked up again")
@@ -250,9 +223,9 @@ class KeyDirectory:
         return await asyncio.get_running_loop().run_in_executor(self._thread, query)
 
 
-def _put(remembered: OrderedDict[Name, Value], name: Name, value: Value) -> None:
+def _put(remembered: OrderedDict[str, Value], prefix: str, value: Value) -> None:
     """Keeps its place where it is there already. The longest unused goes."""
-    remembered[name] = value
+    remembered[prefix] = value
     if len(remembered) > MAX_REMEMBERED:
         remembered.popitem(last=False)
 

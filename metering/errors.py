@@ -18,15 +18,12 @@
     ├── UnknownBudgetError
     └── MeteringValueError          a field cannot hold its value
 
-Messages are written for people. Imports nothing, so that pure code can raise these.
+Messages are written for people. Pure, so that pure code can raise these.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from metering.limits import LimitKind, LimitState
+from metering.limit_state import LimitKind, LimitState
 
 
 class MeteringError(Exception):

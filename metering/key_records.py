@@ -26,16 +26,14 @@ SCOPES_BY_ROLE = {
     "member": frozenset({Scope.INFERENCE, Scope.USAGE_READ}),
     "viewer": frozenset({Scope.USAGE_READ}),
 }
-"""In this order where a person has several accounts and names none."""
+"""A person who has several accounts and names none acts in that with the first of these roles."""
 SHARED_SCOPES = frozenset({Scope.INFERENCE, Scope.USAGE_READ, Scope.FLEET_READ})
-"""Of whoever sends ``HELEXA_API_KEY``."""
+"""What whoever sends ``HELEXA_API_KEY`` may do."""
 
 
 class Person(Protocol):
     """A Django user, as far as it matters here."""
 
-    @property
-    def pk(self) -> int: ...
     @property
     def is_staff(self) -> bool: ...
     @property
@@ -56,7 +54,7 @@ class AccountRecord:
             raise DisabledAccountError(f"The account {self.name} is disabled.")
 
     def principal(self) -> Principal:
-        """For callers without a key of their own. Raises ``DisabledAccountError``."""
+        """Callers without a key of their own. Raises ``DisabledAccountError``."""
         self.ensure_enabled()
         if self.name == ANONYMOUS_ACCOUNT:
             return anonymous_principal(budgets=self.budgets, limits=self.limits, weight=self.weight)
@@ -84,7 +82,7 @@ class KeyRecord:
         return self.principal_now(now_unix_s)
 
     def principal_now(self, now_unix_s: float) -> Principal:
-        """Of a key that was shown before. Raises ``KeyRefusedError``."""
+        """Who holds it, once the key was shown. Raises ``KeyRefusedError``."""
         if self.is_revoked:
             raise RevokedKeyError(f"The API key {self.principal.key} was revoked.")
         if not self.account_enabled:

@@ -1,4 +1,4 @@
-"""Where the directory reads keys, accounts and memberships: the database, by blocking queries.
+"""Keys, accounts and memberships as the database has them, by blocking queries.
 
 Made for threads of its own, whose connections stay open between queries. After an error the
 connection is closed, so that the next query opens a new one.
@@ -28,16 +28,12 @@ Result = TypeVar("Result")
 
 
 class KeyStore(Protocol):
-    """Each method blocks and raises ``DirectoryUnavailableError``."""
+    """What the directory reads. Each method blocks and raises ``DirectoryUnavailableError``."""
 
     def revision(self) -> int: ...
 
     def keys(self, prefixes: Collection[str]) -> Mapping[str, KeyRecord]:
         """By prefix; those that are not there are left out."""
-        ...
-
-    def memberships(self, users: Collection[int]) -> Mapping[int, tuple[MembershipRecord, ...]]:
-        """Of each of these users, also of those who have none."""
         ...
 
     def built_in_accounts(self) -> Mapping[str, AccountRecord]: ...
@@ -82,15 +78,15 @@ class DatabaseKeyStore:
         return found
 
     @_database_call
-    def memberships(self, users: Collection[int]) -> dict[int, tuple[MembershipRecord, ...]]:
-        found: dict[int, tuple[MembershipRecord, ...]] = dict.fromkeys(users, ())
-        for batch in _batches(users):
-            rows = list(Membership.objects.filter(user__in=batch).select_related("account"))
-            budgets = _budgets(Q(account__in={row.account_id for row in rows}), "account_id")
-            for row in rows:
-                account = account_record(row.account, budgets[row.account_id])
-                found[row.user_id] += (MembershipRecord(account=account, role=row.role),)
-        return found
+    def memberships(self, user_id: int) -> tuple[MembershipRecord, ...]:
+        rows = list(Membership.objects.filter(user=user_id).select_related("account"))
+        budgets = _budgets(Q(account__in={row.account_id for row in rows}), "account_id")
+        return tuple(
+            MembershipRecord(
+                account=account_record(row.account, budgets[row.account_id]), role=row.role
+            )
+            for row in rows
+        )
 
     @_database_call
     def built_in_accounts(self) -> dict[str, AccountRecord]:
@@ -158,10 +154,7 @@ def _budgets(where: Q, owner: str) -> defaultdict[str, tuple[int, ...]]:
     return ids
 
 
-Name = TypeVar("Name")
-
-
-def _batches(names: Iterable[Name]) -> Iterator[list[Name]]:
+def _batches(names: Iterable[str]) -> Iterator[list[str]]:
     """SQLite takes only so many parameters in a query."""
     rest = list(names)
     for start in range(0, len(rest), NAMES_A_QUERY):

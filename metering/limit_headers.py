@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from metering.limits import Allowance, LimitState
+from metering.limit_state import Allowance, LimitState
 
 Headers = list[tuple[bytes, bytes]]
 

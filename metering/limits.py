@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from metering.errors import RateLimitedError
+from metering.limit_state import Allowance, LimitKind, LimitState
 from metering.principal import Principal, RateLimits
 
 PARTS = 60_000
@@ -26,12 +27,6 @@ SEAT_RETRY_AFTER_S = 1.0
 class SubjectKind(StrEnum):
     KEY = "key"
     ACCOUNT = "account"
-
-
-class LimitKind(StrEnum):
-    REQUESTS = "rpm"
-    TOKENS = "tpm"
-    CONCURRENCY = "concurrency"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +50,6 @@ class Counts:
     num_open: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allowance:
-    """``reset_ms`` from now nothing counts against ``limit`` any more."""
-
-    limit: int
-    remaining: int
-    reset_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitState:
-    """What its caller has left, the tighter of its key and its account; ``None`` without a limit.
-    ``now_ms`` is Redis' time in Unix milliseconds."""
-
-    now_ms: int = 0
-    requests: Allowance | None = None
-    tokens: Allowance | None = None
-
-
-NO_LIMITS = LimitState()
-
-
 def is_limited(limits: RateLimits) -> bool:
     return not (
         limits.requests_per_minute is None
@@ -86,7 +59,7 @@ def is_limited(limits: RateLimits) -> bool:
 
 
 def subjects_of(principal: Principal) -> tuple[Subject, ...]:
-    """Those that have a limit, the key first."""
+    """What of this caller has a limit: the key first, then the account."""
     subjects = []
     if principal.key and is_limited(principal.key_limits):
         subjects.append(Subject(SubjectKind.KEY, principal.key, principal.key_limits))
@@ -162,7 +135,7 @@ def _exceeded(subject: Subject, count: Counts, tokens: int) -> Iterator[tuple[Li
 
 
 def _wait_ms(limit: int, debt: int, needed: int) -> int:
-    """Until ``needed`` more fit under ``limit``; 0 or less: now."""
+    """How long until ``needed`` more fit under ``limit``; 0 or less: now."""
     return -((limit * PARTS - debt - needed * PARTS) // limit)
 
 

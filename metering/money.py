@@ -9,7 +9,7 @@ MICRO_USD_PER_CENT = 10_000
 MICRO_USD = "micro_usd"
 """The unit of budgets in money; the other is ``tokens``."""
 MAX_USD = Decimal(9_000_000_000)
-"""In micro-USD it still fits a signed 64-bit integer."""
+"""The largest amount: in micro-USD it still fits a signed 64-bit integer."""
 
 
 def micro_usd_of(text: str) -> int:
@@ -51,7 +51,7 @@ def usd_digits(micro_usd: int) -> str:
 
 
 def amount_text(unit: str, amount: int) -> str:
-    """Of a budget: ``$12.50``, or tokens with their thousands apart."""
+    """A budget's amount: ``$12.50``, or tokens with their thousands apart."""
     return usd_text(amount) if unit == MICRO_USD else f"{amount:,}"
 
 

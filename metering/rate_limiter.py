@@ -27,10 +27,9 @@ import redis.asyncio
 
 from inference.protocol import keys
 from metering.errors import LimitsUnavailableError
+from metering.limit_state import NO_LIMITS, LimitState
 from metering.limits import (
-    NO_LIMITS,
     Counts,
-    LimitState,
     Subject,
     is_limited,
     limit_state,
@@ -49,7 +48,7 @@ RENEW_INTERVAL_S = 15.0
 RENEW_AGAIN_S = 1.0
 """After a renewal that failed."""
 MAX_RENEWED_AT_ONCE = 500
-"""In one run of the script: Redis does nothing else while it lasts."""
+"""How many leases one run of the script renews: Redis does nothing else while it lasts."""
 
 _LEASE_MS = int(LEASE_S * 1000)
 
@@ -146,7 +145,7 @@ class RateLimiter:
             raise LimitsUnavailableError("Redis does not answer") from error
 
     async def run_renewals(self) -> None:
-        """Until cancelled."""
+        """Renews leases until it is cancelled."""
         while True:
             try:
                 await self.renew()
@@ -167,7 +166,7 @@ class RateLimiter:
         tokens: int,
         reply: asyncio.Future[list[int]],
     ) -> None:
-        """For a caller that left before the script's reply was there."""
+        """Gives back what the script charged a caller that left before its reply was there."""
         if reply.cancelled() or reply.exception():
             return
         admitted, now_ms, *_ = reply.result()
@@ -181,7 +180,8 @@ class RateLimiter:
             self._call_soon(seat_keys, "release", request_id)
 
     def _call_soon(self, keys: Sequence[str], operation: str, *arguments: str | int) -> None:
-        """For what needs no reply. When Redis does not take it, debts drain and leases lapse."""
+        """Calls the script and waits for no reply. Where Redis does not take it, debts drain and
+        leases lapse."""
         self._script.call(keys, operation, *arguments).add_done_callback(_log_loss)
 
 
@@ -198,7 +198,7 @@ def _seat_keys(subjects: Sequence[Subject]) -> list[str]:
 
 
 def _limits(subject: Subject) -> tuple[str | int, ...]:
-    """As the script reads them: empty where there is no limit."""
+    """The limits as the script reads them: empty where there is none."""
     limits = subject.limits
     return tuple(
         "" if limit is None else limit

@@ -66,7 +66,7 @@ class ScriptQueue:
                 call.reply.cancel()  # without effect on those that were answered
 
     async def _replies(self, batch: list[_Call]) -> Sequence[object]:
-        """Of each call its reply or its error."""
+        """Each call's reply, or its error."""
         try:
             replies = await self._execute(batch, is_loaded=True)
             unknown = [

@@ -28,7 +28,7 @@ from metering.windows import Window
 logger = logging.getLogger(__name__)
 
 Result = Granted | QuotaExceededError | None
-"""Of a ``Reserve``; ``None`` for the other operations."""
+"""What a ``Reserve`` came to; ``None`` for the other operations."""
 Value = int | str | datetime | None
 Row = Sequence[Value]
 

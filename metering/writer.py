@@ -1,7 +1,7 @@
 """The one thread of a gateway process that writes budgets, reservations and the ledger.
 
     event loop                          writer thread, with a database connection of its own
-    reserve ─┐                          take all that is queued (metering.batches)
+    reserve ─┐                          take all that is queued (metering.pending_writes)
     narrow  ─┼─▶ queue, in order ─────▶ one transaction         (metering.store)
     settle  ─┤                          tell all waiters by one call into the loop
     release ─┘                          away? keep it all, wait, try again
@@ -22,10 +22,10 @@ from queue import Empty, SimpleQueue
 from django.db import Error
 
 from metering import store
-from metering.batches import Batches, Job, Outcome, Waiter, release_of
 from metering.book import output_tokens_granted
 from metering.entries import Granted, Narrow, Operation, Release, Reserve, Settle
 from metering.errors import LedgerUnavailableError
+from metering.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter, release_of
 
 logger = logging.getLogger(__name__)
 
@@ -51,15 +51,15 @@ class LedgerWriter:
         apply: Callable[..., list[store.Result]] = store.apply,
     ) -> None:
         self._max_queued = max_queued
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
-        self._batches = Batches(gateway_id, using=using, tell=self._tell, apply=apply)
+        self._queue: SimpleQueue[PendingWrite | None] = SimpleQueue()
+        self._pending = PendingWrites(gateway_id, using=using, tell=self._tell, apply=apply)
         """The thread's alone."""
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """In the event loop that the waiters belong to."""
+        """Call it in the event loop that the waiters belong to."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
@@ -67,12 +67,12 @@ class LedgerWriter:
     @property
     def depth(self) -> int:
         """How many operations are not written yet."""
-        return self._queue.qsize() + self._batches.depth
+        return self._queue.qsize() + self._pending.depth
 
     @property
     def age_s(self) -> float:
         """How long the oldest of them has waited."""
-        return self._batches.age_s
+        return self._pending.age_s
 
     @property
     def is_full(self) -> bool:
@@ -110,7 +110,7 @@ class LedgerWriter:
         self._put(settle)
 
     def release(self, release: Release) -> None:
-        """For a request that was reserved and never submitted."""
+        """Frees what was reserved for a request that was never submitted."""
         if release.budgets:
             self._put(release)
 
@@ -141,7 +141,7 @@ class LedgerWriter:
         return self._loop.create_future()
 
     def _put(self, operation: Operation | None, waiter: Waiter | None = None) -> None:
-        self._queue.put(Job(operation, time.monotonic(), waiter))
+        self._queue.put(PendingWrite(operation, time.monotonic(), waiter))
 
     # What follows runs in the thread.
 
@@ -150,36 +150,36 @@ class LedgerWriter:
         while not self._is_stopping:
             self._await_work()
             try:
-                self._batches.write()
+                self._pending.write()
             except Error as error:
                 self._take_all()
-                self._batches.recover(error)
+                self._pending.recover(error)
                 time.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
             else:
                 backoff_s = FIRST_BACKOFF_S
-        self._batches.close()
+        self._pending.close()
 
     def _await_work(self) -> None:
         """Returns with all that is queued, when something is worth writing."""
         while not self._is_stopping:
             self._take_all()
-            waits_s = self._batches.next_due_s(NARROW_DELAY_S) - time.monotonic()
-            if self._batches.is_urgent or waits_s <= 0:
+            waits_s = self._pending.next_due_s(NARROW_DELAY_S) - time.monotonic()
+            if self._pending.is_urgent or waits_s <= 0:
                 return
             try:
-                job = self._queue.get(timeout=waits_s)
+                write = self._queue.get(timeout=waits_s)
             except Empty:
                 return
-            if job is not None:
-                self._batches.add(job)
+            if write is not None:
+                self._pending.add(write)
 
     def _take_all(self) -> None:
         try:
             while True:
-                job = self._queue.get_nowait()
-                if job is not None:
-                    self._batches.add(job)
+                write = self._queue.get_nowait()
+                if write is not None:
+                    self._pending.add(write)
         except Empty:
             pass
 

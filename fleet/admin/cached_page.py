@@ -14,7 +14,7 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet import services
 from fleet.admin.loading import actor_of
-from fleet.cached import CachedLine, cached_list
+from fleet.cached_models import CachedLine, cached_list
 from fleet.errors import FleetError
 from fleet.lifecycles import LoadJobStatus
 from fleet.models import Download

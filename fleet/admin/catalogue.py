@@ -13,14 +13,8 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from unfold.widgets import UnfoldAdminSelectWidget
 
-from fleet import services
-from fleet.admin.catalogue_forms import (
-    AliasForm,
-    AnyForm,
-    CatalogueModelForm,
-    fieldsets,
-    setting_field,
-)
+from fleet import selectors, services
+from fleet.admin.catalogue_forms import AliasForm, CatalogueModelForm, fieldsets, setting_field
 from fleet.admin.hub_page import hub_page
 from fleet.admin.loading import (
     actor_of,
@@ -32,7 +26,7 @@ from fleet.admin.loading import (
 )
 from fleet.admin.models_toml_page import export_file, import_page
 from fleet.admin.remarks import deleted_remark, outdated_replicas, saved_remarks
-from fleet.admin.unfold_types import UnfoldAdmin, action, display
+from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, display
 from fleet.lifecycles import NeuronStatus
 from fleet.management.sizes import size_text
 from fleet.models import Alias, CatalogueModel, Neuron
@@ -110,6 +104,20 @@ class CatalogueModelAdmin(UnfoldAdmin):
         obj.created_at = created.created_at
         self._remark(request, obj)
 
+    def get_deleted_objects(
+        self, objs: Any, request: HttpRequest
+    ) -> tuple[list[Any], dict[str, int], set[str], list[str]]:
+        """A base is not deleted before its adapters."""
+        shown, counts, perms_needed, protected = super().get_deleted_objects(objs, request)
+        leaving = {model.name for model in objs}
+        adapters = [
+            f"{model.name}, base of {adapter}"
+            for model in objs
+            for adapter in selectors.adapter_names(model.name)
+            if adapter not in leaving
+        ]
+        return shown, counts, perms_needed, [*protected, *adapters]
+
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         remark = deleted_remark(obj)
         services.catalogue_model_delete(actor=actor_of(request), model=obj)
@@ -117,7 +125,7 @@ class CatalogueModelAdmin(UnfoldAdmin):
             messages.info(request, remark)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        for model in queryset:
+        for model in queryset.order_by("-base"):
             self.delete_model(request, model)
 
     @display(description="Loaded on")

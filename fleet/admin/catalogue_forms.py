@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django import forms
 
 from fleet import services
+from fleet.admin.checked_form import CheckedForm
 from fleet.admin.neuron_names_field import NeuronNamesField
 from fleet.admin.usd_field import UsdField
 from fleet.catalogue import SETTINGS, Section
 from fleet.catalogue.kinds import Money, NeuronNames
-from fleet.errors import CatalogueValueError
 from fleet.models import Alias, CatalogueModel
 
 if TYPE_CHECKING:
     from django.contrib.admin.options import _FieldOpts
-
-    AnyForm = forms.ModelForm[Any]
-else:
-    AnyForm = forms.ModelForm
-
-
-class CheckedForm(AnyForm):
-    """A row of the catalogue, by the rules of the services."""
-
-    def check_row(self) -> None:
-        """Raises ``CatalogueValueError``."""
-        raise NotImplementedError
-
-    def _post_clean(self) -> None:
-        """Once Django has filled the row: each error at its field."""
-        super()._post_clean()  # type: ignore[misc]
-        if self.errors:
-            return
-        try:
-            self.check_row()
-        except CatalogueValueError as error:
-            self.add_error(error.field, str(error))
 
 
 class CatalogueModelForm(CheckedForm):

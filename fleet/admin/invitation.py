@@ -13,9 +13,8 @@ from django.template.response import TemplateResponse
 from unfold.widgets import UnfoldAdminTextInputWidget
 
 from fleet import services
-from fleet.admin.catalogue_forms import AnyForm
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import UnfoldAdmin
+from fleet.admin.unfold_types import AnyForm, UnfoldAdmin
 from fleet.models import FleetPolicy, Invitation
 from fleet.services.invitations import invitation_check
 from fleet.wishes import AdmissionPolicy

@@ -19,7 +19,7 @@ from metering.actor import Actor, user_actor
 @dataclass(frozen=True, slots=True)
 class Outcome:
     level: int
-    """Of ``django.contrib.messages``."""
+    """One of the levels of ``django.contrib.messages``."""
     message: str
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from django.db.models import Max
 
+from fleet import selectors
 from fleet.catalogue import CatalogueSettings
 from fleet.management.sizes import size_text
 from fleet.models import CatalogueModel, Device, Neuron, Replica
@@ -38,6 +39,8 @@ def saved_remarks(model: CatalogueModel) -> Iterator[str]:
                 f"{model.name} stays on {replica.neuron.name} until it is unloaded there, although "
                 f"{reason}"
             )
+    if not settings.enabled and (adapters := selectors.adapter_names(model.name)):
+        yield f"Its adapters are not offered either: {', '.join(adapters)}"
     known = set(Neuron.objects.values_list("name", flat=True))
     for name in settings.pinned_on:
         if name not in known:
@@ -66,7 +69,7 @@ def _misplaced(settings: CatalogueSettings, replica: Replica) -> str | None:
 
 
 def deleted_remark(model: CatalogueModel) -> str | None:
-    """To be asked before it is deleted."""
+    """What deleting the model does to replicas; asked for before the row is gone."""
     neurons = [replica.neuron.name for replica in model.replicas.all()]
     if not neurons:
         return None

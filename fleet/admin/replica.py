@@ -184,8 +184,10 @@ def _memory_in_words(report: dict[str, Any]) -> str:
     if not actual_bytes:
         return ""
     kv = f"{report.get('kv_dtype', '')} KV".strip()
+    adapter_bytes = report.get("adapter_bytes", 0)
+    room = f" and {size_text(adapter_bytes)} for adapters" if adapter_bytes else ""
     return (
-        f"{size_text(actual_bytes)}, of them {size_text(report['kv_bytes'])} {kv}; "
+        f"{size_text(actual_bytes)}, of them {size_text(report['kv_bytes'])} {kv}{room}; "
         f"{size_text(estimated_bytes)} were estimated "
         f"({estimated_bytes / actual_bytes - 1:+.1%}). The engine process itself takes "
         f"{size_text(report.get('process_bytes', 0))} more"

@@ -1,14 +1,17 @@
-"""unfold's admin class and decorators, with the types that it does not ship."""
+"""The admin's classes and decorators, with the types that unfold and Django do not ship."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from django import forms
+
 if TYPE_CHECKING:
     from django.contrib import admin
 
     Function = TypeVar("Function", bound=Callable[..., Any])
+    AnyForm = forms.ModelForm[Any]
     UnfoldAdmin = admin.ModelAdmin[Any]
 
     def display(
@@ -20,4 +23,6 @@ else:
     from unfold.admin import ModelAdmin as UnfoldAdmin
     from unfold.decorators import action, display
 
-__all__ = ["UnfoldAdmin", "action", "display"]
+    AnyForm = forms.ModelForm
+
+__all__ = ["AnyForm", "UnfoldAdmin", "action", "display"]

@@ -22,9 +22,10 @@ from rest_framework.settings import api_settings
 from fleet.errors import CatalogueValueError, FleetError, UnknownNeuronError
 from metering.actor import COMMAND, Actor, key_actor, user_actor
 from metering.api.authentication import Caller
-from metering.api.problems import ProblemError
+from metering.api.problems import ProblemError, ensure_no_nul
 from metering.principal import Scope
 
+MAX_OFFSET = 10**9
 READING = ("GET", "HEAD", "OPTIONS")
 WRITERS_PERMISSION = "fleet.change_cataloguemodel"
 COMMAND_CALLER = Caller(principal=None)
@@ -46,6 +47,14 @@ class Page(LimitOffsetPagination):
     default_limit = 100
     max_limit = 1000
 
+    def get_limit(self, request: Request) -> int:
+        """Raises ``ProblemError``: a page of another size than was asked for is none."""
+        return _number(request, "limit", self.default_limit, 1, self.max_limit)
+
+    def get_offset(self, request: Request) -> int:
+        """Raises ``ProblemError``."""
+        return _number(request, "offset", 0, 0, MAX_OFFSET)
+
     def get_paginated_response(self, data: Any) -> Response:
         return Response({"data": data, "num_rows": self.count, "next": self.get_next_link()})
 
@@ -66,17 +75,42 @@ class EqualFilters(BaseFilterBackend):
     which commas separate."""
 
     def filter_queryset(self, request: Request, queryset: Any, view: Any) -> Any:
+        """Raises ``ProblemError`` for a word that no row can have."""
         for name, field in view.filters.items():
             if name in request.query_params:
                 values = request.query_params[name].split(",")
+                _ensure_words(name, values, _words_of(queryset, field))
                 queryset = queryset.filter(**{f"{field}__in": values})
         return queryset
 
     def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
         return [
-            {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
-            for name in view.filters
+            {
+                "name": name,
+                "in": "query",
+                "required": False,
+                "schema": {"type": "string"},
+                "description": ", ".join(_words_of(view.queryset, field)),
+            }
+            for name, field in view.filters.items()
         ]
+
+
+def _words_of(queryset: Any, field: str) -> list[str]:
+    """All that the field may hold; empty where that is any text."""
+    if queryset is None or not field:
+        return []
+    columns = {column.name: column for column in queryset.model._meta.get_fields()}
+    choices = getattr(columns.get(field), "choices", None) or ()
+    return [str(word) for word, _ in choices]
+
+
+def _ensure_words(name: str, values: list[str], words: list[str]) -> None:
+    """Raises ``ProblemError``."""
+    for value in values:
+        if words and value not in words:
+            detail = f"{value!r} is none of {', '.join(words)}."
+            raise ProblemError(400, "invalid_value", detail, param=name)
 
 
 class FleetView(GenericAPIView[Any]):
@@ -118,6 +152,9 @@ class FleetView(GenericAPIView[Any]):
             if name not in known:
                 detail = f"There is no parameter {name!r} here."
                 raise ProblemError(400, "unknown_parameter", detail, param=name)
+        ensure_no_nul(request)
+        if any("\0" in str(part) for part in self.kwargs.values()):
+            raise ProblemError(404, "unknown_url", "There is nothing at this URL.")
 
 
 class FleetListView(ListModelMixin, FleetView):
@@ -181,3 +218,12 @@ def texts_in(body: dict[str, Any], name: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise ProblemError(400, "invalid_value", f"{name!r} is to be a list of texts.", param=name)
     return value
+
+
+def _number(request: Request, name: str, default: int, least: int, most: int) -> int:
+    word = request.query_params.get(name, str(default))
+    is_number = word.isascii() and word.isdigit() and len(word) <= len(str(most))
+    if not is_number or not least <= int(word) <= most:
+        detail = f"{name!r} is to be a number from {least} to {most}."
+        raise ProblemError(400, "invalid_value", detail, param=name)
+    return int(word)

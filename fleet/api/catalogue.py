@@ -52,7 +52,7 @@ class CatalogueModelView(FleetView):
 
     @extend_schema(responses={204: None})
     def delete(self, request: Request, name: str) -> Response:
-        """With its aliases; what is loaded of it is unloaded."""
+        """With its aliases; what is loaded of it is unloaded. A base goes after its adapters."""
         services.catalogue_model_delete(actor=self.actor, model=selectors.model_known(name))
         return Response(status=204)
 

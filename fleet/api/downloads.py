@@ -17,7 +17,7 @@ from fleet import selectors, services
 from fleet.api.access import FleetListView, FleetView, body_of, text_in, texts_in
 from fleet.api.jobs import EventStreamRenderer, events_response
 from fleet.api.shapes import CachedShape, DownloadShape
-from fleet.cached import cached_list
+from fleet.cached_models import cached_list
 from fleet.lifecycles import DownloadKind, LoadJobStatus
 from fleet.models import Download
 from metering.api.problems import ProblemError

@@ -16,10 +16,7 @@ COMMENT_EVERY_S = 15.0
 
 
 async def job_events(
-    look: Callable[[], dict[str, Any] | None],
-    *,
-    look_every_s: float = LOOK_EVERY_S,
-    comment_every_s: float = COMMENT_EVERY_S,
+    look: Callable[[], dict[str, Any] | None], *, look_every_s: float = LOOK_EVERY_S
 ) -> AsyncIterator[bytes]:
     """``look``: the job as it is now, ``None``: its row is gone. Ends with the job, also then."""
     told, quiet_s = "", 0.0
@@ -34,7 +31,7 @@ async def job_events(
             yield f"event: {job['status']}\ndata: {data}\n\n".encode()
         if job["finished_at"] is not None:
             return
-        if quiet_s >= comment_every_s:
+        if quiet_s >= COMMENT_EVERY_S:
             quiet_s = 0.0
             yield b": still here\n\n"
         await asyncio.sleep(look_every_s)

@@ -154,8 +154,8 @@ class ModelJobsView(JobView):
         return jobs or self._nowhere(name)
 
     def _nowhere(self, name: str) -> list[LoadJob]:
-        """Nothing is left to do where a model is loaded nowhere. Raises ``UnknownModelError`` for a
-        name that nobody has."""
+        """A model that is loaded nowhere needs no job. Raises ``UnknownModelError`` for a name that
+        nobody has."""
         selectors.model_known(name)
         return []
 

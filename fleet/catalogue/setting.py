@@ -28,9 +28,9 @@ class Setting:
     """Empty: the field's name in words."""
     help_text: str
     travels: bool
-    """In the load spec, under the same name."""
+    """Whether it is also a field of the load spec, under the same name."""
     decides_weights: bool
-    """What was measured of earlier loads does not hold for another value."""
+    """Whether measurements of earlier loads do not hold for another value."""
 
 
 def setting(

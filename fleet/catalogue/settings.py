@@ -32,7 +32,7 @@ fills the context gets its first token in time even behind another one. Two slow
 default model's whole context in about a tenth of it."""
 
 MOST_RANKS = 64
-"""No replica has more: there is no host with more cards."""
+"""The most ranks that one replica may have. No host has more cards."""
 
 MOST_DRAFT_TOKENS = 16
 """Half a block of keys and values."""
@@ -415,4 +415,4 @@ class CatalogueSettings:
 SETTINGS: dict[str, Setting] = {
     described.name: described.metadata["setting"] for described in fields(CatalogueSettings)
 }
-"""By name, in the order of the table."""
+"""Every setting by its name, in the order of the table."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from django.urls import reverse
@@ -14,6 +15,7 @@ from fleet.dashboard.rows import (
     FindingRow,
     ModelRow,
     NeuronRow,
+    OutdatedRow,
     ProgressRow,
     ReplicaRow,
     SegmentRow,
@@ -28,6 +30,7 @@ from fleet.overview import (
     JobLine,
     ModelLine,
     NeuronLine,
+    OutdatedLine,
     ReplicaLine,
 )
 from fleet.overview.lines import AuditLine, RefusalLine
@@ -35,7 +38,7 @@ from metering.money import cost_text
 
 NUM_COLORS = 6
 MAX_JOBS = 3
-"""In the row of a model."""
+"""The most jobs that a model's row shows."""
 REPLICA_ID = 1234567890
 """Stands in the pattern of a replica's address; reversing a thousand takes too long."""
 
@@ -133,8 +136,18 @@ def _model_row(model: ModelLine, jobs: list[JobLine]) -> ModelRow:
         replicas=f"{model.replicas} ready, {least}{model.max_replicas} wanted",
         is_loaded=model.status != "unloaded",
         is_outdated=model.has_outdated,
-        progress=tuple(job_progress(job, with_neuron=True) for job in jobs[:MAX_JOBS]),
+        progress=_progress_of_model(jobs),
     )
+
+
+def outdated_rows(lines: Iterable[OutdatedLine]) -> tuple[OutdatedRow, ...]:
+    return tuple(
+        OutdatedRow(name=line.model, progress=_progress_of_model(line.jobs)) for line in lines
+    )
+
+
+def _progress_of_model(jobs: Sequence[JobLine]) -> tuple[ProgressRow, ...]:
+    return tuple(job_progress(job, with_neuron=True) for job in jobs[:MAX_JOBS])
 
 
 def _neuron_rows(neurons: tuple[NeuronLine, ...], jobs: Jobs) -> tuple[NeuronRow, ...]:
@@ -200,9 +213,7 @@ def _readings(device: DeviceLine) -> str:
     return ", ".join(readings)
 
 
-def _replica_row(
-    replica: ReplicaLine, url: str, jobs: list[JobLine] | tuple[JobLine, ...]
-) -> ReplicaRow:
+def _replica_row(replica: ReplicaLine, url: str, jobs: Sequence[JobLine]) -> ReplicaRow:
     total = replica.kv_blocks_total
     return ReplicaRow(
         id=replica.id,

@@ -24,18 +24,18 @@ class FindingRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressRow:
-    """Of a job. ``percent`` is ``None`` while nobody knows."""
+    """How a job goes. ``percent`` is ``None`` while nobody knows."""
 
     text: str
     percent: int | None = None
     tone: str = "info"
     job_id: str = ""
-    """Where it can be cancelled."""
+    """Empty where the job cannot be cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRow:
-    """Of a device's memory bar. ``color`` is one of a few numbers, or ``other``."""
+    """One piece of a device's memory bar. ``color`` is one of a few numbers, or ``other``."""
 
     label: str
     percent: str
@@ -78,6 +78,14 @@ class NeuronRow:
     replicas: tuple[ReplicaRow, ...]
     may_drain: bool
     may_resume: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutdatedRow:
+    """A model that serves by earlier settings."""
+
+    name: str
+    progress: tuple[ProgressRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,27 +13,27 @@ from django.views.decorators.http import require_GET, require_POST
 
 from fleet.admin.loading import Outcome, tell
 from fleet.dashboard.actions import act
-from fleet.dashboard.board import board_of
+from fleet.dashboard.board import board_of, outdated_rows
 from fleet.engine_logs import engine_log
 from fleet.errors import FleetError
 from fleet.models import Replica
-from fleet.overview import fleet_overview
+from fleet.overview import fleet_overview, outdated_models
 
 
 def dashboard_context(_request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
-    """Of the admin's index: unfold calls it."""
+    """What the admin's index shows. unfold calls it."""
     return context | {"title": "Dashboard", "board": board_of(fleet_overview())}
 
 
 @require_GET
 def board(request: HttpRequest) -> HttpResponse:
-    return _part(request, "fleet/board.html")
+    return _board(request)
 
 
 @require_GET
 def outdated(request: HttpRequest) -> HttpResponse:
     """What was loaded by earlier settings, and reloads under way."""
-    return _part(request, "fleet/outdated.html")
+    return _outdated(request)
 
 
 @require_GET
@@ -59,14 +59,22 @@ def do(request: HttpRequest) -> HttpResponse:
         for outcome in outcomes:
             tell(request, outcome)
         return HttpResponseRedirect(reverse("admin:index"))
-    is_of_outdated = request.headers.get("hx-target") == "outdated"
-    return _part(request, f"fleet/{'outdated' if is_of_outdated else 'board'}.html", outcomes)
+    if request.headers.get("hx-target") == "outdated":
+        return _outdated(request, outcomes)
+    return _board(request, outcomes)
 
 
-def _part(
-    request: HttpRequest, template: str, outcomes: list[Outcome] | None = None
-) -> HttpResponse:
+def _board(request: HttpRequest, outcomes: list[Outcome] | None = None) -> HttpResponse:
     context = {"board": board_of(fleet_overview()), "outcomes": outcomes or []}
+    return _part(request, "fleet/board.html", context)
+
+
+def _outdated(request: HttpRequest, outcomes: list[Outcome] | None = None) -> HttpResponse:
+    context = {"models": outdated_rows(outdated_models()), "outcomes": outcomes or []}
+    return _part(request, "fleet/outdated.html", context)
+
+
+def _part(request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
     response = render(request, template, context)
     add_never_cache_headers(response)
     return response

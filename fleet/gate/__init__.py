@@ -1,4 +1,4 @@
-"""Does an upgraded fleet earn its green? ``manage.py deploy_gate``, before and after an upgrade.
+"""``manage.py deploy_gate``: is all that was ready before an upgrade ready after it, and answers?
 
     before   --remember FILE     which models are ready where
     after    --expect FILE       wait until they are ready again

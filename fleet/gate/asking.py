@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.management.backend import NO_ANSWER, refusal_of
+
 QUESTION = "Reply with exactly one word: pineapple"
 WORD = "pineapple"
 MAX_TOKENS = 512
@@ -93,7 +95,7 @@ def _embedding_problem(model: str, post: Post) -> str | None:
 
 
 class Server:
-    """A gateway over HTTP."""
+    """A gateway over HTTP. Raises ``RefusedError``, and ``ValueError`` for what is no JSON."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = url.rstrip("/")
@@ -111,12 +113,13 @@ class Server:
         request = urllib.request.Request(self._url + path, data=data, headers=self._headers)
         try:
             with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as response:
-                return json.loads(response.read())
+                content = response.read()
         except urllib.error.HTTPError as error:
-            reason = error.read().decode(errors="replace")[:MAX_REASON]
+            reason = refusal_of(error)[:MAX_REASON]
             raise RefusedError(error.code, reason, _seconds(error.headers)) from error
-        except (OSError, ValueError) as error:
+        except NO_ANSWER as error:
             raise RefusedError(0, f"{self._url} does not answer: {error}") from error
+        return json.loads(content)
 
 
 def _seconds(headers: Any) -> float:

@@ -25,7 +25,7 @@ class Fleet:
     last_used: Callable[[Loaded], str | None]
     """When that replica last had work; changes with each request."""
     embedding_models: Callable[[], frozenset[str]]
-    """Of those that are ready."""
+    """Names of the ready models that make embeddings."""
     post: Post
 
 

@@ -19,7 +19,7 @@ class Loaded:
 
 
 def ready_now(overview: Mapping[str, Any], neuron: str | None = None) -> list[Loaded]:
-    """Of one neuron, or of all."""
+    """The replicas that are ready, on that neuron or on all."""
     return sorted(
         Loaded(line["name"], replica["model"])
         for line in overview["neurons"]

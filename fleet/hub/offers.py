@@ -76,7 +76,7 @@ class NeuronFit:
 class Choice:
     offer: Offer
     fits: tuple[NeuronFit, ...]
-    """On each neuron; empty where none is there."""
+    """One for each neuron; empty where there is none."""
 
 
 def expected_vram_mb(num_bytes: int) -> int:
@@ -109,7 +109,7 @@ def choices_of(
 def fits(
     offer: Offer, snapshot: FleetSnapshot, catalogue: Catalogue | None = None
 ) -> tuple[NeuronFit, ...]:
-    """On each neuron, as placement would decide were it the only one."""
+    """Whether it fits on each neuron: what placement would decide were that neuron the only one."""
     entry = CatalogueEntry(name="", source="", vram_mb=offer.vram_mb)
     return tuple(
         _fit(
@@ -132,7 +132,7 @@ def _dense_offer(repository: HubRepository, names: list[str]) -> Offer:
 
 
 def _gguf_offer(repository: HubRepository, variant: GGUFVariant, is_unique: bool) -> Offer:
-    """By its quant where only one file has it, else by its name."""
+    """An offer goes by its quant where only one file has that, else by the file's name."""
     file = variant.quant if is_unique and variant.quant else variant.names[0]
     base = name_of_id(repository.name).removesuffix("-gguf")
     return Offer(

@@ -13,19 +13,37 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from http.client import HTTPException
 from typing import Any, Protocol
 
 from django.core.handlers.wsgi import WSGIRequest
 from django.core.management.base import CommandError
 from django.urls import resolve
 
+from inference.version import VERSION
+
 TIMEOUT_S = 60.0
+NO_ANSWER = (OSError, ValueError, HTTPException)
+"""What asking may fail with where there is no server, or another one than was meant."""
 PAGE = 500
+
+
+NO_DATABASE = (
+    "Has it been set up (manage.py serve does so), and may this user write there? HELEXA_DATA_DIR "
+    "says which it uses, and --url asks a running server instead."
+)
+"""A caller is told this before there is a database, or with another data directory than serve's."""
 
 
 class Backend(Protocol):
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """The JSON of ``/api/{path}``. Raises ``CommandError`` with the reason of a refusal."""
+        ...
+
+    def understood(self) -> AbstractContextManager[None]:
+        """In which that JSON is read."""
         ...
 
 
@@ -44,15 +62,23 @@ class RestBackend:
         )
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-                return _json(response.read())
+                content = response.read()
         except urllib.error.HTTPError as error:
-            raise CommandError(_reason(error.code, error.read())) from error
-        except (OSError, ValueError) as error:
+            raise CommandError(refusal_of(error)) from error
+        except NO_ANSWER as error:
             raise CommandError(f"{self._url} does not answer: {error}") from error
+        with self.understood():
+            return _json(content)
+
+    def understood(self) -> AbstractContextManager[None]:
+        return understood(self._url)
 
 
 class LocalBackend:
-    """As whoever can run ``manage.py`` here, who may do everything."""
+    """Calls the views in this process. Whoever can run ``manage.py`` here may do everything."""
+
+    def understood(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         data = b"" if body is None else json.dumps(body).encode()
@@ -76,8 +102,23 @@ class LocalBackend:
         found = resolve(f"/api/{where}")
         response = found.func(request, *found.args, **found.kwargs).render()
         if response.status_code >= 400:
-            raise CommandError(_reason(response.status_code, response.content))
+            reason = refusal_text(response.status_code, response.content)
+            is_away = b'"database_unavailable"' in response.content
+            raise CommandError(f"{reason} {NO_DATABASE}" if is_away else reason)
         return _json(response.content)
+
+
+@contextmanager
+def understood(url: str) -> Iterator[None]:
+    """For reading what that server answered. Raises ``CommandError`` where it is something else
+    than this version's answer."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise CommandError(
+            f"{url} does not answer as helexa {VERSION} does: another version is there, or "
+            "something else"
+        ) from error
 
 
 def add_backend_arguments(parser: ArgumentParser) -> None:
@@ -94,9 +135,19 @@ def backend_of(options: dict[str, Any]) -> Backend:
         if options["key"]:
             raise CommandError("--key goes with --url (or HELEXA_URL)")
         return LocalBackend()
-    if not url.startswith(("http://", "https://")):
+    return RestBackend(checked_url(url), options["key"] or os.environ.get("HELEXA_API_KEY"))
+
+
+def checked_url(url: str) -> str:
+    """Raises ``CommandError`` for what no server can have."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one:
         raise CommandError(f"{url!r} is not like http://gpu-box:31313")
-    return RestBackend(url, options["key"] or os.environ.get("HELEXA_API_KEY"))
+    return url
 
 
 def rows_of(backend: Backend, path: str) -> list[dict[str, Any]]:
@@ -114,12 +165,24 @@ def _json(content: bytes) -> Any:
     return json.loads(content) if content else None
 
 
-def _reason(status: int, content: bytes) -> str:
+def refusal_of(error: urllib.error.HTTPError) -> str:
+    """Why a server refused. What it said of that may break off."""
+    try:
+        content = error.read()
+    except NO_ANSWER:
+        content = b""
+    return refusal_text(error.code, content)
+
+
+def refusal_text(status: int, content: bytes) -> str:
+    """Why, in the words of whichever of our APIs answered."""
     try:
         problem = json.loads(content)
-        if "error" in problem:  # the original's paths, which tell a text alone
-            return str(problem["error"])
+        if isinstance(error := problem.get("error"), dict):
+            return str(error["message"])
+        if error is not None:  # the original's paths, which tell a text alone
+            return str(error)
         param = f"{problem['param']}: " if problem.get("param") else ""
         return f"{param}{problem['detail']}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return f"the server answers {status}"

@@ -6,14 +6,19 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from django.core.management.base import CommandError
 
+from fleet.management.backend import NO_ANSWER, refusal_of
+
 TIMEOUT_S = 660.0
 """A first request may wait for its model; the server gives up before this."""
+NO_SAMPLING: Mapping[str, float] = MappingProxyType({})
+"""The model's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,10 @@ class ChatClient:
         """One that is loaded, else the first that is offered, of those that may chat: what a model
         can do is not known before it was loaded. Raises ``CommandError``."""
         with self._open("/v1/models", None) as response:
-            cards = json.load(response)["data"]
+            try:
+                cards = json.load(response)["data"]
+            except (*NO_ANSWER, LookupError, TypeError) as error:
+                raise CommandError(f"{self._url} answers with no list of models") from error
         if not cards:
             raise CommandError("No model is offered yet: manage.py models add offers one")
         talking = [card for card in cards if "chat" in (card.get("capabilities") or ["chat"])]
@@ -54,22 +62,22 @@ class ChatClient:
         messages: list[dict[str, str]],
         write: Callable[[str], object],
         *,
-        max_tokens: int | None = None,
+        sampling: Mapping[str, float] = NO_SAMPLING,
         clock: Callable[[], float] = time.monotonic,
     ) -> Answer:
-        """Writes the answer as it comes. Raises ``CommandError``."""
+        """Writes the answer as it comes. ``sampling`` are fields of the request. Raises
+        ``CommandError``."""
         body: dict[str, Any] = {
             "model": model,
             "messages": messages,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **sampling,
         }
-        if max_tokens is not None:
-            body["max_tokens"] = max_tokens
         parts: list[str] = []
         num_tokens, first_s = 0, clock()
         with self._open("/v1/chat/completions", body) as response:
-            for event in _events(response):
+            for event in self._events(response):
                 if error := event.get("error"):
                     raise CommandError(str(error.get("message", error)))
                 for choice in event.get("choices", []):
@@ -88,21 +96,17 @@ class ChatClient:
         try:
             return urllib.request.urlopen(request, timeout=TIMEOUT_S)
         except urllib.error.HTTPError as error:
-            raise CommandError(_reason(error.code, error.read())) from error
-        except (OSError, ValueError) as error:
+            raise CommandError(refusal_of(error)) from error
+        except NO_ANSWER as error:
             raise CommandError(
                 f"{self._url} does not answer ({error}): is manage.py serve running?"
             ) from error
 
-
-def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
-            yield json.loads(line[6:])
-
-
-def _reason(status: int, content: bytes) -> str:
-    try:
-        return str(json.loads(content)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answers {status}"
+    def _events(self, lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+        """Raises ``CommandError`` where the server goes away meanwhile."""
+        try:
+            for line in lines:
+                if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
+                    yield json.loads(line[6:])
+        except NO_ANSWER as error:
+            raise CommandError(f"The answer broke off: {self._url} went away ({error})") from error

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from django.core.management.base import BaseCommand, CommandError, OutputWrapper
+from django.core.management.base import CommandError, OutputWrapper
 
 from fleet.errors import FleetError
 from fleet.management.backend import Backend, add_backend_arguments, backend_of
+from helexa_site.quick_command import QuickCommand
 from metering.management.output import json_text, told
 
 
@@ -42,7 +43,7 @@ class Subcommand(Protocol):
         ...
 
 
-class SubcommandsCommand(BaseCommand):
+class SubcommandsCommand(QuickCommand):
     subcommands: Sequence[Subcommand] = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -57,7 +58,7 @@ class SubcommandsCommand(BaseCommand):
         run = Run(
             options=options, backend=backend_of(options), stdout=self.stdout, stderr=self.stderr
         )
-        with told():
+        with told(), run.backend.understood():
             try:
                 subcommand.run(run)
             except FleetError as error:

@@ -7,21 +7,15 @@ import uuid
 
 from django.db import models
 
-from fleet.lifecycles import (
-    ACTIVE_LOAD_JOB_STATUSES,
-    LOAD_JOB_TRANSITIONS,
-    DownloadKind,
-    LoadJobStatus,
-    ensure_transition,
-)
+from fleet.lifecycles import DownloadKind, LoadJobStatus
+from fleet.models.job import ACTIVE, Job, status_constraints
 from fleet.models.neuron import Neuron
 from fleet.snapshot import remaining_s
 
-ACTIVE = models.Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
 PULLS = models.Q(kind=DownloadKind.PULL)
 
 
-class Download(models.Model):
+class Download(Job):
     """On a neuron at most one pull of the same files is active. It moves by the table of load jobs;
     ``fleet.services.download_moves`` moves it. The id is what the neuron calls it by."""
 
@@ -35,22 +29,10 @@ class Download(models.Model):
     files = models.JSONField(
         default=list, blank=True, help_text="What is deleted of it; empty: all."
     )
-    requested_by = models.CharField(max_length=150, blank=True)
-    status = models.CharField(
-        max_length=16, choices=LoadJobStatus.choices, default=LoadJobStatus.PENDING
-    )
     bytes_done = models.PositiveBigIntegerField(default=0)
     bytes_total = models.PositiveBigIntegerField(default=0, help_text="0 while unknown.")
     detail = models.TextField(blank=True)
-    failure_code = models.CharField(max_length=64, blank=True)
-    failure_message = models.TextField(blank=True)
-    created_at = models.DateTimeField(auto_now_add=True)
-    started_at = models.DateTimeField(null=True, blank=True)
-    reported_at = models.DateTimeField(
-        null=True, blank=True, help_text="When the neuron last spoke of it, to about five seconds."
-    )
     cancel_wanted_at = models.DateTimeField(null=True, blank=True)
-    finished_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         ordering = ["-created_at"]
@@ -64,27 +46,12 @@ class Download(models.Model):
             models.CheckConstraint(
                 condition=models.Q(kind__in=DownloadKind.values), name="download_kind_known"
             ),
-            models.CheckConstraint(
-                condition=models.Q(status__in=LoadJobStatus.values), name="download_status_known"
-            ),
-            models.CheckConstraint(
-                condition=(ACTIVE & models.Q(finished_at__isnull=True))
-                | (~ACTIVE & models.Q(finished_at__isnull=False)),
-                name="download_finished_when_ended",
-            ),
-            models.CheckConstraint(
-                condition=models.Q(status=LoadJobStatus.FAILED) ^ models.Q(failure_code=""),
-                name="download_failure_has_code",
-            ),
+            *status_constraints("download"),
         ]
 
     def __str__(self) -> str:
         what = f"{self.source} {self.file}".strip()
         return f"{what} on {self.neuron.name}"
-
-    @property
-    def is_active(self) -> bool:
-        return self.status in ACTIVE_LOAD_JOB_STATUSES
 
     @property
     def progress_fraction(self) -> float | None:
@@ -100,7 +67,3 @@ class Download(models.Model):
             return None
         elapsed_s = (self.reported_at - self.started_at).total_seconds()
         return remaining_s(elapsed_s, self.bytes_done, self.bytes_total)
-
-    def ensure_may_become(self, target: LoadJobStatus) -> None:
-        """Raises ``IllegalTransitionError``."""
-        ensure_transition(LOAD_JOB_TRANSITIONS, LoadJobStatus(self.status), target)

@@ -30,7 +30,7 @@ def _model(name: str, settings: CatalogueSettings) -> str:
 
 
 def _settings(settings: CatalogueSettings) -> Iterator[str]:
-    """Those that are not as by default; a table on one line."""
+    """The settings that differ from the defaults; a table on one line."""
     plain = CatalogueSettings(source="")
     written = {
         KEY_OF_SETTING[name]: to_toml(name, getattr(settings, name))

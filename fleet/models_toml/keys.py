@@ -59,7 +59,7 @@ def from_toml(name: str, value: Any) -> Any:
 
 
 def to_toml(name: str, value: SettingValue) -> str:
-    """As it stands in the file."""
+    """The value as the file writes it."""
     if value is None:
         return json.dumps(NOT_SET)
     if isinstance(SETTINGS[name].kind, Money):

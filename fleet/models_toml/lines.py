@@ -23,7 +23,7 @@ class Lines:
             self._models = [{}] * num_models
 
     def of_model(self, index: int, key: str = "") -> int | None:
-        """Of a key (``limit.context``), else of the table that it is in, else of the entry."""
+        """The line of a key (``limit.context``), else of its table, else of the entry."""
         lines = self._models[index]
         return lines.get(key) or lines.get(key.partition(".")[0]) or lines.get("")
 

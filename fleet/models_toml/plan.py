@@ -39,7 +39,7 @@ class ModelChange:
     action: Action
     name: str
     settings: tuple[SettingChange, ...] = ()
-    """Those that differ; of a new model those that are not as by default."""
+    """The settings that differ; for a new model those that differ from the defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class AliasChange:
     action: Action
     name: str
     model: str
-    """That it stands for; of one that is removed, that it stood for."""
+    """The model that the alias stands for; one that is removed stood for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Plan:
     models: tuple[ModelChange, ...]
     aliases: tuple[AliasChange, ...]
     notes: tuple[EntryNote, ...]
-    """What of the file is not honoured, or not as it was there."""
+    """What the file says that is not honoured, or not as the original honoured it."""
     left_alone: tuple[str, ...]
     """Models and aliases that the file does not name."""
     wanted: Mapping[str, CatalogueSettings]
@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Of what it would change: what somebody has seen and agreed to."""
+        """Identifies what it would change, so that what is applied is what somebody agreed to."""
         return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()[:16]
 
     def lines(self) -> Iterator[str]:
@@ -172,6 +172,15 @@ def _refuse_contradictions(
             message=f"That is an alias of {state.aliases[name]} now, and the file leaves it alone",
         )
         for name in sorted(names & kept_aliases)
+    ]
+    problems += [
+        Problem(
+            entry=model.name,
+            key=KEY_OF_SETTING["base"],
+            message=f"There is no model {model.settings.base!r}",
+        )
+        for model in document.models
+        if model.settings.base not in {None} | names | kept_models
     ]
     if problems:
         raise ModelsTomlError(problems)

@@ -6,7 +6,8 @@ Live where Redis answers, else as it was last recorded. A fixed number of querie
 of the fleet.
 """
 
-from fleet.overview.attention import Attention, Level, attention
+from fleet.overview.attention import attention
+from fleet.overview.findings import Attention, Level
 from fleet.overview.lines import (
     DeviceLine,
     DownloadLine,
@@ -15,8 +16,10 @@ from fleet.overview.lines import (
     JobLine,
     ModelLine,
     NeuronLine,
+    OutdatedLine,
     ReplicaLine,
 )
+from fleet.overview.outdated import outdated_models
 from fleet.overview.selector import fleet_overview
 
 __all__ = [
@@ -29,7 +32,9 @@ __all__ = [
     "Level",
     "ModelLine",
     "NeuronLine",
+    "OutdatedLine",
     "ReplicaLine",
     "attention",
     "fleet_overview",
+    "outdated_models",
 ]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from fleet.overview.findings import Attention, Level
+from fleet.overview.lines import ModelLine, NeuronLine
 from inference.protocol.refusals import Refused
 from metering.money import amount_words
 from metering.selectors import BudgetStatus
 
-if TYPE_CHECKING:
-    from fleet.overview.lines import ModelLine, NeuronLine
-
 DISK_LOW_SHARE = 0.10
 DISK_FULL_SHARE = 0.02
-"""Of a disk, what is left: no model of any size can be fetched to it."""
+"""The share of a disk that is left when no model of any size can be fetched to it."""
 
 
 LIMIT_CODES = {
@@ -24,27 +20,6 @@ LIMIT_CODES = {
     "insufficient_quota": "by requests that may need more than is left, or by a key's own budget",
 }
 MAX_REFUSED = 5
-
-
-class Level(StrEnum):
-    """In the order in which they are shown."""
-
-    URGENT = "urgent"
-    """Somebody is not served, or soon will not be."""
-    WARNING = "warning"
-    NOTICE = "notice"
-    """Nothing is wrong with the fleet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
-    """``kind`` says what sort of thing it is, ``about`` which one: a neuron, a model, an account or
-    a key, or nothing."""
-
-    level: Level
-    kind: str
-    text: str
-    about: str = ""
 
 
 def attention(

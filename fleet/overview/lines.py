@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from fleet.overview.attention import Attention
+from fleet.overview.findings import Attention
 from metering.selectors import MinuteSums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
-    """Of one device. What is on several devices is counted in equal parts."""
+    """What one replica holds of a device. A replica on several devices counts in equal parts."""
 
     model: str
     num_bytes: int
@@ -68,7 +68,7 @@ class ModelLine:
     status: str
     pinned: bool
     replicas: int
-    """Those that are ready."""
+    """How many are ready."""
     min_replicas: int
     max_replicas: int
     has_outdated: bool = False
@@ -90,6 +90,14 @@ class JobLine:
     @property
     def is_active(self) -> bool:
         return self.status in ("pending", "running")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutdatedLine:
+    """A model of which a replica was loaded by earlier settings."""
+
+    model: str
+    jobs: tuple[JobLine, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +134,12 @@ class FleetOverview:
     neurons: tuple[NeuronLine, ...]
     models: tuple[ModelLine, ...]
     jobs: tuple[JobLine, ...]
-    """Those under way, then those that have just ended, newest first."""
+    """The jobs under way, then those that have just ended, newest first."""
     downloads: tuple[DownloadLine, ...]
     minutes: tuple[MinuteSums, ...]
     """The traffic of the last half hour, oldest first; the last minute is not over."""
     refusals: tuple[RefusalLine, ...]
-    """Of this hour and the one before, the most frequent first."""
+    """The refusals of this hour and the one before, the most frequent first."""
     requests_today: int
     """Since midnight in UTC."""
     spent_today_micro_usd: int

@@ -6,23 +6,21 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import timedelta
 
-from django.db.models import Q
 from django.utils import timezone
 
 from fleet import selectors
 from fleet.catalogue import CatalogueEntry
-from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES, DownloadKind
-from fleet.models import Device, LoadJob, Neuron, Replica
+from fleet.lifecycles import DownloadKind
+from fleet.models import Device, Neuron, Replica
 from fleet.overview.attention import attention
+from fleet.overview.jobs import job_lines
 from fleet.overview.lines import (
     AuditLine,
     DeviceLine,
     DownloadLine,
     FleetOverview,
     HeldMemory,
-    JobLine,
     ModelLine,
     NeuronLine,
     RefusalLine,
@@ -37,8 +35,6 @@ from metering.selectors import UsageFilter, UsagePeriod
 
 BEST_FIRST = ("ready", "recovering", "loading", "asleep", "draining", "failed", "away")
 NOT_LOADED = "unloaded"
-ENDED_JOBS_SHOWN_FOR = timedelta(minutes=2)
-MAX_ENDED_JOBS = 20
 MAX_AUDIT_ENTRIES = 8
 
 
@@ -67,7 +63,7 @@ def fleet_overview() -> FleetOverview:
         ),
         neurons=neurons,
         models=models,
-        jobs=_jobs(),
+        jobs=job_lines(),
         downloads=_downloads(),
         minutes=metering_selectors.traffic(now=now),
         refusals=_refusal_lines(readings.refused),
@@ -89,7 +85,7 @@ def _neurons(readings: LiveReadings, digests: Mapping[str, str]) -> tuple[Neuron
 
 
 def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLine]]:
-    """Without their load reports, which are long."""
+    """The replicas, without their load reports, which are long."""
     found: dict[int, list[ReplicaLine]] = defaultdict(list)
     for row in Replica.objects.order_by("model_name").values(
         "id",
@@ -167,7 +163,7 @@ def _device_line(
 
 
 def _held_memory(replicas: Iterable[ReplicaLine]) -> dict[str, list[HeldMemory]]:
-    """By device, as load specs name it."""
+    """What replicas hold on each device, by the device's name in load specs."""
     held: dict[str, list[HeldMemory]] = defaultdict(list)
     for replica in replicas:
         for device in replica.devices:
@@ -192,7 +188,7 @@ def _models(
 def _replicas_of(
     entry: CatalogueEntry, loaded: Mapping[str, list[ReplicaLine]]
 ) -> list[ReplicaLine]:
-    """Of an adapter those of its base that have it."""
+    """A model's replicas; an adapter's are those of its base that have loaded it."""
     if entry.base is None:
         return loaded[entry.name]
     return [replica for replica in loaded[entry.base] if entry.name in replica.adapters]
@@ -208,30 +204,6 @@ def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine]) -> ModelLine
         min_replicas=entry.effective_min_replicas,
         max_replicas=entry.max_replicas,
         has_outdated=entry.base is None and any(replica.is_outdated for replica in replicas),
-    )
-
-
-def _jobs() -> tuple[JobLine, ...]:
-    is_active = Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
-    has_just_ended = Q(finished_at__gte=timezone.now() - ENDED_JOBS_SHOWN_FOR)
-    rows = LoadJob.objects.filter(is_active | has_just_ended).select_related("neuron")
-    lines = [_job_line(job) for job in rows.order_by("-created_at")]
-    ended = [line for line in lines if not line.is_active]
-    return (*(line for line in lines if line.is_active), *ended[:MAX_ENDED_JOBS])
-
-
-def _job_line(job: LoadJob) -> JobLine:
-    return JobLine(
-        id=str(job.pk),
-        kind=job.kind,
-        model=job.model_name,
-        neuron=job.neuron.name,
-        status=job.status,
-        stage=job.stage,
-        progress_fraction=job.progress_fraction,
-        eta_s=job.eta_s,
-        note=job.note,
-        failure=job.failure_message,
     )
 
 

@@ -25,13 +25,13 @@ LOCAL_FAILURES = frozenset({"exceeds_device"})
 
 @dataclass(frozen=True, slots=True)
 class FailedLoads:
-    """Of one model: the neurons on which it is not tried now, and why."""
+    """Where one model is not tried now, and why."""
 
     recent: tuple[ReplicaView, ...] = ()
     unfit: tuple[ReplicaView, ...] = ()
-    """Of the recent ones those that are soon tried again, by what they said they need."""
+    """Those recent ones that said what they need, and are tried again soon."""
     permanent: tuple[ReplicaView, ...] = ()
-    """Not tried again until its entry changes."""
+    """Loads that are not tried again until the model's entry changes."""
     everywhere: ReplicaView | None = None
     """One of those that would be the same on every neuron."""
 
@@ -75,7 +75,8 @@ def retry_in_s(failed: ReplicaView, *, is_unfit: bool = False) -> float:
 
 
 def _is_placed_by_its_need(entry: CatalogueEntry, failed: ReplicaView) -> bool:
-    """It said what it needs, and nothing that is known of the model there says less."""
+    """Whether placement already knows the need: the failed load said it, and no measurement of the
+    model there says less."""
     failure = failed.failure
     if failure is None or failure.code != DOES_NOT_FIT or failure.needed_bytes is None:
         return False

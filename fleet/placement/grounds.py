@@ -38,9 +38,9 @@ class DeviceGround:
     residents: Sequence[Resident]
     claims: Sequence[tuple[str, int]]
     evictable_bytes: int
-    """Of all residents that may go now."""
+    """What all residents that may go now hold."""
     movable_bytes: int
-    """Of all residents."""
+    """What all residents hold."""
     least_loss: tuple[int, float]
     """No eviction here loses less: priority, then loss."""
     soonest: tuple[float, int, float] | None
@@ -48,7 +48,7 @@ class DeviceGround:
     nothing here may ever go."""
 
     def free_bytes(self, model: str) -> int:
-        """Less what other models were promised."""
+        """What is free for that model: without what others were promised."""
         free = self.info.free_memory_bytes
         for claimant, size in self.claims:
             if claimant != model:
@@ -58,7 +58,7 @@ class DeviceGround:
 
 @dataclass(slots=True)
 class NeuronGround:
-    """Its devices of one kind, and what each of them has, promises aside. Not to be changed."""
+    """A neuron's devices of one kind, and what each has free, promises aside. Not to be changed."""
 
     name: str
     devices: list[DeviceGround]
@@ -91,10 +91,10 @@ class ByFree:
         self._sorted = sorted((d for d in devices if not d.claims), key=_fullest)
         self._free_bytes = [device.info.free_memory_bytes for device in self._sorted]
         self.claimed = [device for device in devices if device.claims]
-        """Those of which something is promised: what is free on them depends on who asks."""
+        """Devices with a promised part: what is free on them depends on who asks."""
 
     def with_at_least(self, num_bytes: float) -> Iterator[DeviceGround]:
-        """Of those of which nothing is promised."""
+        """Devices without a promised part that have at least so much free; the fullest first."""
         return islice(self._sorted, bisect_left(self._free_bytes, num_bytes), None)
 
 

@@ -9,7 +9,7 @@ MIB = 1024**2
 
 
 class Needs:
-    """Of one entry; looks through its measured loads once."""
+    """What one entry needs. Looks through its measured loads once."""
 
     __slots__ = (
         "_device_bytes",
@@ -71,7 +71,7 @@ class Needs:
         return min([usual, *(size for (_, of), size in self._device_bytes.items() if of == kind)])
 
     def device_bytes(self, neuron: str, kind: DeviceKind) -> int | None:
-        """On each of its devices. Asked for every neuron of a fleet by each decision."""
+        """What it needs on each of a neuron's devices. Every decision asks for every neuron."""
         known = self._device_bytes.get((neuron, kind))
         if known is not None:
             return known

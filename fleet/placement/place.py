@@ -95,7 +95,7 @@ def load_decision(entry: CatalogueEntry, spot: Spot) -> Load:
 
 
 def _reachable(snapshot: FleetSnapshot, model: str) -> list[ReplicaView]:
-    """Those of neurons that take requests."""
+    """The model's replicas on neurons that take requests."""
     return [
         replica
         for replica in snapshot.replicas_of(model)

@@ -39,6 +39,6 @@ def place_on(
 
 
 def choose_devices(entry: CatalogueEntry, neuron: NeuronView) -> tuple[str, ...] | Reject:
-    """Where on it there is room now."""
+    """The neuron's devices on which there is room now."""
     decision = place_on(entry, neuron, FleetSnapshot(neurons=(neuron,)))
     return decision.devices if isinstance(decision, Load) else decision

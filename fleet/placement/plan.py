@@ -45,11 +45,11 @@ class Jobs:
     loading: frozenset[tuple[str, str]] = frozenset()
     """(model, neuron) of loads that are under way: a heartbeat may not tell of them yet."""
     unloading: frozenset[tuple[str, str]] = frozenset()
-    """Those that fall asleep among them."""
+    """(model, neuron) of unloads that are under way; those that fall asleep are among them."""
     num_failures: Mapping[str, int] = field(default_factory=dict)
-    """Of each model, in a row until now."""
+    """How many loads of each model have failed in a row."""
     failed_age_s: Mapping[str, float] = field(default_factory=dict)
-    """Since the last of them."""
+    """How long ago the last of them failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from fleet.placement.place import load_decision
 from fleet.placement.plan import Action, Jobs, Observed, Plan, Sleep, Unload, Waiting
 from fleet.placement.residents import HELD, ground_of, idle_age_s
 from fleet.placement.room import find_room
-from fleet.placement.sleeping import asleep_of, may_sleep
+from fleet.placement.sleeping import asleep_of, has_just_refused, may_sleep
 from fleet.placement.surplus import surplus_leaves, unknown_leaves
 from fleet.placement.turns import turn_given, turns_kept
 from fleet.snapshot import FleetSnapshot, ReplicaView
@@ -41,7 +41,7 @@ LONG_QUEUE = 4
 """Requests that wait at each of a model's replicas."""
 NOBODY_WAITS = Waiting(num_requests=0, oldest_s=0.0)
 GIVES_WAY = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
-"""Where the model may be loaded all the same, or woken."""
+"""Replicas that do not keep their model from being loaded there, or woken."""
 MOVE_IDLE_S = 2.0
 """A replica that nobody must have leaves a draining neuron when it is idle for so long."""
 
@@ -197,7 +197,7 @@ class _Tick:
 
     def _may_sleep(self, replica: ReplicaView) -> bool:
         neuron = self._snapshot.neuron(replica.neuron)
-        return neuron is not None and may_sleep(replica, neuron)
+        return neuron is not None and may_sleep(replica, neuron) and not has_just_refused(replica)
 
     def _unload(self, unload: Unload | Sleep | None) -> None:
         if unload is None or (unload.model, unload.neuron) in self._jobs.unloading:

@@ -30,15 +30,15 @@ TURN_LOADS = 2.0
 that a card whose models take turns computes for at least two thirds of the time."""
 
 UNKNOWN_MODEL_PRIORITY = -1
-"""Of a model that the catalogue does not offer (any more): nobody can ask for it."""
+"""The priority of a model that the catalogue does not offer (any more): nobody can ask for it."""
 
 HELD = (ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
 RESTING = (ReplicaStatus.READY, ReplicaStatus.ASLEEP)
-"""They may be idle."""
+"""Replicas in these states may be idle."""
 
 
 class Ground:
-    """Of one snapshot."""
+    """What every device of one snapshot holds, and how its room could be had."""
 
     def __init__(self, snapshot: FleetSnapshot, catalogue: Catalogue | None) -> None:
         """Without a catalogue nobody knows what replicas are worth, and none may go."""
@@ -54,7 +54,7 @@ class Ground:
             for name in turn.devices:
                 claims.setdefault((turn.neuron, name), []).append((turn.model, turn.device_bytes))
         self.by_kind: dict[DeviceKind, dict[str, NeuronGround]] = {"cuda": {}, "cpu": {}}
-        """Of each neuron that may load."""
+        """The ground of each neuron that may load, by its name."""
         for neuron in snapshot.neurons:
             if neuron.may_load:
                 self._add(neuron, claims)
@@ -82,7 +82,7 @@ class Ground:
         }
 
     def only(self, neuron: str) -> Ground:
-        """Of that neuron; what models are worth follows from the whole fleet."""
+        """That neuron alone. What models are worth still follows from the whole fleet."""
         alone = copy(self)
         alone.by_kind = {
             kind: {name: here for name, here in by_name.items() if name == neuron}
@@ -181,7 +181,8 @@ def ground_of(snapshot: FleetSnapshot, catalogue: Catalogue | None) -> Ground:
 
 
 def devices_of(replica: ReplicaView, neuron: NeuronView) -> tuple[str, ...]:
-    """Where it is; a neuron that does not say has it on its first device of the better kind."""
+    """The devices that it is on. Where the neuron does not say: its first device of the better
+    kind."""
     if replica.devices:
         return replica.devices
     names = sorted(device_name(info) for info in neuron.devices)
@@ -190,7 +191,7 @@ def devices_of(replica: ReplicaView, neuron: NeuronView) -> tuple[str, ...]:
 
 
 def freed_bytes(replica: ReplicaView) -> int:
-    """On each of its devices, once it is gone; 0 where nobody knows."""
+    """What becomes free on each of its devices once it is gone; 0 where nobody knows."""
     total = replica.memory_bytes
     if total is None:
         report = replica.report

@@ -14,19 +14,21 @@ from fleet.snapshot import NeuronView, ReplicaView
 from inference.protocol.heartbeat import ReplicaStatus
 
 COST_OF_WAKING = 0.2
-"""Of a load from files: at most a fifth of its time."""
+"""The part of a load from files that waking takes: at most a fifth of its time."""
 HOST_SHARE_KEPT = 0.1
-"""Of a host's memory, as neurons keep it free of weights that sleep."""
+"""The part of a host's memory that neurons keep free of weights that sleep."""
+SLEEP_AGAIN_S = 60.0
+"""After its neuron refused: until then it does not sleep by itself. What is idle is unloaded."""
 WAKE_AGAIN_S = 5.0
 """After it could not be woken: what took its room shows in heartbeats by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asleep:
-    """Of one model, those that sleep by its present spec."""
+    """The replicas of one model that sleep by its present spec."""
 
     neurons: frozenset[str] = frozenset()
-    """It is loaded from files on none of these."""
+    """Where it sleeps: on these it is woken, never loaded from files."""
     wakeable: tuple[ReplicaView, ...] = ()
 
 
@@ -52,8 +54,14 @@ def asleep_of(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> Asleep:
 
 
 def has_just_failed(replica: ReplicaView) -> bool:
-    """To wake."""
+    """Whether waking it has just failed."""
     return replica.failure is not None and replica.status_age_s < WAKE_AGAIN_S
+
+
+def has_just_refused(replica: ReplicaView) -> bool:
+    """Whether its neuron has just refused to put it to sleep."""
+    age_s = replica.sleep_refused_age_s
+    return age_s is not None and age_s < SLEEP_AGAIN_S
 
 
 def waking_bytes(replica: ReplicaView) -> int:

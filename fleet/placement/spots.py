@@ -68,7 +68,7 @@ def free_spot(
 def _snug_spot(
     needs: Needs, kind: DeviceKind, by_free: ByFree, least: int, excluded: Collection[str]
 ) -> Spot | None:
-    """On one device: the first comfortable one from the fullest on, else the roomiest."""
+    """A spot on one device: the fullest that is comfortable, else the roomiest."""
     found = _snuggest(needs, kind, by_free, COMFORT * least, excluded)
     if found is None or found[0][0]:
         found = _snuggest(needs, kind, by_free, least, excluded)
@@ -81,8 +81,8 @@ def _snug_spot(
 def _snuggest(
     needs: Needs, kind: DeviceKind, by_free: ByFree, least: float, excluded: Collection[str]
 ) -> tuple[tuple[bool, int, str, str], int] | None:
-    """Of the devices with so much free at least, and of all that are claimed: how snug it is, and
-    what is needed there."""
+    """The device on which it is snuggest, of those with at least so much free and of all with a
+    promised part: its place in the order, and what is needed there."""
     model, pinned_on = needs.entry.name, needs.entry.pinned_on
     best: tuple[tuple[bool, int, str, str], int] | None = None
     for devices, is_ordered in ((by_free.with_at_least(least), True), (by_free.claimed, False)):
@@ -215,7 +215,8 @@ def _soonest_spot(
     by_turn: Sequence[DeviceGround],
     may_go: Callable[[Resident], bool],
 ) -> Spot | None:
-    """On one device. Somebody leaves it: one with room as it is would have been found before."""
+    """A spot on one device, which somebody leaves: a device with room as it is would have been
+    found before."""
     names = {here.name for here in grounds}
     best: tuple[SoonestFirst, Spot] | None = None
     for device in by_turn:
@@ -273,7 +274,7 @@ def _together(
 
 
 def _snugness(free_bytes: int, needed_bytes: int | None) -> tuple[bool, int]:
-    """Less is better. Of a model of unknown size the roomiest device is tried."""
+    """Orders devices; less is better. A model of unknown size tries the roomiest first."""
     if needed_bytes is None:
         return (False, -free_bytes)
     is_tight = free_bytes < COMFORT * needed_bytes

@@ -24,7 +24,7 @@ from fleet.turns import Turn
 from inference.protocol.heartbeat import ReplicaStatus
 
 GIVES_WAY = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
-"""What has them waits for its turn as one that has none."""
+"""A model whose replica is in one of these states waits for its turn as one without a replica."""
 MAX_PROMISE_S = 180.0
 """How long room stays promised. Drains end within two minutes."""
 
@@ -32,7 +32,7 @@ MAX_PROMISE_S = 180.0
 def turns_kept(
     turns: Sequence[Turn], snapshot: FleetSnapshot, waiting: Mapping[str, Waiting]
 ) -> tuple[Turn, ...]:
-    """Those whose model still waits and has not got its room yet."""
+    """The turns whose model still waits and has not got its room yet."""
     return tuple(
         turn
         for turn in turns

@@ -21,7 +21,7 @@ MayGo = Callable[[Resident], bool]
 
 
 class WakingSpots:
-    """Of one model, on devices of one kind."""
+    """Where one model could wake, on devices of one kind."""
 
     def __init__(
         self, entry: CatalogueEntry, asleep: Asleep, by_name: Mapping[str, NeuronGround]

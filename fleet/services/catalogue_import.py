@@ -42,15 +42,15 @@ def catalogue_import(
 
 
 def _apply(actor: Actor, plan: Plan) -> None:
-    """Names are freed before they are given."""
+    """Names are freed before they are given, and a base is there as long as its adapters."""
     for removed in (alias for alias in plan.aliases if alias.action == "remove"):
         alias_delete(actor=actor, alias=Alias.objects.get(name=removed.name))
-    for change in (model for model in plan.models if model.action == "remove"):
-        catalogue_model_delete(actor=actor, model=CatalogueModel.objects.get(name=change.name))
     kept = [model for model in plan.models if model.action != "remove"]
-    # Adapters last: their bases must be there.
     for change in sorted(kept, key=lambda model: plan.wanted[model.name].base is not None):
         _model_set(actor, change, plan.wanted[change.name])
+    leaving = [model.name for model in plan.models if model.action == "remove"]
+    for model in CatalogueModel.objects.filter(name__in=leaving).order_by("-base", "name"):
+        catalogue_model_delete(actor=actor, model=model)
     for alias in (alias for alias in plan.aliases if alias.action != "remove"):
         _alias_set(actor, alias.name, CatalogueModel.objects.get(name=alias.model))
 

@@ -1,7 +1,4 @@
-"""Moving downloads along their lifecycle, by what their neurons report.
-
-Every move is claimed by one conditional UPDATE on the status it starts from, as those of load jobs.
-"""
+"""Moving downloads along their lifecycle, by what their neurons report."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from django.utils import timezone
 from fleet import neuron_client, selectors
 from fleet.lifecycles import DownloadKind, LoadJobStatus, NeuronStatus
 from fleet.models import Download
+from fleet.services.job_claims import NOT_SENT, failure_values, job_claim, job_report
 from inference.protocol.downloads import (
     CACHE_REPORT_EXPIRY_S,
     CacheJobState,
@@ -25,7 +23,6 @@ from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 
 logger = logging.getLogger(__name__)
 
-REPORTED_AT_EVERY = timedelta(seconds=5)
 PICKUP_TIMEOUT = timedelta(seconds=neuron_client.DOWNLOAD_EXPIRES_S + 10)
 SILENCE_TIMEOUT = timedelta(seconds=2 * CACHE_REPORT_EXPIRY_S)
 AWAY_TIMEOUT = timedelta(seconds=15)
@@ -39,9 +36,9 @@ LOST = LoadFailure(
 )
 
 
-def downloads_record(*, reports: Mapping[str, CacheReport], now: datetime | None = None) -> None:
+def downloads_record(*, reports: Mapping[str, CacheReport]) -> None:
     """``reports``: by neuron, what was just read."""
-    now = now or timezone.now()
+    now = timezone.now()
     for download in selectors.downloads_active().filter(neuron__name__in=reports):
         jobs = {job.job_id: job for job in reports[download.neuron.name].jobs}
         _advance(download, jobs.get(str(download.pk)), now)
@@ -72,10 +69,7 @@ def _abandoned(download: Download, now: datetime) -> LoadFailure | None:
 
 def download_not_sent(*, download: Download) -> None:
     """The broker did not take the message: nothing has happened on the neuron."""
-    failure = LoadFailure(
-        code="broker_away", message="Redis did not take the task: nothing was sent to the neuron"
-    )
-    _end(download, LoadJobStatus.FAILED, failure)
+    _end(download, LoadJobStatus.FAILED, NOT_SENT)
 
 
 def _advance(download: Download, state: CacheJobState | None, now: datetime) -> None:
@@ -92,12 +86,9 @@ def _advance(download: Download, state: CacheJobState | None, now: datetime) -> 
         if state.status is CacheJobStatus.SUCCEEDED:
             values["bytes_done"] = values.get("bytes_total", download.bytes_total)
         _end(download, ENDED[state.status], failure, values)
-    elif state.status is CacheJobStatus.RUNNING and download.status == LoadJobStatus.PENDING:
-        values |= {"started_at": now, "reported_at": now}
-        _claim(download, LoadJobStatus.RUNNING, values)
-    elif values or download.reported_at is None or now - download.reported_at >= REPORTED_AT_EVERY:
-        same = Download.objects.filter(pk=download.pk, status=download.status)
-        same.update(reported_at=now, **values)
+    else:
+        is_running = state.status is CacheJobStatus.RUNNING
+        job_report(job=download, values=values, now=now, is_running=is_running)
 
 
 def _progress_values(download: Download, progress: LoadProgress | None) -> dict[str, Any]:
@@ -119,24 +110,11 @@ def _end(
     values: Mapping[str, Any] | None = None,
 ) -> bool:
     """Whether this call ended it. What somebody cancelled has not failed."""
-    changes: dict[str, Any] = {**(values or {}), "finished_at": timezone.now()}
     if status == LoadJobStatus.FAILED and download.cancel_wanted_at is not None:
         status, failure = LoadJobStatus.CANCELLED, None
-    if failure is not None:
-        changes |= {"failure_code": failure.code, "failure_message": failure.message}
-    ended = _claim(download, status, changes)
+    changes = {**(values or {}), "finished_at": timezone.now(), **failure_values(failure)}
+    ended = job_claim(job=download, status=status, values=changes)
     if ended:
         what = "deletion" if download.kind == DownloadKind.DELETE else "download"
         logger.info("%s %s (%s): %s", what, download.pk, download, status)
     return ended
-
-
-def _claim(download: Download, status: LoadJobStatus, values: Mapping[str, Any]) -> bool:
-    """Raises ``IllegalTransitionError``."""
-    download.ensure_may_become(status)
-    same = Download.objects.filter(pk=download.pk, status=download.status)
-    claimed = same.update(status=status, **values)
-    if claimed:
-        for name, value in {"status": status, **values}.items():
-            setattr(download, name, value)
-    return claimed == 1

@@ -29,7 +29,7 @@ NOBODY_REACHES_IT = (
 )
 
 _applied: dict[str, str] = {}
-"""By neuron the hash that this process has applied: after an upgrade rules may be others."""
+"""The hash that this process has applied, by neuron: an upgrade may bring other rules."""
 
 
 def neuron_invite(*, actor: Actor, neuron_name: str, address: str | None = None) -> str:
@@ -136,7 +136,7 @@ def _is_here(host: str | None) -> bool:
 
 
 def _ensure_redis_can() -> None:
-    """Where it answers; else the control's log says so."""
+    """Refuses a Redis that is too old. One that does not answer is left to the control's log."""
     try:
         problem = version_problem(live.redis_client())
     except (redis.RedisError, OSError):
@@ -146,7 +146,7 @@ def _ensure_redis_can() -> None:
 
 
 def _may_have_users() -> bool:
-    """Once a process: users may be there of invitations that were revoked while nobody looked."""
+    """True once a process: invitations may have been revoked while nobody looked."""
     global _has_looked
     looked, _has_looked = _has_looked, True
     return not looked

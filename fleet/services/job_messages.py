@@ -18,7 +18,9 @@ def send_unload(job: LoadJob) -> None:
 
 
 def send_sleep(job: LoadJob) -> None:
-    neuron_client.send_sleep(neuron_name=job.neuron.name, model_name=job.model_name)
+    neuron_client.send_sleep(
+        neuron_name=job.neuron.name, model_name=job.model_name, job_id=str(job.pk)
+    )
 
 
 def send_drop_adapter(job: LoadJob) -> None:

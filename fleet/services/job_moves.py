@@ -1,13 +1,10 @@
 """Moving load jobs along their lifecycle, by what their neurons say.
 
-Every move is claimed by one conditional UPDATE on the status it starts from. Whoever changes no
-row has lost the claim and does nothing.
-
-    load, reload in place   the neuron's replica says how it goes; READY ends it
-    unload                  ends when the neuron no longer has what was loaded then
-    sleep                   ends when it is asleep
-    reload elsewhere first  waits for its replacement, then unloads here
-    reload after another    waits for that one, then is a reload in place
+load, reload in place   the neuron's replica says how it goes; READY ends it
+unload                  ends when the neuron no longer has what was loaded then
+sleep                   ends when it is asleep
+reload elsewhere first  waits for its replacement, then unloads here
+reload after another    waits for that one, then is a reload in place
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ from fleet import selectors
 from fleet.errors import BrokerUnavailableError
 from fleet.lifecycles import LEAVING_KINDS, LoadJobKind, LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob
+from fleet.services.job_claims import NOT_SENT, failure_values, job_claim, job_report
 from fleet.services.job_messages import send_reload, send_unload
 from fleet.services.load_measurements import load_measurement_record, load_need_record
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
@@ -32,7 +30,6 @@ from inference.protocol.load import LOADED, LoadFailure, LoadProgress, LoadRepor
 
 logger = logging.getLogger(__name__)
 
-REPORTED_AT_EVERY = timedelta(seconds=5)
 OLD_HEARTBEAT = timedelta(seconds=HEARTBEAT_EXPIRY_S + 1)
 """A heartbeat that is read so long after a job was asked for was written after it."""
 
@@ -67,30 +64,15 @@ def load_job_end(
     values: dict[str, Any] = {"finished_at": timezone.now()}
     if status == LoadJobStatus.SUCCEEDED and job.kind not in LEAVING_KINDS:
         values |= _progress_values(job, LOADED, timezone.now())
-    if failure is not None:
-        values |= {"failure_code": failure.code, "failure_message": failure.message}
-    ended = load_job_claim(job=job, status=status, values=values)
+    ended = job_claim(job=job, status=status, values=values | failure_values(failure))
     if ended:
         logger.info("%s job %s (%s): %s %s", job.kind, job.pk, job, status, job.failure_message)
     return ended
 
 
-def load_job_claim(*, job: LoadJob, status: LoadJobStatus, values: dict[str, Any]) -> bool:
-    """Raises ``IllegalTransitionError``."""
-    job.ensure_may_become(status)
-    claimed = LoadJob.objects.filter(pk=job.pk, status=job.status).update(status=status, **values)
-    if claimed:
-        for name, value in {"status": status, **values}.items():
-            setattr(job, name, value)
-    return claimed == 1
-
-
 def load_job_not_sent(*, job: LoadJob) -> None:
     """The broker did not take the message: nothing has happened on the neuron."""
-    failure = LoadFailure(
-        code="broker_away", message="Redis did not take the task: nothing was sent to the neuron"
-    )
-    load_job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
+    load_job_end(job=job, status=LoadJobStatus.FAILED, failure=NOT_SENT)
 
 
 def _load_advance(job: LoadJob, state: ReplicaState, now: datetime) -> None:
@@ -171,6 +153,8 @@ def _sleep_advance(job: LoadJob, state: ReplicaState | None, now: datetime) -> N
         load_job_end(job=job, status=LoadJobStatus.SUCCEEDED)
     elif state.status is ReplicaStatus.DRAINING:
         _report(job, None, now, detail=_waiting_for(state, then="giving its memory back"))
+    elif (refused := state.sleep_refusal) is not None and refused.job_id == str(job.pk):
+        load_job_end(job=job, status=LoadJobStatus.FAILED, failure=refused.failure)
 
 
 def _replacing_advance(
@@ -200,7 +184,7 @@ def _replacing_advance(
 def _replaced_unload(job: LoadJob, now: datetime) -> None:
     """Whoever claims the move to RUNNING tells the neuron, once."""
     values = {"started_at": now, "reported_at": now}
-    if not load_job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
+    if not job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
         return
     try:
         send_unload(job)
@@ -209,9 +193,9 @@ def _replaced_unload(job: LoadJob, now: datetime) -> None:
 
 
 def _reload_in_turn(job: LoadJob, now: datetime) -> None:
-    """From here on it is a reload in place. Whoever claims that tells the neuron, once."""
+    """Makes it a reload in place. Whoever wins the claim tells the neuron, once."""
     values = {"started_at": now, "reported_at": now, "replacement": None}
-    if not load_job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
+    if not job_claim(job=job, status=LoadJobStatus.RUNNING, values=values):
         return
     try:
         send_reload(job)
@@ -251,11 +235,7 @@ def _report(
     values = _progress_values(job, progress, now)
     if detail and detail != job.progress_detail:
         values["progress_detail"] = detail
-    if job.status == LoadJobStatus.PENDING:
-        values |= {"started_at": now, "reported_at": now}
-        load_job_claim(job=job, status=LoadJobStatus.RUNNING, values=values)
-    elif values or job.reported_at is None or now - job.reported_at >= REPORTED_AT_EVERY:
-        LoadJob.objects.filter(pk=job.pk, status=job.status).update(reported_at=now, **values)
+    job_report(job=job, values=values, now=now)
 
 
 def _progress_values(job: LoadJob, progress: LoadProgress | None, now: datetime) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _neurons_with(model_name: str) -> list[Neuron]:
 
 
 def _neurons_with_adapter(adapter: CatalogueModel) -> list[Neuron]:
-    """Where it is beside its base now."""
+    """The neurons on which the adapter is loaded beside its base now."""
     bases = Replica.objects.filter(model_name=adapter.settings().base).select_related("neuron")
     return [replica.neuron for replica in bases if adapter.name in replica.adapters]
 

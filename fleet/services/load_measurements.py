@@ -71,7 +71,7 @@ def _memory_values(report: LoadReport) -> dict[str, Any]:
     kv_slots = report.num_kv_blocks * report.kv_block_tokens
     return {
         "device_kind": report.device.partition(":")[0],
-        "load_bytes": report.actual_bytes - report.kv_bytes,
+        "load_bytes": report.actual_bytes - report.kv_bytes - report.adapter_bytes,
         "process_bytes": report.process_bytes,
         "kv_token_bytes": report.kv_bytes // kv_slots if kv_slots else 0,
         "memory_correction_bytes": report.memory_correction_bytes,

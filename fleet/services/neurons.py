@@ -150,7 +150,7 @@ def _wish(actor: Actor, action: str, neuron_name: str, **values: Any) -> NeuronW
 
 
 def _is_alive(neuron_name: str) -> bool:
-    """By its heartbeat; where Redis is away its row tells."""
+    """Whether its heartbeat is there; while Redis is away, what its row says."""
     try:
         return bool(live.redis_client().exists(keys.heartbeat_key(neuron_name)))
     except (redis.RedisError, OSError):

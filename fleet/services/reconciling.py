@@ -46,7 +46,7 @@ def fleet_plan(*, watched: Watched, turns: tuple[Turn, ...]) -> Plan:
 
 
 def plan_begin(*, plan: Plan) -> None:
-    """As much of it as can be begun."""
+    """Begins as much of the plan as can be begun."""
     for action in plan.actions:
         try:
             _begin(action)

@@ -35,7 +35,7 @@ def sleep_job_start(
 
 
 def model_sleep_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
-    """On each neuron where it is ready. Raises as ``sleep_job_start``."""
+    """Puts it to sleep on each neuron where it is ready. Raises as ``sleep_job_start``."""
     return [
         sleep_job_start(actor=actor, model_name=model_name, neuron_name=name)
         for name in _neurons(model_name, RecordedReplicaStatus.READY, "is ready")
@@ -43,7 +43,7 @@ def model_sleep_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
 
 
 def model_wake_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
-    """On each neuron where it sleeps. Raises as ``model_load_start``, and
+    """Wakes it on each neuron where it sleeps. Raises as ``model_load_start``, and
     ``ReplicaNotFoundError``."""
     return [
         model_load_start(actor=actor, model_name=model_name, neuron_name=name)

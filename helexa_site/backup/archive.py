@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ from helexa_site.backup.errors import BackupError
 FORMAT = 1
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +30,9 @@ class Manifest:
     migrations: list[list[str]]
     """App and name of each that the database had."""
     rows: dict[str, int]
-    """By table."""
+    """How many rows each table has."""
     columns: dict[str, list[str]] = field(default_factory=dict)
-    """By table, as they were copied; PostgreSQL's alone."""
+    """The columns of each table in the order in which they were copied; PostgreSQL's alone."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 by path."""
 
@@ -67,6 +69,8 @@ def unpack(source: Path, folder: Path) -> Manifest:
             tar.extractall(folder, filter="data")
         said: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
     except (OSError, EOFError, tarfile.TarError, ValueError) as error:
+        if getattr(error, "errno", None) in NO_ROOM:
+            raise BackupError(f"{source} cannot be unpacked in {folder.parent}: {error}") from error
         raise BackupError(f"{source} is no backup that can be read: {error}") from error
     if said.get("format") != FORMAT:
         raise BackupError(

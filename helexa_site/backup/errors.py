@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class BackupError(Exception):
     """Nothing was changed, or what had been begun was taken back."""
+
+
+def os_error_text(error: OSError, place: Path) -> str:
+    """The system names no file where a disk was full."""
+    return str(error) if error.filename is not None else f"{place}: {error.strerror}"

@@ -60,7 +60,7 @@ def load_tables(
 
 
 def our_tables() -> list[str]:
-    """Those of helexa that are there; a database may hold others."""
+    """The tables of helexa that are there; a database may hold others."""
     known = set(connection.introspection.django_table_names(only_existing=True))
     return sorted(known | {MigrationRecorder.Migration._meta.db_table})
 

@@ -52,8 +52,14 @@ def restore(config: Config, source: Path, *, replace: bool) -> Restored:
             kept = _restore_sqlite(folder, replace=replace)
         else:
             _restore_postgresql(folder, manifest)
-        call_command("migrate", verbosity=0, interactive=False)
-        settings = restore_secrets(config, folder)
+        try:
+            call_command("migrate", verbosity=0, interactive=False)
+            settings = restore_secrets(config, folder)
+        except BaseException:
+            if manifest.vendor == "sqlite":
+                connection.close()
+                sqlite_part.take_back(Path(connection.settings_dict["NAME"]), kept)
+            raise
     return Restored(manifest=manifest, settings=settings, kept=kept)
 
 

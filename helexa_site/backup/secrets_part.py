@@ -37,7 +37,7 @@ def copy_secrets(config: Config, environment: Mapping[str, str], folder: Path) -
 
 
 def settings_text(environment: Mapping[str, str]) -> str:
-    """As a shell and systemd read it."""
+    """The variables as a file that a shell and systemd can read."""
     names = sorted(((VARIABLES | OTHER_SETTINGS) - OF_THE_MOMENT) & environment.keys())
     return "".join(f"{name}={shlex.quote(environment[name])}\n" for name in names)
 
@@ -57,25 +57,29 @@ def restore_secrets(config: Config, folder: Path) -> Path:
     """Returns where the settings are. They are for the operator to set again: addresses may have
     changed."""
     config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if config.secret_key is None:
-        _put(folder / SECRET_KEY_FILE, config.data_dir / SECRET_KEY_FILE)
     if (joined := folder / JOINED).is_dir():
         (config.data_dir / JOINED).mkdir(mode=0o700, exist_ok=True)
         for path in joined.iterdir():
             _put(path, config.data_dir / JOINED / path.name)
     settings = config.data_dir / f"restored-{SETTINGS}"
     _put(folder / SETTINGS, settings)
+    if config.secret_key is None:
+        # Last: it is the database's, which stays as it was where one of these fails.
+        _put(folder / SECRET_KEY_FILE, config.data_dir / SECRET_KEY_FILE)
     return settings
 
 
 def _put(source: Path, target: Path) -> None:
     """What was there before and differs is kept beside it."""
     text = source.read_text()
-    if target.exists() and target.read_text() != text:
-        target.replace(target.with_name(f"{target.name}.before-restore"))
     new = target.with_name(f".{target.name}.new")
-    _write(new, text)
-    new.replace(target)
+    try:
+        _write(new, text)
+        if target.exists() and target.read_text() != text:
+            target.replace(target.with_name(f"{target.name}.before-restore"))
+        new.replace(target)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import time
 from pathlib import Path
@@ -63,20 +64,45 @@ def has_rows(database: Path) -> bool:
 
 
 def put_in_place(folder: Path, database: Path) -> Path | None:
-    """The restored file becomes the database. Returns where the one before it was moved."""
+    """The restored file becomes the database. Returns where the one before it was moved, which
+    stays in its place where there is no room for the new one."""
     database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept = None
-    if database.exists():
+    new = database.with_name(f".{database.name}.new")
+    try:
+        with (folder / FILE).open("rb") as source, new.open("wb") as target:
+            new.chmod(0o600)
+            while chunk := source.read(1 << 20):
+                target.write(chunk)
+            target.flush()
+            os.fsync(target.fileno())
+        kept = _put_aside(database) if database.exists() else None
+        new.replace(database)
+    finally:
+        new.unlink(missing_ok=True)
+    return kept
+
+
+def take_back(database: Path, kept: Path | None) -> None:
+    """Undoes ``put_in_place``."""
+    for name in _files_of(database):
+        name.unlink(missing_ok=True)
+    if kept is not None:
+        for was, name in zip(_files_of(kept), _files_of(database), strict=True):
+            if was.exists():
+                was.replace(name)
+
+
+def _put_aside(database: Path) -> Path:
+    """With its log, which a damaged database may have left."""
+    kept = database.with_name(f"{database.name}.before-{time.strftime('%Y%m%dT%H%M%S')}")
+    with contextlib.suppress(sqlite3.Error):
         with contextlib.closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        kept = database.with_name(f"{database.name}.before-{time.strftime('%Y%m%dT%H%M%S')}")
-        database.replace(kept)
-        for suffix in ("-wal", "-shm"):
-            database.with_name(database.name + suffix).unlink(missing_ok=True)
-    new = database.with_name(f".{database.name}.new")
-    with (folder / FILE).open("rb") as source, new.open("wb") as target:
-        new.chmod(0o600)
-        while chunk := source.read(1 << 20):
-            target.write(chunk)
-    new.replace(database)
+    for name, aside in zip(_files_of(database), _files_of(kept), strict=True):
+        if name.exists():
+            name.replace(aside)
     return kept
+
+
+def _files_of(database: Path) -> list[Path]:
+    return [database.with_name(database.name + suffix) for suffix in ("", "-wal", "-shm")]

@@ -159,7 +159,7 @@ def base_url(host: str, port: int) -> str:
 
 
 def shown_urls(host: str, port: int) -> list[str]:
-    """For people: where the server is reached. The first one works from other machines where any
+    """Where the server is reached, for people. The first one works from other machines where any
     does."""
     here = base_url(host, port)
     if host not in ANY_ADDRESS:

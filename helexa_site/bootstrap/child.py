@@ -37,7 +37,7 @@ class ChildSpec:
     tier: int
     """Of two children, the one with the lower tier outlives the other."""
     stop_grace_s: float
-    """From SIGTERM to SIGKILL."""
+    """How long after SIGTERM comes SIGKILL."""
     shown: re.Pattern[str] | None = None
     """Lines of its output that the console shows as well; ``None``: none."""
 
@@ -62,7 +62,7 @@ class Child:
         self._log = log
         self._guardian = guardian
         self.num_failures = 0
-        """In a row: unexpected ends since the last stable life."""
+        """How often it has ended unexpectedly since its last stable life."""
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None

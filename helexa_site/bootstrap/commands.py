@@ -25,6 +25,7 @@ from helexa_site.bootstrap.console import complain, say, say_line
 from helexa_site.bootstrap.environment import default_data_dir, ensure_environment
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
+from helexa_site.variables import ConfigError
 from inference.build import this_build, version_object
 from inference.version import VERSION
 
@@ -34,6 +35,8 @@ TEST_REQUIREMENTS = "requirements-dev.txt"
 SUCCESS = 0
 FAILURE = 1
 INTERRUPTED = 130
+OUTPUT_CLOSED = 141
+"""As of a program that SIGPIPE ended: whoever read had enough, as in ``status | head -1``."""
 VERSION_WORDS = ("--version", "version")
 HELP_WORDS = ({"help"}, {"--help"}, {"-h"}, set[str]())
 
@@ -52,7 +55,8 @@ helexa turns the machines you own into one private AI endpoint.
 
 
 def run(arguments: list[str]) -> int:
-    """Exit code of the command in ``arguments``. A ``BootstrapError`` is one line and code 1."""
+    """Exit code of the command in ``arguments``. A ``BootstrapError``, or a setting that cannot be,
+    is one line and code 1."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
     own: dict[str, Callable[[list[str]], int]] = {
         "serve": _serve,
@@ -61,20 +65,34 @@ def run(arguments: list[str]) -> int:
         "doctor": _doctor,
         "environment": _environment,
     }
+    if arguments[:1] == ["help"] and arguments[1:2] and arguments[1] in own:
+        arguments = [arguments[1], "--help"]
     name = arguments[0] if arguments else ""
     if name in VERSION_WORDS:
         return _version(arguments[1:])
     try:
-        return own[name](arguments[1:]) if name in own else _django(arguments)
-    except BootstrapError as error:
+        try:
+            return own[name](arguments[1:]) if name in own else _django(arguments)
+        finally:
+            sys.stdout.flush()
+    except (BootstrapError, ConfigError) as error:
         complain(str(error))
         return FAILURE
+    except BrokenPipeError:
+        _leave_output()
+        return OUTPUT_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
+def _leave_output() -> None:
+    """Python would try to write the rest of it once more, at its exit."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
 def main() -> int:
-    """Of the wheel's ``helexa``."""
+    """The entry point of the wheel's ``helexa``."""
     return run(sys.argv[1:])
 
 
@@ -123,7 +141,7 @@ def _test(arguments: list[str]) -> int:
 
 
 def _environment(arguments: list[str]) -> int:
-    """For units of packages: a gateway's environment holds no torch."""
+    """Makes the environment of a package's unit: a gateway's holds no torch."""
     what = parse_environment(arguments, tuple(REQUIREMENTS_FOR))
     ensure_environment(REQUIREMENTS_FOR[what])
     say("environment", f"{sys.prefix} has all that a {what} needs")

@@ -12,6 +12,7 @@ helexa.sqlite3
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -25,6 +26,7 @@ LOCK_FILE = "serve.lock"
 ORPHANED_LOCK_WAIT_S = 5.0
 """A serve that was killed is survived for an instant by its guardian, which holds the lock."""
 POLL_INTERVAL_S = 0.05
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,8 @@ class DataDirectory:
 def claimed_data_directory(path: Path) -> Iterator[DataDirectory]:
     """Make the directory where it is missing and hold its lock for the length of a ``with``.
 
-    Raises ``DataDirectoryError`` when it cannot be written or another serve holds it.
+    Raises ``DataDirectoryError`` when it cannot be written or another serve holds it, and in the
+    place of an ``OSError`` of the ``with`` that says that the disk is full.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -60,6 +63,13 @@ def claimed_data_directory(path: Path) -> Iterator[DataDirectory]:
     try:
         _take_lock(path, lock_fd)
         yield DataDirectory(path=path, lock_fd=lock_fd)
+    except OSError as error:
+        if error.errno not in DISK_IS_FULL:
+            raise
+        raise DataDirectoryError(
+            f"cannot write to the data directory {path}: {error.strerror}; make room there, or "
+            "choose another with --data-dir"
+        ) from error
     finally:
         os.close(lock_fd)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from enum import Enum
 
 import django
 from django.core.exceptions import ImproperlyConfigured
@@ -21,7 +22,8 @@ PASSWORD_BYTES = 12
 
 
 def prepare_database(*, with_model: bool) -> str | None:
-    """Migrate where that is needed, make the first admin, put the default model into the catalogue.
+    """Migrate where that is needed, make the first admin, offer the default model unless it was
+    deleted.
 
     Returns the first admin's password when it was made just now. Raises ``BootstrapError``.
     """
@@ -33,7 +35,7 @@ def prepare_database(*, with_model: bool) -> str | None:
             call_command("migrate", verbosity=0, interactive=False)
         password = _ensure_admin()
         if with_model:
-            _ensure_default_model()
+            _offer_default_model()
     except NewerSchemaError as error:
         raise BootstrapError(str(error)) from error
     except DatabaseError as error:
@@ -69,10 +71,8 @@ def prepare_fleet(*, with_neuron: bool, share: Share | None) -> None:
 def _set_up_django() -> None:
     try:
         django.setup()
-    except (ImproperlyConfigured, ValueError) as error:
-        # dj-database-url says so of a URL that it does not understand.
-        reason = _first_line(error).partition(". ")[0]
-        raise BootstrapError(f"the settings cannot be used (DATABASE_URL?): {reason}") from error
+    except ImproperlyConfigured as error:
+        raise BootstrapError(f"the settings cannot be used: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -85,7 +85,7 @@ def _has_unapplied_migrations() -> bool:
 
 
 def has_keys() -> bool:
-    """Also where the database does not say: this is for a hint."""
+    """True also where the database does not say: it decides about a hint alone."""
     from metering.models import ApiKey  # models import only after django.setup()
 
     try:
@@ -96,15 +96,27 @@ def has_keys() -> bool:
         connections.close_all()
 
 
-def default_model_is_kept() -> bool:
-    """Whether the control loads the default model by itself: an operator may have unpinned,
-    disabled or deleted it. Then nothing is loaded until somebody asks."""
+class DefaultModel(Enum):
+    """What an operator has made of it."""
+
+    KEPT_LOADED = "kept loaded"
+    """The control loads it by itself."""
+    ON_REQUEST = "on request"
+    """Unpinned."""
+    NOT_OFFERED = "not offered"
+    """Disabled or deleted."""
+
+
+def default_model_now() -> DefaultModel:
+    """Raises ``BootstrapError``."""
     from fleet import selectors  # models import only after django.setup()
     from fleet.services.catalogue import DEFAULT_MODEL_NAME
 
     try:
         entry = selectors.catalogue_find(DEFAULT_MODEL_NAME)
-        return entry is not None and entry.is_kept_loaded
+        if entry is None:
+            return DefaultModel.NOT_OFFERED
+        return DefaultModel.KEPT_LOADED if entry.is_kept_loaded else DefaultModel.ON_REQUEST
     except DatabaseError as error:
         raise BootstrapError(f"the database cannot be used: {_first_line(error)}") from error
     finally:
@@ -121,8 +133,8 @@ def _ensure_admin() -> str | None:
     return password
 
 
-def _ensure_default_model() -> None:
+def _offer_default_model() -> None:
     from fleet import services
     from metering.actor import COMMAND
 
-    services.default_model_ensure(actor=COMMAND)
+    services.default_model_offer(actor=COMMAND)

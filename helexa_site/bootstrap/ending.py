@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FAILED = 0
-"""No signal's number."""
+"""Stands where a signal's number would, and is none."""
 
 
 class Ending:

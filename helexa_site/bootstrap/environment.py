@@ -164,7 +164,7 @@ def _each(paths: Iterable[Path]) -> list[str]:
 
 
 def _with_cuda(locks: tuple[Path, ...]) -> tuple[Path, ...]:
-    """With CUDA's libraries, unless torch is there already and does without them."""
+    """Torch's build with CUDA's libraries, unless one without them is installed already."""
     needs_cuda = (
         sys.platform == "linux"
         and locks[-1].name == OF_NEURON

@@ -41,7 +41,7 @@ class Guardian:
         self._keeper.start()
 
     def watch(self, group_id: int) -> None:
-        """From now on the group dies with this process."""
+        """From here on the group dies with this process."""
         with self._lock:
             self._groups.add(group_id)
             self._tell(f"+{group_id}")
@@ -107,10 +107,10 @@ class Guardian:
             self._pipe.flush()
 
 
-def kill_group(group_id: int, signal_number: int = signal.SIGKILL) -> bool:
-    """Signal a whole process group; false when nobody is in it any more."""
+def kill_group(group_id: int) -> bool:
+    """Kill a whole process group; false when nobody is in it any more."""
     try:
-        os.killpg(group_id, signal_number)
+        os.killpg(group_id, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         # macOS says EPERM of a group in which only zombies are left.
         return False

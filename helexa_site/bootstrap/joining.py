@@ -30,8 +30,8 @@ def keep_joining(joining: Joining, data_dir: Path) -> None:
 
 
 def kept_joining(data_dir: Path, name: str | None) -> Joining | None:
-    """Of that name, or the only one; ``None``: there is none. Raises ``BootstrapError`` where
-    several could be meant or the file cannot be read."""
+    """What was kept under that name, or the only one; ``None``: there is none. Raises
+    ``BootstrapError`` where several could be meant or the file cannot be read."""
     folder = data_dir / FOLDER
     paths = sorted(folder.glob("*.join")) if name is None else [folder / f"{name}.join"]
     if len(paths) > 1:
@@ -48,7 +48,7 @@ def kept_joining(data_dir: Path, name: str | None) -> Joining | None:
 
 
 def redis_url_of(joining: Joining, data_dir: Path) -> str:
-    """As redis-py reads it."""
+    """The Redis URL as redis-py reads it."""
     if not joining.redis_url.startswith("rediss://"):
         return joining.redis_url
     if not joining.certificate:

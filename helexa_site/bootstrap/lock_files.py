@@ -44,7 +44,7 @@ class Locked:
 
     name: str
     extras: str
-    """With its brackets, or empty."""
+    """``[extra]`` with its brackets, or empty."""
     version: str
     marker: str
     hashes: tuple[str, ...]
@@ -92,10 +92,8 @@ def cpu_build(torch: Requirement, locks: Iterable[Path]) -> str:
     return ""
 
 
-def locked_in(path: Path, *, missing_is_empty: bool = False) -> Iterator[Locked]:
+def locked_in(path: Path) -> Iterator[Locked]:
     """Raises ``OSError``; ``ValueError`` naming a line that is not understood."""
-    if missing_is_empty and not path.is_file():
-        return
     head: re.Match[str] | None = None
     hashes: list[str] = []
     needed_by: set[str] = set()

@@ -32,7 +32,7 @@ POLL_INTERVAL_S = 0.01
 PRIVATE = ("port 0",)
 """Directives of a Redis that listens on its socket alone."""
 URL_FILE = "url"
-"""For commands in another terminal."""
+"""Where commands in another terminal find it."""
 
 CONFIGURATION = """\
 {listening}

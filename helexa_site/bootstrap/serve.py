@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import socket
 import threading
 from functools import partial
 
@@ -21,6 +20,7 @@ from helexa_site.bootstrap.data_directory import claimed_data_directory
 from helexa_site.bootstrap.ending import Ending
 from helexa_site.bootstrap.errors import BootstrapError, PortInUseError
 from helexa_site.bootstrap.guardian import Guardian
+from helexa_site.bootstrap.ports import try_to_listen
 from helexa_site.bootstrap.start import start
 from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config, read_config
@@ -40,7 +40,7 @@ def serve(options: ServeOptions) -> int:
     ending = Ending()
     config = _configure(options)
     with claimed_data_directory(config.data_dir) as data:
-        _check_port(options.host, options.port)
+        check_ports(options)
         say("data", str(data.path))
         with (
             Guardian(inherit=[data.lock_fd]) as guardian,
@@ -69,19 +69,20 @@ def _configure(options: ServeOptions) -> Config:
         raise BootstrapError(str(error)) from error
 
 
-def _check_port(host: str, port: int) -> None:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUseError(
-                f"port {port} on {host} is in use; stop what listens there, "
-                "or choose another with --port"
-            ) from error
-        raise PortInUseError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+def check_ports(options: ServeOptions) -> None:
+    """Raises ``PortInUseError``: what starts later would only say that it ended."""
+    _check_port(options.host, options.port, "--port")
+    if options.share is not None:
+        _check_port(options.share.host or "0.0.0.0", options.share.port, "--share")
+
+
+def _check_port(host: str, port: int, flag: str) -> None:
+    error = try_to_listen(host, port)
+    if error is None:
+        return
+    if error.errno == errno.EADDRINUSE:
+        raise PortInUseError(
+            f"port {port} on {host} is in use; stop what listens there, "
+            f"or choose another with {flag}"
+        )
+    raise PortInUseError(f"cannot listen on {host} port {port}: {error.strerror}")

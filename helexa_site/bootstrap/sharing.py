@@ -36,7 +36,7 @@ class Share:
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     def directives(self) -> list[str]:
-        """Of redis.conf."""
+        """The lines of redis.conf that open this address."""
         listen = "*" if self.host in ("", "0.0.0.0") else self.host
         if not self.is_tls:
             return [f"bind {listen}", f"port {self.port}"]

@@ -67,8 +67,8 @@ def start(
         _start_gateway(options, config, supervisor)
         _tell_commands(url, data, supervisor)
         readiness.wait_for_gateway(url, supervisor.ensure_running, needs_neuron=options.with_neuron)
-        if options.with_model and options.with_neuron:
-            wait_for_default_model(url, redis_url, supervisor.ensure_running)
+        if has_model := options.with_model and options.with_neuron:
+            has_model = wait_for_default_model(url, redis_url, supervisor.ensure_running)
         say_line(f"ready: {shown_url}")
         if more_urls:
             say("gateway", f"also at {', '.join(more_urls)}")
@@ -85,18 +85,23 @@ def start(
             say("keys", line)
     if options.share is not None:
         say("share", f"{options.share.address}, for hosts that `manage.py neurons invite` invites")
-    if options.with_model and options.with_neuron:
+    if has_model:
         say("try", readiness.curl_line(shown_url))
 
 
-def wait_for_default_model(url: str, redis_url: str, ensure_wanted: EnsureWanted) -> None:
-    """Until it answers, where anybody loads it before somebody asks for it."""
-    from helexa_site.bootstrap.database import default_model_is_kept
+def wait_for_default_model(url: str, redis_url: str, ensure_wanted: EnsureWanted) -> bool:
+    """Until it answers, where anybody loads it before somebody asks for it. Returns whether it is
+    offered at all."""
+    from helexa_site.bootstrap.database import DefaultModel, default_model_now
 
-    if default_model_is_kept():
+    name, found = readiness.DEFAULT_MODEL, default_model_now()
+    if found is DefaultModel.KEPT_LOADED:
         readiness.wait_for_answer(url, redis_url, ensure_wanted)
+    elif found is DefaultModel.ON_REQUEST:
+        say("model", f"{name} is not pinned: it is loaded when somebody asks")
     else:
-        say("model", f"{readiness.DEFAULT_MODEL} is not pinned: it is loaded when somebody asks")
+        say("model", f"{name} is not offered: it was disabled or deleted in the catalogue")
+    return found is not DefaultModel.NOT_OFFERED
 
 
 def _ensure_secret_key(config: Config) -> None:

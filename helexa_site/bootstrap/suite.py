@@ -11,6 +11,7 @@ from pathlib import Path
 from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from inference.loading.errors import LoadError
+from inference.loading.host_memory import host_memory
 from inference.loading.sources import fetch_files
 from inference.protocol.load import LoadProgress, LoadSpec
 
@@ -18,8 +19,11 @@ MODEL_CACHE_DIR = REPOSITORY_DIR / "var" / "test-cache" / "models"
 """Shared by every run, and by the servers that tests start."""
 
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
-NUM_PROCESSES = 2
-"""Tests wait for servers about as long as they compute, and each process imports torch."""
+FEWEST_PROCESSES, MOST_PROCESSES = 2, 3
+"""Some wait for servers while others compute: three keep two cores busy. Each imports torch and
+collects all tests, so that more take longer."""
+PROCESS_BYTES = 3 * 2**30
+"""Of one, with the servers and engines that its tests start."""
 
 
 def run_suite(arguments: list[str]) -> int:
@@ -46,7 +50,12 @@ def spreading(arguments: list[str]) -> list[str]:
     if any(_names_a_file(argument) for argument in arguments):
         return []
     # In the order of collection: the tests' conftest puts what takes long first.
-    return ["-n", str(NUM_PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder"]
+    count = num_processes(host_memory().free_bytes)
+    return ["-n", str(count), "--dist", "loadfile", "--no-loadscope-reorder"]
+
+
+def num_processes(free_bytes: int) -> int:
+    return max(FEWEST_PROCESSES, min(MOST_PROCESSES, free_bytes // PROCESS_BYTES))
 
 
 def _names_a_file(argument: str) -> bool:

@@ -14,7 +14,7 @@ from helexa_site.bootstrap.log_file import LogFile
 
 
 class StoppingError(Exception):
-    """No child is started any more."""
+    """Raised for a child that would start while all are being stopped."""
 
 
 class Supervisor:

@@ -21,7 +21,7 @@ from helexa_site.bootstrap.requirements import Requirement
 
 INDEX_VARIABLE = "HELEXA_TORCH_CPU_INDEX"
 DEFAULT_INDEX = "https://download.pytorch.org/whl/cpu"
-"""Of torch's own project."""
+"""The index of torch's own project, which has its builds for CPUs."""
 OFF_WORDS = frozenset({"off", "0", "no", "none"})
 ANSWER_TIMEOUT_S = 5.0
 DRIVER_SIGNS = (
@@ -36,9 +36,9 @@ CUDA_SIZE = "about 3.5 GB"
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
     index: str | None
-    """To take torch alone from, before the rest; ``None``: as pip is set up."""
+    """The index that torch alone is taken from, before the rest; ``None``: pip's own."""
     words: str
-    """For the operator."""
+    """What is said to the operator about it."""
     has_cuda: bool = False
     """Wanted so, because there is a driver."""
 

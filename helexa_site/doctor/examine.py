@@ -9,6 +9,7 @@ from helexa_site.bootstrap.arguments import DoctorOptions
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.requirements import installed_version, unmet_requirements
 from helexa_site.config import Config, read_config
+from helexa_site.databases import database_settings
 from helexa_site.doctor.findings import Finding, failed, ok, warning
 from helexa_site.variables import ConfigError
 
@@ -21,6 +22,7 @@ def examine(options: DoctorOptions) -> Iterator[Finding]:
     """Each finding as soon as it is there."""
     try:
         config = read_config()
+        database_settings(config.database_url)
     except ConfigError as error:
         # Without settings nothing else can be looked at.
         yield failed("settings", str(error), "mend that variable: the settings page says how")

@@ -11,7 +11,7 @@ from typing import Any
 class Level(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """It works, and will not always."""
+    """It works now, and will not always."""
     FAILED = "failed"
 
 

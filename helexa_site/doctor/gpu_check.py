@@ -44,7 +44,7 @@ def gpu_findings(command: tuple[str, ...] = COMMAND) -> Iterator[Finding]:
 
 
 def findings_of(told: dict[str, Any]) -> Iterator[Finding]:
-    """Of what ``inference.neuron.host_check`` says. Pure."""
+    """What follows from what ``inference.neuron.host_check`` says. Pure."""
     for problem in told["problems"]:
         text, _, mend = problem.partition(": ")
         yield failed(CHECK, text, mend or "see the troubleshooting page")

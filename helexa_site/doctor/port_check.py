@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import http.client
-import socket
 from collections.abc import Iterator
 
 from helexa_site.bootstrap.arguments import reachable_host
+from helexa_site.bootstrap.ports import try_to_listen
 from helexa_site.doctor.findings import Finding, failed, ok
 from helexa_site.metrics_listen import MetricsListen
 
@@ -23,29 +23,15 @@ def port_findings(host: str, port: int, metrics: MetricsListen | None) -> Iterat
 
 
 def _port(host: str, port: int, path: str, what: str) -> Finding:
-    if (taken := _why_taken(host, port)) is None:
+    if (error := try_to_listen(host, port)) is None:
         return ok(CHECK, f"{port} on {host} is free")
     if _answers_as_ours(reachable_host(host), port, path):
         return ok(CHECK, f"{what} answers on {port} of {host}")
     return failed(
         CHECK,
-        f"{port} on {host} cannot be listened on: {taken}",
+        f"{port} on {host} cannot be listened on: {error.strerror or error}",
         f"see who has it (ss -ltnp sport = :{port}), or choose another port",
     )
-
-
-def _why_taken(host: str, port: int) -> str | None:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
 
 
 def _answers_as_ours(host: str, port: int, path: str) -> bool:

@@ -51,7 +51,7 @@ def _findings(client: redis.Redis) -> Iterator[Finding]:
 
 
 def info_findings(told: dict[str, Any], took_ms: float) -> Iterator[Finding]:
-    """Of what ``INFO`` says. Pure."""
+    """What follows from what ``INFO`` says. Pure."""
     word = str(told.get("redis_version", "0"))
     version = tuple(int(part) for part in word.split(".")[:2] if part.isdigit())
     policy = told.get("maxmemory_policy", "noeviction")
@@ -80,19 +80,17 @@ def info_findings(told: dict[str, Any], took_ms: float) -> Iterator[Finding]:
         yield ok(CHECK, f"{word} answers in {took_ms:.0f} ms and evicts nothing")
 
 
-def clock_findings(
-    there_s: float, before_s: float, after_s: float, *, whose: str = "Redis' host"
-) -> Iterator[Finding]:
-    """``there_s`` was read between the other two, which are ours. Pure."""
+def clock_findings(there_s: float, before_s: float, after_s: float) -> Iterator[Finding]:
+    """``there_s`` was read from Redis' clock between the other two, which are ours. Pure."""
     apart_s = max(before_s - there_s, there_s - after_s, 0.0)
     if apart_s > MAX_APART_S:
         yield warning(
             CLOCK,
-            f"this host and {whose} are {apart_s:.1f} s apart",
+            f"this host and Redis' host are {apart_s:.1f} s apart",
             "let both follow a time server: timedatectl set-ntp true",
         )
     else:
-        yield ok(CLOCK, f"agrees with {whose}")
+        yield ok(CLOCK, "agrees with Redis' host")
 
 
 def _time_of(client: redis.Redis) -> float:

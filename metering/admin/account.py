@@ -12,11 +12,11 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import UnfoldAdmin, display
+from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, display
 from metering import services
 from metering.actor import Actor
 from metering.admin.budget import BudgetInline, budgets_save
-from metering.admin.forms import AccountForm, AnyForm
+from metering.admin.forms import AccountForm
 from metering.key_status import key_status
 from metering.models import Account, ApiKey, Budget, Membership
 from metering.principal import BUILT_IN_ACCOUNTS
@@ -37,7 +37,7 @@ class MembershipInline(TabularInline):
 
 
 class KeyInline(TabularInline):
-    """To look at: keys have pages of their own."""
+    """Keys, only to be looked at: they have pages of their own."""
 
     model = ApiKey
     extra = 0

@@ -10,10 +10,10 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import UnfoldAdmin, display
+from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, display
 from metering import services
 from metering.actor import Actor
-from metering.admin.forms import AnyForm, BudgetForm, status_of
+from metering.admin.forms import BudgetForm, status_of
 from metering.models import Budget
 from metering.money import amount_text
 from metering.services import Cap
@@ -27,7 +27,7 @@ STATUS_FIELDS = ("spent_now", "reserved_now", "left_now", "window_end")
 
 
 class BudgetStatusColumns:
-    """Of now: a window that is over counts as begun anew."""
+    """How budgets stand now: a window that is over counts as begun anew."""
 
     @display(description="Cap", ordering="cap")
     def cap_now(self, budget: Budget) -> str:
@@ -96,7 +96,7 @@ def budget_save(actor: Actor, budget: Budget, form: Any) -> None:
 
 
 def budgets_save(actor: Actor, formset: Any) -> None:
-    """Of an inline."""
+    """Saves the budgets of an inline."""
     formset.save(commit=False)
     for budget in formset.deleted_objects:
         services.budget_remove(actor=actor, budget=budget)

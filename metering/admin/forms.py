@@ -1,9 +1,9 @@
-"""Forms that check their row by the rules of the services, each error at its field."""
+"""The forms of accounts, keys and budgets: the services check their rows."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django import forms
 from unfold.widgets import (
@@ -12,6 +12,7 @@ from unfold.widgets import (
     UnfoldAdminTextInputWidget,
 )
 
+from fleet.admin.checked_form import CheckedForm
 from fleet.models import CatalogueModel
 from metering import services
 from metering.errors import MeteringValueError
@@ -19,27 +20,6 @@ from metering.models import Account, ApiKey, Budget
 from metering.money import amount_text, cap_of
 from metering.principal import Scope
 from metering.selectors import BudgetStatus, budget_status
-
-if TYPE_CHECKING:
-    AnyForm = forms.ModelForm[Any]
-else:
-    AnyForm = forms.ModelForm
-
-
-class CheckedForm(AnyForm):
-    def check_row(self) -> None:
-        """Raises ``MeteringValueError``."""
-        raise NotImplementedError
-
-    def _post_clean(self) -> None:
-        """Once Django has filled the row."""
-        super()._post_clean()  # type: ignore[misc]
-        if self.errors:
-            return
-        try:
-            self.check_row()
-        except MeteringValueError as error:
-            self.add_error(error.field if error.field in self.fields else None, str(error))
 
 
 class AccountForm(CheckedForm):

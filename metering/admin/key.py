@@ -10,10 +10,10 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import UnfoldAdmin, action, display
+from fleet.admin.unfold_types import AnyForm, UnfoldAdmin, action, display
 from metering import services
 from metering.admin.budget import BudgetInline, budgets_save
-from metering.admin.forms import AnyForm, ApiKeyForm
+from metering.admin.forms import ApiKeyForm
 from metering.key_status import key_status
 from metering.models import ApiKey, Budget
 from metering.principal import RateLimits

@@ -17,9 +17,8 @@ from django.http import HttpRequest, HttpResponse
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from fleet.admin.loading import actor_of
-from fleet.admin.unfold_types import UnfoldAdmin
+from fleet.admin.unfold_types import AnyForm, UnfoldAdmin
 from metering.admin.account import memberships_save
-from metering.admin.forms import AnyForm
 from metering.models import Membership
 from metering.services.audit import audit_entry_create
 

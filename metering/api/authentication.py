@@ -115,7 +115,7 @@ def _built_in(name: str) -> Principal:
 
 
 def _person(user: AbstractUser, account: str | None) -> Caller:
-    memberships = DatabaseKeyStore().memberships([user.pk])[user.pk]
+    memberships = DatabaseKeyStore().memberships(user.pk)
     roles = tuple(sorted((one.account.name, one.role) for one in memberships))
     theirs = frozenset(name for name, _ in roles)
     if account is not None and account not in theirs:
@@ -138,6 +138,6 @@ def _person(user: AbstractUser, account: str | None) -> Caller:
 
 
 def _header(request: Request, name: str) -> bytes:
-    """As it was sent."""
+    """The header as it was sent."""
     text: str = request.headers.get(name, "")
     return text.encode("latin-1", "replace")

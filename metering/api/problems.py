@@ -17,6 +17,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import Error as DjangoDatabaseError
 from django.http import Http404
 from rest_framework import exceptions
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from metering.errors import (
@@ -42,6 +43,13 @@ class ProblemError(Exception):
         self.param = param
 
 
+def ensure_no_nul(request: Request) -> None:
+    """PostgreSQL has no such text, and would be said not to answer. Raises ``ProblemError``."""
+    for name, values in request.query_params.lists():
+        if any("\0" in value for value in values):
+            raise ProblemError(400, "invalid_value", f"A NUL is in {name!r}.", param=name)
+
+
 CODES = {
     exceptions.MethodNotAllowed: "method_not_allowed",
     exceptions.NotAcceptable: "not_acceptable",
@@ -52,7 +60,7 @@ CODES = {
     exceptions.PermissionDenied: "permission_denied",
     exceptions.UnsupportedMediaType: "unsupported_media_type",
 }
-"""Of REST framework's own exceptions."""
+"""The codes of REST framework's own exceptions."""
 
 
 def problem_response(error: Exception, _context: dict[str, Any]) -> Response:

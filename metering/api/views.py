@@ -18,7 +18,7 @@ from rest_framework.views import APIView
 
 from metering import selectors
 from metering.api.authentication import Caller
-from metering.api.problems import ProblemError
+from metering.api.problems import ProblemError, ensure_no_nul
 from metering.models import Account
 from metering.principal import Principal, Scope
 from metering.selectors import BudgetStatus, UsageFilter, UsageGroup, UsageRow
@@ -29,7 +29,7 @@ MAX_LIMIT = 10_000
 
 
 class CsvRenderer(BaseRenderer):
-    """Of ``csv_text``'s text; refusals stay JSON."""
+    """Passes on the text of ``csv_text``; refusals stay JSON."""
 
     media_type = "text/csv"
     format = "csv"
@@ -192,6 +192,7 @@ def _refuse_unknown_parameters(request: Request, known: frozenset[str] | set[str
             raise ProblemError(
                 400, "unsupported_parameter", f"There is no parameter {name!r}.", param=name
             )
+    ensure_no_nul(request)
 
 
 def _next_url(request: Request, offset: int) -> str:

@@ -45,7 +45,8 @@ class Answer:
 
     @property
     def decode_tps(self) -> float | None:
-        """By the server's clock, else by the client's. The first token is the prefill's."""
+        """Tokens per second by the server's clock, else by the client's. The first token is the
+        prefill's."""
         tokens = self.completion_tokens or self.num_pieces
         decode_ms = self.timing.decode_ms if self.timing else None
         if decode_ms is not None and decode_ms > MIN_DECODE_MS:
@@ -57,7 +58,8 @@ class Answer:
 
     @property
     def prefill_tps(self) -> float | None:
-        """By the client's clock it holds the way there and back."""
+        """Tokens per second by the server's clock, else by the client's, which counts the way there
+        and back."""
         if self.timing and self.timing.prefill_ms and self.timing.prefill_tokens:
             return self.timing.prefill_tokens / self.timing.prefill_ms * 1000
         computed = (self.prompt_tokens or 0) - (self.cached_tokens or 0)
@@ -72,7 +74,7 @@ class Answer:
 
 
 class OpenAiFold:
-    """Of the chunks of ``/v1/chat/completions``."""
+    """Folds the chunks of ``/v1/chat/completions``."""
 
     def __init__(self) -> None:
         self.answer = Answer()
@@ -116,7 +118,7 @@ class OpenAiFold:
 
 
 class AnthropicFold:
-    """Of the events of ``/v1/messages``."""
+    """Folds the events of ``/v1/messages``."""
 
     def __init__(self) -> None:
         self.answer = Answer()

@@ -140,7 +140,7 @@ class BenchRun(models.Model):
     quality_score = models.FloatField(null=True, blank=True)
     scorer = models.CharField(max_length=40, blank=True)
     detail = models.JSONField(default=dict, blank=True)
-    """Of scenarios with cases: which went wrong, and how."""
+    """Which cases went wrong and how, in scenarios that have cases."""
     ok = models.BooleanField()
     error = models.TextField(blank=True)
 

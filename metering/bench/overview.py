@@ -29,7 +29,7 @@ class Beside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Of one metric of one series."""
+    """How one metric of one series stands."""
 
     target: str
     scenario: str
@@ -48,7 +48,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStandings:
-    """Of one model on one kind of GPU."""
+    """How one model on one kind of GPU stands."""
 
     model: str
     gpus: str

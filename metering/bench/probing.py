@@ -87,7 +87,7 @@ def neuron_host(discovery: Mapping[str, Any]) -> HostInfo:
 
 
 def neuron_models(models: Any) -> tuple[ModelInfo, ...]:
-    """Those that are loaded."""
+    """The models that are loaded."""
     entries = _objects(models)
     return tuple(_model(entry) for entry in entries if entry.get("status", "loaded") == "loaded")
 
@@ -120,7 +120,7 @@ def is_busy(health: Mapping[str, Any]) -> bool:
 
 
 def telemetry_of(health: Mapping[str, Any], model: ModelInfo) -> Telemetry:
-    """Of the cards that the model is on: all memory, the busiest, the hottest."""
+    """All memory, the busiest and the hottest of the cards that the model is on."""
     cards = [
         card
         for card in _objects(health.get("devices"))
@@ -164,7 +164,7 @@ KNOWN = frozenset(
     {"id", "object", "created", "created_at", "harness", "status", "capabilities", "devices"}
     | {"vram_used_mb", "loaded", "locations", "feasible_on", "cost", "description", "progress"}
 )
-"""Of a model's object, what is no setting of it."""
+"""The keys of a model's object that are no settings of it."""
 
 
 def _model(entry: Mapping[str, Any]) -> ModelInfo:
@@ -182,7 +182,7 @@ def _model(entry: Mapping[str, Any]) -> ModelInfo:
 
 
 def _objects(told: Any) -> list[Mapping[str, Any]]:
-    """Those of a list; what else an unknown server says is nothing."""
+    """The objects of a list. Whatever else an unknown server says counts as nothing."""
     return [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 CHARACTERS_PER_TOKEN = 4
-"""Of English, roughly; what a prompt really took is in its run."""
+"""English has roughly so many; what a prompt really took is in its run."""
 NO_THINKING = "/no_think"
 """Models that think obey it, others read over it: speeds are of answers."""
 WORDS = """

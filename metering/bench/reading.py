@@ -30,7 +30,7 @@ VALUE_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """Of one target."""
+    """A build of one target."""
 
     target: str
     build: str
@@ -169,7 +169,7 @@ def by_series(cells: Sequence[CellValues]) -> dict[tuple[str, str, str], list[Ce
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """Of a comparison: one target's build."""
+    """One side of a comparison: one target's build."""
 
     target: str
     build: str

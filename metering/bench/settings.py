@@ -49,7 +49,7 @@ class TargetSpec:
     scenarios: tuple[Scenario, ...] = ()
     """Empty: the sweep's."""
     build: str = ""
-    """Where the endpoint does not tell its own."""
+    """The build to record where the endpoint does not tell its own."""
     hostname: str = ""
     gpus: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)

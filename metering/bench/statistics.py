@@ -60,21 +60,19 @@ def least_p_value(num_first: int, num_second: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Of the second's values to the first's; ``low`` to ``high`` is its interval."""
+    """The second's values to the first's; ``low`` to ``high`` is the interval."""
 
     estimate: float
     low: float
     high: float
 
 
-def ratio_of(
-    first: Sequence[float], second: Sequence[float], confidence: float = INTERVAL_CONFIDENCE
-) -> Ratio | None:
+def ratio_of(first: Sequence[float], second: Sequence[float]) -> Ratio | None:
     """``None`` where a value is no positive number."""
     if not first or not second or min(*first, *second) <= 0:
         return None
     ratios = sorted(after / before for before in first for after in second)
-    cut = _interval_cut(len(first), len(second), confidence)
+    cut = _interval_cut(len(first), len(second), INTERVAL_CONFIDENCE)
     return Ratio(statistics.median(ratios), ratios[cut], ratios[-1 - cut])
 
 

@@ -63,7 +63,7 @@ class RunStore:
 
 
 def run_of(kept: Kept) -> BenchRun:
-    """Not saved."""
+    """A row that is not saved yet."""
     build, host, scenario = kept.probed.build, kept.probed.host, kept.scenario
     run = BenchRun(
         ts=timezone.now(),
@@ -160,7 +160,7 @@ def target_save(*, actor: Actor, target: BenchTarget) -> BenchTarget:
 
 
 def target_delete(*, actor: Actor, target: BenchTarget) -> None:
-    """Its runs stay."""
+    """Deletes the target; its runs stay."""
     with transaction.atomic():
         audit_entry_create(actor=actor, action="bench_target.delete", object_id=target.name)
         target.delete()

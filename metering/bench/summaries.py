@@ -18,7 +18,7 @@ KNEE_LATENCY = 2.0
 
 
 def latest_of_each(cells: Sequence[CellValues]) -> list[CellValues]:
-    """Of each series the newest build's cell."""
+    """The newest build's cell of each series."""
     return [builds[-1] for builds in by_series(cells).values()]
 
 
@@ -194,7 +194,7 @@ def _head(cell: CellValues) -> Row:
 
 
 def _grouped(cells: Iterable[CellValues], kinds: Sequence[str]) -> list[list[CellValues]]:
-    """Of one target, build and model."""
+    """Cells of these kinds, grouped by target, build and model."""
     groups: dict[tuple[str, str, str], list[CellValues]] = {}
     for cell in cells:
         if kind_of(cell) in kinds and cell.scenario.split(":")[1:2]:

@@ -24,7 +24,7 @@ from metering.bench.settings import SweepSettings, TargetSpec
 
 BUSY_POLL_S = 1.0
 MAX_FAILURES_IN_A_ROW = 2
-"""Of a cell: what fails twice would most likely fail until it has its samples."""
+"""A cell is left after so many: what fails twice most likely fails again."""
 
 
 class Store(Protocol):

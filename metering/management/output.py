@@ -20,6 +20,8 @@ from metering.errors import MeteringError, MeteringValueError
 from metering.selectors import BudgetStatus
 
 WIDTH_OF_FILES = 160
+CANNOT_WRITE = ("disk is full", "readonly database")
+"""SQLite's words, of a database that is set up."""
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -57,9 +59,11 @@ def told() -> Iterator[None]:
         raise CommandError(str(error)) from error
     except DjangoDatabaseError as error:
         reason = str(error).strip().partition("\n")[0]
+        if any(words in reason for words in CANNOT_WRITE):
+            raise CommandError(f"The database cannot be written: {reason}") from error
         raise CommandError(
-            f"The database does not answer as it should: {reason}. Has it been set up? "
-            "manage.py serve does so, or manage.py migrate"
+            f"The database does not answer as it should: {reason}. Has it been set up "
+            "(manage.py serve does so, or manage.py migrate), and may this user write there?"
         ) from error
 
 

@@ -17,7 +17,7 @@ LIFETIME = timedelta(hours=8)
 
 
 def accounts_for(reader: Reader) -> list[str]:
-    """Whose budget the reader may ask from: their own accounts first, and for operators any."""
+    """The accounts whose budgets the reader may ask from: their own first; operators have all."""
     own = reader.key_accounts
     if not reader.is_operator:
         return own

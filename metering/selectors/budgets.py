@@ -40,7 +40,7 @@ def reservations_open() -> int:
 
 
 def budgets_nearly_spent(*, now_unix_s: float) -> list[BudgetStatus]:
-    """Those of which a tenth or less is left, at most ``MAX_NEARLY_SPENT`` of them."""
+    """The budgets of which a tenth or less is left, at most ``MAX_NEARLY_SPENT`` of them."""
     spent = Budget.objects.filter(spent__gte=F("cap") - F("cap") / NEARLY_SPENT_PART)
     status = [budget_status(row, now_unix_s=now_unix_s) for row in spent[:MAX_NEARLY_SPENT]]
     return [one for one in status if one.left * NEARLY_SPENT_PART <= one.cap]
@@ -68,13 +68,13 @@ def budget_status(budget: Budget, *, now_unix_s: float) -> BudgetStatus:
 
 
 def budgets_of(*, account: str, key: str, now_unix_s: float) -> list[BudgetStatus]:
-    """Those that a request of this key would count on: the key's, then its account's."""
+    """The budgets that a request of this key counts on: the key's, then its account's."""
     rows = Budget.objects.filter(Q(account=account) | (Q(key=key) if key else Q(pk=None)))
     status = [budget_status(row, now_unix_s=now_unix_s) for row in rows.order_by("id")]
     return sorted(status, key=lambda budget: budget.on, reverse=True)
 
 
 def key_budgets(*, keys: list[str], now_unix_s: float) -> list[BudgetStatus]:
-    """Those on these keys, by their prefixes."""
+    """The budgets on these keys, by the keys' prefixes."""
     rows = Budget.objects.filter(key__in=keys).order_by("key", "id")
     return [budget_status(row, now_unix_s=now_unix_s) for row in rows]

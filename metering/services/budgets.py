@@ -29,7 +29,7 @@ class Cap:
 def budget_create(
     *, actor: Actor, cap: Cap, account: Account | None = None, key: ApiKey | None = None
 ) -> Budget:
-    """On an account or on a key. Raises ``MeteringValueError``."""
+    """Puts a budget on an account or on a key. Raises ``MeteringValueError``."""
     budget = Budget(
         account=account,
         key=key,

@@ -63,8 +63,6 @@ def key_create(
     )
     with transaction.atomic():
         key_check(key=row)
-        if expires_at is not None and expires_at <= timezone.now():
-            raise MeteringValueError("expires_at", "The key would have expired already")
         row.save(force_insert=True)
         audit_entry_create(
             actor=actor,
@@ -95,7 +93,7 @@ def key_update(*, actor: Actor, key: ApiKey, changed_fields: list[str]) -> None:
 
 
 def key_revoke(*, actor: Actor, key: ApiKey) -> bool:
-    """For good, and on every gateway within a second. ``False``: it was revoked before."""
+    """Revokes it for good, on every gateway within a second. ``False``: it was revoked before."""
     with transaction.atomic():
         now = timezone.now()
         revoked = ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=now)
@@ -116,6 +114,9 @@ def key_check(*, key: ApiKey) -> None:
     stored = ApiKey.objects.filter(pk=key.pk).values_list("model_names", flat=True).first()
     key.model_names = _model_names(key.model_names, stored or ())
     limits_check(row=key)
+    is_new = key._state.adding
+    if is_new and key.expires_at is not None and key.expires_at <= timezone.now():
+        raise MeteringValueError("expires_at", "The key would have expired already")
 
 
 def _scopes(words: Iterable[str]) -> list[str]:

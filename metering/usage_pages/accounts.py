@@ -85,7 +85,7 @@ def _per_million(row: UsageRow) -> str:
 
 
 def _refusals() -> list[Refusal] | None:
-    """Of the last day, the most frequent first; ``None``: Redis does not answer."""
+    """The last day's refusals, the most frequent first; ``None``: Redis does not answer."""
     try:
         found = read_refusals(live.redis_client(), hours=REFUSAL_HOURS)
     except (redis.RedisError, OSError):

@@ -48,7 +48,7 @@ def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
 @for_members
 @require_http_methods(["GET", "POST"])
 def key_page(request: HttpRequest, reader: Reader, prefix: str) -> HttpResponse:
-    """Its name, models, expiry and limits; a revoked key stays as it is."""
+    """Changes a key's name, models, expiry and limits; a revoked key stays as it is."""
     key = _key(reader, prefix)
     form = KeyForm(request.POST or None, reader=reader, key=key)
     if request.method == "POST" and key.revoked_at is None and form.is_valid():

@@ -36,18 +36,18 @@ class Reader:
 
     @property
     def key_accounts(self) -> list[str]:
-        """In which they may make keys."""
+        """The accounts in which they may make keys."""
         return sorted(name for name, role in self.roles.items() if role in MAKES_KEYS)
 
     def may_change(self, key: ApiKey) -> bool:
-        """An owner all keys of the account, a member those that they have made."""
+        """An owner may change all keys of the account, a member those that they have made."""
         role = self.roles.get(key.account_id)
         if role == Membership.Role.OWNER:
             return True
         return role in MAKES_KEYS and key.created_by == str(self.actor)
 
     def own_keys(self) -> list[ApiKey]:
-        """Those that they may change, newest first."""
+        """The keys that they may change, newest first."""
         rows = ApiKey.objects.filter(account__in=self.roles).order_by("-created_at")
         return [key for key in rows if self.may_change(key)]
 

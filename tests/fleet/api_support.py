@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.test import Client
@@ -50,3 +50,11 @@ def key_api(*scopes: str) -> Api:
     )
     made = services.key_create(actor=COMMAND, account=account, scopes=list(scopes))
     return Api(Client(), made.key)
+
+
+def need_keys(settings: Any) -> None:
+    """As a server that listens on more than loopback, where nobody is served without a key."""
+    settings.CONFIG = replace(
+        settings.CONFIG, listen_host="0.0.0.0", api_key=None, allowed_hosts=("testserver",)
+    )
+    settings.ALLOWED_HOSTS = ["testserver"]

@@ -10,7 +10,8 @@ import pytest
 import redis
 from kombu.exceptions import OperationalError
 
-from fleet import live, neuron_client, selectors, tasks
+from fleet import live, neuron_client, selectors, services, tasks
+from fleet.models import CatalogueModel
 from fleet.watch import FleetWatch
 from inference.protocol import keys
 from inference.protocol.engine import EngineStats
@@ -23,6 +24,7 @@ from inference.protocol.heartbeat import (
     encode_heartbeat,
 )
 from inference.protocol.load import LoadReport
+from metering.actor import COMMAND
 
 GIB = 1024**3
 NOW_UNIX_S = 1_700_000_000.0
@@ -150,6 +152,23 @@ def publish(
     return publish
 
 
+@pytest.fixture
+def beat(publish: Callable[..., NeuronHeartbeat]) -> Callable[..., NeuronHeartbeat]:
+    """The neuron speaks: into Redis, and recorded."""
+
+    def beat(*args: Any, **changes: Any) -> NeuronHeartbeat:
+        told = publish(*args, **changes)
+        services.heartbeat_record(heartbeat=told)
+        return told
+
+    return beat
+
+
+@pytest.fixture
+def model() -> CatalogueModel:
+    return services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+
+
 @pytest.fixture(autouse=True)
 def _nothing_seen_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the control remembers of one test's fleet is nothing to the next one's."""
@@ -161,12 +180,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> SentTasks:
     tasks = SentTasks()
     monkeypatch.setattr(neuron_client, "app", tasks)
     return tasks
-
-
-@pytest.fixture(autouse=True)
-def _quick_passwords(settings: Any) -> None:
-    """Hashing the admin's password as for the world takes longer than most of these tests."""
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,22 @@ from typing import Any
 
 import msgspec
 import pytest
+from django.core.management import CommandError, call_command
+from django.test import Client
+from django.urls import reverse
 
 from fleet import selectors, services
 from fleet.catalogue import CatalogueEntry, CatalogueSettings, check_settings
 from fleet.catalogue_cache import OfferedModels
 from fleet.errors import CatalogueValueError, ReplicaNotFoundError
+from fleet.models import CatalogueModel
+from fleet.models_toml import read_document
+from fleet.models_toml.problems import ModelsTomlError
 from fleet.overview import fleet_overview
 from inference.protocol.adapters import AdapterSpec
 from metering.actor import COMMAND
+from tests.fleet.admin_pages import act
+from tests.fleet.api_support import key_api
 
 BASE = CatalogueEntry(name="tiny", source="path:/models/tiny")
 ADAPTER = CatalogueEntry(
@@ -80,6 +88,55 @@ def test_a_base_must_be_there_and_be_no_adapter() -> None:
         add("other", "tiny-sql")
     found = selectors.catalogue_find("tiny:tiny-sql")
     assert found is not None and found.name == "tiny-sql"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_base_is_not_removed_before_its_adapters(sent: Any) -> None:
+    base = services.catalogue_model_create(actor=COMMAND, name="tiny", source="path:/tiny")
+    adapter = services.catalogue_model_create(
+        actor=COMMAND, name="tiny-sql", source="path:/sql", base="tiny"
+    )
+    writer = key_api("fleet:write")
+    refused = writer.delete("catalogue/tiny", 409)
+    assert refused["code"] == "model_has_adapters"
+    assert refused["detail"] == "tiny is the base of tiny-sql: remove them first"
+    with pytest.raises(CommandError, match="base of tiny-sql"):
+        call_command("models", "remove", "tiny")
+    services.catalogue_model_delete(actor=COMMAND, model=adapter)
+    services.catalogue_model_delete(actor=COMMAND, model=base)
+    assert not CatalogueModel.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_admin_deletes_a_base_with_its_adapters(admin_client: Client, sent: Any) -> None:
+    base = services.catalogue_model_create(actor=COMMAND, name="tiny", source="path:/tiny")
+    adapter = services.catalogue_model_create(
+        actor=COMMAND, name="tiny-sql", source="path:/sql", base="tiny"
+    )
+    url = reverse("admin:fleet_cataloguemodel_delete", args=[base.pk])
+    assert "tiny, base of tiny-sql" in admin_client.get(url).content.decode()
+    assert "tiny, base of tiny-sql" in admin_client.post(url, {"post": "yes"}).content.decode()
+    act(admin_client, "cataloguemodel", "delete_selected", base, post="yes")
+    assert CatalogueModel.objects.count() == 2
+    act(admin_client, "cataloguemodel", "delete_selected", base, adapter, post="yes")
+    assert not CatalogueModel.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_import_removes_a_base_with_its_adapters(sent: Any) -> None:
+    def models(*tables: str) -> None:
+        text = "".join(f"[[models]]\n{table}\n" for table in tables)
+        services.catalogue_import(actor=COMMAND, document=read_document(text), prune=True)
+
+    tiny, large = ('id="tiny"\nsource="path:/tiny"', 'id="large"\nsource="path:/large"')
+    adapter = 'id="a"\nsource="path:/a"\nbase="{}"'
+    models(tiny, adapter.format("tiny"))
+    with pytest.raises(ModelsTomlError, match="There is no model 'tiny'"):
+        models(large, adapter.format("tiny"))
+    models(large, adapter.format("large"))
+    assert selectors.catalogue_find("large:a") is not None
+    models(tiny)
+    assert [model.name for model in CatalogueModel.objects.all()] == ["tiny"]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -14,12 +13,12 @@ from django.test import AsyncClient, Client
 
 from fleet import services
 from fleet.lifecycles import LoadJobStatus
-from fleet.models import CatalogueModel, LoadJob, Neuron
+from fleet.models import LoadJob, Neuron
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
+from inference.protocol.load import LoadProgress, LoadStage
 from metering.actor import COMMAND
 from metering.models import ApiKey, AuditEntry
-from tests.fleet.api_support import Api, key_api
+from tests.fleet.api_support import Api, key_api, need_keys
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -28,10 +27,7 @@ OLD = "0123456789abcdef"
 
 @pytest.fixture(autouse=True)
 def _needs_keys(settings: Any) -> None:
-    settings.CONFIG = replace(
-        settings.CONFIG, listen_host="0.0.0.0", api_key=None, allowed_hosts=("testserver",)
-    )
-    settings.ALLOWED_HOSTS = ["testserver"]
+    need_keys(settings)
 
 
 @pytest.fixture
@@ -42,19 +38,6 @@ def reader() -> Api:
 @pytest.fixture
 def writer() -> Api:
     return key_api("fleet:read", "fleet:write")
-
-
-@pytest.fixture
-def model() -> CatalogueModel:
-    return services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
-
-
-@pytest.fixture
-def beat(publish):
-    def beat(name: str = "beast", **changes: Any) -> None:
-        services.heartbeat_record(heartbeat=publish(name, **changes))
-
-    return beat
 
 
 def test_a_key_needs_the_scope_of_what_it_does(reader: Api, model, beat, sent) -> None:
@@ -108,6 +91,66 @@ def test_neurons_devices_and_replicas_are_filtered_and_paged(
     assert reader.get("neurons?colour=red", 400)["param"] == "colour"
     missing = reader.get("neurons/nobody", 404)
     assert missing["code"] == "neuron_not_found"
+
+
+@pytest.mark.parametrize(
+    ("query", "known"),
+    [
+        ("neurons?status=busy", "online, away, draining, refused"),
+        ("devices?kind=tpu", "cpu, cuda"),
+        ("replicas?status=ready,red", "loading, ready, recovering"),
+        ("load-jobs?kind=eat", "load, unload, reload, sleep"),
+        ("load-jobs?status=", "pending, running"),
+        ("downloads?kind=push", "pull, delete"),
+    ],
+)
+def test_a_filter_names_the_words_that_it_takes(reader: Api, query: str, known: str) -> None:
+    """Nothing that was misspelled is none."""
+    refused = reader.get(query, 400)
+    assert (refused["code"], f"?{refused['param']}=" in query) == ("invalid_value", True)
+    assert known in refused["detail"]
+    for name in ("neuron", "model"):
+        assert reader.get(f"load-jobs?{name}=gone")["data"] == []
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["half a character: \ud83d", float("nan"), nested(50), nested(900)],
+    ids=["surrogate", "nan", "nested", "nested deeply"],
+)
+def test_a_body_that_is_no_plain_json_is_refused(writer: Api, value: Any) -> None:
+    refused = writer.post(
+        "catalogue", {"name": "x", "source": "path:/x", "description": value}, 400
+    )
+    assert refused["code"] == "invalid_json"
+
+
+def test_a_nul_is_in_nothing(reader: Api) -> None:
+    """PostgreSQL takes none, which is no outage of it."""
+    refused = reader.get("replicas?model=tiny%00", 400)
+    assert (refused["code"], refused["param"]) == ("invalid_value", "model")
+    assert reader.get("neurons/be%00ast", 404)["code"] == "unknown_url"
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("limit=abc", "limit"),
+        ("limit=0", "limit"),
+        ("limit=-1", "limit"),
+        ("limit=1001", "limit"),
+        ("offset=-5", "offset"),
+        ("offset=" + "9" * 20, "offset"),
+    ],
+)
+def test_a_page_that_cannot_be_is_refused(reader: Api, query: str, param: str) -> None:
+    """Rather than another one told."""
+    refused = reader.get(f"neurons?{query}", 400)
+    assert (refused["code"], refused["param"]) == ("invalid_value", param)
 
 
 def test_an_operators_wishes(writer: Api, beat, redis_db) -> None:
@@ -235,102 +278,6 @@ def test_the_schema_is_whole_and_its_page_asks_no_other_host(reader: Api) -> Non
     assert "/static/drf_spectacular_sidecar/" in page
     assert "//cdn" not in page and "https://" not in page.replace("https://github.com", "")
     assert Client().get("/api/schema", headers=headers).status_code == 200
-
-
-# The paths of the original neuron.
-
-
-def test_what_a_neuron_says_in_the_originals_shapes(reader: Api, model, beat, build) -> None:
-    gib = 1024**3
-    card = build.device(kind="cuda", total_memory_bytes=8 * gib, free_memory_bytes=6 * gib)
-    ready = build.replica(
-        report=build.report(), stats=build.stats(in_flight=2), devices=["cuda:0"], memory_bytes=gib
-    )
-    failed = build.replica(model="broken", status=ReplicaStatus.FAILED)
-    beat(devices=[card], replicas=[ready, failed])
-    assert reader.get("neurons/beast/version")["package_version"] == "0.1.0"
-    found = reader.get("neurons/beast/discovery")
-    assert (found["hostname"], found["devices"][0]["vram_total_mb"]) == ("beast.local", 8192)
-    health = reader.get("neurons/beast/health")
-    assert (health["uptime_secs"], health["devices"][0]["vram_free_mb"]) == (600, 6144)
-    assert health["activation"]["completed"] == ["tiny"]
-    assert health["activation"]["failed"] == [{"model_id": "broken", "error": ""}]
-    assert health["models"][0]["in_flight"] == 2
-    (row,) = reader.get("neurons/beast/models")
-    assert (row["id"], row["status"], row["devices"], row["vram_used_mb"]) == (
-        "tiny",
-        "loaded",
-        [0],
-        1024,
-    )
-    endpoint = reader.get("neurons/beast/models/tiny/endpoint")
-    assert endpoint == {"url": "http://testserver"}
-    assert "error" in reader.get("neurons/beast/models/other/endpoint", 404)
-    assert "error" in reader.get("neurons/nobody/health", 404)
-
-
-@pytest.mark.parametrize(
-    ("end", "status", "answer"),
-    [
-        (("succeeded", ""), 200, {"status": "loaded"}),
-        (
-            ("failed", "quantization_not_found"),
-            422,
-            {
-                "error": {
-                    "kind": "quant_not_found",
-                    "model_id": "tiny",
-                    "cause": "why",
-                    "requested": None,
-                    "available": ["Q4_K_M", "Q8_0"],
-                    "nearest": "Q4_K_M",
-                }
-            },
-        ),
-        (("failed", "does_not_fit"), 400, {"error": "why"}),
-    ],
-)
-def test_the_originals_load_answers_when_it_is_through(
-    writer: Api, model, beat, build, sent, monkeypatch, end, status: int, answer: Any
-) -> None:
-    def wait(job: LoadJob, *, timeout_s: float) -> bool:
-        LoadJob.objects.filter(pk=job.pk).update(
-            status=end[0],
-            failure_code=end[1],
-            failure_message="why" if end[1] else "",
-            finished_at=job.created_at,
-        )
-        job.refresh_from_db()
-        failure = LoadFailure(
-            code=end[1] or "none", message="why", available=["Q4_K_M", "Q8_0"], nearest="Q4_K_M"
-        )
-        failed = build.replica(job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure)
-        beat(replicas=[failed] if end[1] else [])
-        return True
-
-    monkeypatch.setattr("fleet.api.original.wait_for_job", wait)
-    beat()
-    body = {"model_id": "tiny", "harness": "candle", "devices": [1]}
-    assert writer.post("neurons/beast/models/load", body, status) == answer
-    assert sent.tasks[0][1][0]["devices"] == ["cuda:1"]
-
-
-def test_the_originals_load_refuses_flatly(writer: Api, model, beat, build, sent) -> None:
-    beat(replicas=[build.replica()])
-
-    def refused(body: dict[str, Any], status: int = 400) -> str:
-        error: str = writer.post("neurons/beast/models/load", body, status)["error"]
-        return error
-
-    assert "already loaded" in refused({"model_id": "tiny"})
-    assert "harness" in refused({"model_id": "tiny", "harness": "vllm"})
-    assert "otherwise" in refused({"model_id": "tiny", "quant": "q4_k_m"})
-    assert "shared by 1 ranks" in refused({"model_id": "tiny", "tensor_parallel": 2})
-    assert "catalogue" in refused({"model_id": "other"}, 404)
-    assert "model_id" in refused({})
-    assert sent.tasks == []
-    assert "error" in writer.post("neurons/beast/models/unload", {"model_id": "x"}, 404)
-    assert "error" in writer.post("neurons/beast/models/unload", {}, 400)
 
 
 def test_waiting_for_a_job_gives_up(model, beat, sent) -> None:

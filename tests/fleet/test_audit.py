@@ -13,6 +13,7 @@ from fleet import services
 from fleet.models import Neuron
 from metering.actor import COMMAND, GATEWAY, user_actor
 from metering.models import AuditEntry
+from tests.fleet.admin_pages import FORM
 
 pytestmark = pytest.mark.django_db
 
@@ -77,22 +78,6 @@ def test_a_load_that_a_request_started(neuron: Neuron, sent: Any) -> None:
 
 def test_an_operator_in_the_admin(client: Client) -> None:
     client.force_login(User.objects.create_superuser("carol"))
-    form = {
-        "name": "tiny",
-        "source": "pypi:tiny",
-        "dtype": "auto",
-        "quantization": "auto",
-        "kv_dtype": "auto",
-        "speculation": "off",
-        "device": "auto",
-        "idle_action": "unload",
-        "min_devices": "1",
-        "tensor_parallel": "1",
-        "min_replicas": "0",
-        "max_replicas": "1",
-        "adapter_slots": "8",
-        "enabled": "on",
-    }
-    response = client.post("/admin/fleet/cataloguemodel/add/", form)
+    response = client.post("/admin/fleet/cataloguemodel/add/", FORM)
     assert response.status_code == 302, response.context["errors"]
     assert (newest().actor, newest().action) == ("user:carol", "model.create")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from http.client import IncompleteRead
 from io import BytesIO, StringIO
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import OperationalError
 from django.test import Client
 
 from fleet import services
-from fleet.management.chat_client import ChatClient
+from fleet.api.catalogue import CatalogueView
+from fleet.management.backend import refusal_of, refusal_text
 from fleet.management.following import follow
 from fleet.models import CatalogueModel
 from inference.protocol.heartbeat import ReplicaStatus
@@ -69,14 +72,6 @@ def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, settin
 
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
     return Told("--url", URL, "--key", key)
-
-
-@pytest.fixture
-def beat(publish):
-    def beat(**changes: Any) -> None:
-        services.heartbeat_record(heartbeat=publish(**changes))
-
-    return beat
 
 
 def test_a_model_from_add_to_remove(told: Told, beat, build, sent) -> None:
@@ -139,9 +134,11 @@ def test_the_hub_is_searched(told: Told) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("huggingface:org/strange",), "does not run safetensors: .*mamba"),
+        (("huggingface:org/strange",), "does not run safetensors: .*reformer"),
         (("huggingface:org/tiny-gguf", "--file", "Q2_K"), "choose one of Q4_K_M, Q8_0"),
         (("huggingface:org/nothing",), "no repository org/nothing"),
+        (("huggingface:tiny-gguf",), "not like huggingface:org/name"),
+        (("huggingface:org/tiny/q4",), "not like huggingface:org/name"),
         (("tiny",), "name its source too"),
         (("huggingface:org/tiny-gguf", "--base", "tiny"), "an adapter is given a name"),
     ],
@@ -249,50 +246,70 @@ def test_following_tells_each_change_once_and_fails_with_the_job() -> None:
     ]
 
 
-def test_a_chat_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def event(**values: Any) -> bytes:
-        return b"data: " + json.dumps(values).encode() + b"\n"
-
-    reader = {"id": "bge", "loaded": True, "capabilities": ["embeddings"]}
-    cold, warm = {"id": "cold", "capabilities": None}, {"id": "warm", "loaded": True}
-    models = json.dumps({"data": [reader, cold, warm]}).encode()
-    chat = [
-        event(choices=[{"delta": {"role": "assistant", "content": ""}}]),
-        b"\n",
-        event(choices=[{"delta": {"content": "Hel"}}]),
-        event(choices=[{"delta": {"content": "lo"}}]),
-        event(choices=[], usage={"completion_tokens": 8}),
-        b"data: [DONE]\n",
-    ]
-    asked: list[urllib.request.Request] = []
-
-    def urlopen(request: urllib.request.Request, timeout: float) -> BytesIO:
-        asked.append(request)
-        return BytesIO(models if request.full_url.endswith("/models") else b"".join(chat))
-
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    client = ChatClient(URL, "hx-1")
-    assert client.model_to_ask() == "warm"
-    written: list[str] = []
-    seconds = iter([0.0, 1.0, 3.0])
-    answer = client.ask(
-        "warm", [{"role": "user", "content": "Hi"}], written.append, clock=lambda: next(seconds)
-    )
-    assert (written, answer.text, answer.tokens_per_s) == (["Hel", "lo"], "Hello", 4.0)
-    assert asked[-1].headers["Authorization"] == "Bearer hx-1"
-    monkeypatch.setattr("sys.stdin", StringIO("Hi"))
-    out, err = StringIO(), StringIO()
-    call_command("chat", "--url", URL, stdout=out, stderr=err)
-    assert (out.getvalue(), "8 tokens" in err.getvalue()) == ("Hello\n", True)
+@pytest.mark.parametrize("answer", [b"<!doctype html>", b'{"data": [7]}', b"[]", b"null"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("models", "list"),
+        ("neurons", "list"),
+        ("logs", "beast", "tiny"),
+        ("deploy_gate", "--remember", "/dev/null"),
+    ],
+)
+def test_a_server_that_answers_otherwise_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], answer: bytes
+) -> None:
+    """Another version of ours, or no helexa at all."""
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_args, **_options: BytesIO(answer))
+    with pytest.raises(CommandError, match="does not answer as helexa"):
+        call_command(*words, "--url", URL)
 
 
-def test_models_that_only_read_are_not_talked_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = json.dumps({"data": [{"id": "bge", "capabilities": ["embeddings"]}]}).encode()
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *_args, **_options: BytesIO(models))
-    with pytest.raises(CommandError, match="embeddings"):
-        ChatClient(URL, None).model_to_ask()
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b'{"status": 403, "detail": "This needs a scope.", "param": null}', "This needs a scope."),
+        (b'{"detail": "is none", "param": "status"}', "status: is none"),
+        (b'{"error": {"message": "The API key is not valid."}}', "The API key is not valid."),
+        (b'{"error": "no such model"}', "no such model"),
+        (b"<!DOCTYPE html>", "the server answers 404"),
+        (b"[]", "the server answers 404"),
+    ],
+)
+def test_a_refusal_is_told_in_its_own_words(content: bytes, told: str) -> None:
+    assert refusal_text(404, content) == told
 
 
-def test_a_chats_refusal_is_one_line() -> None:
-    with pytest.raises(CommandError, match="serve running"):
-        call_command("chat", "--url", "http://127.0.0.1:1")
+def test_a_refusal_that_breaks_off_is_one_as_well() -> None:
+    class Broken(BytesIO):
+        def read(self, *_: Any) -> bytes:
+            raise IncompleteRead(b"{")
+
+    refused = urllib.error.HTTPError(URL, 503, "", {}, Broken())  # type: ignore[arg-type]
+    assert refusal_of(refused) == "the server answers 503"
+
+
+@pytest.mark.parametrize("command", ["chat", "status", "deploy_gate"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:port", "http://:1", "gpu-box:31313", "http://[::1", "http://a:70000"]
+)
+def test_an_address_that_is_none_is_one_line(command: str, url: str) -> None:
+    with pytest.raises(CommandError, match="is not like http"):
+        call_command(command, "--url", url)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/a b", "http://..:1"])
+def test_an_address_that_cannot_be_asked_is_one_line(url: str) -> None:
+    for words in (["chat"], ["status"], ["deploy_gate", "--remember", "/dev/null"]):
+        with pytest.raises(CommandError, match="does not answer"):
+            call_command(*words, "--url", url)
+
+
+def test_a_database_that_is_not_there_yet_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_args: Any, **_options: Any) -> None:
+        raise OperationalError("unable to open database file")
+
+    monkeypatch.setattr(CatalogueView, "list", away)
+    with pytest.raises(CommandError, match=r"does not answer.*HELEXA_DATA_DIR"):
+        call_command("models", "list")

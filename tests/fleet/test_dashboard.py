@@ -6,30 +6,26 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
 from fleet import neuron_client, services
 from fleet.dashboard.board import board_of
-from fleet.models import CatalogueModel, LoadJob, Replica
+from fleet.models import LoadJob, Replica
 from fleet.overview import fleet_overview
 from inference.neuron.engine_logs import EngineLogs
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 from inference.version import VERSION
-from metering.actor import COMMAND
 from metering.models import LedgerEntry
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 GIB = 1024**3
 BOARD, DO = "/admin/dashboard/board", "/admin/dashboard/do"
-
-
-@pytest.fixture
-def model() -> CatalogueModel:
-    return services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
 
 
 @pytest.fixture
@@ -201,6 +197,14 @@ def test_what_is_outdated_is_reloaded_where_it_is_said(admin_client, model, beat
     )
     text = response.content.decode()
     assert "Reloading tiny on beast" in text and 'id="outdated"' in text
+    assert "reload on beast: waiting for the neuron" in text
+
+
+def test_a_page_that_shows_what_is_outdated_reads_no_usage(admin_client, model, beat, build):
+    beat(replicas=[build.replica(spec_digest="0123456789abcdef")])
+    with CaptureQueriesContext(connection) as queries:
+        assert "Reload tiny now" in page(admin_client, "/admin/dashboard/outdated")
+    assert not [query["sql"] for query in queries if "metering_" in query["sql"]]
 
 
 def test_a_replicas_page_tells_its_report_and_errors(admin_client, model, beat, build) -> None:

@@ -6,9 +6,7 @@ Each check runs in a process of its own with ``DATABASE_URL`` set, as a deployme
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,10 +18,9 @@ from django.db.migrations.recorder import MigrationRecorder
 from helexa_site.bootstrap.database import prepare_database
 from helexa_site.bootstrap.errors import BootstrapError
 from inference.gateway.database import NUM_THREADS
-from tests.leftovers import MARK_VARIABLE
+from tests.own_python import run_python
 from tests.private_postgres import running_postgres
 
-REPOSITORY_DIR = Path(__file__).resolve().parents[2]
 DATABASE_TESTS = (
     "test_services_catalogue.py",
     "test_services_heartbeats.py",
@@ -36,39 +33,18 @@ DATABASE_TESTS = (
 )
 
 
-def run(database_url: str, data_dir: Path, *arguments: str) -> str:
-    """Runs Python with these arguments on that database; returns its standard output.
-
-    Without the mark of this test run: a pytest inside it would take this run's servers for
-    processes that it left behind itself.
-    """
-    inherited = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
-    environment = inherited | {
-        "DATABASE_URL": database_url,
-        "HELEXA_DATA_DIR": str(data_dir),
-        "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
-        "PYTHONPATH": str(REPOSITORY_DIR),
-    }
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=REPOSITORY_DIR,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def postgres_url() -> Iterator[str]:
     with running_postgres() as url:
         yield url
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture(
+    params=[
+        pytest.param("sqlite", marks=pytest.mark.slow),
+        pytest.param("postgres", marks=pytest.mark.postgres),
+    ]
+)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'helexa.sqlite3'}"
@@ -76,9 +52,13 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
-def test_racing_starts_make_one_job(database_url: str, tmp_path: Path) -> None:
+def test_racing_starts_make_one_job(
+    database_url: str, migrated_sqlite: Path, tmp_path: Path
+) -> None:
+    if database_url.startswith("sqlite"):
+        shutil.copy(migrated_sqlite, tmp_path)
     script = str(Path(__file__).with_name("racing_load_jobs.py"))
-    result = json.loads(run(database_url, tmp_path, script))
+    result = json.loads(run_python(database_url, tmp_path, script))
     assert len(set(result["ids"])) == 1
     assert (result["jobs"], result["sent"]) == (1, 1)
     assert len(set(result["placed"])) == 1, "two gateways never load one model twice"
@@ -87,14 +67,14 @@ def test_racing_starts_make_one_job(database_url: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_starts_at_once_migrate_one_after_the_other(database_url: str, tmp_path: Path) -> None:
     script = str(Path(__file__).with_name("racing_migrations.py"))
-    result = json.loads(run(database_url, tmp_path, script))
+    result = json.loads(run_python(database_url, tmp_path, script))
     assert result["codes"] == [0, 0, 0], result["said"]
 
 
 @pytest.mark.postgres
 def test_a_control_that_freezes_is_followed(postgres_url: str, tmp_path: Path) -> None:
     script = str(Path(__file__).with_name("frozen_control.py"))
-    result = json.loads(run(postgres_url, tmp_path, script))
+    result = json.loads(run_python(postgres_url, tmp_path, script))
     assert result["is_led_by_the_new"]
     assert len(result["failures"]) == 1
     assert result["num_written"] == 0
@@ -120,7 +100,7 @@ def test_a_version_that_is_older_than_the_database_says_so(app: str) -> None:
 def test_a_burst_of_guesses_gains_nothing(database_url: str, tmp_path: Path) -> None:
     """No more are looked at than one by one; fewer, where several count before one is checked."""
     script = str(Path(__file__).parent.parent / "helexa_site/login_burst.py")
-    result = json.loads(run(database_url, tmp_path, script))
+    result = json.loads(run_python(database_url, tmp_path, script))
     assert result["num_sent"] > 5 >= result["num_looked_at"]
     assert set(result["statuses"]) == {429}
 
@@ -130,7 +110,9 @@ def test_a_burst_of_guesses_gains_nothing(database_url: str, tmp_path: Path) -> 
 def test_the_database_tests_pass_on_postgresql(postgres_url: str, tmp_path: Path) -> None:
     folder = Path(__file__).parent
     paths = [str(folder / name) for name in DATABASE_TESTS]
-    output = run(postgres_url, tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths)
+    output = run_python(
+        postgres_url, tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths
+    )
     assert " passed" in output
 
 
@@ -138,7 +120,7 @@ def test_the_database_tests_pass_on_postgresql(postgres_url: str, tmp_path: Path
 def test_a_gateway_keeps_its_connections(postgres_url: str, tmp_path: Path) -> None:
     """Each of its threads has one, and a new one when that is lost; pages leave none behind."""
     script = str(Path(__file__).parent.parent / "inference/gateway/database_connections.py")
-    result = json.loads(run(postgres_url, tmp_path, script))
+    result = json.loads(run_python(postgres_url, tmp_path, script))
     assert 1 <= len(result["used"]) <= NUM_THREADS
     assert result["num_ended"] >= len(result["used"])
     assert 1 <= len(result["again"]) <= NUM_THREADS
@@ -147,10 +129,20 @@ def test_a_gateway_keeps_its_connections(postgres_url: str, tmp_path: Path) -> N
     assert result["left_of_pages"] == []
 
 
-def test_load_jobs_from_before_they_had_kinds_are_kept(database_url: str, tmp_path: Path) -> None:
+def test_load_jobs_from_before_they_had_kinds_are_kept(tmp_path: Path) -> None:
+    check_filled_migration(f"sqlite:///{tmp_path / 'helexa.sqlite3'}", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_on_postgresql_as_well(postgres_url: str, tmp_path: Path) -> None:
+    check_filled_migration(postgres_url, tmp_path)
+
+
+def check_filled_migration(database_url: str, data_dir: Path) -> None:
     script = str(Path(__file__).with_name("filled_migration.py"))
     statuses = ("failed", "running", "succeeded")
-    assert json.loads(run(database_url, tmp_path, script)) == [
+    assert json.loads(run_python(database_url, data_dir, script)) == [
         [name, name, "load", status] for name in ("huge", "tiny") for status in statuses
     ]
 
@@ -160,6 +152,7 @@ def test_migrations_are_in_step_with_the_models() -> None:
     call_command("makemigrations", check=True, dry_run=True, verbosity=0)
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_migrations_go_back_to_zero_and_forth_again() -> None:
     call_command("migrate", "fleet", "zero", verbosity=0)

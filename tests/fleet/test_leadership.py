@@ -11,7 +11,7 @@ from fleet.errors import DeposedError
 from fleet.leadership import LEASE_S, Leadership
 from fleet.models import ControlTerm, Neuron
 from fleet.reports import Report
-from helexa_site.celery import TASK_RECORD_HEARTBEATS, TickScheduler, app
+from helexa_site.celery import TickScheduler, app
 from inference.protocol.keys import CONTROL_LEADER
 
 pytestmark = pytest.mark.django_db
@@ -100,21 +100,21 @@ def test_without_redis_the_term_holds(redis_db) -> None:
 def test_ticks_run_on_the_leader_alone(control, publish, redis_db, monkeypatch) -> None:
     publish()
     scheduler = TickScheduler(app, lazy=True)
-    entry = ScheduleEntry(name="t", task=TASK_RECORD_HEARTBEATS, schedule=1.0, app=app)
+    entry = ScheduleEntry(name="t", task=tasks.record_heartbeats.name, schedule=1.0, app=app)
     leader, other = control(), control()
     assert leader.leads()
     monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-    monkeypatch.setattr(tasks, "leadership", other)
+    monkeypatch.setattr("fleet.leadership.this_control", other)
     scheduler.apply_entry(entry)
     assert not Neuron.objects.exists()
-    monkeypatch.setattr(tasks, "leadership", leader)
+    monkeypatch.setattr("fleet.leadership.this_control", leader)
     scheduler.apply_entry(entry)
     assert Neuron.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_tick_that_breaks_does_not_end_the_beat(control, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(tasks, "leadership", control())
+    monkeypatch.setattr("fleet.leadership.this_control", control())
     broken = ScheduleEntry(name="t", task="no.such.task", schedule=1.0, app=app)
     TickScheduler(app, lazy=True).apply_entry(broken)
     assert "no.such.task broke" in caplog.text

@@ -201,6 +201,18 @@ def test_the_default_model_is_ensured_once_and_left_as_the_operator_made_it() ->
     assert (again.pk, again.pinned, again.description) == (model.pk, False, "mine")
 
 
+def test_a_default_model_that_was_deleted_is_not_offered_again() -> None:
+    """Not by a start, that is; whoever asks for it by the command gets it."""
+    model = services.default_model_offer(actor=COMMAND)
+    assert model is not None
+    services.catalogue_model_delete(actor=COMMAND, model=model)
+    assert services.default_model_offer(actor=COMMAND) is None
+    again = services.default_model_ensure(actor=COMMAND)
+    found = services.default_model_offer(actor=COMMAND)
+    assert found is not None
+    assert found.pk == again.pk
+
+
 def test_the_command_ensures_the_default_model(capsys) -> None:
     call_command("ensure_default_model")
     assert "smollm2-135m-instruct" in capsys.readouterr().out

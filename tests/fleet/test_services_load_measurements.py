@@ -30,11 +30,6 @@ TOOK = {
 
 
 @pytest.fixture
-def model() -> CatalogueModel:
-    return services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
-
-
-@pytest.fixture
 def loaded(model, build, sent):
     """Loads it on a neuron; ``changes`` are of the report."""
 
@@ -53,6 +48,12 @@ def measured_loads() -> tuple[MeasuredLoad, ...]:
     entry = selectors.catalogue_find("tiny")
     assert entry is not None
     return entry.measured_loads
+
+
+def test_room_for_adapters_is_nothing_that_a_load_needs(loaded) -> None:
+    loaded(adapter_bytes=GIB)
+    (measured,) = measured_loads()
+    assert measured.load_bytes == 2 * GIB
 
 
 def test_a_load_leaves_what_it_took(loaded) -> None:

@@ -23,18 +23,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 NOBODY = FleetSnapshot(neurons=())
 
 
-@pytest.fixture
-def beat(publish):
-    """The neuron speaks: into Redis, and recorded."""
-
-    def beat(*args, **changes):
-        heartbeat = publish(*args, **changes)
-        services.heartbeat_record(heartbeat=heartbeat)
-        return heartbeat
-
-    return beat
-
-
 def view(redis_db):
     return live.read_snapshot_sync(redis_db).neurons[0]
 

@@ -7,7 +7,7 @@ import pytest
 from fleet import services
 from fleet.errors import ReplicaNotFoundError
 from fleet.lifecycles import LoadJobStatus
-from fleet.models import CatalogueModel, LoadJob
+from fleet.models import LoadJob
 from fleet.placement import Load
 from fleet.services.reloads import reload_plan
 from fleet.snapshot import build_snapshot
@@ -18,11 +18,6 @@ from metering.actor import COMMAND
 pytestmark = pytest.mark.django_db(transaction=True)
 
 OLD = {"job_id": "old", "spec_digest": "0123456789abcdef"}
-
-
-@pytest.fixture
-def model() -> CatalogueModel:
-    return services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from fleet import services
 from fleet.errors import CannotSleepError, ModelPinnedError, ReplicaNotFoundError
 from fleet.lifecycles import LoadJobStatus
 from fleet.models import CatalogueModel, LoadJob, Replica
-from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.heartbeat import ReplicaStatus, SleepRefusal
 from inference.protocol.load import AsleepBytes, LoadFailure
 from metering.actor import COMMAND
 from metering.models import AuditEntry
@@ -20,11 +20,6 @@ from tests.fleet.conftest import GIB
 pytestmark = pytest.mark.django_db(transaction=True)
 
 HERE = {"model_name": "tiny", "neuron_name": "beast"}
-
-
-@pytest.fixture
-def model() -> CatalogueModel:
-    return services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
 
 
 @pytest.fixture
@@ -56,7 +51,7 @@ def test_a_sleep_goes_to_its_end(say: Any, sent: Any) -> None:
     job = sleep()
     assert sleep().pk == job.pk
     ((name, arguments, _),) = sent.tasks
-    assert (name, arguments) == ("neuron.sleep_model", ["tiny"])
+    assert (name, arguments) == ("neuron.sleep_model", ["tiny", str(job.pk)])
     assert AuditEntry.objects.filter(action="model.sleep", object_id="tiny").count() == 1
     say(ReplicaStatus.DRAINING)
     assert status_of(job) == LoadJobStatus.RUNNING
@@ -71,6 +66,17 @@ def test_one_that_is_gone_did_not_fall_asleep(say: Any, sent: Any) -> None:
     job = sleep()
     say(None)
     assert status_of(job) == LoadJobStatus.FAILED
+
+
+def test_one_whose_neuron_refuses_fails_at_once(say: Any, sent: Any) -> None:
+    say()
+    job = sleep()
+    full = LoadFailure(code="cannot_sleep", message="It serves on: the host is full")
+    for refused in ("an-earlier-one", str(job.pk)):
+        assert status_of(job) == LoadJobStatus.PENDING
+        say(sleep_refusal=SleepRefusal(job_id=refused, failure=full, at_unix_s=1.0))
+    job.refresh_from_db()
+    assert (job.status, job.failure_message) == (LoadJobStatus.FAILED, full.message)
 
 
 def test_what_is_unloaded_is_not_put_to_sleep_and_an_unload_comes_first(

@@ -13,10 +13,7 @@ import pytest
 from helexa_site.config import REPOSITORY_DIR
 from helexa_site.secret_key import SecretKeyError, kept_secret_key
 
-SHOW = (
-    "import django; django.setup(); from django.conf import settings;"
-    "print(settings.SECRET_KEY.encode().decode())"
-)
+SHOW = "from django.conf import settings; print(settings.SECRET_KEY.encode().decode())"
 NUM_PROCESSES = 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
@@ -13,7 +14,8 @@ def _not_static(request: HttpRequest) -> HttpResponse:
     return HttpResponse(status=404)
 
 
-def test_they_come_from_their_packages_and_nothing_is_missed() -> None:
+def test_they_come_from_their_packages_and_nothing_is_missed(settings: Any) -> None:
+    settings.WHITENOISE_AUTOREFRESH = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         middleware = WhiteNoiseMiddleware(_not_static)

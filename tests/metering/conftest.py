@@ -51,12 +51,6 @@ def using(ledger_database: str) -> str:
     return ledger_database
 
 
-@pytest.fixture(autouse=True)
-def _quick_passwords(settings: Any) -> None:
-    """Hashing a password as for the world takes longer than most of these tests."""
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-
-
 @pytest.fixture
 def account(db: None) -> Account:
     """Beside the rows of the migrations, which a test with transactions may have flushed."""

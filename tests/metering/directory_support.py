@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from metering import keys
 from metering.directory import KeyDirectory
 from metering.errors import DirectoryUnavailableError, MeteringError
-from metering.key_records import AccountRecord, KeyRecord, MembershipRecord
+from metering.key_records import AccountRecord, KeyRecord
 from metering.principal import Principal
 
 SECRET_KEY = "django's"
@@ -26,18 +26,10 @@ class Clock:
 
 
 @dataclass
-class Person:
-    pk: int = 1
-    is_staff: bool = False
-    is_superuser: bool = False
-
-
-@dataclass
 class FakeStore:
     """``is_away`` fails every query as the database does. ``may_go_on`` holds queries up."""
 
     records: dict[str, KeyRecord] = field(default_factory=dict)
-    people: dict[int, tuple[MembershipRecord, ...]] = field(default_factory=dict)
     accounts: dict[str, AccountRecord] = field(default_factory=dict)
     number: int = 1
     is_away: bool = False
@@ -77,10 +69,6 @@ class FakeStore:
         found = {name: self.records[name] for name in prefixes if name in self.records}
         self._query()
         return found
-
-    def memberships(self, users: Collection[int]) -> dict[int, tuple[MembershipRecord, ...]]:
-        self._query()
-        return {user: self.people.get(user, ()) for user in users}
 
     def built_in_accounts(self) -> dict[str, AccountRecord]:
         self._query()

@@ -1,10 +1,11 @@
-"""The limiter's script by a clock that a test sets, and what it leaves in Redis."""
+"""Who is limited, the limiter's script by a clock that a test sets, and what it leaves in Redis."""
 
 from __future__ import annotations
 
 import redis
 import redis.asyncio
 
+from metering.principal import Principal, RateLimits
 from metering.rate_limiter import SCRIPT
 
 CLOCK_KEY = "test:clock"
@@ -13,6 +14,15 @@ START_MS = 1_795_345_071_058
 assert SCRIPT.count("redis.call('TIME')") == 1
 CLOCKED_SCRIPT = SCRIPT.replace("redis.call('TIME')", f"redis.call('LRANGE', '{CLOCK_KEY}', 0, 1)")
 """Redis' own TIME has a list's place: seconds and microseconds."""
+
+
+def principal(*, key: RateLimits | None = None, account: RateLimits | None = None) -> Principal:
+    return Principal(
+        account="lab",
+        key="hx-abc",
+        key_limits=key or RateLimits(),
+        account_limits=account or RateLimits(),
+    )
 
 
 def connect(url: str) -> redis.asyncio.Redis:

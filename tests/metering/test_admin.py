@@ -199,6 +199,12 @@ class TestKeys:
         assert stored.revoked_at is None
         assert newest() == ("user:carol", "key.update", key.prefix)
 
+    def test_one_that_has_expired_before_it_is_there(self, operator: Client) -> None:
+        gone = {"expires_at_0": "2020-01-01", "expires_at_1": "00:00"}
+        response = operator.post(url("apikey", "add"), self.FORM | gone)
+        assert "would have expired already" in response.content.decode()
+        assert not ApiKey.objects.exists()
+
     def test_no_scope(self, operator: Client) -> None:
         response = operator.post(url("apikey", "add"), self.FORM | {"scopes": []})
         assert "This field is required" in response.content.decode()

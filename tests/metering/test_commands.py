@@ -153,7 +153,7 @@ class TestKeys:
 
         monkeypatch.setattr("metering.selectors.account_find", fail)
         message = refused("keys", "create", "research")
-        assert "no such table: metering_account. Has it been set up?" in message
+        assert "no such table: metering_account. Has it been set up" in message
 
 
 @pytest.mark.parametrize(

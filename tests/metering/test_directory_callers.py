@@ -1,4 +1,4 @@
-"""Callers without a key, people, and when keys were used."""
+"""Callers without a key, and when keys were used."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ import asyncio
 import pytest
 
 from metering.directory import KeyDirectory
-from metering.errors import (
-    DirectoryUnavailableError,
-    DisabledAccountError,
-    NoAccountError,
-    RevokedKeyError,
-)
-from metering.key_records import AccountRecord, MembershipRecord
+from metering.errors import DisabledAccountError, RevokedKeyError
+from metering.key_records import AccountRecord
 from metering.principal import ALL_SCOPES, RateLimits, Scope
 from tests.metering.directory_support import (
     SECRET_KEY,
     Clock,
     FakeStore,
-    Person,
-    rounds,
     until,
 )
 
@@ -66,57 +59,6 @@ class TestWithoutAKey:
             return False
 
         await until(is_refused)
-
-
-class TestPeople:
-    @staticmethod
-    def membership(account: str, role: str, *, enabled: bool = True) -> MembershipRecord:
-        return MembershipRecord(account=AccountRecord(name=account, enabled=enabled), role=role)
-
-    async def test_the_account_in_which_they_may_do_most(
-        self, directory: KeyDirectory, store: FakeStore
-    ) -> None:
-        store.people[1] = (
-            self.membership("a", "viewer"),
-            self.membership("b", "member"),
-            self.membership("c", "owner", enabled=False),
-        )
-        principal = await directory.principal_for_user(Person())
-        assert principal.account == "b"
-        assert principal.scopes == {Scope.INFERENCE, Scope.USAGE_READ}
-        viewing = await directory.principal_for_user(Person(), account="a")
-        assert viewing.scopes == {Scope.USAGE_READ}
-        with pytest.raises(DisabledAccountError):
-            await directory.principal_for_user(Person(), account="c")
-        with pytest.raises(NoAccountError):
-            await directory.principal_for_user(Person(), account="d")
-
-    async def test_staff_may_see_the_fleet_and_superusers_change_it(
-        self, directory: KeyDirectory, store: FakeStore
-    ) -> None:
-        store.people[1] = (self.membership("a", "viewer"),)
-        staff = await directory.principal_for_user(Person(is_staff=True))
-        assert staff.scopes == {Scope.USAGE_READ, Scope.FLEET_READ}
-        both = await directory.principal_for_user(Person(is_staff=True, is_superuser=True))
-        assert both.scopes == {Scope.USAGE_READ, Scope.FLEET_READ, Scope.FLEET_WRITE}
-
-    async def test_somebody_without_an_account(self, directory: KeyDirectory) -> None:
-        with pytest.raises(NoAccountError):
-            await directory.principal_for_user(Person())
-
-    async def test_a_membership_that_changes_and_an_outage(
-        self, directory: KeyDirectory, store: FakeStore
-    ) -> None:
-        store.people[1] = (self.membership("a", "owner"),)
-        await directory.principal_for_user(Person())
-        store.people[1] = (self.membership("b", "owner"),)
-        store.number += 1
-        await rounds(store)
-        assert (await directory.principal_for_user(Person())).account == "b"
-        store.is_away = True
-        assert (await directory.principal_for_user(Person())).account == "b"
-        with pytest.raises(DirectoryUnavailableError):
-            await directory.principal_for_user(Person(pk=2))
 
 
 class TestUses:

@@ -1,8 +1,8 @@
 """Two gateways, their deaths, retries, duplicates, the control's settling and its sweeps, in any
 order, on SQLite and on PostgreSQL: no cap is passed, and everything is charged once.
 
-The gateways' part is ``metering.batches`` itself, without its thread; neurons are a few lines that
-know what each request used.
+The gateways' part is ``metering.pending_writes`` itself, without its thread; neurons are a few
+lines that know what each request used.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from inference.protocol.accounts import ACCOUNT_FIELD, RequestAccount, encode_re
 from inference.protocol.events import Usage
 from inference.protocol.keys import gateway_alive_key
 from metering import orphans, store
-from metering.batches import Batches, Job, Outcome, Waiter
 from metering.entries import Granted, Operation
 from metering.models import Budget, LedgerEntry, Reservation, UsageHour
+from metering.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter
 from metering.prices import Prices
 from metering.receipts import Receipts
 from tests.metering.databases import clear
@@ -115,13 +115,13 @@ class Request:
 @dataclass
 class Gateway:
     name: str
-    batches: Batches
+    pending: PendingWrites
     database: FlakyDatabase
     requests: list[Request] = field(default_factory=list)
     is_alive: bool = True
 
     def tell(self, operation: Operation, waiter: Waiter | None = None) -> None:
-        self.batches.add(Job(operation, time.monotonic(), waiter))
+        self.pending.add(PendingWrite(operation, time.monotonic(), waiter))
 
 
 def tell_at_once(told: Sequence[tuple[Waiter, Outcome]]) -> None:
@@ -172,7 +172,7 @@ class Fleet(RuleBasedStateMachine):
         self.num_gateways += 1
         name = f"g{self.num_gateways}"
         database = FlakyDatabase()
-        batches = Batches(
+        pending = PendingWrites(
             name,
             using=self.using,
             tell=tell_at_once,
@@ -180,14 +180,14 @@ class Fleet(RuleBasedStateMachine):
             clock=lambda: self.now_unix_s,
         )
         self.stream.alive.add(gateway_alive_key(name))
-        return Gateway(name, batches, database)
+        return Gateway(name, pending, database)
 
     def write(self, gateway: Gateway) -> None:
-        while gateway.batches.depth:
+        while gateway.pending.depth:
             try:
-                gateway.batches.write()
+                gateway.pending.write()
             except OperationalError as error:
-                gateway.batches.recover(error)
+                gateway.pending.recover(error)
 
     def running(self, gateway: Gateway | None = None) -> list[Request]:
         """Granted, submitted and not ended."""
@@ -255,17 +255,17 @@ class Fleet(RuleBasedStateMachine):
         if is_written:
             self.write(gateway)
 
-    @precondition(lambda self: any(gateway.batches.depth for gateway in self.gateways))
+    @precondition(lambda self: any(gateway.pending.depth for gateway in self.gateways))
     @rule(which=st.integers(0, 1), fault=st.sampled_from(FAULTS))
     def write_one_batch(self, which: int, fault: str | None) -> None:
         gateway = self.gateways[which]
-        if not gateway.batches.depth:
+        if not gateway.pending.depth:
             gateway = self.gateways[1 - which]
         gateway.database.fault = fault
         try:
-            gateway.batches.write()
+            gateway.pending.write()
         except OperationalError as error:
-            gateway.batches.recover(error)
+            gateway.pending.recover(error)
 
     @precondition(lambda self: self.running())
     @rule(index=st.integers(0, 99), less=st.integers(1, 99))
@@ -398,7 +398,7 @@ class Fleet(RuleBasedStateMachine):
         running = {request.id for request in self.running()}
         for row in Reservation.objects.using(self.using).all():
             gateway = self.requests[row.request_id].gateway
-            if gateway.is_alive and not gateway.batches.depth:
+            if gateway.is_alive and not gateway.pending.depth:
                 assert row.request_id in running
 
     @invariant()

@@ -46,9 +46,9 @@ def test_many_keys_at_once(
 def test_memberships(account: Account, store: DatabaseKeyStore) -> None:
     user, other = User.objects.create_user("bob"), User.objects.create_user("eve")
     services.membership_set(actor=COMMAND, account=account, user=user, role="owner")
-    found = store.memberships([user.pk, other.pk])
-    assert [(one.account.name, one.role) for one in found[user.pk]] == [("research", "owner")]
-    assert found[other.pk] == ()
+    found = store.memberships(user.pk)
+    assert [(one.account.name, one.role) for one in found] == [("research", "owner")]
+    assert store.memberships(other.pk) == ()
 
 
 def test_built_in_accounts(account: Account, store: DatabaseKeyStore) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metering.limit_headers import anthropic_headers, duration, openai_headers
-from metering.limits import NO_LIMITS, Allowance, LimitState
+from metering.limit_state import NO_LIMITS, Allowance, LimitState
 
 STATE = LimitState(
     now_ms=1_795_345_071_250,

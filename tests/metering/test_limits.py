@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from metering.errors import RateLimitedError
+from metering.limit_state import Allowance, LimitKind
 from metering.limits import (
     PARTS,
-    Allowance,
     Counts,
-    LimitKind,
     Subject,
     SubjectKind,
     limit_state,

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from metering.errors import RateLimitedError
-from metering.limits import Allowance, LimitState
+from metering.limit_state import Allowance, LimitState
 from metering.principal import Principal, RateLimits
 from metering.rate_limiter import LEASE_S, RateLimiter
 from tests.metering.limits_support import (

@@ -1,9 +1,8 @@
-"""Limits over a real Redis, several gateways at once."""
+"""Limits over a real Redis, by a clock that the tests set."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -13,8 +12,8 @@ import pytest_asyncio
 import redis.asyncio
 
 from metering.errors import LimitsUnavailableError, RateLimitedError
-from metering.limits import NO_LIMITS, LimitKind, LimitState
-from metering.principal import Principal, RateLimits
+from metering.limit_state import NO_LIMITS, LimitKind
+from metering.principal import RateLimits
 from metering.rate_limiter import LEASE_S, RateLimiter
 from tests.metering.limits_support import (
     CLOCKED_SCRIPT,
@@ -22,29 +21,15 @@ from tests.metering.limits_support import (
     connect,
     contents,
     limit_keys,
+    principal,
     set_clock,
 )
 
 LEASE_MS = int(LEASE_S * 1000)
 
 
-def principal(*, key: RateLimits | None = None, account: RateLimits | None = None) -> Principal:
-    return Principal(
-        account="lab",
-        key="hx-abc",
-        key_limits=key or RateLimits(),
-        account_limits=account or RateLimits(),
-    )
-
-
 @pytest_asyncio.fixture
 async def client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
-    async with connect(redis_url) as made:
-        yield made
-
-
-@pytest_asyncio.fixture
-async def other_client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
     async with connect(redis_url) as made:
         yield made
 
@@ -154,77 +139,6 @@ async def test_a_script_that_fails_half_way_has_charged_nothing(
     assert await contents(client) == before
 
 
-async def test_two_gateways_in_bursts_stay_under_the_limits(
-    client: redis.asyncio.Redis, other_client: redis.asyncio.Redis
-) -> None:
-    """By Redis' own clock, whatever time the test takes: in any stretch of time no more than a
-    minute's limit and what refilled meanwhile."""
-    gateways = [RateLimiter(client), RateLimiter(other_client)]
-    limits = RateLimits(requests_per_minute=30, tokens_per_minute=3000)
-    who = principal(key=limits, account=RateLimits(tokens_per_minute=2500))
-    admitted: list[tuple[int, int]] = []
-
-    async def request(gateway: RateLimiter, request_id: str, tokens: int) -> None:
-        try:
-            state = await gateway.acquire(who, request_id, tokens)
-        except RateLimitedError:
-            return
-        admitted.append((state.now_ms, tokens))
-
-    chance = random.Random(7)
-    for burst in range(5):
-        await asyncio.gather(
-            *(
-                request(gateways[index % 2], f"{burst}-{index}", chance.randint(1, 200))
-                for index in range(40)
-            )
-        )
-    assert admitted
-    admitted.sort()
-    for first, (since_ms, _) in enumerate(admitted):
-        tokens = 0
-        for num_requests, (at_ms, cost) in enumerate(admitted[first:], start=1):
-            tokens += cost
-            elapsed_ms = at_ms - since_ms
-            assert num_requests * 60_000 <= 30 * (60_000 + elapsed_ms)
-            assert tokens * 60_000 <= 2500 * (60_000 + elapsed_ms)
-    # And no less than there is: the last burst left less than its biggest request needs, or the
-    # requests' own limit is used up.
-    assert len(admitted) >= 30 or sum(cost for _, cost in admitted) > 2500 - 200
-
-
-async def test_seats_are_never_more_than_there_are(
-    client: redis.asyncio.Redis, other_client: redis.asyncio.Redis
-) -> None:
-    gateways = [RateLimiter(client), RateLimiter(other_client)]
-    who = principal(key=RateLimits(max_concurrent=3), account=RateLimits(max_concurrent=5))
-    running: set[str] = set()
-    most = served = 0
-
-    async def caller(gateway: RateLimiter, name: str) -> None:
-        nonlocal most, served
-        for index in range(10):
-            request_id = f"{name}-{index}"
-            try:
-                await gateway.acquire(who, request_id, 1)
-            except RateLimitedError as error:
-                assert (error.kind, error.subject) == (LimitKind.CONCURRENCY, "hx-abc")
-                continue
-            running.add(request_id)
-            most, served = max(most, len(running)), served + 1
-            assert len(running) <= 3
-            await asyncio.sleep(0)
-            running.discard(request_id)
-            gateway.release(request_id)
-
-    await asyncio.gather(*(caller(gateways[index % 2], str(index)) for index in range(10)))
-    assert most == 3
-    assert served > 10
-    for gateway in gateways:
-        await gateway.flush()
-    assert await limit_keys(client) == []
-
-
 async def test_a_dead_gateways_seats_come_free(
     clocked: RateLimiter, client: redis.asyncio.Redis
 ) -> None:
@@ -325,26 +239,6 @@ async def test_redis_away(tmp_path_factory: pytest.TempPathFactory) -> None:
         await limiter.acquire(who, "r2", 1)
     await limiter.flush()
     assert await limiter.acquire(principal(), "r3", 1) is NO_LIMITS
-
-
-async def test_a_caller_that_leaves_before_the_answer_holds_nothing(
-    client: redis.asyncio.Redis, other_client: redis.asyncio.Redis
-) -> None:
-    limiter = RateLimiter(client)
-    who = principal(account=RateLimits(tokens_per_minute=1000, max_concurrent=1))
-    await limiter.acquire(who, "first", 0)
-    limiter.release("first")
-    await limiter.flush()
-    await other_client.client_pause(60_000, all=False)
-    acquiring = asyncio.create_task(limiter.acquire(who, "gone", 1000))
-    await asyncio.sleep(0.1)
-    acquiring.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await acquiring
-    await other_client.client_unpause()
-    await limiter.flush()
-    state: LimitState = await limiter.acquire(who, "next", 990)
-    assert state.tokens is not None
 
 
 async def test_nothing_is_left_behind(clocked: RateLimiter, client: redis.asyncio.Redis) -> None:

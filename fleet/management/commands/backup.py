@@ -7,15 +7,16 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from helexa_site.backup.backing_up import back_up
-from helexa_site.backup.errors import BackupError
+from helexa_site.backup.errors import BackupError, os_error_text
+from helexa_site.quick_command import QuickCommand
 from helexa_site.settings import CONFIG
 from metering.management.output import told
 
 
-class Command(BaseCommand):
+class Command(QuickCommand):
     help = (
         "Writes database, secrets and settings into one file, while everything runs, and reads it "
         "back. Keep it as safe as the secrets in it; manage.py restore --check tries it."
@@ -30,8 +31,10 @@ class Command(BaseCommand):
         with told():
             try:
                 manifest = back_up(CONFIG, target)
-            except (BackupError, OSError) as error:
+            except BackupError as error:
                 raise CommandError(str(error)) from error
+            except OSError as error:
+                raise CommandError(os_error_text(error, target.parent)) from error
         rows = sum(manifest.rows.values())
         size = target.stat().st_size
         self.stdout.write(

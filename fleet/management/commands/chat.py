@@ -8,15 +8,17 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand
+from django.core.management.base import CommandError
 
+from fleet.management.backend import checked_url
 from fleet.management.chat_client import Answer, ChatClient
 from helexa_site.bootstrap.running_serve import find_running
+from helexa_site.quick_command import QuickCommand
 
 DEFAULT_URL = "http://127.0.0.1:31313"
 
 
-class Command(BaseCommand):
+class Command(QuickCommand):
     help = "Talks to a model through a running server. A pipe is one question."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -25,19 +27,33 @@ class Command(BaseCommand):
         parser.add_argument("--key", help="an API key (or HELEXA_API_KEY); of the serve here none")
         parser.add_argument("--system", metavar="TEXT", help="a system prompt")
         parser.add_argument("--max-tokens", type=int, metavar="N")
+        parser.add_argument(
+            "--temperature", type=float, metavar="T", help="0 to 2; default: the model's own"
+        )
 
     def handle(self, *_args: Any, **options: Any) -> None:
         client = ChatClient(*_where(options))
         model = options["model"] or client.model_to_ask()
+        sampling = {
+            name: options[name]
+            for name in ("max_tokens", "temperature")
+            if options[name] is not None
+        }
         messages: list[dict[str, str]] = []
         if options["system"]:
             messages.append({"role": "system", "content": options["system"]})
         if not sys.stdin.isatty():
-            self._turn(client, model, messages, sys.stdin.read(), options["max_tokens"])
+            self._turn(client, model, messages, sys.stdin.read(), sampling)
             return
-        self.stderr.write(f"{model}. An empty line or Ctrl-D ends.")
+        self.stderr.write(f"{model}. Ctrl-C stops an answer; an empty line or Ctrl-D ends.")
         while question := _question():
-            self._turn(client, model, messages, question, options["max_tokens"])
+            so_far = list(messages)
+            try:
+                self._turn(client, model, messages, question, sampling)
+            except (KeyboardInterrupt, CommandError) as error:
+                # The conversation goes on as if that had not been asked.
+                messages = so_far
+                self.stderr.write(f"\n[{str(error) or 'stopped'}]")
 
     def _turn(
         self,
@@ -45,10 +61,10 @@ class Command(BaseCommand):
         model: str,
         messages: list[dict[str, str]],
         question: str,
-        max_tokens: int | None,
+        sampling: dict[str, float],
     ) -> None:
         messages.append({"role": "user", "content": question})
-        answer = client.ask(model, messages, self._write, max_tokens=max_tokens)
+        answer = client.ask(model, messages, self._write, sampling=sampling)
         messages.append({"role": "assistant", "content": answer.text})
         self.stdout.write("")
         self.stderr.write(_speed(answer))
@@ -63,7 +79,7 @@ def _where(options: dict[str, Any]) -> tuple[str, str | None]:
     url = options["url"] or os.environ.get("HELEXA_URL")
     key = options["key"] or os.environ.get("HELEXA_API_KEY")
     if url:
-        return url, key
+        return checked_url(url), key
     running = find_running(settings.CONFIG.data_dir)
     if running is None:
         return DEFAULT_URL, key

@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from fleet.gate.asking import QUESTION, WORD, Probe, RefusedError, Server
 from fleet.gate.gate import Fleet, Gate
 from fleet.gate.waiting import Loaded, ready_now
+from fleet.management.backend import checked_url, understood
+from helexa_site.quick_command import QuickCommand
 from metering.management.output import json_text
 
 DEFAULT_URL = "http://127.0.0.1:31313"
 
 
-class Command(BaseCommand):
+class Command(QuickCommand):
     help = (
         "Waits until what was loaded is ready, then asks each model for one word. The exit code is "
         "1 where one does not come or answers otherwise."
@@ -44,10 +46,11 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        server = Server(
-            options["url"] or os.environ.get("HELEXA_URL") or DEFAULT_URL,
-            options["key"] or os.environ.get("HELEXA_API_KEY"),
-        )
+        url = checked_url(options["url"] or os.environ.get("HELEXA_URL") or DEFAULT_URL)
+        with understood(url):
+            self._run(Server(url, options["key"] or os.environ.get("HELEXA_API_KEY")), options)
+
+    def _run(self, server: Server, options: dict[str, Any]) -> None:
         try:
             if options["remember"]:
                 loaded = ready_now(server.get("/api/overview"), options["neuron"])
@@ -56,7 +59,7 @@ class Command(BaseCommand):
                 return
             expected = read_expected(options["expect"]) if options["expect"] else []
             problems = self._gate(server, options).problems(expected)
-        except RefusedError as error:
+        except (RefusedError, OSError) as error:
             raise CommandError(str(error)) from error
         if options["json"]:
             self.stdout.write(json_text({"green": not problems, "problems": problems}))

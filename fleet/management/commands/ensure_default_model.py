@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import BaseCommand
-
 from fleet import services
+from helexa_site.quick_command import QuickCommand
 from metering.actor import COMMAND
 
 
-class Command(BaseCommand):
+class Command(QuickCommand):
     help = "Put the small default model into the catalogue, unless it is there."
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DatabaseError, connection
 
 from helexa_site.bootstrap.arguments import DEFAULT_HOST, DEFAULT_PORT
 from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
+from helexa_site.quick_command import QuickCommand
 from helexa_site.secret_key import SecretKeyError, secret_key
 from helexa_site.settings import CONFIG
 
 
-class Command(BaseCommand):
+class Command(QuickCommand):
     help = "Serve the API and the admin until SIGTERM or Ctrl-C."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -22,8 +23,6 @@ class Command(BaseCommand):
         parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port to listen on")
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        from inference.gateway.server import run
-
         try:
             secret_key(CONFIG)
         except SecretKeyError as error:
@@ -38,4 +37,6 @@ class Command(BaseCommand):
             connection.close()
         if options["host"] != (CONFIG.listen_host or DEFAULT_HOST):
             raise CommandError("the settings were made for another --host; run manage.py gateway")
+        from inference.gateway.server import run  # what is refused does not wait for its imports
+
         run(options["host"], options["port"])

@@ -6,14 +6,13 @@ from argparse import ArgumentParser
 from typing import Any
 from urllib.parse import quote
 
-from django.core.management.base import BaseCommand
-
 from fleet.engine_logs import DEFAULT_LINES
 from fleet.management.backend import add_backend_arguments, backend_of
+from helexa_site.quick_command import QuickCommand
 from metering.management.output import json_text, told
 
 
-class Command(BaseCommand):
+class Command(QuickCommand):
     help = "The last lines that a model's engine wrote on a neuron, also after it has ended."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -25,6 +24,7 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         neuron, model = (quote(options[name], safe="") for name in ("neuron", "model"))
         path = f"neurons/{neuron}/models/{model}/logs?lines={options['lines']}"
-        with told():
-            log = backend_of(options).ask("GET", path)
-        self.stdout.write(json_text(log) if options["json"] else "\n".join(log["lines"]))
+        backend = backend_of(options)
+        with told(), backend.understood():
+            log = backend.ask("GET", path)
+            self.stdout.write(json_text(log) if options["json"] else "\n".join(log["lines"]))

@@ -6,15 +6,16 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
-from helexa_site.backup.errors import BackupError
+from helexa_site.backup.errors import BackupError, os_error_text
 from helexa_site.backup.restoring import check, restore
+from helexa_site.quick_command import QuickCommand
 from helexa_site.settings import CONFIG
 from metering.management.output import told
 
 
-class Command(BaseCommand):
+class Command(QuickCommand):
     help = "Puts back what manage.py backup wrote, and migrates it to this version."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -35,8 +36,10 @@ class Command(BaseCommand):
                     self.stdout.write(f"{source} can be restored")
                     return
                 restored = restore(CONFIG, source, replace=options["replace"])
-            except (BackupError, OSError) as error:
+            except BackupError as error:
                 raise CommandError(str(error)) from error
+            except OSError as error:
+                raise CommandError(os_error_text(error, CONFIG.data_dir)) from error
         manifest = restored.manifest
         self.stdout.write(
             f"restored {sum(manifest.rows.values()):,} rows, backed up at {manifest.made_at} by "

@@ -7,18 +7,17 @@ import time
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand
-
 from fleet.management.backend import add_backend_arguments, backend_of
 from fleet.management.sizes import size_text
+from helexa_site.quick_command import QuickCommand
 from metering.management.output import json_text, table_text, told
 
 NOTICE = "notice"
-"""Of findings with which nothing is wrong."""
+"""The level of findings with which nothing is wrong."""
 CLEAR = "\x1b[H\x1b[2J"
 
 
-class Command(BaseCommand):
+class Command(QuickCommand):
     help = "The fleet at one look. The exit code is 1 while something is wrong."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -28,9 +27,9 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         backend = backend_of(options)
         while True:
-            with told():
+            with told(), backend.understood():
                 overview = backend.ask("GET", "overview")
-            text = json_text(overview) if options["json"] else overview_text(overview)
+                text = json_text(overview) if options["json"] else overview_text(overview)
             self.stdout.write(f"{CLEAR}{text}" if options["watch"] else text)
             if not options["watch"]:
                 break

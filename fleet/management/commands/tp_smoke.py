@@ -8,18 +8,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
+
+from helexa_site.quick_command import QuickCommand
 
 SMOKE = "inference.engine.ranks.smoke"
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 
 
-class Command(BaseCommand):
+class Command(QuickCommand):
     help = (
         "Loads a tiny random model on several ranks of this host, compares its logits with one "
         "rank's and prints what each took. Exit code 0: they agree."
     )
-    requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--ranks", type=int, default=2, help="how many (2)")

@@ -63,7 +63,8 @@ class Add:
 
 
 def setting_of(words: str) -> tuple[str, Any]:
-    """Of ``SETTING=VALUE``, by the setting's kind. Raises ``CommandError``."""
+    """Reads ``SETTING=VALUE``: the setting's name, and its value by its kind. Raises
+    ``CommandError``."""
     name, equals, text = words.partition("=")
     if not equals or name not in SETTINGS:
         raise CommandError(f"{words!r} is not SETTING=VALUE with one of {', '.join(SETTINGS)}")

@@ -39,6 +39,9 @@ def chosen_of_repository(run: Run, source: str) -> tuple[str, dict[str, Any]]:
     """The name and the settings of the model that ``--file`` names, or that somebody chooses at
     the terminal. Raises ``CommandError``, with what there is to choose."""
     repository, revision = source.removeprefix(SCHEME), run.options["revision"]
+    owner, _, name = repository.partition("/")
+    if not owner or not name or "/" in name:
+        raise CommandError(f"{source!r} is not like {SCHEME}org/name")
     query = f"?revision={quote(revision, safe='')}" if revision else ""
     told = run.backend.ask("GET", f"hub/{quote(repository)}{query}")
     choices = told["choices"]

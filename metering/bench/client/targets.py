@@ -43,12 +43,12 @@ class Target(Protocol):
         ...
 
     def unload(self, model: ModelInfo) -> float:
-        """As ``load``."""
+        """How long it took, in seconds. Raises ``SampleFailedError``."""
         ...
 
 
 class Door(Protocol):
-    """To what a neuron tells and does."""
+    """The way to what a neuron tells and does."""
 
     def get(self, path: str) -> Any:
         """Raises ``TargetUnreachableError``."""
@@ -208,7 +208,7 @@ def open_target(spec: TargetSpec, *, timeout_s: float) -> Target:
 
 
 def _neuron_name(spec: TargetSpec) -> str:
-    """As the gateway calls it."""
+    """The neuron's name at the gateway."""
     return spec.name if spec.is_local else spec.endpoint.rstrip("/").rpartition("/")[2]
 
 

@@ -31,7 +31,7 @@ class Choice:
     values: list[str]
     chosen: str
     any_label: str = ""
-    """For no choice; empty: there always is one."""
+    """What stands for no choice; empty where there always is one."""
 
 
 @bench_page

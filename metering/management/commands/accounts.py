@@ -7,8 +7,7 @@ from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import BaseCommand
-
+from helexa_site.quick_command import QuickCommand
 from metering import selectors, services
 from metering.actor import COMMAND
 from metering.management.output import json_text, table_text, told, window_text
@@ -16,7 +15,7 @@ from metering.models import Account, Budget
 from metering.money import amount_words
 
 
-class Command(BaseCommand):
+class Command(QuickCommand):
     help = "Accounts: who pays. Their keys: manage.py keys."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.utils import timezone
 
+from helexa_site.quick_command import QuickCommand
 from metering import selectors, services
 from metering.actor import COMMAND
 from metering.management.key_arguments import caps, expiry, micro_usd, words
@@ -19,7 +20,7 @@ from metering.principal import RateLimits, Scope
 from metering.services.keys import DEFAULT_SCOPES
 
 
-class Command(BaseCommand):
+class Command(QuickCommand):
     help = "API keys: shown once when they are made, known by their prefix from then on."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

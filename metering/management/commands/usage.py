@@ -6,9 +6,9 @@ from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import BaseCommand
 from django.utils import timezone
 
+from helexa_site.quick_command import QuickCommand
 from metering import selectors
 from metering.management.output import json_text, table_text, told
 from metering.money import usd_text
@@ -17,7 +17,7 @@ from metering.selectors.usage import SUMS
 from metering.usage_csv import csv_text
 
 
-class Command(BaseCommand):
+class Command(QuickCommand):
     help = "Usage by day, model, key or account."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

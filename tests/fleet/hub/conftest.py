@@ -75,7 +75,7 @@ MODULES = [
 CONFIGS: dict[str, dict[str, Any]] = {
     "org/dense": {"config.json": LLAMA},
     "org/quantised": {"config.json": LLAMA | {"quantization_config": {"quant_method": "awq"}}},
-    "org/strange": {"config.json": {"model_type": "mamba"}},
+    "org/strange": {"config.json": {"model_type": "reformer"}},
     "org/gated": {"config.json": LLAMA},
     "org/pictures": {"config.json": PICTURES, "preprocessor_config.json": PROCESSOR},
     "org/other-pictures": {

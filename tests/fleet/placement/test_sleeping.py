@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fleet.placement import Catalogue, Decision, Load, Reject, Wait, place, place_on
 from fleet.placement.plan import Jobs, Observed, Sleep, Unload
 from fleet.placement.reconcile import reconcile
-from fleet.placement.sleeping import may_sleep, waking_bytes
+from fleet.placement.sleeping import SLEEP_AGAIN_S, may_sleep, waking_bytes
 from fleet.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import AsleepBytes, LoadFailure, LoadReport
@@ -188,6 +188,16 @@ TICKS: dict[str, tuple[Any, list[NeuronView], list[Any]]] = {
     ),
     "or where it cannot": (IDLE, [host("a", replica("tiny"))], [LEAVES]),
     "or the host has no room": (IDLE, [host("a", ABLE, ram=20)], [LEAVES]),
+    "or its neuron has just refused": (
+        IDLE,
+        [host("a", replace(ABLE, sleep_refused_age_s=SLEEP_AGAIN_S - 1))],
+        [LEAVES],
+    ),
+    "it may be asked again later": (
+        IDLE,
+        [host("a", replace(ABLE, sleep_refused_age_s=SLEEP_AGAIN_S))],
+        [SLEEPS],
+    ),
     "one in use stays": (IDLE, [host("a", busy("tiny", report=report()))], []),
     "a pinned one stays": (
         entry("tiny", 10, idle_ttl_s=60, idle_action="sleep", pinned=True),

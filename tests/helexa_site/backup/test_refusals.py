@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 
 from helexa_site.backup import restoring, sqlite_part
 from helexa_site.backup.archive import FORMAT, MANIFEST, Manifest, pack, unpack
-from helexa_site.backup.errors import BackupError
+from helexa_site.backup.errors import BackupError, os_error_text
 from helexa_site.backup.secrets_part import ensure_key_fits, restore_secrets, settings_text
 from helexa_site.bootstrap.data_directory import LOCK_FILE
 from helexa_site.config import read_config
@@ -101,6 +102,53 @@ def test_a_damaged_database_is_no_backup(tmp_path: Path) -> None:
         sqlite_part.copy_database(tmp_path / "broken.sqlite3", tmp_path / "out")
 
 
+def make_database(path: Path, user: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("CREATE TABLE users (name TEXT)")
+        database.execute("INSERT INTO users VALUES (?)", (user,))
+
+
+def users(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as database:
+        return [name for (name,) in database.execute("SELECT name FROM users")]
+
+
+def test_a_damaged_database_is_replaced(tmp_path: Path) -> None:
+    """It is why there are backups."""
+    database = tmp_path / "helexa.sqlite3"
+    database.write_bytes(b"no database at all" * 100)
+    make_database(tmp_path / sqlite_part.FILE, "of then")
+    kept = sqlite_part.put_in_place(tmp_path, database)
+    assert users(database) == ["of then"]
+    assert kept is not None and kept.read_bytes().startswith(b"no database")
+
+
+def test_a_restore_that_fails_leaves_the_database_there(tmp_path: Path) -> None:
+    database = tmp_path / "helexa.sqlite3"
+    make_database(database, "of now")
+    with pytest.raises(OSError, match="No such file"):  # of a full disk it is another one
+        sqlite_part.put_in_place(tmp_path / "nothing", database)
+    assert users(database) == ["of now"]
+    make_database(tmp_path / sqlite_part.FILE, "of then")
+    kept = sqlite_part.put_in_place(tmp_path, database)
+    assert users(database) == ["of then"]
+    sqlite_part.take_back(database, kept)
+    assert users(database) == ["of now"]
+    files = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert files == {"helexa.sqlite3"}
+    sqlite_part.take_back(database, None)
+    assert not database.exists()
+
+
+def test_a_full_disk_is_named() -> None:
+    place = Path("/data")
+    assert os_error_text(OSError(errno.ENOSPC, "No space"), place) == "/data: No space"
+    told = os_error_text(PermissionError(errno.EACCES, "Permission denied", "/data/x"), place)
+    assert told == "[Errno 13] Permission denied: '/data/x'"
+
+
 def test_a_row_that_refers_to_nothing_is_damage(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "db")) as database, database:
         database.execute("CREATE TABLE a (id INTEGER PRIMARY KEY)")
@@ -127,6 +175,7 @@ def test_a_key_that_was_there_is_kept_beside(tmp_path: Path) -> None:
     (folder / "settings.env").write_text("")
     restore_secrets(replace(read_config(), data_dir=data_dir, secret_key=None), folder)
     assert (data_dir / "secret_key").read_text() == "of then"
+    assert not list(data_dir.glob(".*"))
     assert (data_dir / "secret_key.before-restore").read_text() == "of now"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,14 @@ from helexa_site.bootstrap.arguments import (
     parse_neuron,
     parse_serve,
 )
+from helexa_site.bootstrap.commands import run
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from helexa_site.bootstrap.errors import PortInUseError
 from helexa_site.bootstrap.load_progress import LoadProgressView, replica_line
+from helexa_site.bootstrap.serve import check_ports
+from helexa_site.bootstrap.sharing import Share
+from helexa_site.config import read_config
+from helexa_site.databases import database_settings
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 from inference.version import VERSION
@@ -54,6 +61,20 @@ def test_bad_serve_flags(flags: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "usage: manage.py serve" in capsys.readouterr().err
 
 
+def test_a_share_port_in_use_is_said_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ServeOptions(
+            host="127.0.0.1",
+            port=0,  # any that is free
+            data_dir=None,
+            with_model=False,
+            share=Share(host="127.0.0.1", port=port),
+        )
+        with pytest.raises(PortInUseError, match=f"port {port} on 127.0.0.1 is in use.*--share"):
+            check_ports(options)
+
+
 @pytest.mark.parametrize("name", ["", "Beast", "a b", "-x", "x..y"])
 def test_bad_neuron_names(name: str) -> None:
     with pytest.raises(SystemExit):
@@ -71,6 +92,26 @@ def test_addresses() -> None:
     assert base_url("box", 80) == "http://box:80"
     assert [is_loopback(host) for host in ("127.0.0.2", "::1", "localhost")] == [True] * 3
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "box", "10.0.0.1")] == [False] * 4
+
+
+def test_whoever_reads_may_have_enough() -> None:
+    """As in ``manage.py status | head -1``."""
+    code = (
+        "import sys; from helexa_site.bootstrap import commands;"
+        "commands._django = lambda _: sys.exit(sys.stdout.write(int(sys.argv[1]) * 'x') > 9);"
+        "sys.exit(commands.run(['status']))"
+    )
+    for num_chars in ("1", "1000000"):
+        reader, writer = os.pipe()
+        os.close(reader)
+        ended = subprocess.run(
+            [sys.executable, "-c", code, num_chars],
+            cwd=REPOSITORY_DIR,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+        )
+        os.close(writer)
+        assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize("word", ["--version", "version"])
@@ -93,10 +134,42 @@ def test_help_shows_ours_and_djangos() -> None:
     assert "createsuperuser" in outcome.stdout
 
 
+@pytest.mark.parametrize("command", ["serve", "neuron", "doctor"])
+def test_help_of_a_command_of_ours(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(["help", command])
+    assert ended.value.code == 0
+    assert f"usage: manage.py {command}" in capsys.readouterr().out
+
+
 def test_an_unknown_command_is_djangos_refusal() -> None:
     outcome = manage("frobnicate")
     assert outcome.returncode == 1
     assert "Unknown command" in outcome.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "gateway"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("HELEXA_MAX_BODY_BYTES", "32MB"), ("DATABASE_URL", "mysql://db/helexa")]
+)
+def test_a_setting_that_cannot_be_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    name: str,
+    value: str,
+) -> None:
+    """Django reads the settings when it is asked for the first command."""
+
+    def read_settings(_arguments: list[str]) -> None:
+        database_settings(read_config({name: value}).database_url)
+
+    monkeypatch.setenv("HELEXA_LISTEN_HOST", "127.0.0.1")  # the command sets it
+    monkeypatch.setattr("django.core.management.execute_from_command_line", read_settings)
+    assert run([command]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"helexa: {name}")
+    assert said.count("\n") == 1
 
 
 def test_an_old_python_gets_a_sentence(tmp_path: Path) -> None:

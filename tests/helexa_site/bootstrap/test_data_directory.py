@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -47,6 +48,15 @@ def test_waits_for_a_guardian_of_a_serve_that_died(tmp_path: Path) -> None:
     with claimed_data_directory(tmp_path):
         assert time.monotonic() > started_s
     guardian.wait()
+
+
+def test_a_disk_that_is_full_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(DataDirectoryError, match="No space left on device; make room"):
+        with claimed_data_directory(tmp_path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(PermissionError):
+        with claimed_data_directory(tmp_path):
+            raise PermissionError(errno.EACCES, "of something else")
 
 
 @pytest.mark.parametrize("place", ["/proc/helexa", "{file}", "{file}/below"])

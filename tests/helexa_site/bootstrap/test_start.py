@@ -8,6 +8,7 @@ import pytest
 
 from fleet import selectors, services
 from helexa_site.bootstrap import readiness
+from helexa_site.bootstrap.database import prepare_database
 from helexa_site.bootstrap.start import wait_for_default_model
 from metering.actor import COMMAND
 
@@ -39,13 +40,29 @@ def test_the_default_model_is_waited_for_while_it_is_pinned(waits: list[str]) ->
     assert waits == ["http://host"]
 
 
-@pytest.mark.parametrize("change", [{"pinned": False}, {"enabled": False}])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"pinned": False}, "is loaded when somebody asks"), ({"enabled": False}, "is not offered")],
+)
 def test_a_model_that_nobody_loads_is_not_waited_for(
-    change: dict[str, bool], waits: list[str], capsys: pytest.CaptureFixture[str]
+    change: dict[str, bool], told: str, waits: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = services.default_model_ensure(actor=COMMAND)
     model.assign(change)
     services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=list(change))
     start()
     assert waits == []
-    assert "is loaded when somebody asks" in capsys.readouterr().out
+    assert told in capsys.readouterr().out
+
+
+def test_a_default_model_that_was_deleted_is_neither_put_back_nor_waited_for(
+    waits: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare_database(with_model=True)
+    model = selectors.model_known(readiness.DEFAULT_MODEL)
+    services.catalogue_model_delete(actor=COMMAND, model=model)
+    prepare_database(with_model=True)
+    start()
+    assert selectors.catalogue_list() == ()
+    assert waits == []
+    assert "is not offered" in capsys.readouterr().out

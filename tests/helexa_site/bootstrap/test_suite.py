@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from helexa_site.bootstrap.suite import spreading
+from helexa_site.bootstrap.suite import num_processes, spreading
 
 
 @pytest.mark.parametrize("arguments", [[], ["-q", "-x"], ["-k", "chat"], ["tests/inference"]])
 def test_a_run_of_many_tests_is_spread(arguments: list[str]) -> None:
-    assert spreading(arguments)[:2] == ["-n", "2"]
+    option, count, *_ = spreading(arguments)
+    assert (option, count) in {("-n", "2"), ("-n", "3")}
+
+
+@pytest.mark.parametrize(("free_gib", "count"), [(2, 2), (8, 2), (9, 3), (500, 3)])
+def test_a_third_process_where_there_is_memory_for_it(free_gib: int, count: int) -> None:
+    assert num_processes(free_gib * 2**30) == count
 
 
 @pytest.mark.parametrize("picked", ["tests/conftest.py", "tests/conftest.py::test[a-b]"])

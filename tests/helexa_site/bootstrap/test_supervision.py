@@ -21,7 +21,6 @@ from helexa_site.bootstrap.log_file import LogFile
 from helexa_site.bootstrap.supervisor import StoppingError, Supervisor
 
 WAIT_TIMEOUT_S = 120.0
-TIDY = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit()); print('up'); "
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); "
 SLEEP = "time.sleep(60)"
 WITH_GRANDCHILD = (
@@ -245,3 +244,22 @@ def test_a_full_log_makes_room(tmp_path: Path) -> None:
     log.close()
     assert (tmp_path / "child.log").read_text() == "vwxyz\n"
     assert (tmp_path / "child.log.1").read_text() == "abcde\n"
+
+
+def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+    """As on a full disk: whoever wrote goes on, and the log says how much is missing."""
+    path = tmp_path / "child.log"
+    log = LogFile(path, max_bytes=1000)
+    log.write(b"before\n")
+    log._file.close()
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        log._file = full
+        log.write(b"lost\n")
+        log.write(b"lost\n")
+    path.unlink()
+    path.mkdir()
+    log.write(b"lost too: it cannot be opened\n")
+    path.rmdir()
+    log.write(b"after\n")
+    log.close()
+    assert path.read_bytes() == b"(3 lines were lost: they could not be written)\nafter\n"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fleet.reports import Report
+from helexa_site.bootstrap.arguments import DoctorOptions
 from helexa_site.config import Config, read_config
 from helexa_site.doctor import (
     database_check,
@@ -20,7 +21,7 @@ from helexa_site.doctor import (
     settings_check,
 )
 from helexa_site.doctor.disk_check import GIB, disk_findings
-from helexa_site.doctor.examine import run_checks
+from helexa_site.doctor.examine import examine, run_checks
 from helexa_site.doctor.findings import Finding, Level, has_failed, lines_of, object_of, ok
 from helexa_site.doctor.port_check import port_findings
 from helexa_site.doctor.settings_check import VARIABLES, settings_findings
@@ -55,6 +56,13 @@ def test_every_setting_that_an_operator_may_set_is_documented() -> None:
     told = (ROOT / "docs" / "operating" / "settings.md").read_text()
     of_the_moment = {"HELEXA_DEBUG", "HELEXA_ENVIRONMENT_ATTEMPT", "HELEXA_SERVE_KEY", "HELEXA_URL"}
     assert {name for name in VARIABLES if f"`{name}`" not in told} == of_the_moment
+
+
+def test_a_database_that_cannot_be_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "mysql://db/helexa")
+    (found,) = examine(DoctorOptions(host="127.0.0.1", port=31313, as_json=False))
+    assert (found.check, found.level) == ("settings", Level.FAILED)
+    assert "DATABASE_URL" in found.text
 
 
 def test_a_misspelt_setting_is_named_with_the_one_that_was_meant(config: Config) -> None:

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import close_old_connections
 
+from helexa_site.quick_command import QuickCommand
 from metering.actor import COMMAND
 from metering.bench import report, store, summaries
 from metering.bench.client.targets import open_target
@@ -30,7 +31,7 @@ from metering.bench.sweep import Sweep, SweepResult
 from metering.management.output import json_text, told
 
 REGRESSED_CODE = 1
-"""Of ``compare``; what cannot be done at all ends with ``ERROR_CODE``."""
+"""How ``compare`` ends where a build got worse; what cannot be done ends with ``ERROR_CODE``."""
 ERROR_CODE = 2
 REPORTS: dict[str, tuple[tuple[report.Column, ...], Callable[[Any], list[Any]]]] = {
     "scaling": (report.SCALING, summaries.scaling_rows),
@@ -44,7 +45,7 @@ class RegressedError(CommandError):
     pass
 
 
-class Command(BaseCommand):
+class Command(QuickCommand):
     help = "Measures models on this fleet's neurons and any other endpoint, build by build."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

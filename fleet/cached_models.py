@@ -29,8 +29,8 @@ class CachedLine:
 
 
 def cached_list(neuron_name: str | None = None) -> tuple[CachedLine, ...]:
-    """Of that neuron, or of all; what is away says nothing. Raises ``UnknownNeuronError``,
-    ``SnapshotUnavailableError``."""
+    """What that neuron has cached, or all neurons have; those that are away are left out. Raises
+    ``UnknownNeuronError``, ``SnapshotUnavailableError``."""
     if neuron_name is not None:
         names = [selectors.neuron_known(neuron_name).name]
     else:

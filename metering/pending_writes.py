@@ -39,7 +39,7 @@ Waiter = asyncio.Future[Outcome]
 
 
 @dataclass(slots=True)
-class Job:
+class PendingWrite:
     """``operation`` is ``None`` for one that only waits for those before it."""
 
     operation: Operation | None
@@ -47,8 +47,8 @@ class Job:
     waiter: Waiter | None = None
 
 
-class Batches:
-    """``tell`` is called with the waiters whose jobs are done."""
+class PendingWrites:
+    """``tell`` is called with the waiters whose writes are done."""
 
     def __init__(
         self,
@@ -64,18 +64,19 @@ class Batches:
         self._tell = tell
         self._apply = apply
         self._clock = clock
-        self._jobs: deque[Job] = deque()
+        self._writes: deque[PendingWrite] = deque()
         self._oldest_s: float | None = None
         self._lease_due_s = 0.0
         self._num_singly = 0
-        """So many jobs are written one by one, to find the one that the database refuses."""
+        """How many writes are still written one by one, to find the one that the database
+        refuses."""
 
-    def add(self, job: Job) -> None:
-        self._jobs.append(job)
+    def add(self, write: PendingWrite) -> None:
+        self._writes.append(write)
 
     @property
     def depth(self) -> int:
-        return len(self._jobs)
+        return len(self._writes)
 
     @property
     def age_s(self) -> float:
@@ -85,25 +86,25 @@ class Batches:
     @property
     def is_urgent(self) -> bool:
         """A ``Narrow`` alone is not: only the next reservation has any use for it."""
-        return any(not isinstance(job.operation, Narrow) for job in self._jobs)
+        return any(not isinstance(write.operation, Narrow) for write in self._writes)
 
     def next_due_s(self, narrow_delay_s: float) -> float:
-        """By the monotonic clock: when something must be written even if nothing more comes."""
-        if not self._jobs:
+        """When something must be written even if nothing more comes, by the monotonic clock."""
+        if not self._writes:
             return self._lease_due_s
-        return min(self._lease_due_s, self._jobs[0].queued_s + narrow_delay_s)
+        return min(self._lease_due_s, self._writes[0].queued_s + narrow_delay_s)
 
     def write(self) -> None:
         """Renews the lease when it is due, then writes one batch. Raises the database's error when
-        it is away, and then all jobs are still there: ``recover`` comes next."""
+        it is away, and then all writes are still there: ``recover`` comes next."""
         if time.monotonic() >= self._lease_due_s:
             self._write_lease(LEASE_S)
             self._lease_due_s = time.monotonic() + LEASE_RENEWAL_S
-        batch = list(islice(self._jobs, 1 if self._num_singly else MAX_BATCH))
+        batch = list(islice(self._writes, 1 if self._num_singly else MAX_BATCH))
         if not batch:
             return
         self._oldest_s = batch[0].queued_s
-        operations = [job.operation for job in batch if job.operation is not None]
+        operations = [write.operation for write in batch if write.operation is not None]
         outcomes: Iterator[Outcome]
         try:
             outcomes = iter(self._apply(operations, using=self._using) if operations else ())
@@ -119,10 +120,10 @@ class Batches:
                 return
             outcomes = iter([LedgerUnavailableError("The ledger cannot hold this request.")])
         for _ in batch:
-            self._jobs.popleft()
+            self._writes.popleft()
         self._num_singly = max(0, self._num_singly - 1)
-        self._oldest_s = self._jobs[0].queued_s if self._jobs else None
-        self._done(batch, [None if job.operation is None else next(outcomes) for job in batch])
+        self._oldest_s = self._writes[0].queued_s if self._writes else None
+        self._done(batch, [None if write.operation is None else next(outcomes) for write in batch])
 
     def recover(self, error: Error) -> None:
         """A conflict with another writer is tried again as it is; otherwise the database is
@@ -132,13 +133,13 @@ class Batches:
             return
         logger.warning("the ledger cannot be written, %d operations wait: %s", self.depth, error)
         connections[self._using].close()
-        refused = [job for job in self._jobs if isinstance(job.operation, Reserve)]
+        refused = [write for write in self._writes if isinstance(write.operation, Reserve)]
         failure = LedgerUnavailableError("The database does not answer; try again shortly.")
         self._done(refused, [failure] * len(refused))
-        for job in refused:
-            assert job.operation is not None
-            job.operation = release_of(job.operation)
-            job.waiter = None
+        for write in refused:
+            assert write.operation is not None
+            write.operation = release_of(write.operation)
+            write.waiter = None
 
     def close(self) -> None:
         """Gives the lease up and the connection back."""
@@ -148,11 +149,11 @@ class Batches:
             logger.warning("the gateway's lease stands until it runs out: %s", error)
         connections[self._using].close()
 
-    def _done(self, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> None:
+    def _done(self, writes: Sequence[PendingWrite], outcomes: Sequence[Outcome]) -> None:
         told = [
-            (job.waiter, outcome)
-            for job, outcome in zip(jobs, outcomes, strict=True)
-            if job.waiter is not None
+            (write.waiter, outcome)
+            for write, outcome in zip(writes, outcomes, strict=True)
+            if write.waiter is not None
         ]
         if told:
             self._tell(told)

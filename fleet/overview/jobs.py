@@ -1,0 +1,43 @@
+"""Reads load jobs: those under way, and those that have just ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import timedelta
+
+from django.db.models import Q
+from django.utils import timezone
+
+from fleet.lifecycles import ACTIVE_LOAD_JOB_STATUSES
+from fleet.models import LoadJob
+from fleet.overview.lines import JobLine
+
+ENDED_JOBS_SHOWN_FOR = timedelta(minutes=2)
+MAX_ENDED_JOBS = 20
+
+
+def job_lines(*, models: Collection[str] | None = None) -> tuple[JobLine, ...]:
+    """The jobs of these models, or of all: first what is under way, then the newest that ended."""
+    is_active = Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
+    has_just_ended = Q(finished_at__gte=timezone.now() - ENDED_JOBS_SHOWN_FOR)
+    rows = LoadJob.objects.filter(is_active | has_just_ended).select_related("neuron")
+    if models is not None:
+        rows = rows.filter(model_name__in=models)
+    lines = [_job_line(job) for job in rows.order_by("-created_at")]
+    ended = [line for line in lines if not line.is_active]
+    return (*(line for line in lines if line.is_active), *ended[:MAX_ENDED_JOBS])
+
+
+def _job_line(job: LoadJob) -> JobLine:
+    return JobLine(
+        id=str(job.pk),
+        kind=job.kind,
+        model=job.model_name,
+        neuron=job.neuron.name,
+        status=job.status,
+        stage=job.stage,
+        progress_fraction=job.progress_fraction,
+        eta_s=job.eta_s,
+        note=job.note,
+        failure=job.failure_message,
+    )

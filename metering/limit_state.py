@@ -1,0 +1,34 @@
+"""What is left of a caller's limits: plain data that errors can say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class LimitKind(StrEnum):
+    REQUESTS = "rpm"
+    TOKENS = "tpm"
+    CONCURRENCY = "concurrency"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """``reset_ms`` from now nothing counts against ``limit`` any more."""
+
+    limit: int
+    remaining: int
+    reset_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitState:
+    """What its caller has left, the tighter of its key and its account; ``None`` without a limit.
+    ``now_ms`` is Redis' time in Unix milliseconds."""
+
+    now_ms: int = 0
+    requests: Allowance | None = None
+    tokens: Allowance | None = None
+
+
+NO_LIMITS = LimitState()

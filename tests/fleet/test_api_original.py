@@ -1,0 +1,122 @@
+"""The paths of the original system's neuron: its shapes, and loads that answer once they end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleet.models import LoadJob
+from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load import LoadFailure
+from tests.fleet.api_support import Api, key_api, need_keys
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _needs_keys(settings: Any) -> None:
+    need_keys(settings)
+
+
+@pytest.fixture
+def reader() -> Api:
+    return key_api("fleet:read")
+
+
+@pytest.fixture
+def writer() -> Api:
+    return key_api("fleet:read", "fleet:write")
+
+
+def test_what_a_neuron_says_in_the_originals_shapes(reader: Api, model, beat, build) -> None:
+    gib = 1024**3
+    card = build.device(kind="cuda", total_memory_bytes=8 * gib, free_memory_bytes=6 * gib)
+    ready = build.replica(
+        report=build.report(), stats=build.stats(in_flight=2), devices=["cuda:0"], memory_bytes=gib
+    )
+    failed = build.replica(model="broken", status=ReplicaStatus.FAILED)
+    beat(devices=[card], replicas=[ready, failed])
+    assert reader.get("neurons/beast/version")["package_version"] == "0.1.0"
+    found = reader.get("neurons/beast/discovery")
+    assert (found["hostname"], found["devices"][0]["vram_total_mb"]) == ("beast.local", 8192)
+    health = reader.get("neurons/beast/health")
+    assert (health["uptime_secs"], health["devices"][0]["vram_free_mb"]) == (600, 6144)
+    assert health["activation"]["completed"] == ["tiny"]
+    assert health["activation"]["failed"] == [{"model_id": "broken", "error": ""}]
+    assert health["models"][0]["in_flight"] == 2
+    (row,) = reader.get("neurons/beast/models")
+    assert (row["id"], row["status"], row["devices"], row["vram_used_mb"]) == (
+        "tiny",
+        "loaded",
+        [0],
+        1024,
+    )
+    endpoint = reader.get("neurons/beast/models/tiny/endpoint")
+    assert endpoint == {"url": "http://testserver"}
+    assert "error" in reader.get("neurons/beast/models/other/endpoint", 404)
+    assert "error" in reader.get("neurons/nobody/health", 404)
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "answer"),
+    [
+        (("succeeded", ""), 200, {"status": "loaded"}),
+        (
+            ("failed", "quantization_not_found"),
+            422,
+            {
+                "error": {
+                    "kind": "quant_not_found",
+                    "model_id": "tiny",
+                    "cause": "why",
+                    "requested": None,
+                    "available": ["Q4_K_M", "Q8_0"],
+                    "nearest": "Q4_K_M",
+                }
+            },
+        ),
+        (("failed", "does_not_fit"), 400, {"error": "why"}),
+    ],
+)
+def test_the_originals_load_answers_when_it_is_through(
+    writer: Api, model, beat, build, sent, monkeypatch, end, status: int, answer: Any
+) -> None:
+    def wait(job: LoadJob, *, timeout_s: float) -> bool:
+        LoadJob.objects.filter(pk=job.pk).update(
+            status=end[0],
+            failure_code=end[1],
+            failure_message="why" if end[1] else "",
+            finished_at=job.created_at,
+        )
+        job.refresh_from_db()
+        failure = LoadFailure(
+            code=end[1] or "none", message="why", available=["Q4_K_M", "Q8_0"], nearest="Q4_K_M"
+        )
+        failed = build.replica(job_id=str(job.pk), status=ReplicaStatus.FAILED, failure=failure)
+        beat(replicas=[failed] if end[1] else [])
+        return True
+
+    monkeypatch.setattr("fleet.api.original.wait_for_job", wait)
+    beat()
+    body = {"model_id": "tiny", "harness": "candle", "devices": [1]}
+    assert writer.post("neurons/beast/models/load", body, status) == answer
+    assert sent.tasks[0][1][0]["devices"] == ["cuda:1"]
+
+
+def test_the_originals_load_refuses_flatly(writer: Api, model, beat, build, sent) -> None:
+    beat(replicas=[build.replica()])
+
+    def refused(body: dict[str, Any], status: int = 400) -> str:
+        error: str = writer.post("neurons/beast/models/load", body, status)["error"]
+        return error
+
+    assert "already loaded" in refused({"model_id": "tiny"})
+    assert "harness" in refused({"model_id": "tiny", "harness": "vllm"})
+    assert "otherwise" in refused({"model_id": "tiny", "quant": "q4_k_m"})
+    assert "shared by 1 ranks" in refused({"model_id": "tiny", "tensor_parallel": 2})
+    assert "catalogue" in refused({"model_id": "other"}, 404)
+    assert "model_id" in refused({})
+    assert sent.tasks == []
+    assert "error" in writer.post("neurons/beast/models/unload", {"model_id": "x"}, 404)
+    assert "error" in writer.post("neurons/beast/models/unload", {}, 400)

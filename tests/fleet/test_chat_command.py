@@ -1,0 +1,121 @@
+"""``manage.py chat``: a conversation in the terminal, with whatever server answers."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from http.client import IncompleteRead
+from io import BytesIO, StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from fleet.management.chat_client import Answer, ChatClient
+
+URL = "http://fleet.example:31313"
+
+
+def test_a_chat_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def event(**values: Any) -> bytes:
+        return b"data: " + json.dumps(values).encode() + b"\n"
+
+    reader = {"id": "bge", "loaded": True, "capabilities": ["embeddings"]}
+    cold, warm = {"id": "cold", "capabilities": None}, {"id": "warm", "loaded": True}
+    models = json.dumps({"data": [reader, cold, warm]}).encode()
+    chat = [
+        event(choices=[{"delta": {"role": "assistant", "content": ""}}]),
+        b"\n",
+        event(choices=[{"delta": {"content": "Hel"}}]),
+        event(choices=[{"delta": {"content": "lo"}}]),
+        event(choices=[], usage={"completion_tokens": 8}),
+        b"data: [DONE]\n",
+    ]
+    asked: list[urllib.request.Request] = []
+
+    def urlopen(request: urllib.request.Request, timeout: float) -> BytesIO:
+        asked.append(request)
+        return BytesIO(models if request.full_url.endswith("/models") else b"".join(chat))
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    client = ChatClient(URL, "hx-1")
+    assert client.model_to_ask() == "warm"
+    written: list[str] = []
+    seconds = iter([0.0, 1.0, 3.0])
+    answer = client.ask(
+        "warm", [{"role": "user", "content": "Hi"}], written.append, clock=lambda: next(seconds)
+    )
+    assert (written, answer.text, answer.tokens_per_s) == (["Hel", "lo"], "Hello", 4.0)
+    assert asked[-1].headers["Authorization"] == "Bearer hx-1"
+    monkeypatch.setattr("sys.stdin", StringIO("Hi"))
+    out, err = StringIO(), StringIO()
+    call_command("chat", "--url", URL, stdout=out, stderr=err)
+    assert (out.getvalue(), "8 tokens" in err.getvalue()) == ("Hello\n", True)
+    assert json.loads(asked[-1].data).keys() == {"model", "messages", "stream", "stream_options"}
+    monkeypatch.setattr("sys.stdin", StringIO("Hi"))
+    words = ("--system", "Be brief.", "--max-tokens", "9", "--temperature", "0")
+    call_command("chat", "--url", URL, *words, stdout=out, stderr=err)
+    body = json.loads(asked[-1].data)
+    assert (body["messages"][0]["content"], body["max_tokens"]) == ("Be brief.", 9)
+    assert body["temperature"] == 0
+
+
+def test_a_conversation_survives_what_stops_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def ask(
+        _client: ChatClient, _model: str, messages: Any, *_args: Any, **_options: Any
+    ) -> Answer:
+        asked.append([message["content"] for message in messages])
+        if messages[-1]["content"] == "at length":
+            raise KeyboardInterrupt
+        if messages[-1]["content"] == "too long":
+            raise CommandError("The prompt is too long.")
+        return Answer("Hello", 1, 1.0)
+
+    questions = iter(["Hi", "at length", "too long", "Bye", ""])
+    monkeypatch.setattr(ChatClient, "ask", ask)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: next(questions))
+    err = StringIO()
+    call_command("chat", "tiny", "--url", URL, stdout=StringIO(), stderr=err)
+    assert asked[-1] == ["Hi", "Hello", "Bye"]
+    assert "[stopped]" in err.getvalue() and "[The prompt is too long.]" in err.getvalue()
+
+
+def test_models_that_only_read_are_not_talked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = json.dumps({"data": [{"id": "bge", "capabilities": ["embeddings"]}]}).encode()
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_args, **_options: BytesIO(models))
+    with pytest.raises(CommandError, match="embeddings"):
+        ChatClient(URL, None).model_to_ask()
+
+
+def test_a_chats_refusal_is_one_line() -> None:
+    with pytest.raises(CommandError, match="serve running"):
+        call_command("chat", "--url", "http://127.0.0.1:1")
+
+
+def test_a_page_that_is_no_api_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = BytesIO(b"<!doctype html>")
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_args, **_options: page)
+    with pytest.raises(CommandError, match="no list of models"):
+        ChatClient(URL, None).model_to_ask()
+
+
+@pytest.mark.parametrize("error", [IncompleteRead(b""), ConnectionResetError("reset")])
+def test_an_answer_that_breaks_off_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    class Broken(BytesIO):
+        def __next__(self) -> bytes:
+            if line := self.readline():
+                return line
+            raise error
+
+    first = b'data: {"choices": [{"delta": {"content": "Hel"}}]}\n'
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_args, **_options: Broken(first))
+    written: list[str] = []
+    with pytest.raises(CommandError, match="broke off"):
+        ChatClient(URL, None).ask("m", [{"role": "user", "content": "Hi"}], written.append)
+    assert written == ["Hel"]

@@ -1,0 +1,175 @@
+"""Downloads as they are asked for: REST, its events, the commands and the pages."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.core.management import CommandError, call_command
+from django.test import AsyncClient, Client
+from django.urls import reverse
+
+from fleet import tasks
+from fleet.api.job_events import job_events
+from fleet.management import download_progress
+from fleet.models import Download
+from inference.protocol.downloads import (
+    CacheJobState,
+)
+from inference.protocol.load import LOADED
+from metering.models import AuditEntry
+from tests.fleet.api_support import Api, key_api
+from tests.fleet.download_reports import (
+    GB,
+    SOURCE,
+    beast,
+    bytes_of,
+    cached,
+    say,
+    state,
+)
+
+__all__ = ["beast", "say"]
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def writer(settings: Any) -> Api:
+    settings.ALLOWED_HOSTS = ["testserver"]
+    return key_api("fleet:read", "fleet:write")
+
+
+def test_rest(writer: Api, beast, sent, say) -> None:
+    say(cached=[cached()])
+    made = writer.post("downloads", {"source": SOURCE, "neuron": "beast"})
+    assert (made["kind"], made["status"], made["requested_by"][:4]) == ("pull", "pending", "key:")
+    assert writer.post("downloads", {"source": SOURCE})["id"] == made["id"]
+    assert writer.get(f"downloads/{made['id']}")["source"] == SOURCE
+    assert writer.get("downloads?status=running")["data"] == []
+    (row,) = writer.get("neurons/beast/cached")["data"]
+    assert (row["source"], row["files"][0]["num_bytes"]) == (SOURCE, 5 * GB)
+    assert writer.get("cached")["num_rows"] == 1
+    writer.get("neurons/nobody/cached", 404)
+    deleted = writer.post(
+        "downloads", {"kind": "delete", "neuron": "beast", "source": SOURCE, "revision": "abc"}
+    )
+    assert deleted["kind"] == "delete"
+    for body, param in (
+        ({"kind": "steal"}, "kind"),
+        ({"source": "llama3"}, "source"),
+        ({"source": SOURCE, "files": []}, "files"),
+        ({"model": "tiny", "source": SOURCE}, "source"),
+        ({"kind": "delete", "model": "tiny"}, "model"),
+    ):
+        assert writer.post("downloads", body, 400)["param"] == param
+    writer.post(f"downloads/{made['id']}/cancel")
+    assert sent.tasks[-1][0] == "neuron.cancel_pull"
+    reader = key_api("fleet:read")
+    reader.post("downloads", {"source": SOURCE}, 403)
+    reader.get("cached")
+
+
+async def test_events_end_with_the_download() -> None:
+    rows: list[dict[str, Any] | None] = [
+        {"status": "running", "finished_at": None},
+        {"status": "running", "finished_at": None},
+        {"status": "succeeded", "finished_at": "now"},
+    ]
+    told = [part async for part in job_events(lambda: rows.pop(0), look_every_s=0.0)]
+    assert [part.split(b"\n")[0] for part in told] == [b"event: running", b"event: succeeded"]
+    assert [part async for part in job_events(lambda: None)] == [b"event: gone\ndata: {}\n\n"]
+
+
+async def test_events_over_http_need_a_key(settings: Any) -> None:
+    settings.ALLOWED_HOSTS = ["testserver"]
+    response = await AsyncClient().get(
+        "/api/downloads/00000000-0000-0000-0000-000000000000/events",
+        headers={"authorization": "Bearer hx_no"},
+    )
+    assert response.status_code in (401, 403, 404)
+
+
+def told(*words: str) -> tuple[str, str]:
+    out, err = StringIO(), StringIO()
+    call_command(*words, stdout=out, stderr=err)
+    return out.getvalue(), err.getvalue()
+
+
+def test_the_pull_command_shows_how_it_goes(beast, sent, say, monkeypatch) -> None:
+    steps: list[Callable[[Download], CacheJobState]] = [
+        lambda one: state(one, "running", progress=bytes_of(1 * GB, 4 * GB)),
+        lambda one: state(one, "succeeded", progress=LOADED),
+    ]
+
+    def look_later(_seconds: float) -> None:
+        say(jobs=[steps.pop(0)(Download.objects.get())])
+        tasks.record_heartbeats()
+
+    monkeypatch.setattr(download_progress, "sleep", look_later)
+    out, err = told("models", "pull", SOURCE, "--neuron", "beast", "--json")
+    assert json.loads(out)["status"] == "succeeded"
+    assert "running 25% of 3.7 GiB" in err
+
+
+def test_an_interrupted_pull_command_cancels_the_download(beast, sent, monkeypatch) -> None:
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(download_progress, "sleep", interrupt)
+    with pytest.raises(CommandError, match="the next pull resumes it"):
+        told("models", "pull", SOURCE)
+    assert sent.tasks[-1][0] == "neuron.cancel_pull"
+
+
+def test_the_cached_command_lists_and_removes(beast, sent, say, monkeypatch) -> None:
+    say(cached=[cached(is_partial=True)])
+    out, _ = told("models", "cached")
+    assert SOURCE in out and "partial" in out and "4.7 GiB" in out
+    assert json.loads(told("models", "cached", "--neuron", "beast", "--json")[0])[0]["is_partial"]
+    with pytest.raises(CommandError, match="is cached nowhere"):
+        told("models", "cached", "--remove", "pypi:other")
+
+    def look_later(_seconds: float) -> None:
+        say(jobs=[state(Download.objects.get(), "succeeded")])
+        tasks.record_heartbeats()
+
+    monkeypatch.setattr(download_progress, "sleep", look_later)
+    out, _ = told("models", "cached", "--remove", f"{SOURCE}@abc")
+    assert f"delete {SOURCE} on beast: succeeded" in out
+
+
+def test_the_pages_pull_show_and_delete(admin_client: Client, beast, sent, say) -> None:
+    say(cached=[cached(), cached("pypi:tiny-1.0", revision="", used_by=["tiny"])])
+    page = reverse("admin:fleet_download_cached")
+    shown = admin_client.get(page).content.decode()
+    assert SOURCE in shown and shown.count(">Delete</button>") == 1 and ">tiny</td>" in shown
+    given = {"source": SOURCE, "neuron": "beast"}
+    assert "is being downloaded" in html.unescape(
+        admin_client.post(page, given, follow=True).content.decode()
+    )
+    assert "does not start with" in admin_client.post(page, {"source": "x"}).content.decode()
+    deletion = {"delete": SOURCE, "revision": "abc", "neuron": "beast"}
+    admin_client.post(page, deletion, follow=True)
+    assert [task for task, *_ in sent.tasks] == ["neuron.pull_model", "neuron.delete_cached"]
+    assert {entry.actor for entry in AuditEntry.objects.all()} == {"user:admin"}
+    changelist = reverse("admin:fleet_download_changelist")
+    assert SOURCE in admin_client.get(changelist).content.decode()
+    pull = Download.objects.get(kind="pull")
+    chosen = {"action": "cancel_selected", "_selected_action": [str(pull.pk)]}
+    admin_client.post(changelist, chosen, follow=True)
+    assert sent.tasks[-1][0] == "neuron.cancel_pull"
+
+
+def test_who_may_only_look_pulls_nothing(client: Client, beast, sent) -> None:
+    viewer = User.objects.create_user("viewer", is_staff=True)
+    viewer.user_permissions.add(Permission.objects.get(codename="view_download"))
+    client.force_login(viewer)
+    page = reverse("admin:fleet_download_cached")
+    assert client.get(page).status_code == 200
+    assert client.post(page, {"source": SOURCE, "neuron": "beast"}).status_code == 403
+    assert sent.tasks == []
