@@ -99,7 +99,7 @@ def _open_subject(
 
 
 def _own_costs(arguments: argparse.Namespace, selection: Selection) -> dict[str, Any]:
-    """Of the rows without a peer, those that were chosen."""
+    """Measures those rows without a peer that were chosen."""
     costs: dict[str, Any] = {}
     if MASKS in selection.own_rows:
         costs["grammar_masks"] = mask_costs(_gguf(arguments), arguments.threads, DATA_DIR)

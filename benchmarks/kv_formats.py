@@ -43,7 +43,7 @@ def prompt_ids(tokenizer: Any, num_chars: int) -> torch.Tensor:
 def native_logits(
     gguf: Path, cache_dir: Path, kv_format: KVFormat, ids: torch.Tensor
 ) -> torch.Tensor:
-    """Of the last ``MOST_COMPARED`` positions."""
+    """The logits of the last ``MOST_COMPARED`` positions."""
     opened = open_on_cpu(gguf, cache_dir)
     num_tokens = len(ids)
     model, _ = build_fastest_model(

@@ -28,11 +28,11 @@ from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.models.batch import Batch
 from inference.models.kv_format import KVFormat
 from inference.models.native.build import SOURCE_DIR, automatic_kv_format, load_library
-from inference.models.native.llama import NativeKV, NativeLlama
+from inference.models.native.model import NativeKV, NativeModel
 
 NATIVE_FOLDER = SOURCE_DIR.relative_to(SOURCE_DIR.parents[2])
 
-Forward = Callable[[NativeLlama, NativeKV], torch.Tensor]
+Forward = Callable[[NativeModel, NativeKV], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Pass:
         return -(-self.num_tokens // DEFAULT_BLOCK_TOKENS)
 
     def forward(self, vocab_size: int) -> Forward:
-        """Of tokens drawn once; what was never computed is zeros in the cache."""
+        """A pass over tokens drawn once; what was never computed is zeros in the cache."""
         draw = random.Random(1)
         ids = torch.tensor([draw.randrange(vocab_size) for _ in range(self.num_rows)])
         return self._prompt(ids) if self.is_prompt else self._decode(ids)
@@ -85,22 +85,22 @@ class Pass:
         return lambda model, kv: model.forward(batch, kv)
 
 
-def load(gguf: Path, cache_dir: Path, checkout: Path, context_tokens: int) -> list[NativeLlama]:
+def load(gguf: Path, cache_dir: Path, checkout: Path, context_tokens: int) -> list[NativeModel]:
     """The model with this build and with the other's: over the same weights, because where in the
     memory they lie changes a decode step's time by several percent."""
     opened = open_on_cpu(gguf, cache_dir)
     kv_format: KVFormat = automatic_kv_format()
     library = load_library(cache_dir)
-    this = NativeLlama(library, opened.config, opened.weights, context_tokens, kv_format)
+    this = NativeModel(library, opened.config, opened.weights, context_tokens, kv_format)
     opened.close()
     other = copy.copy(this)
     other.decoder = this.decoder.on(load_library(cache_dir, checkout / NATIVE_FOLDER))
     return [this, other]
 
 
-def times_s(models: list[NativeLlama], step: Pass, rounds: int) -> tuple[list[list[float]], bool]:
-    """Of each round, in the models' order; and whether their logits were the same bit for bit. Who
-    begins a round changes."""
+def times_s(models: list[NativeModel], step: Pass, rounds: int) -> tuple[list[list[float]], bool]:
+    """Each round's times, in the models' order; and whether their logits were the same bit for bit.
+    Who begins a round changes."""
     forward = step.forward(models[0].config.vocab_size)
     kv = models[0].new_kv(step.num_blocks, DEFAULT_BLOCK_TOKENS)
     logits = [forward(model, kv) for model in models]

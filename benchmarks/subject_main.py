@@ -46,7 +46,7 @@ def _answer(subject: Subject, question: dict[str, Any], interpreter_mib: float |
 
 
 def resident_mib() -> float:
-    """Of this process, Python and all."""
+    """What this process holds, Python and all."""
     resident_bytes: int = psutil.Process().memory_info().rss
     return resident_bytes / 2**20
 

@@ -62,7 +62,8 @@ def process_environment(python: Path, num_threads: int, cache_dir: Path) -> dict
 
 
 def _threads(num_threads: int, openmp: Path) -> dict[str, str]:
-    """As vLLM sets them for its own workers, which a scheduler in one process has none of."""
+    """The variables of threads as vLLM sets them for its workers: a scheduler in one process has
+    none."""
     if not openmp.exists():
         return {"OMP_NUM_THREADS": str(num_threads)}
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:num_threads]))

@@ -112,7 +112,7 @@ Work = Callable[[], object]
 
 
 Prepare = Callable[[Problem, int], Work]
-"""Of a problem, and how many queries each sequence has."""
+"""Prepares a problem, given how many queries each sequence has."""
 
 
 def decode_result(shape: tuple[int, int], prepare: Prepare) -> str:

@@ -19,7 +19,7 @@ from inference.protocol.sampling import SamplingParams
 VOCAB_SIZE = 151_936
 NUM_ROWS = (1, 8, 32)
 SPREAD = 4.0
-"""Of scores: a nucleus of 0.9 holds some hundred tokens."""
+"""How far scores are spread: a nucleus of 0.9 holds some hundred tokens."""
 WISHES = {
     "likeliest": SamplingParams(max_tokens=1, temperature=0.0),
     "temperature 1": SamplingParams(max_tokens=1),

@@ -18,7 +18,7 @@ def copy_bytes_per_s(device: torch.device = CARD, num_bytes: int = COPIED_BYTES)
 
 
 def matmul_flops_per_s(device: torch.device = CARD, side: int = MATMUL_SIDE) -> float:
-    """Of a square product in bfloat16, a multiplication and an addition counting as two."""
+    """The rate of a square product in bfloat16; a multiplication and an addition count as two."""
     shape = side, side
     left, right = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
     return float(2 * side**3 / (device_ms(lambda: left @ right, device) / 1e3))

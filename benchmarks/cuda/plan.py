@@ -35,8 +35,8 @@ BYTES_PER_TABLE_WEIGHT: dict[Weights, float] = BYTES_PER_WEIGHT | {"q4": BYTES_P
 
 CONCURRENCIES = (1, 32)
 WORKING_BYTES = 6 * 10**9
-"""Of a subject's process, beside weights and KV: the driver's own, captured steps, the largest
-step's activations."""
+"""What a subject's process takes beside weights and KV: the driver's own, captured steps, the
+largest step's activations."""
 
 
 DEVICE_BYTES = 10**10
@@ -46,15 +46,15 @@ DEVICE_BYTES = 10**10
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     prompt_tokens: int
-    """Of a sequence whose decoding is timed."""
+    """The prompt of a sequence whose decoding is timed."""
     output_tokens: int
     """The decode steps that are timed."""
     prefill_tokens: int
-    """Of the prompt that is timed to its first token."""
+    """The prompt that is timed to its first token."""
 
     @property
     def mean_context_tokens(self) -> int:
-        """Of a sequence, over its timed steps."""
+        """A sequence's context on average over its timed steps."""
         return self.prompt_tokens + self.output_tokens // 2
 
     @property
@@ -123,7 +123,7 @@ class PlannedSubject:
     options: dict[str, str]
     rows: tuple[Row, ...]
     need_bytes: int
-    """Of the device's memory, about."""
+    """What it needs of the device's memory, about."""
 
 
 def chosen_rows(
@@ -149,8 +149,8 @@ def _sizes(shape: str, measure: Measure) -> tuple[int, ...]:
 def planned_subjects(
     shape: str, rows: Sequence[Row], columns: Collection[Column], place: Place
 ) -> list[PlannedSubject]:
-    """Those of one shape: an engine for each kind of weights, and transformers on the dense ones.
-    Whoever would answer nothing is left out."""
+    """The subjects of one shape: an engine for each kind of weights, and transformers on the dense
+    ones. Whoever would answer nothing is left out."""
     here = [row for row in rows if row.shape == shape]
     planned = [
         _engine(shape, weights, [row for row in here if row.weights == weights], place)
@@ -205,7 +205,7 @@ def _continuous(shape: str, rows: Sequence[Row], place: Place) -> PlannedSubject
 
 
 def weight_bytes(config: ModelConfig, weights: Weights) -> float:
-    """Of projections and tables; norms are too little to count."""
+    """What projections and tables take; norms are too little to count."""
     num_tables = 1 if config.tie_embeddings else 2
     tables = num_tables * table_weights(config) * BYTES_PER_TABLE_WEIGHT[weights]
     return projection_weights(config) * BYTES_PER_WEIGHT[weights] + tables

@@ -22,12 +22,12 @@ NARROWEST_TABLE = 110
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Of the report. ``None`` is what was not measured, or has no goal."""
+    """A line of the report. ``None`` is what was not measured, or has no goal."""
 
     name: str
     helexa_tokens_per_s: float | None
     share: float | None
-    """Of the device's best."""
+    """The share of the device's best."""
     share_goal: float | None
     transformers_tokens_per_s: float | None
     ratio: float | None

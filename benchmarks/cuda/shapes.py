@@ -4,7 +4,7 @@ such a model must read or multiply at the least. Imports no torch."""
 from __future__ import annotations
 
 from inference.models.config import ModelConfig
-from inference.models.kv_format import KVFormat, kv_bytes_per_token
+from inference.models.kv_format import kv_bytes_per_token
 
 SHAPES = {
     "1.7B": ModelConfig(
@@ -55,7 +55,7 @@ TINY = ModelConfig(
 
 
 def weight_shape(config: ModelConfig, name: str) -> tuple[int, ...]:
-    """Of a weight by its Hugging Face name, with or without ``.weight``: (out_features,
+    """The shape of a weight by its Hugging Face name, with or without ``.weight``: (out_features,
     in_features), or (features,) of a norm."""
     kind = name.removesuffix(".weight").rsplit(".", 1)[-1]
     if kind.endswith("norm"):
@@ -95,13 +95,12 @@ def decode_floor_bytes(
     bytes_per_head_weight: float,
     num_rows: int,
     context_tokens: int,
-    kv_format: KVFormat = "bf16",
 ) -> float:
     """What a decode step must read: projections, the output head, and the rows' contexts. Norms
     and the embedding rows that are looked up are too little to count."""
     projections = projection_weights(config) * bytes_per_weight
     head = table_weights(config) * bytes_per_head_weight
-    return projections + head + num_rows * context_tokens * kv_bytes_per_token(config, kv_format)
+    return projections + head + num_rows * context_tokens * kv_bytes_per_token(config, "bf16")
 
 
 def prefill_floor_flops(config: ModelConfig, num_tokens: int) -> int:

@@ -17,9 +17,10 @@ from benchmarks.cuda.shapes import decode_floor_bytes, prefill_floor_flops
 
 DENSE_DECODE_GOAL = 0.8
 QUANTIZED_DECODE_GOAL = 0.6
-"""Of the time that reading the weights and the context takes; for a sequence by itself."""
+"""The goal as a share of the time that reading the weights and the context takes, for a sequence by
+itself."""
 PREFILL_GOAL = 0.5
-"""Of the rate of a large matrix product."""
+"""The goal as a share of the rate of a large matrix product."""
 CONTINUOUS_GOAL = 1.5
 """Times transformers' continuous batching, with the most sequences at once."""
 

@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def write_adapter(directory: Path, config: ModelConfig, rank: int, seed: int) -> AdapterSpec:
-    """For all that an adapter may change, in bfloat16."""
+    """Writes an adapter that changes all that one may change, in bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, (out_features, in_features) in adaptable_shapes(config).items():

@@ -5,11 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 
-from inference.engine.engine import Engine, EngineLimits
+from inference.engine.admission import EngineLimits
+from inference.engine.engine import Engine
 from inference.engine.faults.kinds import StepFault
 from inference.engine.kv_cache import KVCache
 from inference.engine.sampling.sampled import Sampled
-from inference.engine.scheduling.scheduler import Schedule, Scheduler, SchedulerLimits
+from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.schedule import Schedule
+from inference.engine.scheduling.scheduler import Scheduler
 from inference.engine.scheduling.sequence import Sequence
 from inference.protocol.engine import SubmitSequence
 from inference.protocol.sampling import SamplingParams

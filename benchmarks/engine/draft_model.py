@@ -15,17 +15,16 @@ import hashlib
 import json
 import random
 import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from benchmarks.engine.decoding import Decoded, decode
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import configure_threads, load_engine
-from inference.protocol.engine import SequenceStep, SubmitSequence
+from inference.protocol.engine import SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
 
@@ -42,14 +41,6 @@ PROMPT_TOKENS = 200
 OUTPUT_TOKENS = 160
 TASKS = {"greedy": 0.0, "drawn": 0.8}
 """And the temperature of each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    tokens_per_s: float
-    digest: str
-    accepted: float
-    """Part of the drafts that were right."""
 
 
 def make_models(directory: Path, agreement: float) -> tuple[Path, Path]:
@@ -123,34 +114,27 @@ def _save(directory: Path, weights: dict[str, torch.Tensor], num_layers: int) ->
     return directory
 
 
-def measure(engine: Engine, at_once: int, temperature: float) -> Reading:
-    """From when all prompts are computed."""
+def measure(engine: Engine, at_once: int, temperature: float) -> Decoded:
     generator = random.Random(at_once)
-    answers: dict[str, list[int]] = {str(index): [] for index in range(at_once)}
-    for index, sequence_id in enumerate(answers):
-        prompt = generator.choices(range(1, VOCAB_SIZE), k=PROMPT_TOKENS)
-        params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=temperature, seed=index)
-        engine.submit(SubmitSequence(sequence_id=sequence_id, token_ids=prompt, params=params))
-
-    def step() -> None:
-        for output in engine.step().outputs:
-            assert isinstance(output, SequenceStep), output
-            answers[output.sequence_id] += output.token_ids
-
-    while engine.has_prompts:
-        step()
-    num_before, before = sum(map(len, answers.values())), engine.stats()
-    began_s = time.perf_counter()
-    while engine.has_work:
-        step()
-    seconds, after = time.perf_counter() - began_s, engine.stats()
-    drafted = after.num_drafted_tokens - before.num_drafted_tokens
-    accepted = after.num_accepted_drafts - before.num_accepted_drafts
-    return Reading(
-        (sum(map(len, answers.values())) - num_before) / seconds,
-        hashlib.sha256(json.dumps(answers).encode()).hexdigest()[:12],
-        accepted / drafted if drafted else 0.0,
+    return decode(
+        engine,
+        [
+            SubmitSequence(
+                sequence_id=str(index),
+                token_ids=generator.choices(range(1, VOCAB_SIZE), k=PROMPT_TOKENS),
+                params=SamplingParams(
+                    max_tokens=OUTPUT_TOKENS, temperature=temperature, seed=index
+                ),
+            )
+            for index in range(at_once)
+        ],
     )
+
+
+def _line(found: Decoded) -> str:
+    right = found.num_accepted_drafts / max(1, found.num_drafted_tokens)
+    digest = hashlib.sha256(json.dumps(found.answers).encode()).hexdigest()[:12]
+    return f"{right:.0%} of the drafts right, answers {digest}"
 
 
 def main() -> None:
@@ -184,7 +168,7 @@ def main() -> None:
                 print(
                     f"{task}, {at_once} at once, {arguments.speculation}: "
                     f"{max(one.tokens_per_s for one in found):.1f} tok/s, "
-                    f"{found[-1].accepted:.0%} of the drafts right, answers {found[-1].digest}",
+                    f"{_line(found[-1])}",
                     flush=True,
                 )
 

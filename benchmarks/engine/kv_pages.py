@@ -20,7 +20,7 @@ import torch
 from benchmarks.engine.steps import open_on_cpu
 from inference.models.batch import Batch
 from inference.models.kv_format import NATIVE_FORMATS, KVFormat
-from inference.models.native.llama import NativeKV, NativeLlama
+from inference.models.native.model import NativeKV, NativeModel
 from inference.models.registry import build_fastest_model
 
 BLOCK_TOKENS = 32
@@ -55,12 +55,12 @@ def main() -> None:
             print(f"{name:<28} small {small_ms:7.2f} ms  huge {huge_ms:7.2f} ms  {ratio:.2f}")
 
 
-def _load(model: Path, data_dir: Path, kv_format: KVFormat) -> NativeLlama:
+def _load(model: Path, data_dir: Path, kv_format: KVFormat) -> NativeModel:
     opened = open_on_cpu(model, data_dir)
     native, how = build_fastest_model(
         opened.config, opened.weights, opened.config.max_positions, data_dir, kv_format
     )
-    assert isinstance(native, NativeLlama), how
+    assert isinstance(native, NativeModel), how
     return native
 
 
@@ -78,7 +78,7 @@ def _fill(kv: NativeKV) -> None:
         tensor.zero_()
 
 
-def _cases(model: NativeLlama) -> Iterator[tuple[str, Step]]:
+def _cases(model: NativeModel) -> Iterator[tuple[str, Step]]:
     for num_rows, num_tokens in DECODES:
         batch = _decode_batch(num_rows, num_tokens)
         yield f"decode {num_rows} x {num_tokens} tokens", partial(model.forward, batch)

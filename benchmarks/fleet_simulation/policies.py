@@ -53,7 +53,7 @@ class Costs:
     decisions: list[float] = field(default_factory=list)
     routes: list[float] = field(default_factory=list)
     compilings: list[float] = field(default_factory=list)
-    """Of a new snapshot, once for all decisions on it."""
+    """How long compiling each new snapshot took, once for all decisions on it."""
     ticks: list[float] = field(default_factory=list)
 
 
@@ -207,7 +207,7 @@ class PlainLru:
         return best[1] if best else None
 
     def _card_choices(self, replica: SimReplica, wanted: SimModel) -> list[tuple[int, ...]]:
-        """Those of its neuron that are large enough, its own card among them."""
+        """The cards of its neuron that are large enough, its own among them."""
         totals = self._scenario.cards[replica.neuron]
         large = [card for card, total in enumerate(totals) if total >= wanted.device_bytes]
         own = [card for card in replica.cards if card in large]

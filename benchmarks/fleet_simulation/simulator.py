@@ -21,7 +21,7 @@ from fleet.placement.plan import Waiting
 LOOK_S = 1.0
 TICK_EVERY_LOOKS = 5
 GIVE_UP_S = 600.0
-"""As a gateway does."""
+"""How long a request waits, as at a gateway."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Result:
     num_given_up: int = 0
     num_placed_again: int = 0
     waits_s: list[float] = field(default_factory=list)
-    """Of every request that was served."""
+    """How long every request waited that was served."""
     residencies_s: list[float] = field(default_factory=list)
     """How long each evicted or displaced replica had been ready."""
 

@@ -35,12 +35,12 @@ class SimReplica:
 class SimFleet:
     scenario: Scenario
     replicas: dict[str, dict[str, SimReplica]] = field(default_factory=dict)
-    """By neuron, then model."""
+    """The replicas by neuron, then model."""
     dead: set[tuple[str, int]] = field(default_factory=set)
     holders: defaultdict[str, dict[str, SimReplica]] = field(
         default_factory=lambda: defaultdict(dict)
     )
-    """By model, then neuron."""
+    """The same by model, then neuron."""
 
     def __post_init__(self) -> None:
         self.replicas = {name: {} for name in self.scenario.cards}

@@ -35,9 +35,9 @@ class RunningProcess:
         self._log = log
         self._psutil = psutil.Process(process.pid)
 
-    def wait_until_listening(self, timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait_until_listening(self) -> None:
         """Raises ``ProcessFailedError``."""
-        give_up_s = time.monotonic() + timeout_s
+        give_up_s = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
                 socket.create_connection((HOST, self.port), timeout=1).close()

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.gateway.processes import HOST, Processes, RunningProcess, free_port
 from helexa_site.bootstrap.redis_server import (
@@ -28,11 +27,18 @@ ACCOUNT = "bench"
 CAP_TOKENS = 10**15
 """More than any run uses: what is measured is the counting, not the refusing."""
 PREPARE = """
+import sys
 import django; django.setup()
 from django.core.management import call_command
 call_command("migrate", verbosity=0)
-call_command("ensure_default_model")
+call_command("ensure_default_model", stdout=sys.stderr)
 """
+MAKE_KEY = f"""
+call_command("accounts", "create", "{ACCOUNT}", stdout=sys.stderr)
+call_command("keys", "create", "{ACCOUNT}", "--cap-tokens", "{CAP_TOKENS}", "--json")
+"""
+"""A new account's key with a cap, so that budgets are at work. Goes on where PREPARE ends: each
+process would import Django anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +96,7 @@ def stage(options: StageOptions) -> Iterator[Stage]:
                 wait_for_redis(server.url)
                 redis_process.check()
                 env = _environment(root, server.url, options)
-                _run([sys.executable, "-c", PREPARE], env)
-                authorization = _make_key(env) if options.with_key else ""
+                authorization = _prepare(env, with_key=options.with_key)
                 neuron = [*("-m", "benchmarks.gateway.neuron", "--model", MODEL)]
                 neuron += ["--step-ms", str(options.step_ms)]
                 neuron += ["--stamped"] if options.stamped else []
@@ -128,22 +133,14 @@ def _command(kind: str, port: int, checkout: Path) -> Sequence[str]:
     )
 
 
-def _make_key(env: dict[str, str]) -> str:
-    """The key of a new account with caps on both, so that budgets are at work."""
-    _manage(env, "accounts", "create", ACCOUNT)
-    made: dict[str, Any] = json.loads(
-        _manage(env, "keys", "create", ACCOUNT, "--cap-tokens", str(CAP_TOKENS), "--json")
-    )
-    return f"Bearer {made['key']}"
-
-
-def _manage(env: dict[str, str], *arguments: str) -> str:
-    return _run([sys.executable, str(REPOSITORY_DIR / "manage.py"), *arguments], env)
-
-
-def _run(command: Sequence[str], env: dict[str, str]) -> str:
-    """What it says."""
+def _prepare(env: dict[str, str], *, with_key: bool) -> str:
+    """The bearer that clients send."""
     done = subprocess.run(
-        command, cwd=REPOSITORY_DIR, env=env, check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PREPARE + MAKE_KEY if with_key else PREPARE],
+        cwd=REPOSITORY_DIR,
+        env=env,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    return done.stdout
+    return f"Bearer {json.loads(done.stdout)['key']}" if with_key else ""

@@ -28,7 +28,7 @@ class StreamTimes:
 
     sent: float
     tokens: list[float]
-    """Of each token, in order; a token without text comes with the next that has some."""
+    """When each token came, in order; one without text comes with the next that has some."""
 
 
 class HelexaHttp:

@@ -30,7 +30,7 @@ class CacheSize:
 
     num_sequences: int
     sequence_tokens: int
-    """Of the longest, prompt and output."""
+    """The longest sequence, prompt and output."""
     batch_tokens: int
     """In one step."""
     page_tokens: int
@@ -105,7 +105,8 @@ class TransformersContinuous:
         self._manager.destroy()
 
     def _next_timestamps(self) -> list[float]:
-        """Of a request that is done: without streaming, the manager delivers nothing else."""
+        """The timestamps of a request that is done: without streaming, the manager delivers nothing
+        else."""
         while (result := self._manager.get_result(timeout=RESULT_TIMEOUT_S)) is None:
             if not self._manager.is_running():
                 raise RuntimeError("the continuous batching thread has ended")

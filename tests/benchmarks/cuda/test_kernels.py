@@ -46,6 +46,7 @@ def test_a_row_that_fails_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 def test_all_attention_rows_compute_the_same(device: torch.device) -> None:
     problem = attention.Problem.make(2, 40, device)
     for queries_each, ways in (
