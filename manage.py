@@ -8,6 +8,7 @@ too old, so that they get a sentence and not a syntax error.
 import sys
 
 MINIMUM_PYTHON = (3, 11)
+INTERRUPTED = 130
 
 
 def main():
@@ -17,9 +18,12 @@ def main():
                 *MINIMUM_PYTHON, *sys.version_info[:2], sys.executable
             )
         )
-    from helexa_site.bootstrap.commands import run
+    try:
+        from helexa_site.bootstrap.commands import run
 
-    return run(sys.argv[1:])
+        return run(sys.argv[1:])
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -6,19 +6,23 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import django.conf
 import hypothesis
 import pytest
 import redis
+from pytest_django.plugin import DjangoDbBlocker
 from xdist.remote import Producer
 
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
 from tests.embedding_model import fetch_embedding_model
 from tests.leftovers import leftovers, mark_this_run
+from tests.migrated_database import MakeSqlite, MigratedDatabase, migrated_database
 from tests.private_redis import running_redis
+from tests.rewriting import keep_share
 from tests.spreading import SpreadByServer, check_servers, turn
 from tests.time_limit import (  # noqa: F401 - hooks
     pytest_configure,
@@ -45,13 +49,21 @@ os.environ.setdefault("HELEXA_METRICS_LISTEN", "off")
 if not has_cuda():
     # Before Triton is imported, which parts of torch do: kernels then run interpreted.
     os.environ["TRITON_INTERPRET"] = "1"
-# How long an example takes says how busy the machine is.
-hypothesis.settings.register_profile(
-    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+# How long an example takes says how busy the machine is. tests/test_properties_at_length.py takes
+# the long profile.
+for profile, num_examples in (("suite", 40), ("long", 120)):
+    hypothesis.settings.register_profile(
+        profile,
+        deadline=None,
+        max_examples=num_examples,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
 hypothesis.settings.load_profile("suite")
 # As slow to guess as a password has to be is half a second for every user that a test makes.
 django.conf.settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+# Static files are looked for when they are asked for: every client that a test makes would look
+# for all of them beforehand.
+django.conf.settings.WHITENOISE_AUTOREFRESH = True
 
 
 def is_one_of_several(config: pytest.Config) -> bool:
@@ -60,11 +72,12 @@ def is_one_of_several(config: pytest.Config) -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What is imported and collected stays until the end: some million objects, which each full
     collection of the garbage collector would look through."""
     gc.disable()
     try:
+        keep_share(session.config)
         return (yield)
     finally:
         gc.collect()
@@ -91,6 +104,52 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         print(f"\nleft behind: {process.pid} {' '.join(process.cmdline())}")
         process.kill()
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(
+    request: pytest.FixtureRequest,
+    django_test_environment: None,
+    django_db_blocker: DjangoDbBlocker,
+    django_db_modify_db_settings: None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[MigratedDatabase | None]:
+    """In the place of pytest-django's, which makes no database where no test of the run uses it
+    itself. What a test commits is undone at little cost, where the database is in memory."""
+    config = request.config
+    common_dir = tmp_path_factory.getbasetemp().parent if is_one_of_several(config) else None
+    with ExitStack() as at_the_end:
+        with django_db_blocker.unblock():
+            migrated = at_the_end.enter_context(migrated_database(config, common_dir))
+        if migrated is not None:
+            at_the_end.enter_context(migrated.restored_after_tests())
+        yield migrated
+        with django_db_blocker.unblock():
+            at_the_end.close()
+
+
+@pytest.fixture(scope="session")
+def make_sqlite(
+    django_db_setup: MigratedDatabase,
+    django_db_blocker: DjangoDbBlocker,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> MakeSqlite:
+    """Makes a SQLite file with every migration and what a function writes. Processes that start on
+    it save the seconds that migrating takes."""
+
+    def make(write: Callable[[], object] = lambda: None) -> Path:
+        path = tmp_path_factory.mktemp("migrated") / "helexa.sqlite3"
+        with django_db_blocker.unblock():
+            django_db_setup.save_with(write, path)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(make_sqlite: MakeSqlite) -> Path:
+    """With nothing else in it. To be copied."""
+    return make_sqlite()
 
 
 @pytest.fixture(scope="session")

@@ -75,7 +75,7 @@ class MortalRedis:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(60)
         self._guardian.release(self._process.pid)
 
 

@@ -14,7 +14,7 @@ from xdist.scheduler import LoadFileScheduling
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 LIVE = "tests/live/"
 SERVERS = {
-    "shared_server": {"shared_server", "helexa"},
+    "shared_server": {"shared_server", "helexa", "on_demand"},
     "scripted_server": {
         *("scripted_server", "uvicorn_url", "hermes", "openai_client", "anthropic_client"),
         *("ask", "respond", "converse"),
@@ -40,12 +40,13 @@ def server_of(file: str) -> str | None:
 
 
 def turn(item: pytest.Item) -> int:
-    """Tests are handed out in this order. Live ones take long and wait much; short ones then fill
-    the processes evenly at the end."""
+    """Tests are handed out in this order. Live ones take long and wait much, and those of the whole
+    tree start many processes; short ones then fill the processes evenly at the end."""
     file = file_of(item)
     if server := server_of(file):
         return list(SERVERS).index(server)
-    return len(SERVERS) + (not file.startswith(LIVE))
+    is_of_the_tree = file.count("/") == 1
+    return len(SERVERS) + (not file.startswith(LIVE)) + (not is_of_the_tree)
 
 
 def check_servers(items: list[pytest.Item]) -> None:

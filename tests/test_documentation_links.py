@@ -45,5 +45,5 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_a_broken_link_is_found() -> None:
-    text = "[a](nowhere.md) [b](README.md#nothing-like-it) [c](README.md#tests) [d](https://x.test)"
+    text = "[a](nowhere.md) [b](README.md#nothing-like-it) [c](README.md#measuring) [d](https://x.test)"
     assert broken_links("README.md", text) == ["nowhere.md", "README.md#nothing-like-it"]

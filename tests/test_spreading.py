@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from tests.spreading import ends_with, server_of
+from tests.spreading import ends_with, server_of, turn
 
 
 @pytest.mark.parametrize(
@@ -25,10 +25,21 @@ def test_files_of_one_server_stay_together(file: str, server: str | None) -> Non
     assert server_of(file) == server
 
 
-def test_a_server_ends_with_the_last_test_that_shares_it() -> None:
-    def item(file: str) -> pytest.Item:
-        return cast(pytest.Item, SimpleNamespace(nodeid=f"{file}::test"))
+def item(file: str) -> pytest.Item:
+    return cast(pytest.Item, SimpleNamespace(nodeid=f"{file}::test"))
 
+
+def test_what_takes_longest_is_handed_out_first() -> None:
+    files = [
+        "tests/acp/test_store.py",
+        "tests/test_import_boundaries.py",
+        "tests/live/test_hang_ups.py",
+        "tests/live/test_answer.py",
+    ]
+    assert sorted(map(item, files), key=turn) == [item(file) for file in reversed(files)]
+
+
+def test_a_server_ends_with_the_last_test_that_shares_it() -> None:
     answer, start = item("tests/live/test_answer.py"), item("tests/live/test_start_and_stop.py")
     hang_ups, own = item("tests/live/test_hang_ups.py"), item("tests/test_spreading.py")
     assert ends_with(answer, start) is None

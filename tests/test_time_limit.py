@@ -5,6 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.time_limit import END_S, End
 
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent
 CONFTEST = """
@@ -96,3 +101,22 @@ def test_native_code_that_never_comes_back_ends_the_process(tmp_path: Path) -> N
     assert done.returncode == 1
     assert "Timeout" in done.stderr
     assert "test_no_signal_comes_through" in done.stderr
+
+
+def test_the_end_is_put_off_while_tests_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rarely: each time takes longer than most tests."""
+    ends_s, now_s = [0.0], 0.0
+
+    def end_later(seconds: float, **_: object) -> None:
+        ends_s.append(now_s + seconds)
+
+    monkeypatch.setattr(
+        "tests.time_limit.faulthandler", SimpleNamespace(dump_traceback_later=end_later)
+    )
+    monkeypatch.setattr("tests.time_limit.processes_per_core", lambda: 1.0)
+    end = End(lambda: now_s)
+    for _ in range(100):
+        end.stay_away(sys.stderr)
+        assert ends_s[-1] - now_s >= END_S / 2
+        now_s += END_S / 10
+    assert len(ends_s) - 1 <= 100 / 5

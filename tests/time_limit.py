@@ -1,7 +1,7 @@
 """A limit for every test: one that hangs fails, says where all threads are, and the run goes on.
 
     setup, call or teardown ─▶ limit ─▶ SIGALRM: TimeLimitExceeded is raised where the test waits
-                                └─▶ three limits: stacks to stderr, the process ends
+                                └─▶ long after: stacks to stderr, the process ends
 
 The second is for what no signal reaches: native code that never comes back. pytest-xdist then names
 the test, and starts another process for the rest. Where processes share cores the limit is longer:
@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import math
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import FrameType
 from typing import TextIO
 
@@ -30,6 +31,12 @@ SETUP_LIMIT_S = 600.0
 """Of the first test that uses a server: it is started there."""
 AGAIN_S = 60.0
 """After this it is raised again: something may have swallowed it."""
+LIMITS_TO_THE_END = 3
+"""The process ends after so many of a test that has a limit of its own."""
+END_S = 1800.0
+"""Of other tests it ends at the latest after this, at the earliest after half of it: later than any
+limit. To put it off with each test would start a thread and wait for the end of another one, which
+takes longer than most tests where cores are busy."""
 
 _stderr = pytest.StashKey[TextIO]()
 
@@ -70,7 +77,7 @@ def _limited(item: pytest.Item, default_s: float) -> Iterator[None]:
     if item.config.getoption("usepdb") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    began_s = time.monotonic()
+    began_s, stderr = time.monotonic(), item.config.stash[_stderr]
 
     def on_alarm(signal_number: int, frame: FrameType | None) -> None:
         left_s = began_s + limit_s * processes_per_core() - time.monotonic()
@@ -81,14 +88,42 @@ def _limited(item: pytest.Item, default_s: float) -> Iterator[None]:
 
     previous = signal.signal(signal.SIGALRM, on_alarm)
     signal.setitimer(signal.ITIMER_REAL, limit_s, AGAIN_S)
-    end_s = 3 * limit_s * max(1.0, processes_per_core())
-    faulthandler.dump_traceback_later(end_s, exit=True, file=item.config.stash[_stderr])
+    if mark:
+        _end.come_after(LIMITS_TO_THE_END * limit_s * processes_per_core(), stderr)
+    else:
+        _end.stay_away(stderr)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+        if mark:
+            _end.never_come()
+
+
+class End:
+    """Of this process, with the stacks of all threads. It does not hang on the interpreter."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._comes_s = -math.inf
+
+    def stay_away(self, stderr: TextIO) -> None:
+        """For half of ``END_S`` and more."""
+        end_s = END_S * processes_per_core()
+        if self._comes_s - self._clock() < end_s / 2:
+            self.come_after(end_s, stderr)
+
+    def come_after(self, seconds: float, stderr: TextIO) -> None:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=stderr)
+        self._comes_s = self._clock() + seconds
+
+    def never_come(self) -> None:
         faulthandler.cancel_dump_traceback_later()
+        self._comes_s = -math.inf
+
+
+_end = End()
 
 
 def processes_per_core() -> float:

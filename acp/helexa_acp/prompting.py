@@ -21,8 +21,8 @@ from helexa_acp.history import Part, Text, Usage
 from helexa_acp.modes import Mode
 from helexa_acp.selectors import parse_selector
 from helexa_acp.service import Sessions
-from helexa_acp.sessions import Phase, Session
-from helexa_acp.turns import StopReason, TurnRunner
+from helexa_acp.sessions import Phase, Session, StopReason
+from helexa_acp.turns import TurnRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,8 @@ def _git_listing(folder: Path) -> list[str] | None:
 
 
 def matches_glob(path: Path, folder: Path, glob: str | None) -> bool:
-    """By its name, or by its path from the folder where the glob holds a slash."""
+    """Whether the glob matches its name, or its path from the folder where the glob holds a
+    slash."""
     if glob is None:
         return True
     name = path.relative_to(folder).as_posix() if "/" in glob else path.name

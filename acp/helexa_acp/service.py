@@ -88,7 +88,7 @@ class Sessions:
         return session
 
     def stored(self, cwd: str | None) -> list[StoredSession]:
-        """Those of a working directory, or all; latest change first."""
+        """The sessions of a working directory, or all; latest change first."""
         return [one for one in self._store.all() if cwd is None or one.cwd == cwd]
 
     def save(self, session: Session) -> None:

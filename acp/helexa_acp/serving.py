@@ -22,7 +22,7 @@ from helexa_acp.transport import MAX_LINE_BYTES, LineTransport
 
 
 async def serve(config: Config, environ: Mapping[str, str]) -> None:
-    """Until the client closes its end, or a signal says so."""
+    """Serves until the client closes its end, or a signal ends it."""
     here = data_dir(environ)
     endpoints = Endpoints(config)
     sessions = Sessions(config, endpoints, SessionStore(here / "sessions"))

@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from helexa_acp.history import Turn, Usage, UserTurn, text_of
 from helexa_acp.modes import Mode
@@ -21,9 +21,10 @@ from helexa_acp.selectors import Selector
 if TYPE_CHECKING:
     from helexa_acp.mcp.pool import McpPool
     from helexa_acp.store import Hold
-    from helexa_acp.turns import StopReason
 
 TITLE_CHARACTERS = 60
+StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
+"""Why one turn ended."""
 
 
 class Phase(Enum):

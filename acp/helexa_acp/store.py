@@ -99,7 +99,7 @@ class SessionStore:
             raise StoreError(f"Session {session_id} cannot be read: {error}") from None
 
     def all(self) -> Iterator[StoredSession]:
-        """Those that can be read, latest change first."""
+        """The sessions that can be read, latest change first."""
         found = []
         for path in self._folder.glob("hxa-*.json"):
             with contextlib.suppress(StoreError):

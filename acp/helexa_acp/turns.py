@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from helexa_acp import updates
 from helexa_acp.asking import Asker
 from helexa_acp.calls import CallRunner
 from helexa_acp.drafts import Draft, understood
 from helexa_acp.history import INVALID_CALL, Part, Text, ToolCall, Usage, UserTurn, interrupted
-from helexa_acp.sessions import Session
+from helexa_acp.sessions import Session, StopReason
 from helexa_acp.tools import tools_for
 from helexa_acp.tools.base import Tool
 
 MAX_ROUNDS = 25
 CANCELLED = "ERROR: the user cancelled it."
-StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

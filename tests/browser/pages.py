@@ -121,6 +121,7 @@ def rows() -> dict[str, list[Page]]:
 
     found = dict(OWN_PAGES)
     found["usage-key"] = [Page("/usage/keys/{key}", MEMBER_ALONE, ApiKey)]
+    assert get_resolver().url_patterns, "they register the admin's models"
     for model in admin.site._registry:
         found |= _pages_of(model)
     return found

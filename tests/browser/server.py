@@ -57,11 +57,12 @@ class PagesServer:
             connection.close()
 
     def first_key(self, model: type[Model]) -> str:
-        """Of the table's first row, as it stands in addresses."""
+        """Of the row that the table has had longest, as it stands in addresses: pages that were
+        visited may have made others, with keys that no order foresees."""
         key, table = model._meta.pk, model._meta.db_table
         connection = sqlite3.connect(self._database, timeout=BUSY_TIMEOUT_S)
         try:
-            query = f"SELECT {key.column} FROM {table} ORDER BY {key.column} LIMIT 1"
+            query = f"SELECT {key.column} FROM {table} ORDER BY rowid LIMIT 1"
             row = connection.execute(query).fetchone()
         finally:
             connection.close()

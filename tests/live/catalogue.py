@@ -1,11 +1,11 @@
-"""Models put into a running server's catalogue."""
+"""Models put into a running server's catalogue, over its REST API."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -14,6 +14,12 @@ from tests.live.serving import REPOSITORY_DIR, WAIT_TIMEOUT_S, Serve, wait_until
 
 KV_BYTES = 48 * 1024 * 1024
 """So little that a few long prompts queue for it."""
+IMPORTS = "from fleet import services; from metering.actor import COMMAND\n"
+MAKE_KEY = """
+from metering.services import account_create, key_create
+account = account_create(actor=COMMAND, name="operators")
+print(key_create(actor=COMMAND, account=account, scopes=["fleet:write"]).key)
+"""
 
 
 def add_model(helexa: Serve, gguf: Path) -> str:
@@ -24,41 +30,40 @@ def add_model(helexa: Serve, gguf: Path) -> str:
 
 
 def create_model(helexa: Serve, *, name: str, **fields: object) -> None:
-    """As an operator's command does it; returns when the gateway knows it."""
-    create_models(helexa, {"name": name, **fields})
-
-
-def create_models(helexa: Serve, *models: Mapping[str, object]) -> None:
-    """In one process: each is a second or two."""
-    run(
-        helexa,
-        "\n".join(
-            f"services.catalogue_model_create(actor=COMMAND, **{dict(fields)!r})"
-            for fields in models
-        ),
-    )
-    for fields in models:
-        wait_until_offered(helexa, str(fields["name"]), 200)
+    """Returns when the gateway knows it."""
+    operate(helexa, "POST", "/api/catalogue", name=name, **fields)
+    wait_until_offered(helexa, name, 200)
 
 
 def withdraw_model(helexa: Serve, name: str) -> None:
     """It is not offered any more: other tests that use this server do not know it."""
-    lines = (
-        "from fleet.models import CatalogueModel",
-        f"model = CatalogueModel.objects.get(name={name!r})",
-        "model.enabled = False",
-        "services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=['enabled'])",
-    )
-    run(helexa, "\n".join(lines))
+    operate(helexa, "PATCH", f"/api/catalogue/{name}", enabled=False)
     wait_until_offered(helexa, name, 404)
 
 
+def operate(helexa: Serve, method: str, path: str, **body: object) -> None:
+    response = httpx.request(
+        method,
+        helexa.url + path,
+        json=body,
+        headers={"Authorization": f"Bearer {operator_key(helexa)}"},
+        timeout=WAIT_TIMEOUT_S,
+    )
+    assert response.is_success, response.text
+
+
+@cache
+def operator_key(helexa: Serve) -> str:
+    """A key that may change the fleet. The first who needs it makes it: that takes a process, which
+    takes seconds to start."""
+    return run(helexa, MAKE_KEY).strip()
+
+
 def run(helexa: Serve, code: str) -> str:
-    """What it prints."""
-    imports = "from fleet import services\nfrom metering.actor import COMMAND\n"
+    """What it prints, in Django's shell on the server's machine."""
     command = [sys.executable, str(REPOSITORY_DIR / "manage.py"), "shell", "-v", "0", "-c"]
     done = subprocess.run(
-        [*command, imports + code],
+        [*command, IMPORTS + code],
         env=helexa.find("gateway").environ(),
         stdout=subprocess.PIPE,
         text=True,

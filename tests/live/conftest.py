@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ import openai
 import pytest
 
 from tests.live.asking import Ask, Converse, Respond
+from tests.live.on_demand import LoadedOnDemand, load_on_demand, with_tools
 from tests.live.scripted_model import ScriptedModel
 from tests.live.scripted_server import ScriptedServe
 from tests.live.second_gateway import second_gateway
@@ -32,10 +34,14 @@ def server_dir(
     tmp_path_factory: pytest.TempPathFactory,
     model_cache_dir: Path,
     native_cache_dir: Path,
+    migrated_sqlite: Path,
     default_gguf: Path,
 ) -> Path:
-    """A data directory in which the default model is downloaded already."""
-    return with_caches(tmp_path_factory.mktemp("live"), model_cache_dir, native_cache_dir)
+    """A data directory in which the default model is downloaded already, and the database is
+    migrated."""
+    data_dir = with_caches(tmp_path_factory.mktemp("live"), model_cache_dir, native_cache_dir)
+    shutil.copy(migrated_sqlite, data_dir)
+    return data_dir
 
 
 def with_caches(data_dir: Path, model_cache_dir: Path, native_cache_dir: Path) -> Path:
@@ -56,6 +62,15 @@ def shared_server(server_dir: Path) -> Iterator[Serve]:
         yield serve
 
 
+@pytest.fixture(scope="session")
+def on_demand(
+    shared_server: Serve, default_gguf: Path, tmp_path_factory: pytest.TempPathFactory
+) -> LoadedOnDemand:
+    """Loaded once for all that need a second model: an engine takes long to start."""
+    copy = tmp_path_factory.mktemp("tools") / "model.gguf"
+    return load_on_demand(shared_server, with_tools(default_gguf, copy))
+
+
 @pytest.fixture
 def helexa(shared_server: Serve) -> Serve:
     """The shared server, healthy: what an earlier test broke has come back."""
@@ -67,9 +82,13 @@ def helexa(shared_server: Serve) -> Serve:
 
 
 @pytest.fixture(scope="session")
-def scripted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServe]:
+def scripted_server(
+    tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path
+) -> Iterator[ScriptedServe]:
     """One server for all tests that need a model to write what they say."""
     directory = tmp_path_factory.mktemp("scripted")
+    (directory / "var").mkdir()
+    shutil.copy(migrated_sqlite, directory / "var")
     with _running["scripted_server"] as running:
         serve = ScriptedServe(directory / "var", directory / "scripts")
         running.callback(serve.end)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import httpx
-
+from tests.live.catalogue import operate, wait_until_offered
 from tests.live.scripted_model import FAMILIES, ScriptedModel, make_model
-from tests.live.serving import REPOSITORY_DIR, WAIT_TIMEOUT_S, Serve, wait_until
+from tests.live.serving import Serve
 
 ALIAS, ALIASED = "claude-local", "hermes"
 """Some clients insist on names of their own."""
@@ -37,28 +35,9 @@ class ScriptedServe(Serve):
         return url
 
     def _add_models(self) -> None:
-        """As the admin's form does it."""
-        lines = [
-            "services.catalogue_model_create("
-            f"actor=COMMAND, name={model.name!r}, source='path:{model.folder}')"
-            for model in self.models.values()
-        ]
-        lines.append(f"model = CatalogueModel.objects.get(name={ALIASED!r})")
-        lines.append(f"services.alias_create(actor=COMMAND, name={ALIAS!r}, model=model)")
-        imports = [
-            "from fleet import services",
-            "from fleet.models import CatalogueModel",
-            "from metering.actor import COMMAND",
-        ]
-        code = "\n".join([*imports, *lines])
-        subprocess.run(
-            [sys.executable, str(REPOSITORY_DIR / "manage.py"), "shell", "-v", "0", "-c", code],
-            env=self.find("gateway").environ(),
-            check=True,
-            timeout=WAIT_TIMEOUT_S,
-        )
-        wait_until(self._offers_models, "the catalogue is read")
-
-    def _offers_models(self) -> bool:
-        offered = httpx.get(f"{self.url}/v1/models", timeout=30.0).json()["data"]
-        return {model["id"] for model in offered} >= set(self.models)
+        for model in self.models.values():
+            source = f"path:{model.folder}"
+            operate(self, "POST", "/api/catalogue", name=model.name, source=source)
+        operate(self, "POST", "/api/aliases", name=ALIAS, model=ALIASED)
+        for name in (*self.models, ALIAS):
+            wait_until_offered(self, name, 200)

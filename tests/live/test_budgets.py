@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from tests.live.catalogue import run
 from tests.live.scripted_model import ScriptedModel
 from tests.live.scripted_server import ScriptedServe
-from tests.live.serving import REPOSITORY_DIR, WAIT_TIMEOUT_S, chat_body, wait_until
+from tests.live.serving import WAIT_TIMEOUT_S, chat_body, wait_until
 
 QUESTION = "what does it cost"
 WORDS = "".join(f"{number} " for number in range(400))
 """Some 1,400 tokens."""
 TOKEN_S = 0.02
-
-
-def manage(serve: ScriptedServe, *arguments: str) -> Any:
-    """The JSON that a command prints, run as an operator on the server's machine would."""
-    finished = subprocess.run(
-        [sys.executable, str(REPOSITORY_DIR / "manage.py"), *arguments, "--json"],
-        env=serve.find("gateway").environ(),
-        cwd=REPOSITORY_DIR,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_TIMEOUT_S,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout)
+CAPS = {"is used up": 400, "bounds": 700, "outlives its gateway": 100_000, "is revoked": 100_000}
+MAKE_KEYS = f"""
+import sys
+from django.core.management import call_command
+call_command("accounts", "create", "lab", stdout=sys.stderr)
+for cap in {list(CAPS.values())}:
+    call_command("keys", "create", "lab", "--cap-tokens", str(cap))
+"""
 
 
 @pytest.fixture(scope="module")
-def account(scripted_server: ScriptedServe) -> str:
-    manage(scripted_server, "accounts", "create", "lab")
-    return "lab"
-
-
-def make_key(serve: ScriptedServe, account: str, *arguments: str) -> str:
-    key: str = manage(serve, "keys", "create", account, *arguments)["key"]
-    return key
+def keys(scripted_server: ScriptedServe) -> dict[str, str]:
+    """One account's, by what becomes of each."""
+    return dict(zip(CAPS, run(scripted_server, MAKE_KEYS).split(), strict=True))
 
 
 def me(serve: ScriptedServe, key: str) -> dict[str, Any]:
@@ -77,10 +63,9 @@ def used(serve: ScriptedServe, key: str) -> dict[str, Any]:
 
 
 def test_a_cap_is_used_up_and_never_passed(
-    scripted_server: ScriptedServe, hermes: ScriptedModel, account: str
+    scripted_server: ScriptedServe, hermes: ScriptedModel, keys: dict[str, str]
 ) -> None:
-    cap = 1500
-    key = make_key(scripted_server, account, "--cap-tokens", str(cap))
+    cap, key = CAPS["is used up"], keys["is used up"]
     hermes.answers(QUESTION, "Not much.")
     spent = 0
     with openai.OpenAI(base_url=f"{scripted_server.url}/v1", api_key=key, max_retries=0) as client:
@@ -101,9 +86,9 @@ def test_a_cap_is_used_up_and_never_passed(
 
 
 def test_what_a_budget_still_buys_bounds_an_answer(
-    scripted_server: ScriptedServe, hermes: ScriptedModel, account: str
+    scripted_server: ScriptedServe, hermes: ScriptedModel, keys: dict[str, str]
 ) -> None:
-    key = make_key(scripted_server, account, "--cap-tokens", "700")
+    key = keys["bounds"]
     hermes.answers("count as far as it goes", WORDS)
     body = chat_body(
         model="hermes", messages=[{"role": "user", "content": "count as far as it goes"}]
@@ -112,7 +97,7 @@ def test_what_a_budget_still_buys_bounds_an_answer(
     url = f"{scripted_server.url}/v1/chat/completions"
     answer = httpx.post(url, json=body, headers=headers, timeout=WAIT_TIMEOUT_S).json()
     assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"]["total_tokens"] <= 700
+    assert answer["usage"]["total_tokens"] <= CAPS["bounds"]
     refused = httpx.post(
         url, json=body | {"max_tokens": 5000}, headers=headers, timeout=WAIT_TIMEOUT_S
     )
@@ -121,10 +106,10 @@ def test_what_a_budget_still_buys_bounds_an_answer(
 
 
 def test_a_dead_gateways_requests_are_paid_for_once(
-    scripted_server: ScriptedServe, hermes: ScriptedModel, account: str
+    scripted_server: ScriptedServe, hermes: ScriptedModel, keys: dict[str, str]
 ) -> None:
     """The neuron's account of them reaches the control."""
-    key = make_key(scripted_server, account, "--cap-tokens", "100000")
+    key = keys["outlives its gateway"]
     hermes.answers("count slowly", WORDS, token_s=TOKEN_S)
     body = chat_body(
         model="hermes", stream=True, messages=[{"role": "user", "content": "count slowly"}]
@@ -154,13 +139,20 @@ def test_a_dead_gateways_requests_are_paid_for_once(
     assert the_budget(scripted_server, key)["spent"] == charged
 
 
-def test_a_revoked_key_is_refused_at_once(scripted_server: ScriptedServe, account: str) -> None:
-    made = manage(scripted_server, "keys", "create", account)
-    assert me(scripted_server, made["key"])["account"] == account
-    headers = {"authorization": f"Bearer {made['key']}"}
+def test_a_revoked_key_is_refused_at_once(
+    scripted_server: ScriptedServe, keys: dict[str, str]
+) -> None:
+    key = keys["is revoked"]
+    assert me(scripted_server, key)["account"] == "lab"
+    headers = {"authorization": f"Bearer {key}"}
     url = f"{scripted_server.url}/v1/models"
     assert httpx.get(url, headers=headers, timeout=30.0).status_code == 200
-    manage(scripted_server, "keys", "revoke", made["prefix"])
+    prefix = key.rpartition("-")[0]
+    run(
+        scripted_server,
+        "from django.core.management import call_command\n"
+        f"call_command('keys', 'revoke', {prefix!r})",
+    )
     wait_until(
         lambda: httpx.get(url, headers=headers, timeout=30.0).status_code == 401, "it is refused"
     )

@@ -12,14 +12,37 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 
-from tests.live.serving import WAIT_TIMEOUT_S, Abandoned, Serve, is_busy, is_idle, wait_until
+from tests.live.catalogue import operate
+from tests.live.serving import (
+    MODEL,
+    WAIT_TIMEOUT_S,
+    Abandoned,
+    Serve,
+    is_busy,
+    is_idle,
+    wait_until,
+)
 
 LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True, "min_tokens": 1500}
 """An answer that takes seconds, so that something can happen meanwhile."""
 ENDLESS: dict[str, Any] = {"n": 8, "max_tokens": 7500, "ignore_eos": True, "min_tokens": 7500}
 """Eight answers that take minutes."""
 FREE_WITHIN_S = 30.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_engine(shared_server: Serve) -> None:
+    """Whatever other files have had loaded goes: there is one engine to be found here."""
+
+    def others() -> set[str]:
+        replicas = [one for host in shared_server.health()["neurons"] for one in host["replicas"]]
+        return {one["model"] for one in replicas if one["status"] == "ready"} - {MODEL}
+
+    for name in others():
+        operate(shared_server, "POST", f"/api/catalogue/{name}/unload")
+    wait_until(lambda: not others(), "the others are unloaded")
 
 
 def answers(helexa: Serve) -> bool:
@@ -60,6 +83,7 @@ def test_killed_engine_fails_the_request_once_and_comes_back(helexa: Serve) -> N
     assert replica["num_restarts"] >= 1
 
 
+@pytest.mark.slow
 def test_killed_engine_without_a_stream_is_a_503(helexa: Serve) -> None:
     responses: list[httpx.Response] = []
     request = threading.Thread(target=lambda: responses.append(helexa.chat(**LONG)))

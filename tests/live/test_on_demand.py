@@ -2,60 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.live.catalogue import add_model
+from tests.live.on_demand import NUM_OTHERS, LoadedOnDemand
 from tests.live.serving import WAIT_TIMEOUT_S, Abandoned, Serve, chat_body, wait_until
 
 FREE_WITHIN_S = 30.0
 
 
-@pytest.fixture(scope="module")
-def loaded(shared_server: Serve, default_gguf: Path) -> str:
-    """A model that the first request has loaded; the request streamed its answer."""
-    name = add_model(shared_server, default_gguf)
-    assert shared_server.replica(name) is None
-    assert shared_server.is_healthy()
-    with shared_server.stream(model=name) as stream:
-        assert stream.response.status_code == 200
-        events = list(stream)
-    text = "".join(
-        json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1]
-    )
-    assert "Paris" in text
-    return name
+def test_is_loaded_by_the_first_request(helexa: Serve, on_demand: LoadedOnDemand) -> None:
+    assert not on_demand.was_loaded_before
+    assert on_demand.was_healthy_before
+    assert "Paris" in on_demand.streamed
+    assert "Paris" in helexa.answer(model=on_demand.name)
 
 
-def test_is_loaded_by_the_first_request(helexa: Serve, loaded: str) -> None:
-    replica = helexa.replica(loaded)
-    assert replica is not None
-    assert replica["status"] == "ready"
-    assert "Paris" in helexa.answer(model=loaded)
-
-
-def test_one_load_for_many_requests(helexa: Serve, default_gguf: Path) -> None:
+def test_one_load_for_many_requests(on_demand: LoadedOnDemand) -> None:
     """All of them wait for the same load."""
-    name = add_model(helexa, default_gguf)
-    requests = [Abandoned(helexa, model=name, max_tokens=4) for _ in range(4)]
-    assert "Paris" in helexa.answer(model=name)
-    for request in requests:
-        request.wait()
-        assert request.status == 200
-    engines = [
-        replica
-        for neuron in helexa.health()["neurons"]
-        for replica in neuron["replicas"]
-        if replica["model"] == name
-    ]
-    assert len(engines) == 1
+    assert on_demand.statuses_of_others == [200] * NUM_OTHERS
+    assert [replica["status"] for replica in on_demand.replicas] == ["ready"]
 
 
-def test_disconnect_while_queued(helexa: Serve, loaded: str) -> None:
+def test_disconnect_while_queued(helexa: Serve, on_demand: LoadedOnDemand) -> None:
     """Those that wait for blocks give up; so do those that hold them."""
+    loaded = on_demand.name
+    helexa.answer(model=loaded, max_tokens=1)
 
     def replica() -> dict[str, int]:
         found = helexa.replica(loaded)

@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,23 +27,16 @@ TEXT = "".join(f"{number} " for number in range(80))
 """Some 230 tokens: an answer takes long enough for something to happen meanwhile."""
 
 
-@pytest.fixture(scope="module")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServe]:
-    directory = tmp_path_factory.mktemp("stall")
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[ScriptedServe]:
+    """A server of its own, which gives a stalled Redis up soon."""
     limit = {"HELEXA_REDIS_STALL_S": str(LIMIT_S)}
-    serve = ScriptedServe(directory / "var", directory / "scripts", **limit)
+    serve = ScriptedServe(tmp_path / "var", tmp_path / "scripts", **limit)
     try:
         serve.wait_ready()
-        serve.models["hermes"].answers("are you there", "Yes.")
-        serve.answer(**asked("are you there"))
         yield serve
     finally:
         serve.end()
-
-
-@pytest.fixture
-def hermes(serve: ScriptedServe) -> ScriptedModel:
-    return serve.models["hermes"]
 
 
 def asked(text: str) -> dict[str, Any]:
@@ -106,8 +100,10 @@ def num_running(serve: ScriptedServe) -> int:
 
 
 def test_a_stall_pauses_answers_and_submits_and_loses_nothing(
-    serve: ScriptedServe, hermes: ScriptedModel
+    scripted_server: ScriptedServe, hermes: ScriptedModel
 ) -> None:
+    serve = scripted_server
+    wait_until(serve.is_healthy, "nothing is wrong beforehand")
     hermes.answers("count for me", TEXT, token_s=TOKEN_S)
     hermes.answers("never end", TEXT, repeats=True, token_s=TOKEN_S)
     abandoned = Abandoned(serve, body=chat_body(**asked("never end"), max_tokens=100_000))
@@ -130,11 +126,15 @@ def test_a_stall_pauses_answers_and_submits_and_loses_nothing(
         assert (answer.status, answer.text) == (200, TEXT)
     assert len(hermes.received("count for me")) == 6, "each ran once"
     wait_until(lambda: num_running(serve) == 0, "what was abandoned meanwhile is let go")
+    wait_until(serve.is_healthy, "nothing is wrong afterwards")
 
 
+@pytest.mark.slow
 def test_a_stall_over_the_limit_ends_each_once_and_frees_what_it_held(
-    serve: ScriptedServe, hermes: ScriptedModel
+    impatient: ScriptedServe,
 ) -> None:
+    serve, hermes = impatient, impatient.models["hermes"]
+    hermes.answers("are you there", "Yes.")
     hermes.answers("count for ever", TEXT, repeats=True, token_s=TOKEN_S)
     open_answers = [Answer(serve, "count for ever", stream=stream) for stream in (True, False)]
     wait_until(lambda: has_begun(hermes, "count for ever", 2), "both are being answered")

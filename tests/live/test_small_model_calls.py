@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
-import gguf
 import openai
 import pytest
 
-from tests.live.catalogue import add_model
+from tests.live.on_demand import LoadedOnDemand
 from tests.live.serving import Serve
 
-TEMPLATE = (
-    "{% if tools %}{{ '<|im_start|>system\n<tool_call>{name, arguments}</tool_call> of '"
-    " + tools | tojson + '<|im_end|>\n' }}{% endif %}{% for message in messages %}"
-    "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}"
-    "{{ '<|im_start|>assistant\n' }}"
-)
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -42,19 +34,10 @@ def check_arguments(given: Any) -> None:
     assert 1 <= given["days"] <= 14
 
 
-@pytest.fixture(scope="module")
-def model(
-    shared_server: Serve, default_gguf: Path, tmp_path_factory: pytest.TempPathFactory
-) -> str:
-    """The same weights with a template that has a place for tools; it takes the old one's bytes."""
-    old = gguf.GGUFReader(default_gguf).fields["tokenizer.chat_template"].contents().encode()
-    padding = len(old) - len(TEMPLATE.encode()) - len("{##}")
-    new = b"{#%b#}%b" % (b" " * padding, TEMPLATE.encode())
-    data = default_gguf.read_bytes()
-    assert data.count(old) == 1
-    copy = tmp_path_factory.mktemp("tools") / "model.gguf"
-    copy.write_bytes(data.replace(old, new))
-    return add_model(shared_server, copy)
+@pytest.fixture
+def model(on_demand: LoadedOnDemand) -> str:
+    """The default model's weights, with a template that has a place for tools."""
+    return on_demand.name
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import stat
@@ -23,8 +24,10 @@ import redis
 from helexa_site.bootstrap.arguments import shown_urls
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from inference.protocol.joining import decode_joining
-from tests.live.conftest import with_caches
+from tests.live.scripted_model import FAMILIES, ScriptedModel, make_model
+from tests.live.scripted_server import ENGINE
 from tests.live.serving import (
+    QUESTION,
     STOP_TIMEOUT_S,
     WAIT_TIMEOUT_S,
     Serve,
@@ -71,36 +74,39 @@ class Lives:
     num_children: int
     num_left_behind: int
     second: Serve
+    model: ScriptedModel
+    """Put into the catalogue of the first, and loaded when it was killed."""
 
 
 @pytest.fixture(scope="module")
-def lives(
-    tmp_path_factory: pytest.TempPathFactory,
-    model_cache_dir: Path,
-    native_cache_dir: Path,
-    default_gguf: Path,
-) -> Iterator[Lives]:
-    data_dir = with_caches(tmp_path_factory.mktemp("lives"), model_cache_dir, native_cache_dir)
-    first = Serve(data_dir)
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+    run_dir = tmp_path_factory.mktemp("lives")
+    model = make_model("hermes", FAMILIES["hermes"], run_dir / "hermes")
+    model.answers(QUESTION, "Paris.")
+    model.answers("never come to an end", "on and on", repeats=True)
+    engine = {"HELEXA_ENGINE_COMMAND": shlex.join([sys.executable, str(ENGINE)])}
+    first = Serve(run_dir / "var", "--no-model", **engine)
     try:
         assert first.wait_ready() == first.url
         wait_until(lambda: "password" in first.output, "the login is shown")
-        page = log_in(first)
+        page = log_in_and_add(first, model)
+        wait_until(lambda: first.chat(model=model.name).status_code == 200, "it is loaded")
         children = first.processes()
         first.process.kill()
         first.process.wait()
         _, alive = psutil.wait_procs(children, timeout=WAIT_TIMEOUT_S)
     finally:
         first.end()
-    second = Serve(data_dir, port=first.port)
+    second = Serve(run_dir / "var", "--no-model", port=first.port, **engine)
     try:
         second.wait_ready()
-        yield Lives(first, page, len(children), len(alive), second)
+        yield Lives(first, page, len(children), len(alive), second, model)
     finally:
         second.end()
 
 
-def log_in(serve: Serve) -> httpx.Response:
+def log_in_and_add(serve: Serve, model: ScriptedModel) -> httpx.Response:
+    """The admin's first page."""
     password = re.search(r"password (\S+)", serve.output)
     assert password is not None
     with httpx.Client(base_url=serve.url, follow_redirects=True, timeout=60.0) as browser:
@@ -110,7 +116,14 @@ def log_in(serve: Serve) -> httpx.Response:
             "password": password[1],
             "csrfmiddlewaretoken": browser.cookies["csrftoken"],
         }
-        return browser.post("/admin/login/?next=/admin/", data=fields)
+        page = browser.post("/admin/login/?next=/admin/", data=fields)
+        added = browser.post(
+            "/api/catalogue",
+            json={"name": model.name, "source": f"path:{model.folder}"},
+            headers={"X-CSRFToken": browser.cookies["csrftoken"]},
+        )
+        assert added.status_code == 201, added.text
+        return page
 
 
 def test_first_start_shows_a_login(lives: Lives) -> None:
@@ -123,7 +136,7 @@ def test_killed_serve_takes_everything_with_it(lives: Lives) -> None:
 
 
 def test_the_next_start_has_what_the_first_had(lives: Lives) -> None:
-    assert "Paris" in lives.second.answer()
+    assert "Paris" in lives.second.answer(model=lives.model.name)
     assert "password" not in lives.second.output
     assert sum(line.startswith("ready: ") for line in lives.second.lines) == 1
 
@@ -131,7 +144,8 @@ def test_the_next_start_has_what_the_first_had(lives: Lives) -> None:
 def test_stopping_with_answers_under_way(lives: Lives) -> None:
     """A stream is finished or ends in one error event; it does not hold up the end."""
     serve = lives.second
-    with serve.stream(max_tokens=7000, min_tokens=7000, ignore_eos=True) as stream:
+    endless = [{"role": "user", "content": "never come to an end"}]
+    with serve.stream(model=lives.model.name, messages=endless, max_tokens=100_000) as stream:
         stream.next_text()
         started_s = time.monotonic()
         serve.process.send_signal(signal.SIGINT)
@@ -212,6 +226,7 @@ def test_a_setting_that_cannot_be(start: Start, tmp_path: Path) -> None:
     assert "HELEXA_DEBUG" in refusal(start(tmp_path, HELEXA_DEBUG="perhaps"))
 
 
+@pytest.mark.slow
 def test_without_a_model(start: Start, tmp_path: Path, redis_url: str) -> None:
     """Ready with Redis and a neuron alone; a Redis of one's own is used and none is started."""
     serve = start(tmp_path, "--no-model", REDIS_URL=redis_url)

@@ -15,7 +15,7 @@ import pytest
 
 from inference.neuron.simulated_devices import VARIABLE
 from tests.embedding_model import REVISION, SHA256, SOURCE
-from tests.live.catalogue import create_models
+from tests.live.catalogue import create_model
 from tests.live.conftest import with_caches
 from tests.live.serving import WAIT_TIMEOUT_S, Serve, wait_until
 
@@ -70,26 +70,26 @@ class Watch:
         self._thread.join()
 
 
+@pytest.mark.slow
 def test_two_models_take_turns_on_a_host_that_holds_one(
     small_host: Serve, default_gguf: Path, embedding_model_dir: Path
 ) -> None:
     """The reader is loaded, leaves for the writer, and comes back for it."""
     serve = small_host
-    create_models(
+    create_model(
         serve,
-        {
-            "name": "writer",
-            "source": f"path:{default_gguf}",
-            "kv_memory_bytes": KV_BYTES,
-            "vram_mb": EXPECTED_MB["writer"],
-        },
-        {
-            "name": "reader",
-            "source": SOURCE,
-            "revision": REVISION,
-            "sha256": SHA256,
-            "vram_mb": EXPECTED_MB["reader"],
-        },
+        name="writer",
+        source=f"path:{default_gguf}",
+        kv_memory_bytes=KV_BYTES,
+        vram_mb=EXPECTED_MB["writer"],
+    )
+    create_model(
+        serve,
+        name="reader",
+        source=SOURCE,
+        revision=REVISION,
+        sha256=SHA256,
+        vram_mb=EXPECTED_MB["reader"],
     )
     watch = Watch(serve)
     try:

@@ -10,7 +10,6 @@ from helexa_acp.errors import McpError
 from helexa_acp.history import Image, Part, Text, clean
 
 REVISION = "2025-06-18"
-KNOWN_REVISIONS = ("2025-11-25", REVISION, "2025-03-26", "2024-11-05")
 METHOD_NOT_FOUND = -32601
 
 

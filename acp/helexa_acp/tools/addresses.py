@@ -13,7 +13,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
-    """By its name, by a ``*.`` of what it is part of, or by ``*``."""
+    """Whether the list has its name, a ``*.`` of what it is part of, or ``*``."""
     return any(
         entry in ("*", host) or (entry.startswith("*.") and host.endswith(entry[1:]))
         for entry in allowed

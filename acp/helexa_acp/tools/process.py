@@ -83,7 +83,7 @@ async def run_locally(
 
 
 async def _read(descriptor: int, tail: _Tail) -> None:
-    """Of a pipe of our own: asyncio's ``wait`` waits for the end of pipes that it knows."""
+    """Reads a pipe of our own: asyncio's ``wait`` waits for the end of pipes that it knows."""
     stream = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", 0)
