@@ -37,7 +37,7 @@ MAX_OBJECT_DEPTH = 32
 MAX_SCHEMA_DEPTH = 96
 MAX_TOKEN_ID = 2**31 - 1
 MAX_SHOWN_NAME_CHARS = 64
-MAX_SHOWN_DIGITS = 20
+MAX_SHOWN_DIGITS = 18
 
 
 class Support(StrEnum):
@@ -145,14 +145,16 @@ def number(minimum: float, maximum: float, *, above: bool = False) -> Check:
 
 def integer(minimum: int, maximum: int) -> Check:
     """JSON has one kind of number: 3.0 is 3. Integers that 64 bits do not hold are read as floats,
-    too."""
+    too, and those just below -2⁶³ are rounded to it."""
 
     def check(value: Any, path: str) -> int:
+        may_be_rounded = False
         if isinstance(value, float) and value.is_integer():
             value = int(value)
+            may_be_rounded = value == -(2**63)
         if isinstance(value, bool) or not isinstance(value, int):
             raise wrong_type(path, "an integer", value)
-        if not minimum <= value <= maximum:
+        if may_be_rounded or not minimum <= value <= maximum:
             raise InvalidRequestError(
                 f"'{path}' must be from {minimum} up to {maximum}; it is {_short(value)}.",
                 param=path,

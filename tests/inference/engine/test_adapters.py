@@ -161,9 +161,10 @@ def test_preempted_sequences_keep_their_adapters(adapted: Adapted) -> None:
     blocks = 128 // adapted.pair.block_tokens
     engine = adapted.engine(num_kv_blocks=blocks, prefill_tokens_per_step=32)
     prompts = {name: prompt_of(20, seed) for seed, name in enumerate(KINDS)}
-    for name, prompt in prompts.items():
-        submit(engine, name, prompt, 40, adapted.specs[name])
-    answers, _ = run(engine)
+    for num_tokens in (1, 40):  # only adapters that are loaded already begin together
+        for name, prompt in prompts.items():
+            submit(engine, name, prompt, num_tokens, adapted.specs[name])
+        answers, _ = run(engine)
     assert engine.stats().num_preemptions > 0
     assert answers == {name: adapted.greedy(name, p, 40) for name, p in prompts.items()}
 

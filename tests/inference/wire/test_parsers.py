@@ -156,6 +156,7 @@ def test_a_whole_number_may_be_written_with_a_point(field: str) -> None:
         ("max_tokens", 10**30),
         ("max_tokens", 1.5),
         ("seed", 2**63),
+        ("seed", -(2**63) - 1),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [True]),
         ("logit_bias", {"-1": 0}),
