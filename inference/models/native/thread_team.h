@@ -2,7 +2,9 @@
 // A forward pass is one run with a few hundred barriers.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -17,6 +19,24 @@ inline void relax() {
 #if defined(__x86_64__)
   _mm_pause();
 #endif
+}
+
+// How many looks at a value, with a pause before each, fill `time`. A pause takes 5 to 60 nanoseconds:
+// processors of one instruction set, and their hypervisors, differ that much.
+inline int looks_in(std::chrono::nanoseconds time) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kTried = 500, kTurns = 3;  // another process may hold the core in one of them
+  const std::atomic<int> value{0};
+  auto least = Clock::duration::max();
+  for (int turn = 0; turn < kTurns; turn++) {
+    const auto began = Clock::now();
+    for (int i = 0; i < kTried; i++) {
+      relax();
+      value.load(std::memory_order_acquire);
+    }
+    least = std::min(least, Clock::now() - began);
+  }
+  return int(time * kTried / std::max<std::chrono::nanoseconds>(least, std::chrono::nanoseconds(1)));
 }
 
 // How long a waiter spins before it sleeps. A partner that runs comes within microseconds, one that
@@ -45,13 +65,13 @@ class Patience {
  private:
   int spins() {
     const int hurried = hurried_.load(std::memory_order_relaxed);
-    if (hurried == 0) return kMany;
+    if (hurried == 0) return many_;
     hurried_.store(hurried - 1, std::memory_order_relaxed);
     return kFew;
   }
 
   void came(int spins) {
-    if (spins == kMany && in_vain_.load(std::memory_order_relaxed) > 0)
+    if (spins == many_ && in_vain_.load(std::memory_order_relaxed) > 0)
       in_vain_.store(0, std::memory_order_relaxed);
   }
 
@@ -62,8 +82,12 @@ class Patience {
     if (in_vain >= kInVain) hurried_.store(kHurried, std::memory_order_relaxed);
   }
 
-  static constexpr int kMany = 700, kFew = 20;  // pauses of some 25 nanoseconds
+  // Longer than a sleeping partner takes to wake, also in a virtual machine: where it is shorter, each
+  // sleeps because the other slept.
+  static constexpr std::chrono::microseconds kSpin{40};
+  static constexpr int kFew = 20;                   // looks
   static constexpr int kInVain = 3, kHurried = 16;  // waits
+  const int many_ = std::max(kFew + 1, looks_in(kSpin));
 
   // Of all members: a count that another one's store loses is no harm.
   std::atomic<int> in_vain_{0}, hurried_{0};
