@@ -13,7 +13,8 @@ class RandomStream:
     __slots__ = ("_generator", "_last", "_place", "_value")
 
     def __init__(self, seed: int | None) -> None:
-        self._generator = random.Random(seed)
+        # Python's generator takes a seed's absolute value; as 64 bits, -1 is not 1.
+        self._generator = random.Random(None if seed is None else seed % 2**64)
         self._place = -1
         self._value = 0.0
         self._last = 0.0
