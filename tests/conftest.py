@@ -201,8 +201,3 @@ def default_gguf(model_cache_dir: Path) -> Path:
 def embedding_model_dir(model_cache_dir: Path) -> Path:
     """all-MiniLM-L6-v2 as a directory, whole and checked."""
     return fetch_embedding_model()
-
-
-@pytest.fixture(scope="session")
-def default_model_dir(default_gguf: Path) -> Path:
-    return default_gguf.parent
