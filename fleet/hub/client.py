@@ -10,9 +10,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from json import JSONDecodeError
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, errors
+from huggingface_hub import HfApi, constants, errors, get_session
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -22,6 +23,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import ModelInfo
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    build_hf_headers,
+    hf_raise_for_status,
+)
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError
@@ -77,15 +82,23 @@ class HubClient:
     def search(self, words: str) -> tuple[HubMatch, ...]:
         """Most downloaded first. Raises ``HubUnavailableError``."""
         with self._named(words, None):
-            found = self._api.list_models(search=words, sort="downloads", limit=MAX_FOUND)
+            # The library's own search has no time limit, and asks again and again, for 23 s, where
+            # nobody answers.
+            response = get_session().get(
+                f"{self._endpoint}/api/models",
+                params={"search": words, "sort": "downloads", "limit": MAX_FOUND},
+                headers=build_hf_headers(),
+                timeout=TIMEOUT_S,
+            )
+            hf_raise_for_status(response)
             return tuple(
                 HubMatch(
-                    name=info.id,
-                    num_downloads=info.downloads or 0,
-                    num_likes=info.likes or 0,
-                    is_gated=bool(info.gated),
+                    name=found["id"],
+                    num_downloads=found.get("downloads") or 0,
+                    num_likes=found.get("likes") or 0,
+                    is_gated=bool(found.get("gated")),
                 )
-                for info in found
+                for found in response.json()
             )
 
     def _safetensors_problem(self, info: ModelInfo, sizes: dict[str, int]) -> str | None:
@@ -126,6 +139,10 @@ class HubClient:
             ) from error
         except HfHubHTTPError as error:
             raise HubUnavailableError(f"{self._endpoint} refused to answer: {error}") from error
+        except JSONDecodeError as error:
+            raise HubUnavailableError(
+                f"What answers at {self._endpoint} is no hub: its answer is not JSON"
+            ) from error
         except (TransportError, OfflineModeIsEnabled, LocalEntryNotFoundError, OSError) as error:
             raise HubUnavailableError(
                 f"{self._endpoint} cannot be reached from here. Models can be added by name all "

@@ -94,10 +94,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
 FILES = {"model.safetensors": 2_000_000_000}
 GGUF_FILES = {"tiny-Q4_K_M.gguf": 4_000_000_000, "tiny-Q8_0.gguf": 8_000_000_000}
 
+SILENCE = "silence"
+"""Words that are never answered."""
+OVERLOAD = "overload"
+"""Words that are refused each time."""
+NO_HUB = "a-network-that-asks-for-a-log-in"
+"""What is answered with a page."""
+
+
+class HubServer(ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Hub)
+        self.is_closing = threading.Event()
+
 
 class Hub(BaseHTTPRequestHandler):
+    server: HubServer
+
     def do_GET(self) -> None:
         url = urlsplit(self.path)
+        if NO_HUB in self.path:
+            self._send(200, b"<html>Log in to this network</html>")
+            return
         parts = url.path.strip("/").split("/")
         if url.path == "/api/models":
             self._search(parse_qs(url.query).get("search", [""])[0])
@@ -112,6 +130,11 @@ class Hub(BaseHTTPRequestHandler):
         self.do_GET()
 
     def _search(self, words: str) -> None:
+        if words == SILENCE:
+            self.server.is_closing.wait()
+        if words == OVERLOAD:
+            self._say(503, {"error": "later"})
+            return
         names = [name for name in (*CONFIGS, "org/tiny-gguf") if words in name]
         found = [{"id": name, "downloads": 7, "likes": 3, "gated": False} for name in names]
         self._say(200, found)
@@ -145,7 +168,9 @@ class Hub(BaseHTTPRequestHandler):
         self._say(200, CONFIGS[name][file], headers)
 
     def _say(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
-        body = json.dumps(content).encode()
+        self._send(status, json.dumps(content).encode(), headers)
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -162,11 +187,12 @@ class Hub(BaseHTTPRequestHandler):
 @contextmanager
 def running_hub() -> Iterator[str]:
     """Its address, for HF_ENDPOINT."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server = HubServer()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
+        server.is_closing.set()
         server.shutdown()
         server.server_close()
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from fleet.hub.client import HubClient
 from fleet.hub.errors import HubUnavailableError, RepositoryUnknownError
 from fleet.hub.offers import offers_of
+from tests.fleet.hub.conftest import NO_HUB, OVERLOAD, SILENCE
 
 pytestmark = pytest.mark.usefixtures("hub")
 
@@ -57,13 +56,28 @@ def test_what_is_not_there_is_said(name: str, revision: str | None, message: str
         HubClient().repository(name, revision)
 
 
-def test_a_hub_that_cannot_be_reached_is_said_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # The library asks five times more, and longer apart each time.
-    without_waits = SimpleNamespace(sleep=lambda _seconds: None)
-    monkeypatch.setattr("huggingface_hub.utils._http.time", without_waits)
+def test_a_hub_that_cannot_be_reached_is_said_with_what_to_do() -> None:
     nowhere = HubClient("http://127.0.0.1:9")
     for ask in (nowhere.repository, nowhere.search):
         with pytest.raises(HubUnavailableError, match="Models can be added by name all the same"):
             ask("org/dense")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [(SILENCE, "cannot be reached"), (OVERLOAD, "refused to answer: .*503")]
+)
+def test_a_search_waits_for_one_answer_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, words: str, message: str
+) -> None:
+    asked_to_wait_s: list[float] = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", asked_to_wait_s.append)
+    monkeypatch.setattr("fleet.hub.client.TIMEOUT_S", 0.2)
+    with pytest.raises(HubUnavailableError, match=message):
+        HubClient().search(words)
+    assert not asked_to_wait_s
+
+
+def test_what_is_no_hub_is_said() -> None:
+    for ask in (HubClient().repository, HubClient().search):
+        with pytest.raises(HubUnavailableError, match="is no hub"):
+            ask(NO_HUB)
