@@ -34,6 +34,7 @@ OTHER_WORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("system_prompt", "system"), ("instructions", "system", "messages")),
     **dict.fromkeys(("messages", "prompt", "inputs"), ("input", "messages", "prompt")),
     **dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "seed", "num_ctx"), ("options",)),
+    "content": ("prompt", "input"),
     "n_probs": ("logprobs",),
     "num_return_sequences": ("n",),
 }
