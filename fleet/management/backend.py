@@ -23,18 +23,13 @@ from django.core.management.base import CommandError
 from django.urls import resolve
 
 from inference.version import VERSION
+from metering.management.output import NO_DATABASE
 
 TIMEOUT_S = 60.0
 NO_ANSWER = (OSError, ValueError, HTTPException)
 """What asking may fail with where there is no server, or another one than was meant."""
 PAGE = 500
-
-
-NO_DATABASE = (
-    "Has it been set up (manage.py serve does so), and may this user write there? HELEXA_DATA_DIR "
-    "says which it uses, and --url asks a running server instead."
-)
-"""A caller is told this before there is a database, or with another data directory than serve's."""
+OR_A_SERVER = "--url asks a running server instead."
 
 
 class Backend(Protocol):
@@ -104,7 +99,7 @@ class LocalBackend:
         if response.status_code >= 400:
             reason = refusal_text(response.status_code, response.content)
             is_away = b'"database_unavailable"' in response.content
-            raise CommandError(f"{reason} {NO_DATABASE}" if is_away else reason)
+            raise CommandError(f"{reason} {NO_DATABASE} {OR_A_SERVER}" if is_away else reason)
         return _json(response.content)
 
 

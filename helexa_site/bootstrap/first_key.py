@@ -10,8 +10,12 @@ from helexa_site.config import REPOSITORY_DIR
 FIRST_ACCOUNT = "team"
 
 
-def first_key_lines(data_dir: Path, manage: str, *, is_open: bool) -> list[str]:
+def first_key_lines(
+    data_dir: Path, manage: str, *, is_open: bool, has_database_url: bool
+) -> list[str]:
     """``is_open``: clients are served without one. ``manage`` is the program as it was called.
+    ``has_database_url``: the database is the one that DATABASE_URL names, password and all, which
+    is not repeated.
 
     The command works in the directory and with the environment in which ``serve`` was started.
     """
@@ -19,7 +23,8 @@ def first_key_lines(data_dir: Path, manage: str, *, is_open: bool) -> list[str]:
     if data_dir != REPOSITORY_DIR / "var":
         program = f"HELEXA_DATA_DIR={shlex.quote(str(data_dir))} {program}"
     who = "clients may have one" if is_open else "clients need one"
+    where = " where DATABASE_URL is set as it is here" if has_database_url else ""
     return [
-        f"there is none yet; {who}. To make one:",
+        f"there is none yet; {who}. To make one{where}:",
         f"{program} accounts create {FIRST_ACCOUNT} && {program} keys create {FIRST_ACCOUNT}",
     ]

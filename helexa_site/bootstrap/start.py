@@ -81,7 +81,12 @@ def start(
         from inference.gateway.identity import allows_anonymous  # needs Django's settings
 
         is_open = allows_anonymous(replace(config, listen_host=options.host))
-        for line in first_key_lines(data.path, sys.argv[0], is_open=is_open):
+        for line in first_key_lines(
+            data.path,
+            sys.argv[0],
+            is_open=is_open,
+            has_database_url=bool(os.environ.get("DATABASE_URL")),
+        ):
             say("keys", line)
     if options.share is not None:
         say("share", f"{options.share.address}, for hosts that `manage.py neurons invite` invites")

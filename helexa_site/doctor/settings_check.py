@@ -35,6 +35,8 @@ OF_OTHER_PROCESSES = frozenset(
 )
 """Who reads these does not read the gateway's settings. A test holds them to the code."""
 VARIABLES = OF_OTHER_PROCESSES | {name for name in settings_of_config() if name.startswith(PREFIX)}
+SET_BY_THE_START = frozenset({"HELEXA_ENVIRONMENT_ATTEMPT", "HELEXA_LISTEN_HOST"})
+"""Nobody has set these where the doctor finds them: ``manage.py`` and the doctor itself have."""
 NOT_OURS = frozenset({"HELEXA_TEST_RUN"})
 
 
@@ -45,8 +47,7 @@ def settings_findings(config: Config, environment: Mapping[str, str]) -> Iterato
         *_secret_key(config),
         *([_debug()] if config.debug else []),
     ]
-    # The doctor itself says what the gateway listens on.
-    names = sorted((VARIABLES - {"HELEXA_LISTEN_HOST"}) & environment.keys())
+    names = sorted((VARIABLES - SET_BY_THE_START) & environment.keys())
     yield from findings
     if not findings:
         yield ok(CHECK, f"understood: {', '.join(names) or 'all are at their defaults'}")

@@ -22,6 +22,11 @@ from metering.selectors import BudgetStatus
 WIDTH_OF_FILES = 160
 CANNOT_WRITE = ("disk is full", "readonly database")
 """SQLite's words, of a database that is set up."""
+NO_DATABASE = (
+    "Has it been set up (manage.py serve does so, or manage.py migrate), and may this user write "
+    "there? DATABASE_URL and HELEXA_DATA_DIR say which it is, and have to be what serve's are."
+)
+"""A caller is told this before there is a database, or with other variables than serve's."""
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -62,8 +67,7 @@ def told() -> Iterator[None]:
         if any(words in reason for words in CANNOT_WRITE):
             raise CommandError(f"The database cannot be written: {reason}") from error
         raise CommandError(
-            f"The database does not answer as it should: {reason}. Has it been set up "
-            "(manage.py serve does so, or manage.py migrate), and may this user write there?"
+            f"The database does not answer as it should: {reason}. {NO_DATABASE}"
         ) from error
 
 

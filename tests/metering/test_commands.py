@@ -154,6 +154,7 @@ class TestKeys:
         monkeypatch.setattr("metering.selectors.account_find", fail)
         message = refused("keys", "create", "research")
         assert "no such table: metering_account. Has it been set up" in message
+        assert "DATABASE_URL and HELEXA_DATA_DIR say which it is" in message
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,28 @@ from helexa_site.config import REPOSITORY_DIR
 from tests.leftovers import MARK_VARIABLE
 
 
+def lines(
+    data_dir: Path = REPOSITORY_DIR / "var",
+    manage: str = "manage.py",
+    *,
+    is_open: bool = True,
+    has_database_url: bool = False,
+) -> list[str]:
+    return first_key_lines(data_dir, manage, is_open=is_open, has_database_url=has_database_url)
+
+
 def test_who_needs_one() -> None:
-    data_dir = REPOSITORY_DIR / "var"
-    assert "may have one" in first_key_lines(data_dir, "manage.py", is_open=True)[0]
-    assert "need one" in first_key_lines(data_dir, "manage.py", is_open=False)[0]
+    assert "may have one" in lines(is_open=True)[0]
+    assert "need one" in lines(is_open=False)[0]
+
+
+def test_a_database_with_an_address_has_to_be_known_to_the_command() -> None:
+    assert "DATABASE_URL" in lines(has_database_url=True)[0]
+    assert "DATABASE_URL" not in lines(has_database_url=False)[0]
 
 
 def test_the_usual_data_directory_is_not_named() -> None:
-    command = first_key_lines(REPOSITORY_DIR / "var", "manage.py", is_open=True)[1]
+    command = lines()[1]
     assert command == (
         "python3 manage.py accounts create team && python3 manage.py keys create team"
     )
@@ -40,7 +54,7 @@ def test_the_command_works(tmp_path: Path, migrated_sqlite: Path) -> None:
     }
     if MARK_VARIABLE in os.environ:
         environment[MARK_VARIABLE] = os.environ[MARK_VARIABLE]
-    command = first_key_lines(data_dir, str(manage), is_open=False)[1]
+    command = lines(data_dir, str(manage))[1]
     done = subprocess.run(
         ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=300
     )

@@ -71,6 +71,16 @@ def test_a_misspelt_setting_is_named_with_the_one_that_was_meant(config: Config)
     assert "HELEXA_ALLOW_ANONYMOUS" in found[0].mend
 
 
+def test_what_the_start_itself_sets_is_no_setting_of_anybodys(config: Config) -> None:
+    found = {
+        "HELEXA_ENVIRONMENT_ATTEMPT": "1",
+        "HELEXA_LISTEN_HOST": "::1",
+        "HELEXA_URL": "http://x",
+    }
+    (understood,) = settings_findings(config, found)
+    assert understood.text == "understood: HELEXA_URL"
+
+
 def test_settings_that_let_everybody_in_are_said(config: Config) -> None:
     opened = replace(config, allow_anonymous=True, listen_host="0.0.0.0")
     assert levels(list(settings_findings(opened, {}))) == [Level.WARNING]
