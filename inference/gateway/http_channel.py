@@ -1,4 +1,4 @@
-"""Heads of HTTP requests: what is refused of them, and targets that are whole addresses.
+"""One HTTP connection: heads that are refused, targets that are whole addresses, prompt sends.
 
 Twisted closes a connection without a word when a line is too long, and answers other bad requests
 with an empty 400. Here whoever asks is told, in the dialect of the path.
@@ -7,9 +7,11 @@ with an empty 400. Here whoever asks is told, in the dialect of the path.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
+from twisted.internet.tcp import Connection
 from twisted.web.http import HTTPChannel
 
 from inference.wire.errors import (
@@ -41,6 +43,18 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     _path: bytes
     """Twisted's name for the target of the request whose head is being read."""
     _is_refused = False
+
+    def write(self, data: bytes) -> None:
+        """Sends at once what the socket takes. Twisted would wait until its loop comes round to say
+        that the socket is free, which costs a stream of single tokens a tenth to a fifth more."""
+        num_sent = self.transport.writeSomeData(data) if _is_idle(self.transport) else 0
+        if not isinstance(num_sent, int):
+            num_sent = 0  # The connection is gone, which Twisted finds again and deals with.
+        if num_sent < len(data):
+            self.transport.write(data[num_sent:])
+
+    def writeSequence(self, pieces: Iterable[bytes]) -> None:  # noqa: N802
+        self.write(b"".join(pieces))
 
     def refuse(self, error: ApiError, target: bytes) -> None:
         """Answers, and gives the client time to read why while it may still be sending."""
@@ -91,6 +105,17 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self.clearLineBuffer()
         self.dataReceived = _drop
         self.refuse(error, getattr(self, "_path", b"/"))
+
+
+def _is_idle(transport: Any) -> bool:
+    """It is a socket, and nothing waits to be sent before."""
+    return (
+        isinstance(transport, Connection)
+        and bool(transport.connected)
+        and not transport.disconnecting
+        and not transport.dataBuffer
+        and not transport._tempDataLen
+    )
 
 
 def _drop(_data: Any) -> None:

@@ -1,4 +1,5 @@
-"""Heads of requests: targets that are whole addresses, and what is refused before a body."""
+"""Heads of requests: targets that are whole addresses, and what is refused before a body; and what
+is sent at once."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from twisted.internet.abstract import FileDescriptor
+from twisted.internet.main import CONNECTION_LOST
+from twisted.internet.tcp import Connection as TcpConnection
 from twisted.web.http import Request
 
 from inference.gateway.http_channel import LINGER_S, StreamChannel, origin_target
@@ -159,3 +163,59 @@ def test_a_body_that_is_refused_is_not_asked_for() -> None:
     head = b"POST %s HTTP/1.1\r\nContent-Length: 11\r\nExpect: 100-continue\r\n\r\n"
     connection.send(head % CHAT, 1000)
     assert connection.answer()[0] == 413
+
+
+class Socket(TcpConnection):  # type: ignore[misc]
+    """Of Twisted's, on a socket that takes so many bytes of a send, or is gone."""
+
+    def __init__(self, takes: int | None) -> None:
+        FileDescriptor.__init__(self, reactor=SimpleNamespace(addWriter=lambda _: None))
+        self.connected = 1
+        self.sent = b""
+        self._takes = takes
+
+    def writeSomeData(self, data: bytes) -> Any:  # noqa: N802
+        if self._takes is None:
+            return CONNECTION_LOST
+        self.sent += bytes(data[: self._takes])
+        return min(self._takes, len(data))
+
+    @property
+    def waiting(self) -> bytes:
+        return b"".join(self._tempDataBuffer)
+
+
+def channel_on(socket: Socket) -> StreamChannel:
+    channel = StreamChannel()
+    channel.transport = socket
+    return channel
+
+
+@pytest.mark.parametrize(("takes", "sent"), [(100, b"abcdef"), (4, b"abcd"), (0, b""), (None, b"")])
+def test_what_the_socket_does_not_take_at_once_waits(takes: int | None, sent: bytes) -> None:
+    """Nothing is lost, also not what was given to a connection that is gone: Twisted finds that
+    when it sends, and closes it."""
+    socket = Socket(takes)
+    channel_on(socket).writeSequence([b"abc", b"def"])
+    assert (socket.sent, socket.waiting) == (sent, b"abcdef"[len(sent) :])
+
+
+def test_what_waits_goes_first() -> None:
+    socket = Socket(takes=4)
+    channel = channel_on(socket)
+    for piece in (b"abcdef", b"gh", b"ij"):
+        channel.write(piece)
+    assert (socket.sent, socket.waiting) == (b"abcd", b"efghij")
+    socket.doWrite()  # the socket is free; four of six
+    channel.write(b"kl")
+    assert socket.sent + socket.dataBuffer[socket.offset :] + socket.waiting == b"abcdefghijkl"
+    assert socket.sent == b"abcdefgh"
+
+
+@pytest.mark.parametrize("state", ["disconnecting", "disconnected"])
+def test_nothing_is_sent_past_a_goodbye(state: str) -> None:
+    socket = Socket(takes=100)
+    socket.disconnecting = state == "disconnecting"
+    socket.connected = int(state != "disconnected")
+    channel_on(socket).write(b"abc")
+    assert socket.sent == b""
