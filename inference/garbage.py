@@ -1,8 +1,8 @@
-"""Python's garbage collector, kept from looking through what a process keeps for good.
+"""Python's garbage collector, kept from looking through what a process keeps.
 
 A full collection looks at every object that there is. The modules that a gateway, a neuron or an
 engine imports are some 350,000 of them, and looking at those stops every thread for about 0.1 s,
-streams included.
+streams included. 1,000 open streams are 150,000 objects more.
 Imports no torch and no Django.
 """
 
@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import gc
 import threading
+
+FULL_COLLECTION_AFTER = 100
+"""How many collections of the middle generation come before a full one; Python's own is 10."""
 
 _lock = threading.Lock()
 _is_done = False
@@ -25,3 +28,10 @@ def keep_imports() -> None:
         _is_done = True
     gc.collect()
     gc.freeze()
+
+
+def look_seldom_at_what_lives_long() -> None:
+    """For a process whose requests leave no garbage that only a full collection finds. Those of a
+    gateway held up 1,000 streams for 80 ms every three seconds, and found none."""
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, FULL_COLLECTION_AFTER)

@@ -41,8 +41,9 @@ class StreamingConsumer(ApiConsumer):
         self._quiet = QuietTimer(self._keep_alive, first_s=first_s, then_s=KEEP_ALIVE_S)
 
     def _stop_keep_alive(self) -> None:
-        if self._quiet is not None:
-            self._quiet.stop()
+        quiet, self._quiet = self._quiet, None  # it leads back here
+        if quiet is not None:
+            quiet.stop()
 
     async def _send_frames(self, frames: bytes, *, last: bool) -> None:
         """One at a time: a keep-alive may start the response while the first answer arrives."""

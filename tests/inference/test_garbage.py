@@ -7,11 +7,14 @@ import sys
 
 PROGRAM = """
 import gc
-from inference.garbage import keep_imports
+from inference.garbage import FULL_COLLECTION_AFTER, keep_imports, look_seldom_at_what_lives_long
 
 keep_imports()
 kept = gc.get_freeze_count()
 assert kept > 1000, kept
+assert gc.get_threshold()[2] == 10
+look_seldom_at_what_lives_long()
+assert gc.get_threshold()[2] == FULL_COLLECTION_AFTER
 later = [[] for _ in range(1000)]
 keep_imports()
 assert gc.get_freeze_count() <= kept, "what came later may go again"
