@@ -1,12 +1,18 @@
 """Where the system gives no memory the native decoder says so, in whichever thread it was, and goes
-on: nothing is left half done, and the process lives."""
+on: nothing is left half done, and the process lives.
+
+In a process of its own: a worker of the test run may have any amount of memory lying about that
+counts as its own already, or free it meanwhile.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +21,7 @@ import torch
 
 from inference.engine.faults.fault_classes import classify
 from inference.engine.faults.kinds import OutOfMemoryFault
+from inference.models.native import build
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import Format, PackedLinear
@@ -23,17 +30,33 @@ from tests.inference.models.packed_decoder import CONFIG, HIDDEN, Sequences, dec
 
 MB = 1024**2
 MANY_ROWS = 1_000_000
-"""Their first buffer is 1 GB, more than the heap of a long-lived process has lying about."""
+"""Their first buffer is 1 GB."""
 LARGE_VOCAB_SIZE = 80 * MB
-"""A row's weights are 320 MB, more than such a heap has as well, for each member of the team that
-draws one."""
+"""A row's weights are 320 MB, for each member of the team that draws one."""
+PATIENCE_S = 600
+
+Run = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def alone(library: ctypes.CDLL, native_cache_dir: Path) -> Iterator[Run]:
+    """Runs a case elsewhere, with the library, and raises what it raises."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        yield lambda case, *arguments: process.submit(
+            _with_library, case, native_cache_dir, *arguments
+        ).result(PATIENCE_S)
+
+
+def _with_library(case: Callable[..., None], cache_dir: Path, *arguments: int) -> None:
+    try:
+        case(build.load_library(cache_dir), *arguments)
+    except pytest.fail.Exception as failure:  # which does not travel between processes
+        raise AssertionError(str(failure)) from failure
 
 
 @contextlib.contextmanager
 def room_for(num_bytes: int) -> Iterator[None]:
     """No more than that of new memory for this process, threads' stacks included."""
-    # The top of the heap goes back to the system: what is free there would be room as well.
-    ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = pages * resource.getpagesize() + num_bytes
@@ -65,7 +88,11 @@ def drawing_decoder(library: ctypes.CDLL, num_threads: int) -> NativeDecoder:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_step_that_finds_no_memory_has_not_happened(library: ctypes.CDLL, threads: int) -> None:
+def test_a_step_that_finds_no_memory_has_not_happened(alone: Run, threads: int) -> None:
+    alone(_a_step, threads)
+
+
+def _a_step(library: ctypes.CDLL, threads: int) -> None:
     rows = [[3, 1, 4, 1, 5], [0, 0, 1, 1, 1]]
     wanted = Sequences(decoder(library, Format.Q8, dequantized=False), 2).run(*rows)
     native = decoder(library, Format.Q8, dequantized=False, threads=threads)
@@ -88,10 +115,12 @@ def test_a_step_that_finds_no_memory_has_not_happened(library: ctypes.CDLL, thre
 
 
 @pytest.mark.parametrize("num_draws", [1, 6])
-def test_who_finds_no_memory_to_draw_keeps_nobody_waiting(
-    library: ctypes.CDLL, num_draws: int
-) -> None:
+def test_who_finds_no_memory_to_draw_keeps_nobody_waiting(alone: Run, num_draws: int) -> None:
     """One is drawn by the caller alone, six by all members of the team."""
+    alone(_draws, num_draws)
+
+
+def _draws(library: ctypes.CDLL, num_draws: int) -> None:
     native = drawing_decoder(library, num_threads=3)
     scores = torch.zeros(num_draws, LARGE_VOCAB_SIZE)  # of which nobody reads more than a row
     draws = [Draw(row, 0, 1.0, 1.0, 0.0, 0.5) for row in range(num_draws)]
@@ -101,7 +130,11 @@ def test_who_finds_no_memory_to_draw_keeps_nobody_waiting(
     native.close()
 
 
-def test_a_team_that_gets_too_few_threads_is_refused(library: ctypes.CDLL) -> None:
+def test_a_team_that_gets_too_few_threads_is_refused(alone: Run) -> None:
+    alone(_too_many_threads)
+
+
+def _too_many_threads(library: ctypes.CDLL) -> None:
     with room_for(60 * MB), pytest.raises(MemoryError):
         drawing_decoder(library, num_threads=64)
     drawing_decoder(library, num_threads=2).close()
