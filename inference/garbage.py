@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept from looking through what a process keeps.
+"""Python's garbage collector, made to look less at what a process keeps.
 
 A full collection looks at every object that there is. The modules that a gateway, a neuron or an
 engine imports are some 350,000 of them, and looking at those stops every thread for about 0.1 s,
@@ -30,8 +30,9 @@ def keep_imports() -> None:
     gc.freeze()
 
 
-def look_seldom_at_what_lives_long() -> None:
-    """For a process whose requests leave no garbage that only a full collection finds. Those of a
-    gateway held up 1,000 streams for 80 ms every three seconds, and found none."""
+def make_full_collections_rare() -> None:
+    """Raise the threshold of full collections, for a process whose requests leave no reference
+    cycles. In a gateway a full collection stopped 1,000 streams for 80 ms every three seconds and
+    freed nothing."""
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, FULL_COLLECTION_AFTER)

@@ -11,22 +11,18 @@ from pathlib import Path
 from helexa_site.backup.errors import BackupError
 from helexa_site.bootstrap.joining import FOLDER as JOINED
 from helexa_site.config import SECRET_KEY_FILE, Config
-from helexa_site.doctor.settings_check import VARIABLES
+from helexa_site.doctor.settings_check import SET_BY_THE_START, VARIABLES
 from helexa_site.secret_key import secret_key
 
 SETTINGS = "settings.env"
 OTHER_SETTINGS = frozenset(
     {"DATABASE_URL", "REDIS_URL", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT", "CXX"}
 )
-OF_THE_MOMENT = frozenset(
-    {
-        "HELEXA_ENVIRONMENT_ATTEMPT",
-        "HELEXA_LISTEN_HOST",
-        "HELEXA_SECRET_KEY",  # a file of its own
-        "HELEXA_SERVE_KEY",
-        "HELEXA_URL",
-    }
-)
+OF_THE_MOMENT = SET_BY_THE_START | {
+    "HELEXA_SECRET_KEY",  # a file of its own
+    "HELEXA_SERVE_KEY",
+    "HELEXA_URL",
+}
 
 
 def copy_secrets(config: Config, environment: Mapping[str, str], folder: Path) -> None:

@@ -36,7 +36,7 @@ OF_OTHER_PROCESSES = frozenset(
 """Who reads these does not read the gateway's settings. A test holds them to the code."""
 VARIABLES = OF_OTHER_PROCESSES | {name for name in settings_of_config() if name.startswith(PREFIX)}
 SET_BY_THE_START = frozenset({"HELEXA_ENVIRONMENT_ATTEMPT", "HELEXA_LISTEN_HOST"})
-"""Nobody has set these where the doctor finds them: ``manage.py`` and the doctor itself have."""
+"""``manage.py`` and the doctor set these themselves; the operator has not."""
 NOT_OURS = frozenset({"HELEXA_TEST_RUN"})
 
 

@@ -146,7 +146,7 @@ class ApiConsumer(AbortableConsumer):
             self.gateway.bounds.close_request(self._num_body_bytes)
         if self._is_open and self._handler is None:
             self.call.close()  # the client has left before its body was here
-        self._handler = None  # where it was cancelled its traceback leads back here
+        self._handler = None  # breaks a cycle: a cancelled task's traceback refers to the consumer
 
     def abort(self) -> None:
         logger.warning("request %s: the client does not read its answer", self.request_id)

@@ -22,7 +22,7 @@ from typing import Any
 from django.conf import settings
 
 from helexa_site.config import Config
-from inference.garbage import keep_imports, look_seldom_at_what_lives_long
+from inference.garbage import keep_imports, make_full_collections_rare
 from inference.gateway.accounting import Accounting, Ledger
 from inference.gateway.background_loops import BackgroundLoops
 from inference.gateway.bounds import Bounds
@@ -124,7 +124,7 @@ class Gateway:
         if self._loops.are_running:
             return
         keep_imports()
-        look_seldom_at_what_lives_long()
+        make_full_collections_rare()
         self._redis = redis_client(self.config.redis_url, COMMAND_TIMEOUT_S)
         self._frames_link = RedisLink(self.config.redis_url, timeout_s=COMMAND_TIMEOUT_S)
         self._events_link = RedisLink(self.config.redis_url, timeout_s=READ_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""One HTTP connection: heads that are refused, targets that are whole addresses, prompt sends.
+"""The HTTP connection of a client: refuses bad heads, reads absolute targets, writes without delay.
 
 Twisted closes a connection without a word when a line is too long, and answers other bad requests
 with an empty 400. Here whoever asks is told, in the dialect of the path.
@@ -45,11 +45,11 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     _is_refused = False
 
     def write(self, data: bytes) -> None:
-        """Sends at once what the socket takes. Twisted would wait until its loop comes round to say
-        that the socket is free, which costs a stream of single tokens a tenth to a fifth more."""
-        num_sent = self.transport.writeSomeData(data) if _is_idle(self.transport) else 0
+        """Send to the socket at once, and buffer what it does not take. Twisted buffers first and
+        sends in the next round of its loop, which costs a streamed token 10 to 20 % more."""
+        num_sent = self.transport.writeSomeData(data) if _can_send_now(self.transport) else 0
         if not isinstance(num_sent, int):
-            num_sent = 0  # The connection is gone, which Twisted finds again and deals with.
+            num_sent = 0  # The connection is lost: Twisted sees that when it sends the buffer.
         if num_sent < len(data):
             self.transport.write(data[num_sent:])
 
@@ -107,8 +107,8 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self.refuse(error, getattr(self, "_path", b"/"))
 
 
-def _is_idle(transport: Any) -> bool:
-    """It is a socket, and nothing waits to be sent before."""
+def _can_send_now(transport: Any) -> bool:
+    """Whether the transport is an open TCP socket with an empty write buffer."""
     return (
         isinstance(transport, Connection)
         and bool(transport.connected)

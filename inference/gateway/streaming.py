@@ -41,7 +41,7 @@ class StreamingConsumer(ApiConsumer):
         self._quiet = QuietTimer(self._keep_alive, first_s=first_s, then_s=KEEP_ALIVE_S)
 
     def _stop_keep_alive(self) -> None:
-        quiet, self._quiet = self._quiet, None  # it leads back here
+        quiet, self._quiet = self._quiet, None  # breaks a cycle: the timer calls this consumer
         if quiet is not None:
             quiet.stop()
 

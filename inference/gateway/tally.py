@@ -92,7 +92,7 @@ class Tally:
     def _settle(self, usage: Usage) -> None:
         self.usage = usage
         self.is_settled = True
-        self._on_accepted = None  # it leads back here, and only a full collection would free both
+        self._on_accepted = None  # breaks a cycle: the callback's request refers to its tally
         callbacks, self._when_settled = self._when_settled, []
         for callback in callbacks:
             callback()

@@ -37,7 +37,7 @@ class DeadGateways:
         for gateway_id in self._watch.dead(watched):
             num_dropped = self._table.forget_gateway(gateway_id)
             num_ended = self._accounts.gateway_died(gateway_id, now_unix_s=time.time())
-            # One that was stopped has cancelled its own: nothing then went wrong.
+            # A gateway that was stopped has cancelled its own requests, so nothing went wrong.
             log.log(
                 logging.WARNING if num_dropped else logging.INFO,
                 "gateway %s is gone: cancelled its %d requests; %d more had ended not long ago",

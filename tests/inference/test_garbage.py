@@ -7,13 +7,13 @@ import sys
 
 PROGRAM = """
 import gc
-from inference.garbage import FULL_COLLECTION_AFTER, keep_imports, look_seldom_at_what_lives_long
+from inference.garbage import FULL_COLLECTION_AFTER, keep_imports, make_full_collections_rare
 
 keep_imports()
 kept = gc.get_freeze_count()
 assert kept > 1000, kept
 assert gc.get_threshold()[2] == 10
-look_seldom_at_what_lives_long()
+make_full_collections_rare()
 assert gc.get_threshold()[2] == FULL_COLLECTION_AFTER
 later = [[] for _ in range(1000)]
 keep_imports()

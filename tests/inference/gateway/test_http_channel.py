@@ -1,5 +1,4 @@
-"""Heads of requests: targets that are whole addresses, and what is refused before a body; and what
-is sent at once."""
+"""A client's connection: absolute targets, refusals before a body, and writes without delay."""
 
 from __future__ import annotations
 
@@ -166,7 +165,8 @@ def test_a_body_that_is_refused_is_not_asked_for() -> None:
 
 
 class Socket(TcpConnection):  # type: ignore[misc]
-    """Of Twisted's, on a socket that takes so many bytes of a send, or is gone."""
+    """Twisted's TCP transport over a fake socket, which accepts ``takes`` bytes of each send.
+    ``None``: the connection is lost."""
 
     def __init__(self, takes: int | None) -> None:
         FileDescriptor.__init__(self, reactor=SimpleNamespace(addWriter=lambda _: None))
@@ -193,8 +193,8 @@ def channel_on(socket: Socket) -> StreamChannel:
 
 @pytest.mark.parametrize(("takes", "sent"), [(100, b"abcdef"), (4, b"abcd"), (0, b""), (None, b"")])
 def test_what_the_socket_does_not_take_at_once_waits(takes: int | None, sent: bytes) -> None:
-    """Nothing is lost, also not what was given to a connection that is gone: Twisted finds that
-    when it sends, and closes it."""
+    """Unsent bytes stay in the write buffer. On a lost connection all of them do: Twisted sees the
+    loss when it sends the buffer, and closes the connection."""
     socket = Socket(takes)
     channel_on(socket).writeSequence([b"abc", b"def"])
     assert (socket.sent, socket.waiting) == (sent, b"abcdef"[len(sent) :])
