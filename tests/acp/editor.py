@@ -24,6 +24,8 @@ from acp.schema import (
     WriteTextFileResponse,
 )
 
+from helexa_acp.tools.process import end_group
+
 BARE = ClientCapabilities()
 WITH_FILES = ClientCapabilities(
     fs=FileSystemCapabilities(read_text_file=True, write_text_file=True)
@@ -101,6 +103,7 @@ class Editor:
             cwd=cwd,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
         )
         terminal_id = f"terminal-{len(self.terminals)}"
         self.terminals[terminal_id] = process
@@ -127,6 +130,8 @@ class Editor:
 
     async def release_terminal(self, terminal_id: str, **_: Any) -> ReleaseTerminalResponse:
         self.released.append(terminal_id)
+        # What still runs in a terminal that is released is ended, as the protocol has it.
+        await end_group(self.terminals[terminal_id])
         return ReleaseTerminalResponse()
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
