@@ -150,8 +150,15 @@ class TestGateway:
         )
 
     def wait_status(self, status: str, model: str = "m") -> ReplicaState:
-        wait_until(lambda: (state := self.replica(model)) is not None and state.status == status)
-        state = self.replica(model)
+        state: ReplicaState | None = None
+
+        def is_so() -> bool:
+            nonlocal state
+            state = self.replica(model)
+            return state is not None and state.status == status
+
+        wait_until(is_so)
+        # The very one that was waited for: the next may have another status.
         assert state is not None
         return state
 
