@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -57,17 +57,43 @@ def read_requirements(path: Path) -> Iterator[Requirement]:
         if line.startswith("-r "):
             yield from read_requirements(path.parent / line.removeprefix("-r ").strip())
         elif line:
-            match = LINE.match(line)
-            if match is None:
-                raise ValueError(f"{path.name}:{number}: not an exact pin: {line}")
-            if marker_applies(match["marker"]):
-                extras = tuple(re.findall(r"[\w.-]+", match["extras"] or ""))
-                yield Requirement(match["name"], match["version"], extras)
+            try:
+                wanted = _parse_pin(line)
+            except ValueError as error:
+                raise ValueError(f"{path.name}:{number}: {error}") from None
+            if wanted is not None:
+                yield wanted
+
+
+def wheel_requirements(*, extra: str = "") -> Iterator[Requirement]:
+    """The pins of the wheel that this helexa was installed from, with those of that extra, which
+    apply to this interpreter. Raises ``importlib.metadata.PackageNotFoundError``."""
+    for line in metadata.requires("helexa") or []:
+        wanted = _parse_pin(line, extra=extra)
+        if wanted is not None:
+            yield wanted
+
+
+def _parse_pin(line: str, *, extra: str = "") -> Requirement | None:
+    """``None``: it does not apply to this interpreter. Raises ``ValueError``."""
+    match = LINE.match(line)
+    if match is None:
+        raise ValueError(f"not an exact pin: {line}")
+    if not marker_applies(match["marker"], extra=extra):
+        return None
+    return Requirement(
+        match["name"], match["version"], tuple(re.findall(r"[\w.-]+", match["extras"] or ""))
+    )
 
 
 def unmet_requirements(path: Path) -> list[Requirement]:
     """The pins of ``path`` that this interpreter does not satisfy."""
-    return [wanted for wanted in read_requirements(path) if not is_installed(wanted)]
+    return unmet(read_requirements(path))
+
+
+def unmet(requirements: Iterable[Requirement]) -> list[Requirement]:
+    """Those that this interpreter does not satisfy."""
+    return [wanted for wanted in requirements if not is_installed(wanted)]
 
 
 def is_installed(wanted: Requirement) -> bool:

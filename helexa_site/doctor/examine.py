@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from helexa_site.bootstrap.arguments import DoctorOptions
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
-from helexa_site.bootstrap.requirements import installed_version, unmet_requirements
+from helexa_site.bootstrap.requirements import (
+    installed_version,
+    read_requirements,
+    unmet,
+    wheel_requirements,
+)
 from helexa_site.config import Config, read_config
 from helexa_site.databases import database_settings
 from helexa_site.doctor.findings import Finding, failed, ok, warning
@@ -68,13 +73,16 @@ def _checks(config: Config, options: DoctorOptions) -> tuple[Check, ...]:
 
 def _packages() -> Iterator[Finding]:
     # A gateway of its own has no torch.
-    name = REQUIREMENTS if installed_version("torch") else GATEWAY_REQUIREMENTS
-    unmet = unmet_requirements(REPOSITORY_DIR / name)
-    if unmet:
-        yield warning(
-            "packages",
-            f"not as {name} pins them: {', '.join(map(str, unmet))}",
-            "manage.py serve or manage.py neuron installs them",
-        )
+    is_neuron = installed_version("torch") is not None
+    name = REQUIREMENTS if is_neuron else GATEWAY_REQUIREMENTS
+    how = "manage.py serve or manage.py neuron installs them"
+    if (REPOSITORY_DIR / name).is_file():
+        wanted = read_requirements(REPOSITORY_DIR / name)
+    else:
+        name, how = "the wheel", "install the wheel again with pip"
+        wanted = wheel_requirements(extra="neuron" if is_neuron else "")
+    missing = unmet(wanted)
+    if missing:
+        yield warning("packages", f"not as {name} pins them: {', '.join(map(str, missing))}", how)
     else:
         yield ok("packages", f"as {name} pins them")

@@ -1,0 +1,30 @@
+"""The doctor on what is installed, where helexa came as a wheel and has no requirements files."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from helexa_site.doctor import examine
+
+MET = f"psutil=={metadata.version('psutil')}"
+
+
+@pytest.mark.parametrize(
+    ("pins", "level", "text"),
+    [
+        ([MET, 'psutil==0.1; extra == "other"'], "ok", "as the wheel pins them"),
+        ([MET, "redis==0.1"], "warning", "not as the wheel pins them: redis==0.1"),
+        ([MET, 'redis==0.1; extra == "neuron"'], "warning", "redis==0.1"),
+    ],
+)
+def test_a_wheel_is_held_to_its_own_pins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pins: list[str], level: str, text: str
+) -> None:
+    monkeypatch.setattr(examine, "REPOSITORY_DIR", tmp_path)
+    monkeypatch.setattr(metadata, "requires", {"helexa": pins}.__getitem__)
+    (finding,) = examine._packages()
+    assert finding.level == level
+    assert text in finding.text
