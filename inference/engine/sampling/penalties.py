@@ -37,7 +37,8 @@ class UsedTokens:
 
     def add(self, token_id: int) -> None:
         """To the output."""
-        self._output_counts[self._place(token_id)] += 1
+        place = self._place(token_id)  # first: it may replace the array
+        self._output_counts[place] += 1
 
     def _place(self, token_id: int) -> int:
         place = self._place_of.setdefault(token_id, len(self._place_of))

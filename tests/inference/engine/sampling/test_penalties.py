@@ -1,0 +1,221 @@
+"""Penalties on answers of hundreds of tokens, through the engine, against vLLM's definition written
+out in numpy over the logits that transformers computes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from inference.engine.engine import Engine
+from inference.engine.executor import TensorExecutor
+from inference.engine.load.build import build_engine
+from inference.engine.sampling.penalties import UsedTokens
+from inference.engine.scheduling.limits import SchedulerLimits
+from inference.engine.scheduling.sequence import Sequence
+from inference.models.dense import DenseWeights
+from inference.models.native.build import NativeUnavailableError, load_library
+from inference.models.native.model import NativeModel
+from inference.models.registry import build_model
+from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
+from inference.protocol.sampling import SamplingParams
+from tests.inference.engine.conftest import ROPE, SIZES, Pair, our_config
+from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
+from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
+
+VOCAB_SIZE = 640
+CONTEXT_TOKENS = 512
+NUM_TOKENS = 300
+PENALTIES: dict[str, dict[str, float]] = {
+    "repetition": {"repetition_penalty": 1.3},
+    "encouraged": {"repetition_penalty": 0.8, "presence_penalty": -0.5},
+    "presence": {"presence_penalty": 1.1},
+    "frequency": {"frequency_penalty": 0.6},
+    "all": {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.4},
+}
+PARAMS: dict[str, dict[str, Any]] = {
+    **PENALTIES,
+    "drawn": {"temperature": 0.9, "seed": 7, "frequency_penalty": 0.5},
+    "plain": {},
+}
+
+
+@pytest.mark.parametrize("num_different", [1, 63, 64, 65, 128, 129, 500])
+@pytest.mark.parametrize("num_prompt_tokens", [1, 64, 400])
+def test_counts_are_those_of_the_output(num_different: int, num_prompt_tokens: int) -> None:
+    numbers = random.Random(num_different)
+    prompt = numbers.choices(range(num_different), k=num_prompt_tokens)
+    output = [*range(num_different), *numbers.choices(range(num_different), k=300)]
+    half = len(output) // 2
+    sequence = Sequence(
+        "a",
+        prompt,
+        SamplingParams(max_tokens=1000),
+        context_tokens=1000,
+        arrival=1,
+        deadline_s=0.0,
+    )
+    sequence.token_ids += output[:half]
+    used = UsedTokens(sequence)
+    for token_id in output[half:]:
+        used.add(token_id)
+    counts = dict(zip(used.token_ids.tolist(), used.output_counts.tolist(), strict=True))
+    assert counts.keys() == {*prompt, *output}
+    assert {t: n for t, n in counts.items() if n} == Counter(output)
+
+
+@pytest.fixture(scope="module")
+def reference() -> PreTrainedModel:
+    sizes = SIZES | {"vocab_size": VOCAB_SIZE, "max_position_embeddings": CONTEXT_TOKENS}
+    torch.manual_seed(11)
+    config = AutoConfig.for_model(
+        "llama",
+        **sizes,
+        rope_parameters=ROPE,
+        tie_word_embeddings=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module", params=["torch", "native"])
+def wide(
+    request: pytest.FixtureRequest, reference: PreTrainedModel, native_cache_dir: Path
+) -> Pair:
+    """A model with room for answers of hundreds of different tokens."""
+    config = our_config(reference)
+    weights = DenseWeights(reference.state_dict(), torch.float32, torch.device("cpu"))
+    if request.param == "torch":
+        return Pair(reference, build_model(config, weights, CONTEXT_TOKENS), block_tokens=8)
+    try:
+        library = load_library(native_cache_dir)
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+    model = NativeModel(library, config, weights, CONTEXT_TOKENS, "fp32")
+    return Pair(reference, model, block_tokens=32)
+
+
+def engine_for(wide: Pair, *, num_tokens: int = 8192, speculator: Any = None) -> Engine:
+    return build_engine(
+        wide.model,
+        context_tokens=CONTEXT_TOKENS,
+        num_kv_blocks=num_tokens // wide.block_tokens,
+        block_tokens=wide.block_tokens,
+        scheduler_limits=SchedulerLimits(prefill_tokens_per_step=64),
+        speculator=speculator,
+        check_when_idle=True,
+    )
+
+
+def prompt_of(name: str) -> list[int]:
+    return random.Random(name).choices(range(100), k=20)
+
+
+def submit(engine: Engine, name: str, prompt: list[int], **params: Any) -> None:
+    sampling = SamplingParams(**({"max_tokens": NUM_TOKENS, "temperature": 0.0} | params))
+    engine.submit(SubmitSequence(sequence_id=name, token_ids=prompt, params=sampling))
+
+
+def answers_of(engine: Engine, names: list[str]) -> dict[str, list[int]]:
+    """Of a batch of all of them; none may fail."""
+    for name in names:
+        submit(engine, name, prompt_of(name), **PARAMS[name])
+    answers, failed = run(engine)
+    assert failed == {}
+    return answers
+
+
+def run(engine: Engine) -> tuple[dict[str, list[int]], dict[str, str]]:
+    answers: dict[str, list[int]] = {}
+    failed: dict[str, str] = {}
+    while engine.has_work:
+        for output in engine.step().outputs:
+            if isinstance(output, SequenceStep):
+                answers.setdefault(output.sequence_id, []).extend(output.token_ids)
+            else:
+                assert isinstance(output, SequenceFailed)
+                failed[output.sequence_id] = output.code
+    return answers, failed
+
+
+def penalized(
+    logits: np.ndarray[Any, np.dtype[np.float32]],
+    prompt: list[int],
+    output: list[int],
+    *,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """One row of logits, as ``vllm.model_executor.layers.utils.apply_penalties`` has it."""
+    counts = np.bincount(output, minlength=len(logits))
+    is_used = (counts > 0) | (np.bincount(prompt, minlength=len(logits)) > 0)
+    factors = np.where(is_used, repetition_penalty, 1.0)
+    scores = np.where(logits > 0, logits / factors, logits * factors)
+    return scores - frequency_penalty * counts - presence_penalty * (counts > 0)
+
+
+def check_greedy(
+    reference: PreTrainedModel, prompt: list[int], answer: list[int], penalties: dict[str, float]
+) -> None:
+    """Each token has the largest penalized score, but for rounding."""
+    assert len(answer) == NUM_TOKENS
+    with torch.inference_mode():
+        logits = reference(torch.tensor([prompt + answer])).logits[0].numpy()
+    for place, token_id in enumerate(answer):
+        row = logits[len(prompt) + place - 1]
+        scores = penalized(row, prompt, answer[:place], **penalties)
+        assert scores[token_id] >= scores.max() - 1e-3, f"token {place}"
+
+
+@pytest.fixture(scope="module")
+def expected(wide: Pair) -> dict[str, list[int]]:
+    return answers_of(engine_for(wide), list(PARAMS))
+
+
+def test_in_a_batch(wide: Pair, expected: dict[str, list[int]]) -> None:
+    for name, penalties in PENALTIES.items():
+        check_greedy(wide.reference, prompt_of(name), expected[name], penalties)
+    check_greedy(wide.reference, prompt_of("plain"), expected["plain"], {})
+    assert len(set(expected["frequency"])) > 128, "arrays of used tokens grow twice"
+
+
+@pytest.mark.parametrize("name", [*PENALTIES, "drawn"])
+def test_alone(wide: Pair, expected: dict[str, list[int]], name: str) -> None:
+    assert answers_of(engine_for(wide), [name])[name] == expected[name]
+
+
+def test_with_preemptions(wide: Pair, expected: dict[str, list[int]]) -> None:
+    engine = engine_for(wide, num_tokens=1024)
+    assert answers_of(engine, list(PARAMS)) == expected
+    assert engine.stats().num_preemptions > 0
+
+
+def test_with_drafts(wide: Pair, expected: dict[str, list[int]]) -> None:
+    engine = engine_for(wide, speculator=ScriptedSpeculator(expected))
+    assert answers_of(engine, list(PARAMS)) == expected
+    assert engine.stats().num_accepted_drafts > 100
+
+
+@pytest.mark.parametrize("stage", ["forward", "sampling"])
+def test_beside_sequences_that_break_steps(
+    wide: Pair, expected: dict[str, list[int]], stage: Any
+) -> None:
+    """The steps are run again in parts, and count each token once."""
+    engine = engine_for(wide)
+    assert isinstance(engine._executor, TensorExecutor)
+    engine._executor = FaultyExecutor(engine._executor, stage=stage, after=70)
+    submit(engine, "bad", [Kind.BAD_SHAPE, 5, 6], frequency_penalty=0.5)
+    for name, params in PARAMS.items():
+        submit(engine, name, prompt_of(name), **params)
+    submit(engine, "bad too", [Kind.BAD_SHAPE, 7, 8], top_logprobs=2)
+    answers, failed = run(engine)
+    assert failed == dict.fromkeys(("bad", "bad too"), "engine_error")
+    assert {name: answers[name] for name in PARAMS} == expected
