@@ -33,7 +33,6 @@ COMMANDS = (
     # connections and transactions
     *("ping", "hello", "select", "client|setname", "client|id"),
     *("multi", "exec", "discard", "watch", "unwatch"),
-    *("eval", "evalsha", "script|load", "script|exists"),
     # its own keys
     *("get", "set", "del", "exists", "expire", "pexpire", "pttl"),
     *("hget", "hset", "hsetnx", "hdel", "hgetall"),
@@ -41,7 +40,6 @@ COMMANDS = (
     # its queue, as kombu uses it
     *("brpop", "rpop", "lpush", "rpush", "llen"),
     *("sadd", "srem", "smembers", "sismember"),
-    *("zadd", "zrem", "zrange", "zrangebyscore", "zrevrangebyscore"),
 )
 SINCE_7_2 = ("client|setinfo",)
 """An older Redis refuses a rule with a command that it does not know, and clients do without."""

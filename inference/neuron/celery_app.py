@@ -53,7 +53,6 @@ class ReconnectingConsumer(Consumer):  # type: ignore[misc]
 def create_app(*, name: str, redis_url: str) -> Celery:
     # fixups: Celery would import Django wherever DJANGO_SETTINGS_MODULE happens to be set.
     app = Celery("neuron", broker=celery_broker_url(redis_url), fixups=[], set_as_current=False)
-    unacknowledged = f"helexa:neuron:{name}:unacked"
     app.conf.update(
         task_default_queue=neuron_queue(name),
         accept_content=["json"],
@@ -72,10 +71,9 @@ def create_app(*, name: str, redis_url: str) -> Celery:
         broker_transport_options={
             "socket_connect_timeout": 2.0,
             "socket_keepalive": True,
-            # Kombu's own names would be shared by all neurons, which may not read each other's.
-            "unacked_key": unacknowledged,
-            "unacked_index_key": f"{unacknowledged}_index",
-            "unacked_mutex_key": f"{unacknowledged}_mutex",
+            # A task is acknowledged when it is popped: kombu's bookkeeping of unacknowledged ones
+            # needs scripts, which neurons may not run, and would redeliver a load an hour late.
+            "ack_emulation": False,
         },
         enable_utc=True,
     )

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import redis
+from redis.client import Pipeline
 
-from inference.neuron.name_lease import LEASE_EXPIRY_MS, NameLease, NameLostError, in_words
+from inference.neuron.name_lease import LEASE_EXPIRY_MS, NameLease, NameLostError
 from inference.protocol.heartbeat import NeuronHeartbeat, encode_heartbeat
 from inference.protocol.held import HeldRequests, encode_held_requests
 from inference.protocol.keys import (
@@ -35,24 +36,6 @@ MISSES_UNTIL_DEAD_ANYWAY = 15
 """The same where beats come so slowly that Redis never seems to have settled."""
 
 
-WRITE = """
-local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then
-    return holder
-end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[2])
-redis.call('DEL', KEYS[3])
-for i = 4, #ARGV, 2 do
-    redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1])
-end
-redis.call('PEXPIRE', KEYS[3], ARGV[2])
-return false
-"""
-"""KEYS: lease, heartbeat, held. ARGV: the lease's value, expiry, heartbeat, pairs of held. Returns
-whoever else holds the lease."""
-
-
 class HeartbeatWriter:
     def __init__(self, client: redis.Redis, *, lease: NameLease) -> None:
         self._client = client
@@ -63,15 +46,16 @@ class HeartbeatWriter:
     def write(self, heartbeat: NeuronHeartbeat, held: Mapping[str, HeldRequests]) -> None:
         """``held``: as the fields of ``inference.protocol.held``. Raises ``NameLostError``,
         ``redis.RedisError``."""
-        pairs = [word for name, one in held.items() for word in (name, encode_held_requests(one))]
-        other: Any = self._client.eval(
-            WRITE,
-            3,
-            *(self._lease.key, heartbeat_key(self._neuron), held_key(self._neuron)),
-            *(self._lease.value, LEASE_EXPIRY_MS, encode_heartbeat(heartbeat), *pairs),
-        )
-        if other is not None:
-            raise NameLostError(self._neuron, in_words(other))
+        fields: dict[Any, Any] = {name: encode_held_requests(one) for name, one in held.items()}
+
+        def write(pipe: Pipeline) -> None:
+            pipe.set(heartbeat_key(self._neuron), encode_heartbeat(heartbeat), px=LEASE_EXPIRY_MS)
+            pipe.delete(held_key(self._neuron))
+            if fields:
+                pipe.hset(held_key(self._neuron), mapping=fields)
+                pipe.pexpire(held_key(self._neuron), LEASE_EXPIRY_MS)
+
+        self._lease.write(write)
         self._tell_its_name(heartbeat.time_unix_s)
 
     def remove(self) -> None:

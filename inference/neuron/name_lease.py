@@ -6,8 +6,8 @@ specs and heartbeat, so one holds it and the other does not start.
                  └─ held: wait until it is renewed (NameHeldError) or has expired (ours)
 
 Redis' clock expires it a few seconds after the last beat. A Redis that stood still has let it
-expire: whoever beats first has it again. What a beat writes is written in one script with a look at
-the lease, so a life that has lost its name writes nothing more over the next one's words.
+expire: whoever beats first has it again. A beat writes in one transaction that watches the lease,
+so an instance that has lost its name no longer overwrites what the next one writes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 import redis
+from redis.client import Pipeline
 
 from inference.neuron.earlier_life import EarlierLife
 from inference.neuron.redis_client import ensure_trusted
@@ -33,21 +34,8 @@ log = logging.getLogger(__name__)
 LEASE_EXPIRY_MS = int(HEARTBEAT_EXPIRY_S * 1000)
 POLL_S = 0.25
 
-ACQUIRE = """
-local held = redis.call('GET', KEYS[1])
-if held and held ~= ARGV[1] and held ~= ARGV[3] then
-    return {held, redis.call('PTTL', KEYS[1])}
-end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return {}
-"""
-"""KEYS: lease. ARGV: ours, expiry, the last life's on this machine. Returns another's, if any."""
-RELEASE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then
-    redis.call('DEL', unpack(KEYS))
-end
-"""
-"""KEYS: lease, and what goes with it."""
+WRITE_ATTEMPTS = 10
+"""How often a transaction on the lease is tried anew when another client writes it meanwhile."""
 
 
 class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,14 +124,59 @@ class NameLease:
             raise NameLostError(self.neuron, in_words(held))
 
     def release(self, *keys: str) -> None:
-        """With ``keys``, which are deleted where the name is still ours. Raises
+        """Deletes the lease, and ``keys`` with it, where it is still ours. Raises
         ``redis.RedisError``."""
-        self._client.eval(RELEASE, 1 + len(keys), self.key, *keys, self.value)
+        self._transact(lambda held: held == self.value, lambda pipe: pipe.delete(self.key, *keys))
+
+    def write(self, queue: Callable[[Pipeline], object]) -> None:
+        """Renews the lease and runs the commands that ``queue`` adds, in one transaction. Writes
+        nothing where another neuron holds the name. Raises ``NameLostError``,
+        ``redis.RedisError``."""
+        held = self._hold(b"", queue)
+        if held is not None:
+            raise NameLostError(self.neuron, in_words(held))
 
     def _try(self, last_life: bytes) -> tuple[bytes | None, int]:
         """Whoever holds it instead, and for how many ms it does at least."""
-        reply: Any = self._client.eval(ACQUIRE, 1, self.key, self.value, LEASE_EXPIRY_MS, last_life)
-        return (reply[0], int(reply[1])) if reply else (None, 0)
+        held = self._hold(last_life)
+        if held is None:
+            return None, 0
+        left_ms: Any = self._client.pttl(self.key)
+        return held, max(0, int(left_ms))
+
+    def _hold(
+        self, last_life: bytes, queue: Callable[[Pipeline], object] = lambda _: None
+    ) -> bytes | None:
+        """The value of the neuron that holds the name instead; ``None``: the name is ours now."""
+
+        def write(pipe: Pipeline) -> None:
+            pipe.set(self.key, self.value, px=LEASE_EXPIRY_MS)
+            queue(pipe)
+
+        return self._transact(lambda held: held in (None, self.value, last_life), write)
+
+    def _transact(
+        self,
+        may_write: Callable[[bytes | None], bool],
+        write: Callable[[Pipeline], object],
+    ) -> bytes | None:
+        """Runs ``write`` in a transaction on the lease where ``may_write`` agrees to its value;
+        else returns that value. Neurons run no scripts: a script that never ends stops Redis for
+        every client."""
+        for _ in range(WRITE_ATTEMPTS):
+            with self._client.pipeline(transaction=True) as pipe:
+                try:
+                    pipe.watch(self.key)  # type: ignore[no-untyped-call]
+                    held: Any = pipe.get(self.key)
+                    if not may_write(held):
+                        return bytes(held or b"")
+                    pipe.multi()
+                    write(pipe)
+                    pipe.execute()
+                except redis.WatchError:
+                    continue
+                return None
+        raise redis.WatchError(f"the lease on {self.neuron} changed {WRITE_ATTEMPTS} times")
 
 
 def in_words(value: bytes) -> str:

@@ -100,7 +100,11 @@ def test_its_own_keys_and_no_others(redis_url: str, redis_db: redis.Redis) -> No
         ("SUBSCRIBE", "x"),
         ("EVAL", "return redis.call('GET', KEYS[1])", "1", keys.heartbeat_key("other")),
         ("EVAL", f"return redis.call('GET', '{keys.heartbeat_key('other')}')", "0"),
+        ("EVAL", "while true do end", "0"),
+        ("EVALSHA", "0" * 40, "0"),
+        ("SCRIPT", "LOAD", "return 1"),
         ("SCRIPT", "FLUSH"),
+        ("FCALL", "f", "0"),
         ("FUNCTION", "LIST"),
         ("SHUTDOWN",),
     ]
