@@ -18,6 +18,7 @@ from fleet.admin.unfold_types import AnyForm, UnfoldAdmin
 from fleet.models import FleetPolicy, Invitation
 from fleet.services.invitations import invitation_check
 from fleet.wishes import AdmissionPolicy
+from helexa_site.program import installation, neuron_program
 from inference.protocol.keys import NEURON_NAME
 
 
@@ -80,7 +81,8 @@ class InvitationAdmin(UnfoldAdmin):
             "title": f"An invitation for {obj.neuron_name}",
             "opts": self.model._meta,
             "invitation": obj,
-            "shown_once": f"python3 manage.py neuron --join {obj.shown_once}",
+            "where": installation().value,
+            "shown_once": f"{neuron_program()} neuron --join {obj.shown_once}",
         }
         return TemplateResponse(
             request,

@@ -14,6 +14,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from fleet.management.backend import NO_ANSWER, refusal_of
+from helexa_site.program import program
 
 TIMEOUT_S = 660.0
 """A first request may wait for its model; the server gives up before this."""
@@ -49,7 +50,7 @@ class ChatClient:
             except (*NO_ANSWER, LookupError, TypeError) as error:
                 raise CommandError(f"{self._url} answers with no list of models") from error
         if not cards:
-            raise CommandError("No model is offered yet: manage.py models add offers one")
+            raise CommandError(f"No model is offered yet: {program()} models add offers one")
         talking = [card for card in cards if "chat" in (card.get("capabilities") or ["chat"])]
         if not talking:
             raise CommandError("No model that is offered writes text: they make embeddings")
@@ -99,7 +100,7 @@ class ChatClient:
             raise CommandError(refusal_of(error)) from error
         except NO_ANSWER as error:
             raise CommandError(
-                f"{self._url} does not answer ({error}): is manage.py serve running?"
+                f"{self._url} does not answer ({error}): is {program()} serve running?"
             ) from error
 
     def _events(self, lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:

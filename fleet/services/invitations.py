@@ -15,6 +15,7 @@ from fleet.errors import InvitationError, UnknownNeuronError
 from fleet.models import FleetPolicy, Invitation
 from fleet.redis_users import secret_hash, user_name, users_apply, version_problem
 from fleet.services.neurons import neuron_expect
+from helexa_site.program import Installation, installation
 from inference.protocol.joining import Joining, encode_joining
 from inference.protocol.keys import NEURON_NAME
 from metering.actor import Actor
@@ -23,10 +24,16 @@ from metering.services.audit import audit_entry_create
 logger = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
-NOBODY_REACHES_IT = (
-    "no other host can reach this Redis: start serve with --share ADDRESS:PORT, or set REDIS_URL "
-    "to a Redis of your own that they reach"
+NOBODY_REACHES_IT = "no other host can reach this Redis: "
+SHARE_IT = (
+    "start serve with --share ADDRESS:PORT, or set REDIS_URL to a Redis of your own that they reach"
 )
+LET_IT_LISTEN = (
+    "let it listen on an address of this machine, with a password (bind and requirepass in its "
+    "redis.conf), and name that in /etc/cortex/cortex.env: "
+    "REDIS_URL=redis://:password@10.0.0.5:6379/0"
+)
+"""The packages run no ``serve``: their Redis is Debian's."""
 
 _applied: dict[str, str] = {}
 """The hash that this process has applied, by neuron: an upgrade may bring other rules."""
@@ -126,7 +133,8 @@ def _redis_url(policy: FleetPolicy, address: str | None, user: str, secret: str)
         address = address or f"{given.netloc.rpartition('@')[2]}"
         database = given.path.strip("/")
     else:
-        raise InvitationError(NOBODY_REACHES_IT)
+        is_packaged = installation() is Installation.PACKAGES
+        raise InvitationError(NOBODY_REACHES_IT + (LET_IT_LISTEN if is_packaged else SHARE_IT))
     scheme = "rediss" if is_tls else "redis"
     return f"{scheme}://{user}:{secret}@{address}/{database or 0}"
 

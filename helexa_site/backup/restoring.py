@@ -24,6 +24,7 @@ from helexa_site.backup.secrets_part import ensure_key_fits, restore_secrets
 from helexa_site.bootstrap.data_directory import LOCK_FILE
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.config import Config
+from helexa_site.program import program
 
 SCRATCH_DATABASE = "helexa_restore_check"
 
@@ -134,7 +135,7 @@ def _nobody_serves(data_dir: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise BackupError(f"manage.py serve runs on {data_dir}: stop it first") from None
+        raise BackupError(f"{program()} serve runs on {data_dir}: stop it first") from None
     finally:
         os.close(descriptor)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from helexa_site.bootstrap.addresses import ANY_ADDRESS, reached_at
 from helexa_site.bootstrap.sharing import Share
+from helexa_site.program import program
 from inference.protocol.joining import Joining, JoinLineError, decode_joining
 
 DEFAULT_HOST = "127.0.0.1"
@@ -50,7 +51,7 @@ class DoctorOptions:
 def parse_serve(arguments: list[str]) -> ServeOptions:
     """Ends the process with code 2 and a usage line on a flag that is not known."""
     parser = argparse.ArgumentParser(
-        prog="manage.py serve",
+        prog=f"{program()} serve",
         description="Run everything here: Redis, gateway, control, one neuron and a small model.",
         epilog="DATABASE_URL and REDIS_URL, where set, are used instead of SQLite and a private "
         "Redis.",
@@ -58,7 +59,10 @@ def parse_serve(arguments: list[str]) -> ServeOptions:
     parser.add_argument("--host", default=DEFAULT_HOST, help="address to bind (%(default)s)")
     parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="(%(default)s)")
     parser.add_argument(
-        "--data-dir", type=Path, help="everything that is written goes here (var, beside manage.py)"
+        "--data-dir",
+        type=Path,
+        help="everything that is written goes here (HELEXA_DATA_DIR; else var, beside manage.py, "
+        "of a wheel ~/.local/share/helexa)",
     )
     parser.add_argument(
         "--no-model", action="store_true", help="do not offer and load the small default model"
@@ -69,7 +73,8 @@ def parse_serve(arguments: list[str]) -> ServeOptions:
     parser.add_argument(
         "--share",
         metavar="ADDRESS:PORT",
-        help="let hosts that were invited (manage.py neurons invite) reach the private Redis there",
+        help=f"let hosts that were invited ({program()} neurons invite) reach the private Redis "
+        "there",
     )
     parser.add_argument("--share-tls-cert", type=Path, metavar="FILE", help="over TLS: PEM")
     parser.add_argument("--share-tls-key", type=Path, metavar="FILE", help="its private key")
@@ -87,9 +92,9 @@ def parse_serve(arguments: list[str]) -> ServeOptions:
 def parse_neuron(arguments: list[str]) -> NeuronOptions:
     """Ends the process with code 2 on what cannot be."""
     parser = argparse.ArgumentParser(
-        prog="manage.py neuron",
+        prog=f"{program()} neuron",
         description="Run only a neuron, on a GPU host. Needs no database: a line that "
-        "`manage.py neurons invite` printed, once, or REDIS_URL.",
+        f"`{program()} neurons invite` printed, once, or REDIS_URL.",
     )
     parser.add_argument("--name", type=_neuron_name, help="by default the host's")
     parser.add_argument("--join", metavar="LINE", type=_joining, help="what neurons invite printed")
@@ -101,7 +106,7 @@ def parse_neuron(arguments: list[str]) -> NeuronOptions:
 
 def parse_environment(arguments: list[str], kinds: tuple[str, ...]) -> str:
     parser = argparse.ArgumentParser(
-        prog="manage.py environment",
+        prog=f"{program()} environment",
         description="Make the environment (HELEXA_VENV) for this kind of process, or mend it.",
     )
     parser.add_argument("kind", choices=kinds)
@@ -110,7 +115,7 @@ def parse_environment(arguments: list[str], kinds: tuple[str, ...]) -> str:
 
 def parse_doctor(arguments: list[str]) -> DoctorOptions:
     parser = argparse.ArgumentParser(
-        prog="manage.py doctor",
+        prog=f"{program()} doctor",
         description="Is everything here as helexa needs it? Each line is ok or says how to mend "
         "it; the exit code is 1 where something fails. Changes nothing.",
     )

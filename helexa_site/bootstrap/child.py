@@ -27,6 +27,7 @@ MAX_BACKOFF_S = 30.0
 STABLE_AFTER_S = 60.0
 """A process that lived this long starts its back-off anew."""
 PUMP_DRAIN_TIMEOUT_S = 1.0
+MAX_LAST_WORDS_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,8 @@ class Child:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._last_words = ""
+        """The last line of its output, unless the console has shown it."""
         self._keeper = threading.Thread(target=self._keep, name=f"keep-{spec.name}", daemon=True)
 
     def start(self) -> None:
@@ -101,7 +104,8 @@ class Child:
             delay_s = backoff_s(self.num_failures)
             say(
                 self.spec.name,
-                f"ended ({ending}); restarting in {delay_s:g} s; its log: {self._log.path}",
+                f"ended ({ending}); restarting in {delay_s:g} s; its log: {self._log.path}"
+                + (f"; it ends with: {self._last_words}" if self._last_words else ""),
             )
             self._stopping.wait(delay_s)
 
@@ -140,10 +144,13 @@ class Child:
             return self._process
 
     def _pump(self, output: IO[bytes]) -> None:
+        self._last_words = ""
         with output:
             for line in output:
                 self._log.write(line)
-                if self.spec.shown is not None:
-                    text = line.decode(errors="replace").rstrip()
-                    if self.spec.shown.search(text):
-                        relay(self.spec.name, text)
+                text = line.decode(errors="replace").rstrip()
+                if self.spec.shown is not None and self.spec.shown.search(text):
+                    relay(self.spec.name, text)
+                    self._last_words = ""
+                elif text:
+                    self._last_words = text[:MAX_LAST_WORDS_CHARACTERS]

@@ -25,6 +25,7 @@ from helexa_site.bootstrap.console import complain, say, say_line
 from helexa_site.bootstrap.environment import default_data_dir, ensure_environment
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
+from helexa_site.program import Installation, installation, neuron_program, program
 from helexa_site.variables import ConfigError
 from inference.build import this_build, version_object
 from inference.version import VERSION
@@ -43,14 +44,14 @@ HELP_WORDS = ({"help"}, {"--help"}, {"-h"}, set[str]())
 OVERVIEW = """\
 helexa turns the machines you own into one private AI endpoint.
 
-  manage.py serve            run everything here (see serve --help)
-  manage.py neurons invite N print a line that makes another host a neuron
-  manage.py neuron           run a neuron alone, on that other host
-  manage.py test [ARGS]      run the tests; ARGS go to pytest
-  manage.py chat             talk to a model of a running server
-  manage.py doctor           what is wrong here, and how to mend it
-  manage.py status           the fleet at one look; models and neurons run it
-  manage.py COMMAND          any of Django's commands, below
+  {program} serve            run everything here (see serve --help)
+  {program} neurons invite N print a line that makes another host a neuron
+  {program} neuron           run a neuron alone, on that other host
+  {program} test [ARGS]      run the tests; ARGS go to pytest
+  {program} chat             talk to a model of a running server
+  {program} doctor           what is wrong here, and how to mend it
+  {program} status           the fleet at one look; models and neurons run it
+  {program} COMMAND          any of Django's commands, below
 """
 
 
@@ -98,7 +99,7 @@ def main() -> int:
 
 def _serve(arguments: list[str]) -> int:
     options = parse_serve(arguments)
-    ensure_environment(REQUIREMENTS)
+    ensure_environment(REQUIREMENTS_FOR["neuron" if options.with_neuron else "gateway"])
     from helexa_site.bootstrap.serve import serve
 
     return serve(options)
@@ -113,7 +114,7 @@ def _neuron(arguments: list[str]) -> int:
         if joining is None:
             raise BootstrapError(
                 "a neuron needs to know its gateway's Redis: on the gateway run "
-                "`python3 manage.py neurons invite NAME` and paste here what it prints, or set "
+                f"`{program()} neurons invite NAME` and paste here what it prints, or set "
                 "REDIS_URL, as in REDIS_URL=redis://:password@gateway:6379/0"
             )
     ensure_environment(REQUIREMENTS)
@@ -122,7 +123,10 @@ def _neuron(arguments: list[str]) -> int:
             keep_joining(joining, data_dir)
         os.environ["REDIS_URL"] = redis_url_of(joining, data_dir)
     if options.joining is not None:
-        say("neuron", f"joined as {options.joining.neuron}; from now on: manage.py neuron")
+        say(
+            "neuron",
+            f"joined as {options.joining.neuron}; from now on: {neuron_program()} neuron",
+        )
     os.environ["HELEXA_DATA_DIR"] = str(data_dir)
     sys.stdout.flush()
     from helexa_site.bootstrap.children import child_environment
@@ -134,6 +138,11 @@ def _neuron(arguments: list[str]) -> int:
 
 
 def _test(arguments: list[str]) -> int:
+    if installation() is not Installation.CHECKOUT:
+        raise BootstrapError(
+            "the tests are not installed: run them in a checkout of helexa's repository, with "
+            "`python3 manage.py test`"
+        )
     ensure_environment(TEST_REQUIREMENTS)
     from helexa_site.bootstrap.suite import run_suite
 
@@ -152,7 +161,7 @@ def _version(arguments: list[str]) -> int:
     if "--json" in arguments:
         sys.stdout.write(json.dumps(version_object(this_build()), indent=2) + "\n")
     else:
-        say_line(f"helexa {VERSION}")
+        sys.stdout.write(f"helexa {VERSION}\n")
     return SUCCESS
 
 
@@ -181,7 +190,9 @@ def _django(arguments: list[str]) -> int:
     if importlib.util.find_spec("django") is None:
         ensure_environment(REQUIREMENTS)
     if set(arguments) in HELP_WORDS:
-        say_line(OVERVIEW)
+        # Not by say_line, which keeps what it prints on one line.
+        sys.stdout.write(OVERVIEW.format(program=program()) + "\n")
+        sys.stdout.flush()
     if arguments[:1] == ["gateway"]:
         # Which names it answers to follows from this, in settings that Django reads before it
         # reads a command's flags.

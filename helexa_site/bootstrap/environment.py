@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,6 +37,7 @@ from helexa_site.bootstrap.requirements import (
     Requirement,
     installed_version,
     unmet_requirements,
+    wheel_requirements,
 )
 from helexa_site.bootstrap.torch_build import torch_here
 
@@ -44,6 +46,8 @@ VENV_VARIABLE = "HELEXA_VENV"
 ATTEMPT_VARIABLE = "HELEXA_ENVIRONMENT_ATTEMPT"
 """How often this start has re-executed itself: a guard against doing so for ever."""
 MAX_ATTEMPTS = 3
+EXTRAS = {"requirements.txt": "neuron", "requirements-gateway.txt": ""}
+"""Of a wheel, for what a requirements file stands for in a checkout."""
 NAMES_SHOWN = 4
 OTHER_HASH = "DO NOT MATCH THE HASHES"
 NETWORK_TROUBLE = re.compile(
@@ -60,7 +64,8 @@ def ensure_environment(requirements_name: str) -> None:
     """
     requirements = REPOSITORY_DIR / requirements_name
     if not requirements.is_file():
-        return  # a wheel: whoever installed it has installed what it needs
+        ensure_wheel_has(EXTRAS[requirements_name])
+        return
     unmet = unmet_requirements(requirements)
     if not unmet:
         os.environ.pop(ATTEMPT_VARIABLE, None)
@@ -78,6 +83,25 @@ def ensure_environment(requirements_name: str) -> None:
         elif unmet := unmet_requirements(requirements):
             _install(requirements, unmet)
     _reexec(venv_dir())
+
+
+def ensure_wheel_has(extra: str) -> None:
+    """Nothing is installed into the environment that a wheel is in: who made it adds what lacks.
+
+    Raises ``SetUpError`` where packages of the wheel or of that extra are not installed."""
+    try:
+        wanted = list(wheel_requirements(extra=extra))
+    except PackageNotFoundError:
+        return  # run from its files, without pip's records
+    missing = [one for one in wanted if installed_version(one.name) is None]
+    if missing and extra:
+        raise SetUpError(
+            f"this helexa was installed without its extra {extra!r}, which loading models needs "
+            f"({_names(missing)}): install its wheel as in pip install 'helexa-….whl[{extra}]', or "
+            "let other hosts load models and start serve with --no-neuron"
+        )
+    if missing:
+        raise SetUpError(f"{_names(missing)} is not installed: install helexa's wheel again")
 
 
 def default_data_dir() -> Path:

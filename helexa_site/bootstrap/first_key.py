@@ -5,22 +5,21 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from helexa_site.config import REPOSITORY_DIR
+from helexa_site.bootstrap.environment import default_data_dir
 
 FIRST_ACCOUNT = "team"
 
 
 def first_key_lines(
-    data_dir: Path, manage: str, *, is_open: bool, has_database_url: bool
+    data_dir: Path, program: str, *, is_open: bool, has_database_url: bool
 ) -> list[str]:
-    """``is_open``: clients are served without one. ``manage`` is the program as it was called.
+    """``is_open``: clients are served without one. ``program`` begins a command in a shell.
     ``has_database_url``: the database is the one that DATABASE_URL names, password and all, which
     is not repeated.
 
     The command works in the directory and with the environment in which ``serve`` was started.
     """
-    program = f"python3 {shlex.quote(manage)}"
-    if data_dir != REPOSITORY_DIR / "var":
+    if data_dir != default_data_dir():
         program = f"HELEXA_DATA_DIR={shlex.quote(str(data_dir))} {program}"
     who = "clients may have one" if is_open else "clients need one"
     where = " where DATABASE_URL is set as it is here" if has_database_url else ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from helexa_site.bootstrap.running_serve import RunningServe, forget_running, wr
 from helexa_site.bootstrap.sharing import Share, ensure_tls
 from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config
+from helexa_site.program import pasteable_program, program
 from helexa_site.secret_key import SecretKeyError, secret_key
 
 GIVEN_REDIS_TIMEOUT_S = 5.0
@@ -83,13 +83,15 @@ def start(
         is_open = allows_anonymous(replace(config, listen_host=options.host))
         for line in first_key_lines(
             data.path,
-            sys.argv[0],
+            pasteable_program(),
             is_open=is_open,
             has_database_url=bool(os.environ.get("DATABASE_URL")),
         ):
             say("keys", line)
     if options.share is not None:
-        say("share", f"{options.share.address}, for hosts that `manage.py neurons invite` invites")
+        say(
+            "share", f"{options.share.address}, for hosts that `{program()} neurons invite` invites"
+        )
     if has_model:
         say("try", readiness.curl_line(shown_url))
 

@@ -15,6 +15,7 @@ from django.db import Error as DjangoDatabaseError
 from rich.console import Console
 from rich.table import Table
 
+from helexa_site.program import program
 from helexa_site.variables import ConfigError
 from metering.errors import MeteringError, MeteringValueError
 from metering.selectors import BudgetStatus
@@ -23,8 +24,9 @@ WIDTH_OF_FILES = 160
 CANNOT_WRITE = ("disk is full", "readonly database")
 """SQLite's words, of a database that is set up."""
 NO_DATABASE = (
-    "Has it been set up (manage.py serve does so, or manage.py migrate), and may this user write "
-    "there? DATABASE_URL and HELEXA_DATA_DIR say which it is, and have to be what serve's are."
+    f"Has it been set up ({program()} serve does so, or {program()} migrate), and may this user "
+    "write there? DATABASE_URL and HELEXA_DATA_DIR say which it is, and have to be what serve's "
+    "are."
 )
 """A caller is told this before there is a database, or with other variables than serve's."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from helexa_site.program import program
 from metering.errors import UnknownAccountError, UnknownKeyError
 from metering.keys import prefix_of
 from metering.models import Account, ApiKey
@@ -12,7 +13,7 @@ def account_find(name: str) -> Account:
     account = Account.objects.filter(name=name).first()
     if account is None:
         raise UnknownAccountError(
-            f"There is no account named {name!r}. Make one: manage.py accounts create NAME"
+            f"There is no account named {name!r}. Make one: {program()} accounts create NAME"
         )
     return account
 

@@ -13,6 +13,7 @@ from fleet import live, redis_users, services
 from fleet.errors import InvitationError, UnknownNeuronError
 from fleet.models import Invitation, NeuronWish
 from fleet.services import invitations
+from helexa_site.program import Installation
 from inference.protocol import keys
 from inference.protocol.joining import decode_joining
 from metering.actor import COMMAND
@@ -181,3 +182,12 @@ def test_a_redis_is_told_no_command_that_it_does_not_know() -> None:
     """Debian 12 has 7.0, which refuses the whole rule for one."""
     assert "+client|setinfo" in redis_users.rules("beast", "0" * 64, (7, 2))
     assert "+client|setinfo" not in redis_users.rules("beast", "0" * 64, (7, 0))
+
+
+def test_the_packages_are_told_what_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run units and no ``serve``."""
+    monkeypatch.setattr("fleet.services.invitations.installation", lambda: Installation.PACKAGES)
+    services.share_record(actor=COMMAND, address="", is_tls=False, certificate="")
+    with pytest.raises(InvitationError, match=r"/etc/cortex/cortex\.env") as refused:
+        invite()
+    assert "--share" not in str(refused.value)

@@ -11,6 +11,7 @@ from django.core.management.base import CommandError
 
 from helexa_site.backup.backing_up import back_up
 from helexa_site.backup.errors import BackupError, os_error_text
+from helexa_site.program import program
 from helexa_site.quick_command import QuickCommand
 from helexa_site.settings import CONFIG
 from metering.management.output import told
@@ -19,7 +20,7 @@ from metering.management.output import told
 class Command(QuickCommand):
     help = (
         "Writes database, secrets and settings into one file, while everything runs, and reads it "
-        "back. Keep it as safe as the secrets in it; manage.py restore --check tries it."
+        f"back. Keep it as safe as the secrets in it; {program()} restore --check tries it."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

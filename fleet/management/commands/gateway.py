@@ -10,6 +10,7 @@ from django.db import DatabaseError, connection
 
 from helexa_site.bootstrap.arguments import DEFAULT_HOST, DEFAULT_PORT
 from helexa_site.migration_guard import NewerSchemaError, ensure_schema_is_not_newer
+from helexa_site.program import program
 from helexa_site.quick_command import QuickCommand
 from helexa_site.secret_key import SecretKeyError, secret_key
 from helexa_site.settings import CONFIG
@@ -36,7 +37,9 @@ class Command(QuickCommand):
         finally:
             connection.close()
         if options["host"] != (CONFIG.listen_host or DEFAULT_HOST):
-            raise CommandError("the settings were made for another --host; run manage.py gateway")
+            raise CommandError(
+                f"the settings were made for another --host; run {program()} gateway"
+            )
         from inference.gateway.server import run  # what is refused does not wait for its imports
 
         run(options["host"], options["port"])

@@ -10,13 +10,14 @@ from django.core.management.base import CommandError
 
 from helexa_site.backup.errors import BackupError, os_error_text
 from helexa_site.backup.restoring import check, restore
+from helexa_site.program import program
 from helexa_site.quick_command import QuickCommand
 from helexa_site.settings import CONFIG
 from metering.management.output import told
 
 
 class Command(QuickCommand):
-    help = "Puts back what manage.py backup wrote, and migrates it to this version."
+    help = f"Puts back what {program()} backup wrote, and migrates it to this version."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("file", type=Path)

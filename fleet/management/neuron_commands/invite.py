@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 from fleet import services
 from fleet.management.neuron_commands.here import ensure_here
 from fleet.management.subcommands import Run
+from helexa_site.program import installation, neuron_program
 from metering.actor import COMMAND
 
 
@@ -29,5 +30,5 @@ class Invite:
             actor=COMMAND, neuron_name=name, address=run.options["address"]
         )
         if not run.options["json"]:
-            run.stderr.write(f"On {name}, in a checkout of helexa (shown this once):")
-        run.show({"join": line}, f"python3 manage.py neuron --join {line}")
+            run.stderr.write(f"On {name}, {installation().value} (shown this once):")
+        run.show({"join": line}, f"{neuron_program()} neuron --join {line}")

@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
 
+from helexa_site.program import program
 from helexa_site.quick_command import QuickCommand
 from metering import selectors, services
 from metering.actor import COMMAND
@@ -16,7 +17,7 @@ from metering.money import amount_words
 
 
 class Command(QuickCommand):
-    help = "Accounts: who pays. Their keys: manage.py keys."
+    help = f"Accounts: who pays. Their keys: {program()} keys."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True)
@@ -53,7 +54,7 @@ class Command(QuickCommand):
             self.stdout.write(json_text(_described(account)))
             return
         self.stdout.write(f"Made the account {account.name}.")
-        self.stdout.write(f"A key for it: manage.py keys create {account.name}")
+        self.stdout.write(f"A key for it: {program()} keys create {account.name}")
 
     def _list(self, options: dict[str, Any]) -> None:
         accounts = [_described(account) for account in Account.objects.order_by("name")]

@@ -10,6 +10,7 @@ from django.conf import settings
 from django.core.management.base import CommandError
 from django.utils import timezone
 
+from helexa_site.program import program
 from helexa_site.quick_command import QuickCommand
 from metering import selectors, services
 from metering.actor import COMMAND
@@ -44,7 +45,7 @@ class Command(QuickCommand):
         if not settings.CONFIG.secret_key_is_kept:
             raise CommandError(
                 "No gateway could check this key: start one here first, set HELEXA_SECRET_KEY to "
-                "theirs, or HELEXA_DATA_DIR to the directory that manage.py serve uses"
+                f"theirs, or HELEXA_DATA_DIR to the directory that {program()} serve uses"
             )
         created = services.key_create(
             actor=COMMAND,

@@ -15,6 +15,9 @@ folder = pathlib.Path(__file__).parent
 words = sys.argv[1:]
 with (folder / "asked").open("a") as file:
     file.write(" ".join(word for word in words if "/" not in word) + "\\n")
+if words[:2] == ["neurons", "list"] and (folder / "away").exists():
+    (folder / "away").unlink()
+    sys.exit("the gateway does not answer")
 if words[:2] == ["neurons", "list"]:
     print(json.dumps([{"name": name, "drained_at": "now"} for name in ("beast", "benjy", "small")]))
 if "--expect" in words and (folder / "red").exists():
@@ -74,3 +77,11 @@ def test_it_says_how_it_is_used(fake: Path) -> None:
     done = subprocess.run([str(SCRIPT)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "scripts/rolling-deploy --upgrade" in done.stderr
+
+
+def test_a_gateway_that_is_away_is_asked_again(fake: Path) -> None:
+    """As while it is restarted itself."""
+    (fake / "away").touch()
+    done = deploy(fake, "echo upgraded {} >> asked")
+    assert done.returncode == 0
+    assert done.stderr == "the gateway does not answer\n"

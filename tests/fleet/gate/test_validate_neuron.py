@@ -15,6 +15,8 @@ FAKE_MANAGE = """
 import pathlib, sys
 folder = pathlib.Path(__file__).parent
 if sys.argv[1:3] == ["neurons", "list"]:
+    if (folder / "refusal").exists():
+        sys.exit((folder / "refusal").read_text())
     print((folder / "neurons.json").read_text())
 else:
     (folder / "gated").write_text("\\n".join(sys.argv[1:]))
@@ -64,4 +66,12 @@ def test_a_neuron_that_is_not_is_asked_nothing(
     code, told = validated(tmp_path, *neurons)
     assert code == 1
     assert said in told
+    assert not (tmp_path / "gated").exists()
+
+
+def test_a_list_that_is_refused_is_said_once(tmp_path: Path) -> None:
+    """As to a key without the scope, or where no server answers."""
+    (tmp_path / "refusal").write_text("CommandError: the key lacks the scope fleet:read")
+    code, told = validated(tmp_path, FIT)
+    assert (code, told) == (1, "CommandError: the key lacks the scope fleet:read\n")
     assert not (tmp_path / "gated").exists()

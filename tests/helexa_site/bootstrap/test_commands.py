@@ -18,7 +18,7 @@ from helexa_site.bootstrap.arguments import (
     parse_neuron,
     parse_serve,
 )
-from helexa_site.bootstrap.commands import run
+from helexa_site.bootstrap.commands import OVERVIEW, run
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.errors import PortInUseError
 from helexa_site.bootstrap.load_progress import LoadProgressView, replica_line
@@ -26,6 +26,7 @@ from helexa_site.bootstrap.serve import check_ports
 from helexa_site.bootstrap.sharing import Share
 from helexa_site.config import read_config
 from helexa_site.databases import database_settings
+from helexa_site.program import Installation
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
 from inference.version import VERSION
@@ -114,9 +115,25 @@ def test_whoever_reads_may_have_enough() -> None:
         assert (ended.returncode, ended.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize("word", ["--version", "version"])
-def test_the_version_is_ours(word: str) -> None:
-    assert manage(word).stdout == f"helexa {VERSION}\n"
+@pytest.mark.parametrize(("word", "log_format"), [("--version", "text"), ("version", "json")])
+def test_the_version_is_ours(word: str, log_format: str) -> None:
+    """It is output and no log record."""
+    assert manage(word, HELEXA_LOG_FORMAT=log_format).stdout == f"helexa {VERSION}\n"
+
+
+@pytest.mark.parametrize("installed", [Installation.WHEEL, Installation.PACKAGES])
+def test_without_a_checkout_there_are_no_tests_to_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], installed: Installation
+) -> None:
+    """It would download a model into the installed code, and then find no pytest."""
+    monkeypatch.setattr("helexa_site.bootstrap.commands.installation", lambda: installed)
+    monkeypatch.setattr(
+        "helexa_site.bootstrap.commands.ensure_environment", lambda name: pytest.fail(name)
+    )
+    assert run(["test"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("helexa: the tests are not installed: run them in a checkout")
+    assert said.count("\n") == 1
 
 
 def test_a_neuron_needs_redis(tmp_path: Path) -> None:
@@ -127,10 +144,14 @@ def test_a_neuron_needs_redis(tmp_path: Path) -> None:
     assert outcome.stderr.count("\n") == 1
 
 
-def test_help_shows_ours_and_djangos() -> None:
-    outcome = manage("help")
+@pytest.mark.parametrize(
+    ("words", "log_format"), [("help", "text"), ("--help", "json"), ("-h", "text"), ("", "text")]
+)
+def test_help_shows_ours_and_djangos(words: str, log_format: str) -> None:
+    outcome = manage(*words.split(), HELEXA_LOG_FORMAT=log_format)
     assert outcome.returncode == 0
-    assert "manage.py serve" in outcome.stdout
+    assert OVERVIEW.format(program="manage.py") in outcome.stdout
+    assert "\\n" not in outcome.stdout
     assert "createsuperuser" in outcome.stdout
 
 

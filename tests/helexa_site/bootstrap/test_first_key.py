@@ -17,12 +17,12 @@ from tests.leftovers import MARK_VARIABLE
 
 def lines(
     data_dir: Path = REPOSITORY_DIR / "var",
-    manage: str = "manage.py",
+    program: str = "python3 manage.py",
     *,
     is_open: bool = True,
     has_database_url: bool = False,
 ) -> list[str]:
-    return first_key_lines(data_dir, manage, is_open=is_open, has_database_url=has_database_url)
+    return first_key_lines(data_dir, program, is_open=is_open, has_database_url=has_database_url)
 
 
 def test_who_needs_one() -> None:
@@ -54,7 +54,7 @@ def test_the_command_works(tmp_path: Path, migrated_sqlite: Path) -> None:
     }
     if MARK_VARIABLE in os.environ:
         environment[MARK_VARIABLE] = os.environ[MARK_VARIABLE]
-    command = lines(data_dir, str(manage))[1]
+    command = lines(data_dir, f"python3 {manage}")[1]
     done = subprocess.run(
         ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=300
     )

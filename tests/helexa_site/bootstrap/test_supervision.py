@@ -263,3 +263,26 @@ def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     log.write(b"after\n")
     log.close()
     assert path.read_bytes() == b"(3 lines were lost: they could not be written)\nafter\n"
+
+
+def test_a_failure_ends_with_its_last_line(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The reason of a traceback, which no log record has."""
+    child = supervised.supervisor.start(python("print('up'); import helexa_missing"))
+    wait_until(lambda: child.num_failures > 0)
+    supervised.supervisor.stop()
+    shown = capfd.readouterr().out
+    assert "it ends with: ModuleNotFoundError: No module named 'helexa_missing'" in shown
+
+
+def test_what_the_console_has_shown_is_not_repeated(
+    supervised: Supervised, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = supervised.supervisor.start(python("import sys; print('WARNING: hot'); sys.exit(2)"))
+    wait_until(lambda: child.num_failures > 0)
+    supervised.supervisor.stop()
+    shown = capfd.readouterr().out
+    assert "ended (exit code 2); restarting" in shown
+    assert shown.count("WARNING: hot") == 1
+    assert "it ends with" not in shown
