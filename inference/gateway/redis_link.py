@@ -25,14 +25,23 @@ from redis.backoff import NoBackoff
 
 from inference.gateway.resp import ReplyBuffer, pack
 
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+
+
+class ReplyTooLargeError(redis.ConnectionError):
+    """A reply has more bytes than this link accepts; the connection was closed while it came in."""
+
 
 class RedisLink:
     """Connects when it is first used, and again after a loss; commands that were under way fail.
-    ``timeout_s``: without a reply for so long the connection is given up. Belongs to one event
-    loop."""
+    ``timeout_s``: without a reply for so long the connection is given up. ``max_reply_bytes``: the
+    most that is kept of replies that have not come in whole. Belongs to one event loop."""
 
-    def __init__(self, url: str, *, timeout_s: float) -> None:
+    def __init__(
+        self, url: str, *, timeout_s: float, max_reply_bytes: int = MAX_REPLY_BYTES
+    ) -> None:
         self._timeout_s = timeout_s
+        self._max_reply_bytes = max_reply_bytes
         self._pool = redis.asyncio.ConnectionPool.from_url(
             url,
             socket_timeout=timeout_s,
@@ -80,7 +89,7 @@ class RedisLink:
                 self._connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
                 await self._connection.connect()
                 transport = self._connection._writer.transport
-                self._protocol = LinkProtocol(transport, self._timeout_s)
+                self._protocol = LinkProtocol(transport, self._timeout_s, self._max_reply_bytes)
                 transport.set_protocol(self._protocol)
             return self._protocol
 
@@ -110,10 +119,13 @@ class LinkScript:
 class LinkProtocol(asyncio.Protocol):
     """Commands out, replies in."""
 
-    def __init__(self, transport: asyncio.Transport, timeout_s: float) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, timeout_s: float, max_reply_bytes: int
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._timeout_s = timeout_s
+        self._max_reply_bytes = max_reply_bytes
         self._replies = ReplyBuffer()
         self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -137,8 +149,12 @@ class LinkProtocol(asyncio.Protocol):
                     waiter.set_exception(reply)
                 else:
                     waiter.set_result(reply)
-        except (redis.InvalidResponse, IndexError) as error:
+        except (redis.InvalidResponse, IndexError, ValueError) as error:
             self.close(redis.ConnectionError(f"Redis said what was not asked for: {error}"))
+        else:
+            if self._replies.num_bytes > self._max_reply_bytes:
+                most = self._max_reply_bytes
+                self.close(ReplyTooLargeError(f"a reply of Redis has more than {most} bytes"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.close(redis.ConnectionError(f"the connection to Redis was lost: {exc or 'closed'}"))

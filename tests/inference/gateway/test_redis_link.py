@@ -12,7 +12,7 @@ import pytest_asyncio
 import redis
 import redis.asyncio
 
-from inference.gateway.redis_link import RedisLink
+from inference.gateway.redis_link import RedisLink, ReplyTooLargeError
 
 GENEROUS_S = 60.0
 
@@ -149,4 +149,15 @@ async def test_a_redis_that_is_away_is_an_error_of_redis_py() -> None:
     link = RedisLink("redis://127.0.0.1:1/0", timeout_s=GENEROUS_S)
     with pytest.raises(redis.ConnectionError):
         await link.command("PING")
+    await link.aclose()
+
+
+async def test_a_reply_over_the_bound_closes_the_connection_and_not_the_link(
+    redis_url: str, redis_client: redis.asyncio.Redis
+) -> None:
+    link = RedisLink(redis_url, timeout_s=GENEROUS_S, max_reply_bytes=200_000)
+    await redis_client.set("large", b"x" * 4_000_000)
+    with pytest.raises(ReplyTooLargeError):
+        await link.command("GET", "large")
+    assert await link.command("GET", "none") is None
     await link.aclose()
