@@ -23,12 +23,12 @@ from inference.garbage import keep_imports
 from inference.loading.gguf_header import read_headers
 from inference.loading.gguf_tokenizer_files import tokenizer_directory
 from inference.loading.sources import fetch_files
-from inference.neuron.accounts import AccountBook
 from inference.neuron.intake import Intake
 from inference.neuron.live_request import AddressedEvent
 from inference.neuron.model_text import ModelText
 from inference.neuron.request_table import RequestTable
 from inference.neuron.starter import Starter
+from inference.neuron.usage_reports import UsageReportBook
 from inference.protocol.generation import (
     ChatInput,
     ChatMessage,
@@ -167,7 +167,7 @@ def _neuron() -> _Neuron:
                 ended[event.request_id] = time.perf_counter()
 
     starter = Starter(
-        table=RequestTable(AccountBook("benchmark")),
+        table=RequestTable(UsageReportBook()),
         publish=publish,
         take=lambda model: (engine, text),  # type: ignore[arg-type, return-value]
         read_images=lambda request_id: {},

@@ -3,7 +3,6 @@
     its own keys        helexa:neuron:<name>:*, its Celery queue        read and write
     streams of events   of every gateway                                add only
     gateways' signs     of life                                         look whether they are there
-    accounts            of requests whose gateway died                  add only
 
 It cannot read what gateways or other neurons have, nor their limits, nor list any keys. Needs
 Redis 7, which tells reading from writing. The gateway's own user keeps its password.
@@ -19,7 +18,6 @@ from typing import Any
 import redis
 
 from inference.protocol.keys import (
-    ACCOUNTS,
     gateway_alive_key,
     gateway_events_key,
     neuron_queue,
@@ -36,7 +34,7 @@ COMMANDS = (
     # its own keys
     *("get", "set", "del", "exists", "expire", "pexpire", "pttl"),
     *("hget", "hset", "hsetnx", "hdel", "hgetall"),
-    *("xrange", "xdel"),
+    *("xadd", "xrange", "xdel"),
     # its queue, as kombu uses it
     *("brpop", "rpop", "lpush", "rpush", "llen"),
     *("sadd", "srem", "smembers", "sismember"),
@@ -68,7 +66,6 @@ def rules(neuron: str, secret_sha256: str, version: tuple[int, int]) -> list[str
         f"~_kombu.binding_permanent.{queue}",
         f"(+xadd +expire %W~{gateway_events_key('*')})",
         f"(+exists %R~{gateway_alive_key('*')})",
-        f"(+xadd %W~{ACCOUNTS})",
     ]
 
 

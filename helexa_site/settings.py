@@ -218,6 +218,7 @@ UNFOLD = {
                     _admin_link("Budgets", "savings", "metering_budget"),
                     _admin_link("Usage", "bar_chart", "metering_usagehour"),
                     _admin_link("Ledger", "receipt_long", "metering_ledgerentry"),
+                    _admin_link("Set aside", "report", "metering_setasidereport"),
                     _admin_link("Audit", "history", "metering_auditentry"),
                 ],
             },

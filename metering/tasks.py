@@ -12,9 +12,9 @@ import redis
 from django.conf import settings
 from django.db import Error as DatabaseError
 
-from fleet import live, selectors
+from fleet import live
 from helexa_site.celery import TASK_FORGET_LEDGER_ENTRIES, TASK_SETTLE_ORPHANS, app
-from metering import orphans, retention
+from metering import orphans, retention, usage_reports
 from metering.receipts import Receipts
 
 logger = logging.getLogger(__name__)
@@ -22,18 +22,19 @@ logger = logging.getLogger(__name__)
 
 @app.task(name=TASK_SETTLE_ORPHANS)  # type: ignore[untyped-decorator]
 def settle_orphans() -> None:
-    client = live.redis_client()
-    now_unix_s = time.time()
-    try:
-        orphans.accounts_settle(
-            client=client,
-            prices_of=selectors.catalogue_prices,
-            receipts=Receipts(settings.SECRET_KEY),
-            now_unix_s=now_unix_s,
-        )
-        orphans.reservations_sweep(client=client, now_unix_s=now_unix_s)
-    except (redis.RedisError, OSError, DatabaseError) as error:
-        logger.warning("requests of gateways that died are not settled: %s", error)
+    """What cannot be settled holds up no sweep."""
+    client, now_unix_s = live.redis_client(), time.time()
+    for work in (_settle_reports, orphans.reservations_sweep):
+        try:
+            work(client=client, now_unix_s=now_unix_s)
+        except (redis.RedisError, OSError, DatabaseError) as error:
+            logger.warning("requests of gateways that died are not settled: %s", error)
+
+
+def _settle_reports(*, client: redis.Redis, now_unix_s: float) -> int:
+    return usage_reports.usage_reports_settle(
+        client=client, receipts=Receipts(settings.SECRET_KEY), now_unix_s=now_unix_s
+    )
 
 
 @app.task(name=TASK_FORGET_LEDGER_ENTRIES)  # type: ignore[untyped-decorator]

@@ -33,6 +33,7 @@ from inference.protocol.generation import Request, Submit
 from inference.wire.errors import ApiError
 from inference.wire.images import ImageFile
 from metering.entries import Granted
+from metering.receipts import Receipt
 
 logger = logging.getLogger(__name__)
 
@@ -192,10 +193,39 @@ class PlacedRequest:
             is_anonymous=principal.is_anonymous,
             yields=self._call.yields,
             endpoint=self._call.endpoint,
-            receipt=self._gateway.receipts.of(request_id, place.neuron),
+            receipt=self._receipt(place, bounds),
             max_prompt_tokens=None if granted is None else bounds.prompt_tokens,
             cap_output_tokens=cap,
             adapter=self._adapter,
+        )
+
+    def _receipt(self, place: Place, bounds: TokenBounds) -> bytes:
+        """Every attempt has the request's own id in it: whichever neuron reports its usage, the
+        request is settled once."""
+        call = self._call
+        if not call.is_billed:
+            return b""
+        output_tokens = bounds.output_tokens
+        if output_tokens is None:
+            output_tokens = bounds.default_output_tokens
+        if self._granted is not None:
+            output_tokens = self._granted.output_tokens
+        return self._gateway.receipts.seal(
+            Receipt(
+                request_id=call.request_id,
+                gateway_id=self._gateway.gateway_id,
+                neuron=place.neuron,
+                account=call.who.account,
+                key=call.who.key,
+                model=call.model,
+                endpoint=call.endpoint,
+                client=call.client,
+                input_micro_usd=call.prices.input_micro_usd,
+                cached_input_micro_usd=call.prices.cached_input_micro_usd,
+                output_micro_usd=call.prices.output_micro_usd,
+                max_prompt_tokens=bounds.prompt_tokens,
+                max_output_tokens=output_tokens,
+            )
         )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
-from inference.neuron.accounts import AccountBook
 from inference.neuron.event_publisher import EventPublisher
 from inference.neuron.heartbeat import GatewayWatch
 from inference.neuron.request_table import RequestTable
+from inference.neuron.usage_reports import UsageReportBook
 
 log = logging.getLogger(__name__)
 
@@ -18,12 +18,12 @@ class DeadGateways:
         self,
         watch: GatewayWatch,
         table: RequestTable,
-        accounts: AccountBook,
+        reports: UsageReportBook,
         publisher: EventPublisher,
     ) -> None:
         self._watch = watch
         self._table = table
-        self._accounts = accounts
+        self._reports = reports
         self._publisher = publisher
 
     def interrupted(self) -> None:
@@ -31,12 +31,12 @@ class DeadGateways:
         self._watch.interrupted()
 
     def drop(self) -> None:
-        """Their open requests are cancelled. What those used, and what others used that ended not
-        long ago, is told to whoever settles it. Once per beat. Raises ``redis.RedisError``."""
-        watched = self._table.gateway_ids() | self._accounts.gateway_ids()
+        """Cancels their open requests and makes the usage reports due, also those of requests that
+        ended not long ago. Once per beat. Raises ``redis.RedisError``."""
+        watched = self._table.gateway_ids() | self._reports.gateway_ids()
         for gateway_id in self._watch.dead(watched):
             num_dropped = self._table.forget_gateway(gateway_id)
-            num_ended = self._accounts.gateway_died(gateway_id, now_unix_s=time.time())
+            num_ended = self._reports.gateway_died(gateway_id, now_unix_s=time.time())
             # A gateway that was stopped has cancelled its own requests, so nothing went wrong.
             log.log(
                 logging.WARNING if num_dropped else logging.INFO,

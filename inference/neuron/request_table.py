@@ -20,7 +20,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from inference.neuron.accounts import AccountBook
 from inference.neuron.live_request import (
     AddressedEvent,
     Answer,
@@ -29,6 +28,7 @@ from inference.neuron.live_request import (
     Result,
     SequenceOutput,
 )
+from inference.neuron.usage_reports import UsageReportBook
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
@@ -50,7 +50,7 @@ class Applied:
 
 
 class RequestTable:
-    def __init__(self, book: AccountBook, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, book: UsageReportBook, *, clock: Callable[[], float] = time.time) -> None:
         """``clock`` gives unix seconds."""
         self._book = book
         self._clock = clock

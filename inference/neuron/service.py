@@ -21,7 +21,6 @@ from pathlib import Path
 import redis
 
 from inference.build import this_build
-from inference.neuron.accounts import AccountBook, send_due
 from inference.neuron.dead_gateways import DeadGateways
 from inference.neuron.device_sampler import Devices
 from inference.neuron.downloads import Downloads
@@ -47,6 +46,7 @@ from inference.neuron.restart_policy import RestartPolicy
 from inference.neuron.specs import SpecStore
 from inference.neuron.starter import Starter
 from inference.neuron.survivors import Survivors
+from inference.neuron.usage_reports import UsageReportBook, send_due
 from inference.protocol.generation import Cancel, InboxFrame, Submit
 from inference.protocol.heartbeat import BuildInfo, NeuronHeartbeat
 from inference.protocol.held import HeldRequests, held_requests
@@ -93,8 +93,8 @@ class NeuronService:
         self._is_leaving = False
         self._stopped = threading.Event()
         self._client = client
-        self._accounts = AccountBook(name)
-        self._table = RequestTable(self._accounts)
+        self._reports = UsageReportBook()
+        self._table = RequestTable(self._reports)
         self._publisher = EventPublisher(
             client,
             neuron=name,
@@ -114,7 +114,7 @@ class NeuronService:
         self._inbox = Inbox(client, neuron=name, handle=self._handle)
         self._heartbeats = HeartbeatWriter(client, lease=self.lease)
         self._dead_gateways = DeadGateways(
-            GatewayWatch(client), self._table, self._accounts, self._publisher
+            GatewayWatch(client), self._table, self._reports, self._publisher
         )
         self._heart = Heart(self._beat, on_name_lost)
         self._num_beats = 0
@@ -246,7 +246,7 @@ class NeuronService:
                 replica.kill()
                 replica.wait_gone(1.0)
         try:
-            send_due(self._accounts, self._client)
+            send_due(self._reports, self._client, neuron=self.name)
             self._heartbeats.remove()
         except redis.RedisError as error:
             log.warning("the heartbeat could not be removed: %s", error)
@@ -290,7 +290,7 @@ class NeuronService:
         self._survivors.write()
         self._heartbeats.write(heartbeat, self._held_requests())
         self._dead_gateways.drop()
-        send_due(self._accounts, self._client)
+        send_due(self._reports, self._client, neuron=self.name)
 
     def _held_requests(self) -> dict[str, HeldRequests]:
         self._num_beats += 1

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 NOBODY = ""
+MAX_HELD_BYTES = 1024 * 1024
+"""The most that one list may take, encoded: some 15,000 requests. Nobody reads a longer one."""
 
 
 class HeldRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,6 +11,7 @@
 | helexa:neuron:<name>:downloads | string, JSON CacheReport, expires | neuron → control |
 | helexa:neuron:<name>:images:<request> | hash digest → file, expires | gateway → neuron |
 | helexa:neuron:<name>:log:<id> | list of one EngineLogAnswer, expires | neuron → who asked |
+| helexa:neuron:<name>:usage | stream of UsageReport | neuron → control |
 | helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its own next life |
 | helexa:gateway:<id>:events | stream of EventBatch, expires | neuron → gateway |
 | helexa:gateway:<id>:alive | string, expires | gateway → neuron |
@@ -18,7 +19,6 @@
 | helexa:waiting | hash gateway → JSON WaitingReport | gateway → control |
 | helexa:control:leader | string, the id of the control that leads, expires | controls |
 | helexa:refusals:<hour> | hash code and account → number, expires | gateways → pages |
-| helexa:accounts | stream of RequestAccount | neuron → control |
 | helexa:limit:<key or account>:<name> | hash of what its limits count, expires | gateways |
 | helexa:limit:<key or account>:<name>:open | zset request id → lease, expires | gateways |
 
@@ -52,10 +52,9 @@ INBOX_FRAME_FIELD = b"f"
 INBOX_EXPIRY_S = 300
 """After the last frame. A living neuron takes frames within a second."""
 
-ACCOUNTS = "helexa:accounts"
-"""What became of the requests of gateways that died, for whoever settles them."""
-ACCOUNTS_MAX_ENTRIES = 100_000
-"""Approximate trim, for the case that nobody settles; readers delete what they have settled."""
+USAGE_STREAM_MAX_ENTRIES = 20_000
+"""Approximate trim of a neuron's usage reports, for the case that no control settles them; the
+control deletes what it has settled."""
 
 TASK_DRAIN_INBOX = "neuron.drain_inbox"
 TASK_LOAD_MODEL = "neuron.load_model"
@@ -103,6 +102,10 @@ def inbox_key(name: str) -> str:
 
 def held_key(name: str) -> str:
     return f"helexa:neuron:{name}:held"
+
+
+def usage_key(name: str) -> str:
+    return f"helexa:neuron:{name}:usage"
 
 
 def downloads_key(name: str) -> str:

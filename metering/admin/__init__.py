@@ -4,7 +4,12 @@ Django's own of people calls a service."""
 from metering.admin.account import AccountAdmin
 from metering.admin.budget import BudgetAdmin
 from metering.admin.key import ApiKeyAdmin
-from metering.admin.records import AuditEntryAdmin, LedgerEntryAdmin, UsageHourAdmin
+from metering.admin.records import (
+    AuditEntryAdmin,
+    LedgerEntryAdmin,
+    SetAsideReportAdmin,
+    UsageHourAdmin,
+)
 from metering.admin.user import GroupAdmin, UserAdmin
 
 __all__ = [
@@ -14,6 +19,7 @@ __all__ = [
     "BudgetAdmin",
     "GroupAdmin",
     "LedgerEntryAdmin",
+    "SetAsideReportAdmin",
     "UsageHourAdmin",
     "UserAdmin",
 ]

@@ -11,13 +11,12 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from fleet.admin.unfold_types import UnfoldAdmin, display
-from metering.models import AuditEntry, LedgerEntry, UsageHour
+from metering.models import AuditEntry, LedgerEntry, SetAsideReport, UsageHour
 from metering.money import usd_text
 
 
-class RecordAdmin(UnfoldAdmin):
-    """Nobody adds, changes or deletes a record. The number of all rows is not counted: there are
-    many."""
+class ReadOnlyAdmin(UnfoldAdmin):
+    """Nobody adds or changes a record. The number of all rows is not counted: there are many."""
 
     show_full_result_count = False
     list_per_page = 50
@@ -27,6 +26,10 @@ class RecordAdmin(UnfoldAdmin):
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+class RecordAdmin(ReadOnlyAdmin):
+    """Nobody deletes a record either."""
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -96,6 +99,17 @@ class UsageHourAdmin(RecordAdmin):
     @display(description="Cost", ordering="cost_micro_usd")
     def cost(self, hour: UsageHour) -> str:
         return usd_text(hour.cost_micro_usd)
+
+
+@admin.register(SetAsideReport)
+class SetAsideReportAdmin(ReadOnlyAdmin):
+    """An operator may delete the rows once they have been read."""
+
+    list_display = ("at", "neuron", "reason", "request_id", "account", "num_more")
+    list_filter = ("neuron",)
+    date_hierarchy = "at"
+    search_fields = ("neuron", "request_id", "=account")
+    fields = list_display
 
 
 @admin.register(AuditEntry)

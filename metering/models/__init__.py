@@ -4,6 +4,7 @@ from metering.models.account import Account, ApiKey, Membership, Revision
 from metering.models.audit import AuditEntry
 from metering.models.budget import Budget, GatewayLease, Reservation
 from metering.models.ledger import LedgerEntry, UsageHour
+from metering.models.set_aside import SetAsideReport
 
 __all__ = [
     "Account",
@@ -15,5 +16,6 @@ __all__ = [
     "Membership",
     "Reservation",
     "Revision",
+    "SetAsideReport",
     "UsageHour",
 ]

@@ -68,7 +68,7 @@ def test_its_own_keys_and_no_others(redis_url: str, redis_db: redis.Redis) -> No
     client.xadd(keys.gateway_events_key("gw"), {b"e": b"x"}, nomkstream=True)
     redis_db.set(keys.gateway_alive_key("gw"), b"1")
     assert client.exists(keys.gateway_alive_key("gw")) == 1
-    client.xadd(keys.ACCOUNTS, {b"a": b"x"})
+    client.xadd(keys.usage_key("beast"), {b"r": b"x"})
     forbidden: list[tuple[Any, ...]] = [
         ("GET", keys.heartbeat_key("other")),
         ("SET", keys.heartbeat_key("other"), "x"),
@@ -82,8 +82,9 @@ def test_its_own_keys_and_no_others(redis_url: str, redis_db: redis.Redis) -> No
         ("XREAD", "STREAMS", keys.gateway_events_key("gw"), "0"),
         ("DEL", keys.gateway_events_key("gw")),
         ("XTRIM", keys.gateway_events_key("gw"), "MAXLEN", "0"),
-        ("XRANGE", keys.ACCOUNTS, "-", "+"),
-        ("DEL", keys.ACCOUNTS),
+        ("XADD", keys.usage_key("other"), "*", "r", "x"),
+        ("XRANGE", keys.usage_key("other"), "-", "+"),
+        ("DEL", keys.usage_key("other")),
         ("GET", keys.gateway_alive_key("gw")),
         ("DEL", keys.gateway_alive_key("gw")),
         ("HGETALL", keys.limit_counts_key("key", "hx-1")),

@@ -27,19 +27,23 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from inference.protocol.accounts import ACCOUNT_FIELD, RequestAccount, encode_request_account
 from inference.protocol.events import Usage
 from inference.protocol.keys import gateway_alive_key
-from metering import orphans, store
+from inference.protocol.usage_reports import (
+    USAGE_REPORT_FIELD,
+    UsageReport,
+    encode_usage_report,
+)
+from metering import orphans, store, usage_reports
 from metering.entries import Granted, Operation
 from metering.models import Budget, LedgerEntry, Reservation, UsageHour
 from metering.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter
 from metering.prices import Prices
-from metering.receipts import Receipts
+from metering.receipts import Receipt
 from tests.metering.databases import clear
 from tests.metering.operations import NOON_UNIX_S, make_budget, narrow, release, reserve, settle
+from tests.metering.reported_usage import RECEIPTS, receipt
 
-RECEIPTS = Receipts("of a test")
 PRICES = Prices(input_micro_usd=200_000, cached_input_micro_usd=50_000, output_micro_usd=700_000)
 FAR_AHEAD_S = 100_000
 FAULTS = (None, None, None, "before", "after", "locked")
@@ -63,7 +67,7 @@ class FlakyDatabase:
         return results
 
 
-class AccountStream:
+class ReportStream:
     """As much of Redis as the control needs of it."""
 
     def __init__(self) -> None:
@@ -72,12 +76,14 @@ class AccountStream:
         self.num_added = 0
         self.loses_next_delete = False
 
-    def add(self, account: RequestAccount) -> None:
+    def add(self, report: UsageReport) -> None:
         self.num_added += 1
-        self.entries[b"%d" % self.num_added] = {ACCOUNT_FIELD: encode_request_account(account)}
+        self.entries[b"%d" % self.num_added] = {USAGE_REPORT_FIELD: encode_usage_report(report)}
 
-    def xrange(self, _name: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        return list(self.entries.items())[:count]
+    def eval(self, _script: str, _num_keys: int, _key: str, _most: int, count: int) -> Any:
+        """Reading the stream."""
+        first = list(self.entries.items())[:count]
+        return [[id, [word for pair in fields.items() for word in pair]] for id, fields in first]
 
     def xdel(self, _name: str, *ids: bytes) -> None:
         if self.loses_next_delete:
@@ -87,7 +93,7 @@ class AccountStream:
             del self.entries[id]
 
     def zrange(self, _name: str, _first: int, _last: int) -> list[bytes]:
-        return []
+        return [b"beast"]
 
     def hkeys(self, _name: str) -> list[bytes]:
         return []
@@ -138,7 +144,7 @@ class Fleet(RuleBasedStateMachine):
         clear(self.using)
         self.loop = asyncio.new_event_loop()
         self.now_unix_s = NOON_UNIX_S
-        self.stream = AccountStream()
+        self.stream = ReportStream()
         self.requests: dict[str, Request] = {}
         self.num_gateways = 0
         self.opened: dict[int, tuple[int | None, int]] = {}
@@ -158,7 +164,7 @@ class Fleet(RuleBasedStateMachine):
             for gateway in self.gateways:
                 self.write(gateway)
                 self.die(gateway)
-            self.settle_accounts()
+            self.settle_reports()
             self.sweep()
             self.check_sums()
             assert not Reservation.objects.using(self.using).exists()
@@ -311,13 +317,13 @@ class Fleet(RuleBasedStateMachine):
         for _ in range(repeats):
             self.stream.loses_next_delete = dies
             with suppress(redis.ConnectionError):
-                self.settle_accounts()
+                self.settle_reports()
 
     @precondition(lambda self: any(not each.gateway.is_alive for each in self.requests.values()))
     @rule()
     def sweep_up(self) -> None:
         self.stream.loses_next_delete = False
-        self.settle_accounts()
+        self.settle_reports()
         self.sweep()
         names = [gateway.name for gateway in self.gateways]
         assert not Reservation.objects.using(self.using).exclude(gateway_id__in=names).exists()
@@ -348,30 +354,30 @@ class Fleet(RuleBasedStateMachine):
         for request in self.requests.values():
             if request.gateway is gateway and request.used is not None:
                 self.stream.add(
-                    RequestAccount(
-                        request_id=request.id,
-                        gateway_id=gateway.name,
-                        account="lab",
-                        key="hx-1",
-                        model="tiny",
-                        neuron="beast",
-                        endpoint="/v1/completions",
+                    UsageReport(
+                        receipt=RECEIPTS.seal(self.receipt_of(request)),
                         usage=request.used,
                         outcome="cancelled",
                         started_unix_s=request.ended_unix_s,
                         ended_unix_s=request.ended_unix_s,
-                        receipt=RECEIPTS.of(request.id, "beast"),
                     )
                 )
 
-    def settle_accounts(self) -> None:
+    def receipt_of(self, request: Request) -> Receipt:
+        return receipt(
+            request.id,
+            gateway_id=request.gateway.name,
+            input_micro_usd=PRICES.input_micro_usd,
+            cached_input_micro_usd=PRICES.cached_input_micro_usd,
+            output_micro_usd=PRICES.output_micro_usd,
+            max_prompt_tokens=request.prompt_tokens,
+            max_output_tokens=request.num_output_tokens,
+        )
+
+    def settle_reports(self) -> None:
         client: Any = self.stream
-        orphans.accounts_settle(
-            client=client,
-            prices_of=lambda _: PRICES,
-            receipts=RECEIPTS,
-            now_unix_s=self.now_unix_s,
-            using=self.using,
+        usage_reports.usage_reports_settle(
+            client=client, receipts=RECEIPTS, now_unix_s=self.now_unix_s, using=self.using
         )
 
     def sweep(self) -> None:

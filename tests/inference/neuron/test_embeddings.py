@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from inference.neuron.accounts import AccountBook
 from inference.neuron.embedding_answers import Pairing
 from inference.neuron.embedding_prompts import prepare_embedding, prepare_scoring
 from inference.neuron.errors import RequestRefusedError
@@ -21,6 +20,7 @@ from inference.neuron.live_request import AddressedEvent, sequence_id
 from inference.neuron.model_text import ModelText
 from inference.neuron.request_table import RequestTable
 from inference.neuron.starter import Starter, _suits
+from inference.neuron.usage_reports import UsageReportBook
 from inference.protocol.engine import EmbedSequences, SequenceFailed, SequencesEmbedded
 from inference.protocol.events import Accepted, Embedded, Event, Failed, Usage
 from inference.protocol.generation import (
@@ -162,7 +162,7 @@ class Neuron:
 
     def __init__(self, text: ModelText) -> None:
         self.engine = FakeEngine()
-        self.table = RequestTable(AccountBook("n1"))
+        self.table = RequestTable(UsageReportBook())
         self.events: list[Event] = []
         self._starter = Starter(
             table=self.table,

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from inference.neuron.accounts import AccountBook
 from inference.neuron.intake import KIB, Intake, IntakeLimits
 from inference.neuron.live_request import AddressedEvent
 from inference.neuron.model_text import ModelText
 from inference.neuron.request_table import RequestTable
 from inference.neuron.starter import Starter
+from inference.neuron.usage_reports import UsageReportBook
 from inference.protocol.engine import EmbedSequences, SubmitSequence
 from inference.protocol.events import Accepted, Cancelled, Event, Failed
 from inference.protocol.generation import GenerationRequest, Submit, TokensInput
@@ -41,7 +41,7 @@ class Neuron:
     def __init__(self, text: ModelText, limits: IntakeLimits | None = None) -> None:
         self.text = text
         self.engine = FakeEngine()
-        self.table = RequestTable(AccountBook("n1"))
+        self.table = RequestTable(UsageReportBook())
         self.events: dict[str, list[Event]] = {}
         self.begun: list[str] = []
         self.gate = threading.Event()

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.neuron.accounts import AccountBook
 from inference.neuron.answers import Answer, Choice
 from inference.neuron.embedding_answers import EmbeddingAnswer
 from inference.neuron.errors import engine_crashed
 from inference.neuron.live_request import AddressedEvent
 from inference.neuron.request_table import RequestTable
+from inference.neuron.usage_reports import UsageReportBook
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
@@ -41,13 +41,18 @@ def tokenizer(byte_level_dir: Path) -> Tokenizer:
 
 @pytest.fixture
 def table() -> RequestTable:
-    return RequestTable(AccountBook("n1"))
+    return RequestTable(UsageReportBook())
 
 
 def _submit(request_id: str) -> Submit:
     request = GenerationRequest(model="m", input=TextInput(texts=["x"]))
     return Submit(
-        request_id=request_id, gateway_id="g", model="m", request=request, deadline_unix_s=0.0
+        request_id=request_id,
+        gateway_id="g",
+        model="m",
+        request=request,
+        deadline_unix_s=0.0,
+        receipt=b"sealed",
     )
 
 
@@ -79,7 +84,7 @@ SEQUENCES = st.integers(0, 1)
     )
 )
 def test_at_most_one_terminal_event(tokenizer: Tokenizer, steps: list[tuple[str, int]]) -> None:
-    book, engine = AccountBook("n1"), FakeEngine()
+    book, engine = UsageReportBook(), FakeEngine()
     table = RequestTable(book)
     table.admit(_submit("r"))
     events: list[AddressedEvent] = []
@@ -265,38 +270,38 @@ def test_an_answer_that_ends_before_its_cancel_arrives_is_finished(
     assert isinstance(_ends(table, _output("finish")), Finished)
 
 
-def _accounts(book: AccountBook) -> list[tuple[str, Usage | None]]:
-    return [(account.outcome, account.usage) for account in book.take_due(9)]
+def _reported(book: UsageReportBook) -> list[tuple[str, Usage | None]]:
+    return [(kept.report.outcome, kept.report.usage) for kept in book.take_due(9)]
 
 
 def test_a_dead_gateways_request_is_accounted_for_when_its_engine_has_ended_it(
     tokenizer: Tokenizer,
 ) -> None:
-    book = AccountBook("n1")
+    book = UsageReportBook()
     table = RequestTable(book)
     engine = _running(table, _answer(tokenizer))
     table.apply([_step(0, 70, cached=0)])
     assert table.forget_gateway("g") == 1
     assert table.forget_gateway("g") == 0, "it has been cancelled already"
     assert engine.cancelled == ["r/0"]
-    assert _accounts(book) == []
+    assert _reported(book) == []
     table.apply([_cancelled(0, 7, output=2)])
-    assert _accounts(book) == [("cancelled", Usage(prompt_tokens=7, completion_tokens=2))]
+    assert _reported(book) == [("cancelled", Usage(prompt_tokens=7, completion_tokens=2))]
 
 
 def test_a_dead_gateways_request_that_no_engine_has_is_accounted_for_at_once(
     tokenizer: Tokenizer,
 ) -> None:
-    book = AccountBook("n1")
+    book = UsageReportBook()
     table = RequestTable(book)
     table.admit(_submit("r"))
     assert table.forget_gateway("g") == 1
     assert not table.begin("r", _answer(tokenizer), FakeEngine()), "nobody waits for it"
-    assert _accounts(book) == [("cancelled", None)]
+    assert _reported(book) == [("cancelled", None)]
 
 
 def test_a_gateway_that_dies_while_its_request_is_handed_over(tokenizer: Tokenizer) -> None:
-    book, engine = AccountBook("n1"), FakeEngine()
+    book, engine = UsageReportBook(), FakeEngine()
     table = RequestTable(book)
     table.admit(_submit("r"))
     table.begin("r", _answer(tokenizer), engine)
@@ -304,4 +309,4 @@ def test_a_gateway_that_dies_while_its_request_is_handed_over(tokenizer: Tokeniz
     assert engine.cancelled == [], "a cancel that overtakes its submit would be lost"
     assert table.started("r"), "so it is sent afterwards"
     table.fail_engine(engine, engine_crashed("m"))
-    assert _accounts(book) == [("failed", None)]
+    assert _reported(book) == [("failed", None)]

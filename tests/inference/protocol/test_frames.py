@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from inference.protocol.accounts import (
-    RequestAccount,
-    decode_request_account,
-    encode_request_account,
-)
 from inference.protocol.events import (
     Cancelled,
     EventBatch,
@@ -22,6 +17,11 @@ from inference.protocol.generation import (
     TextInput,
     decode_inbox_frame,
     encode_inbox_frame,
+)
+from inference.protocol.usage_reports import (
+    UsageReport,
+    decode_usage_report,
+    encode_usage_report,
 )
 
 REQUEST = GenerationRequest(model="m", input=TextInput(texts=["hello"]))
@@ -78,15 +78,9 @@ def test_every_end_may_say_what_was_used() -> None:
     assert decode_event_batch(encode_event_batch(batch)) == batch
 
 
-def test_an_account_of_a_request_comes_back_as_it_was() -> None:
-    account = RequestAccount(
-        request_id="r",
-        gateway_id="g",
-        account="acme",
-        key="hx-12ab",
-        model="m",
-        neuron="n",
-        endpoint="/v1/completions",
+def test_a_usage_report_comes_back_as_it_was() -> None:
+    report = UsageReport(
+        receipt=b"sealed",
         usage=USAGE,
         outcome="failed",
         started_unix_s=1.5,
@@ -94,4 +88,4 @@ def test_an_account_of_a_request_comes_back_as_it_was() -> None:
         code="engine_crashed",
         time_to_first_token_s=0.25,
     )
-    assert decode_request_account(encode_request_account(account)) == account
+    assert decode_usage_report(encode_usage_report(report)) == report
