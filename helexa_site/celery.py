@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from typing import Any
 
@@ -26,6 +27,7 @@ from helexa_site.secret_key import SecretKeyError, secret_key
 from inference.logs.setup import configure_logging
 from inference.protocol.keys import CONTROL_QUEUE
 from inference.protocol.redis_url import celery_broker_url, celery_ssl_options
+from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
 
@@ -87,7 +89,7 @@ def log_as_control(**_: Any) -> None:
 
 def ensure_secret_key(**_: Any) -> None:
     try:
-        secret_key(read_config())
+        secret_key(CONFIG)
     except SecretKeyError as error:
         raise SystemExit(f"control: {error}") from error
 
@@ -119,10 +121,16 @@ def _tick(task: str, every_s: float) -> dict[str, Any]:
 # Root in a container is ordinary, and messages are JSON: none can carry code.
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
+try:
+    CONFIG = read_config()
+except SettingError as error:
+    print(f"control: {error}", file=sys.stderr)
+    raise SystemExit(EXIT_MISCONFIGURED) from None
+
 app = Celery("control")
 app.conf.update(
-    broker_url=celery_broker_url(read_config().redis_url),
-    broker_use_ssl=celery_ssl_options(read_config().redis_url),
+    broker_url=celery_broker_url(CONFIG.redis_url),
+    broker_use_ssl=celery_ssl_options(CONFIG.redis_url),
     broker_connection_retry=True,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,

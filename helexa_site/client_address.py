@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from helexa_site.variables import Network
+from inference.settings.addresses import Network
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPV6_CLIENT_BITS = 64

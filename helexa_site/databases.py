@@ -6,7 +6,7 @@ from typing import Any
 
 import dj_database_url
 
-from helexa_site.variables import ConfigError
+from inference.settings.setting import SettingError
 
 CONNECTION_MAX_AGE_S = 600
 """A thread of the gateway's or the control's keeps its connection from query to query: connecting
@@ -32,19 +32,19 @@ WANTED = "DATABASE_URL is not like postgres://user:password@host/helexa or sqlit
 
 
 def database_settings(url: str) -> dict[str, Any]:
-    """One entry of ``DATABASES``. Raises ``ConfigError``, which does not tell the URL: there may be
-    a password in it."""
+    """One entry of ``DATABASES``. Raises ``SettingError`` without the URL, which may contain a
+    password."""
     try:
         parsed: dict[str, Any] = {
             **dj_database_url.parse(url, conn_max_age=CONNECTION_MAX_AGE_S, conn_health_checks=True)
         }
     except ValueError:
-        raise ConfigError(WANTED) from None
+        raise SettingError(WANTED) from None
     match parsed["ENGINE"]:
         case "django.db.backends.sqlite3":
             parsed["OPTIONS"] = SQLITE_OPTIONS
         case "django.db.backends.postgresql":
             parsed["OPTIONS"] = POSTGRESQL_OPTIONS | parsed.get("OPTIONS", {})
         case _:
-            raise ConfigError(WANTED)
+            raise SettingError(WANTED)
     return parsed

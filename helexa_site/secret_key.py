@@ -12,12 +12,12 @@ import tempfile
 from pathlib import Path
 
 from helexa_site.config import SECRET_KEY_FILE, Config
-from helexa_site.variables import ConfigError
+from inference.settings.setting import SettingError
 
 SECRET_KEY_BYTES = 48
 
 
-class SecretKeyError(ConfigError):
+class SecretKeyError(SettingError):
     """There is none, and none can be kept."""
 
 

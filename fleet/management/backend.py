@@ -22,6 +22,8 @@ from django.core.handlers.wsgi import WSGIRequest
 from django.core.management.base import CommandError
 from django.urls import resolve
 
+from inference.settings.commands import URL
+from inference.settings.gateway import API_KEY
 from inference.version import VERSION
 from metering.management.output import NO_DATABASE
 
@@ -125,12 +127,12 @@ def add_backend_arguments(parser: ArgumentParser) -> None:
 
 
 def backend_of(options: dict[str, Any]) -> Backend:
-    url = options["url"] or os.environ.get("HELEXA_URL")
+    url = options["url"] or URL.read(os.environ)
     if not url:
         if options["key"]:
             raise CommandError("--key goes with --url (or HELEXA_URL)")
         return LocalBackend()
-    return RestBackend(checked_url(url), options["key"] or os.environ.get("HELEXA_API_KEY"))
+    return RestBackend(checked_url(url), options["key"] or API_KEY.read(os.environ))
 
 
 def checked_url(url: str) -> str:

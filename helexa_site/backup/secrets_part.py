@@ -11,17 +11,16 @@ from pathlib import Path
 from helexa_site.backup.errors import BackupError
 from helexa_site.bootstrap.joining import FOLDER as JOINED
 from helexa_site.config import SECRET_KEY_FILE, Config
-from helexa_site.doctor.settings_check import SET_BY_THE_START, VARIABLES
+from helexa_site.doctor.settings_check import SET_BY_THE_START
 from helexa_site.secret_key import secret_key
+from inference.settings.commands import URL
+from inference.settings.gateway import SECRET_KEY
+from inference.settings.table import NAMES
 
 SETTINGS = "settings.env"
-OTHER_SETTINGS = frozenset(
-    {"DATABASE_URL", "REDIS_URL", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT", "CXX"}
-)
 OF_THE_MOMENT = SET_BY_THE_START | {
-    "HELEXA_SECRET_KEY",  # a file of its own
-    "HELEXA_SERVE_KEY",
-    "HELEXA_URL",
+    SECRET_KEY.name,  # a file of its own
+    URL.name,
 }
 
 
@@ -34,7 +33,7 @@ def copy_secrets(config: Config, environment: Mapping[str, str], folder: Path) -
 
 def settings_text(environment: Mapping[str, str]) -> str:
     """The variables as a file that a shell and systemd can read."""
-    names = sorted(((VARIABLES | OTHER_SETTINGS) - OF_THE_MOMENT) & environment.keys())
+    names = sorted((NAMES - OF_THE_MOMENT) & environment.keys())
     return "".join(f"{name}={shlex.quote(environment[name])}\n" for name in names)
 
 

@@ -14,6 +14,7 @@ from helexa_site.bootstrap.addresses import ANY_ADDRESS, reached_at
 from helexa_site.bootstrap.sharing import Share
 from helexa_site.program import program
 from inference.protocol.joining import Joining, JoinLineError, decode_joining
+from inference.settings.storage import REDIS_URL
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 31313
@@ -179,7 +180,7 @@ def _share(parser: argparse.ArgumentParser, found: argparse.Namespace) -> Share 
         if found.share_tls_cert is not None:
             parser.error("--share-tls-cert needs --share")
         return None
-    if os.environ.get("REDIS_URL"):
+    if REDIS_URL.read(os.environ):
         parser.error("--share opens the private Redis, and REDIS_URL names another one")
     host, colon, port = found.share.rpartition(":")
     try:

@@ -19,7 +19,7 @@ from helexa_site.bootstrap.child import ChildSpec
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from helexa_site.bootstrap.redis_server import PrivateRedis
 from inference.environment import Role, environment_for
-from inference.protocol.draining import DRAIN_VARIABLE
+from inference.settings.neuron import NEURON_DRAIN_S
 
 WARNINGS = re.compile(
     r"^\d{4}-\d\d-\d\d \S+ (WARNING|ERROR|CRITICAL) |"
@@ -61,7 +61,7 @@ def neuron_spec() -> ChildSpec:
         tier=NEURON_TIER,
         stop_grace_s=NEURON_GRACE_S,
     )
-    return replace(spec, environment={**spec.environment, DRAIN_VARIABLE: "0"})
+    return replace(spec, environment={**spec.environment, NEURON_DRAIN_S.name: "0"})
 
 
 def control_spec() -> ChildSpec:

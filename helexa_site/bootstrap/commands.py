@@ -26,8 +26,11 @@ from helexa_site.bootstrap.environment import default_data_dir, ensure_environme
 from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
 from helexa_site.program import Installation, installation, neuron_program, program
-from helexa_site.variables import ConfigError
 from inference.build import this_build, version_object
+from inference.settings.gateway import LISTEN_HOST
+from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
+from inference.settings.storage import DATA_DIR, REDIS_URL
+from inference.settings.table import check_settings, unknown_names
 from inference.version import VERSION
 
 REQUIREMENTS = "requirements.txt"
@@ -56,8 +59,8 @@ helexa turns the machines you own into one private AI endpoint.
 
 
 def run(arguments: list[str]) -> int:
-    """Exit code of the command in ``arguments``. A ``BootstrapError``, or a setting that cannot be,
-    is one line and code 1."""
+    """Exit code of the command in ``arguments``. A ``BootstrapError`` is one line and code 1, a
+    setting that cannot be one line and code 2."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
     own: dict[str, Callable[[list[str]], int]] = {
         "serve": _serve,
@@ -76,7 +79,10 @@ def run(arguments: list[str]) -> int:
             return own[name](arguments[1:]) if name in own else _django(arguments)
         finally:
             sys.stdout.flush()
-    except (BootstrapError, ConfigError) as error:
+    except SettingError as error:
+        complain(str(error))
+        return EXIT_MISCONFIGURED
+    except BootstrapError as error:
         complain(str(error))
         return FAILURE
     except BrokenPipeError:
@@ -97,8 +103,18 @@ def main() -> int:
     return run(sys.argv[1:])
 
 
+def _check_settings() -> None:
+    """Raises ``SettingError``, and warns of names that are no settings. It runs before anything is
+    installed."""
+    check_settings(os.environ)
+    for name, near in unknown_names(os.environ):
+        hint = f"did you mean {near}?" if near else "the settings page lists them all"
+        complain(f"warning: {name} is no setting that is known here; {hint}")
+
+
 def _serve(arguments: list[str]) -> int:
     options = parse_serve(arguments)
+    _check_settings()
     ensure_environment(REQUIREMENTS_FOR["neuron" if options.with_neuron else "gateway"])
     from helexa_site.bootstrap.serve import serve
 
@@ -107,9 +123,10 @@ def _serve(arguments: list[str]) -> int:
 
 def _neuron(arguments: list[str]) -> int:
     options = parse_neuron(arguments)
-    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or default_data_dir()).absolute()
+    _check_settings()
+    data_dir = (DATA_DIR.read(os.environ) or default_data_dir()).absolute()
     joining = options.joining
-    if joining is None and not os.environ.get("REDIS_URL"):
+    if joining is None and not REDIS_URL.read(os.environ):
         joining = kept_joining(data_dir, options.name)
         if joining is None:
             raise BootstrapError(
@@ -121,13 +138,13 @@ def _neuron(arguments: list[str]) -> int:
     if joining is not None:
         if options.joining is not None:
             keep_joining(joining, data_dir)
-        os.environ["REDIS_URL"] = redis_url_of(joining, data_dir)
+        os.environ[REDIS_URL.name] = redis_url_of(joining, data_dir)
     if options.joining is not None:
         say(
             "neuron",
             f"joined as {options.joining.neuron}; from now on: {neuron_program()} neuron",
         )
-    os.environ["HELEXA_DATA_DIR"] = str(data_dir)
+    os.environ[DATA_DIR.name] = str(data_dir)
     sys.stdout.flush()
     from helexa_site.bootstrap.children import child_environment
     from inference.environment import Role
@@ -152,6 +169,7 @@ def _test(arguments: list[str]) -> int:
 def _environment(arguments: list[str]) -> int:
     """Makes the environment of a package's unit: a gateway's holds no torch."""
     what = parse_environment(arguments, tuple(REQUIREMENTS_FOR))
+    check_settings(os.environ)
     ensure_environment(REQUIREMENTS_FOR[what])
     say("environment", f"{sys.prefix} has all that a {what} needs")
     return SUCCESS
@@ -169,10 +187,10 @@ def _doctor(arguments: list[str]) -> int:
     options = parse_doctor(arguments)
     if importlib.util.find_spec("django") is None:
         ensure_environment(REQUIREMENTS)
-    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or default_data_dir()).absolute()
-    if not os.environ.get("REDIS_URL") and (joining := kept_joining(data_dir, None)):
-        os.environ["REDIS_URL"] = redis_url_of(joining, data_dir)
-    os.environ.setdefault("HELEXA_LISTEN_HOST", options.host)
+    data_dir = (DATA_DIR.read(os.environ) or default_data_dir()).absolute()
+    if not REDIS_URL.read(os.environ) and (joining := kept_joining(data_dir, None)):
+        os.environ[REDIS_URL.name] = redis_url_of(joining, data_dir)
+    os.environ.setdefault(LISTEN_HOST.name, options.host)
     from helexa_site.doctor.examine import examine
     from helexa_site.doctor.findings import has_failed, lines_of, object_of
 
@@ -196,7 +214,8 @@ def _django(arguments: list[str]) -> int:
     if arguments[:1] == ["gateway"]:
         # Which names it answers to follows from this, in settings that Django reads before it
         # reads a command's flags.
-        os.environ["HELEXA_LISTEN_HOST"] = gateway_host(arguments[1:])
+        os.environ[LISTEN_HOST.name] = gateway_host(arguments[1:])
+        _check_settings()
     from django.core.management import execute_from_command_line
 
     execute_from_command_line([sys.argv[0], *arguments])

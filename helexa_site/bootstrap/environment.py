@@ -25,7 +25,6 @@ from typing import NoReturn
 from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.errors import SetUpError
 from helexa_site.bootstrap.lock_files import (
-    CHECK_VARIABLE,
     CPU_LABEL,
     OF_CUDA,
     OF_NEURON,
@@ -40,12 +39,11 @@ from helexa_site.bootstrap.requirements import (
     wheel_requirements,
 )
 from helexa_site.bootstrap.torch_build import torch_here
+from inference.settings.installation import ENVIRONMENT_ATTEMPT, REQUIRE_HASHES, VENV
 
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent.parent
-VENV_VARIABLE = "HELEXA_VENV"
-ATTEMPT_VARIABLE = "HELEXA_ENVIRONMENT_ATTEMPT"
-"""How often this start has re-executed itself: a guard against doing so for ever."""
 MAX_ATTEMPTS = 3
+"""How often a start re-executes itself: a guard against doing so for ever."""
 EXTRAS = {"requirements.txt": "neuron", "requirements-gateway.txt": ""}
 """Of a wheel, for what a requirements file stands for in a checkout."""
 NAMES_SHOWN = 4
@@ -68,15 +66,15 @@ def ensure_environment(requirements_name: str) -> None:
         return
     unmet = unmet_requirements(requirements)
     if not unmet:
-        os.environ.pop(ATTEMPT_VARIABLE, None)
+        os.environ.pop(ENVIRONMENT_ATTEMPT.name, None)
         return
-    attempt = int(os.environ.get(ATTEMPT_VARIABLE, "0")) + 1
+    attempt = ENVIRONMENT_ATTEMPT.read(os.environ) + 1
     if attempt > MAX_ATTEMPTS:
         raise SetUpError(
             f"{venv_dir()} does not hold what {requirements_name} asks for "
             f"({_names(unmet)}); remove that directory and start again"
         )
-    os.environ[ATTEMPT_VARIABLE] = str(attempt)
+    os.environ[ENVIRONMENT_ATTEMPT.name] = str(attempt)
     with _locked(venv_dir()):
         if not _is_inside(venv_dir()):
             _make_venv(venv_dir())
@@ -112,7 +110,7 @@ def default_data_dir() -> Path:
 
 
 def venv_dir() -> Path:
-    return Path(os.environ.get(VENV_VARIABLE) or REPOSITORY_DIR / ".venv").absolute()
+    return (VENV.read(os.environ) or REPOSITORY_DIR / ".venv").absolute()
 
 
 def _is_inside(venv: Path) -> bool:
@@ -240,7 +238,7 @@ def _install_failure(requirements: Path, pip_errors: str) -> str:
 def _other_hash(what: str) -> str:
     return (
         f"cannot install {what}: the package index has another file than the one that was locked, "
-        f"which may be somebody's attack; if it builds packages itself, set {CHECK_VARIABLE}=0"
+        f"which may be somebody's attack; if it builds packages itself, set {REQUIRE_HASHES.name}=0"
     )
 
 

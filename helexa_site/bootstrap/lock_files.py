@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from helexa_site.bootstrap.requirements import Requirement, normal_name
+from inference.settings.installation import REQUIRE_HASHES
 
-CHECK_VARIABLE = "HELEXA_REQUIRE_HASHES"
 CPU_LABEL = "+cpu"
-OFF_WORDS = frozenset({"0", "no", "off", "false"})
 HEAD = re.compile(
     r"^(?P<name>[A-Za-z0-9._-]+)(?P<extras>\[[^\]]*\])?==(?P<version>[\w.+!-]+)"
     r"\s*(;\s*(?P<marker>.*?))?\s*\\?$"
@@ -68,7 +67,7 @@ class Locked:
 
 def locks_of(requirements: Path, environment: Mapping[str, str]) -> tuple[Path, ...]:
     """Without the one for CUDA. Empty: installs of these requirements are not checked."""
-    if environment.get(CHECK_VARIABLE, "").strip().lower() in OFF_WORDS:
+    if not REQUIRE_HASHES.read(environment):
         return ()
     paths = tuple(requirements.with_name(name) for name in LOCKS_OF.get(requirements.name, ()))
     return paths if all(path.is_file() for path in paths) else ()

@@ -19,6 +19,7 @@ from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.load_progress import LoadProgressView
 from inference.protocol.heartbeat import ReplicaState, decode_heartbeat
 from inference.protocol.keys import NEURONS, heartbeat_key
+from inference.settings.gateway import API_KEY, SERVE_KEY
 
 POLL_INTERVAL_S = 0.1
 HTTP_TIMEOUT_S = 120.0
@@ -75,7 +76,7 @@ def replica_states(client: redis.Redis, model: str) -> list[ReplicaState]:
 
 
 def curl_line(url: str) -> str:
-    key = '-H "Authorization: Bearer $HELEXA_API_KEY" ' if os.environ.get("HELEXA_API_KEY") else ""
+    key = '-H "Authorization: Bearer $HELEXA_API_KEY" ' if API_KEY.read(os.environ) else ""
     return (
         f"curl {url}/v1/chat/completions {key}"
         f"-H 'Content-Type: application/json' -d '{json.dumps(_question())}'"
@@ -118,7 +119,7 @@ def _open(request: urllib.request.Request) -> bytes:
 
 
 def _key_header() -> dict[str, str]:
-    key = os.environ.get("HELEXA_SERVE_KEY")
+    key = SERVE_KEY.read(os.environ)
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

@@ -18,13 +18,12 @@ from helexa_site.bootstrap.arguments import ServeOptions
 from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.data_directory import claimed_data_directory
 from helexa_site.bootstrap.ending import Ending
-from helexa_site.bootstrap.errors import BootstrapError, PortInUseError
+from helexa_site.bootstrap.errors import PortInUseError
 from helexa_site.bootstrap.guardian import Guardian
 from helexa_site.bootstrap.ports import try_to_listen
 from helexa_site.bootstrap.start import start
 from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config, read_config
-from helexa_site.variables import ConfigError
 from inference.logs.setup import configure_logging
 
 START_GRACE_S = 2.0
@@ -62,11 +61,9 @@ def _configure(options: ServeOptions) -> Config:
     """What this process and its children read from the environment from here on."""
     if options.data_dir is not None:
         os.environ["HELEXA_DATA_DIR"] = str(options.data_dir.absolute())
-    try:
-        configure_logging("serve", level=logging.WARNING)
-        return read_config()
-    except (ConfigError, OSError, ValueError) as error:
-        raise BootstrapError(str(error)) from error
+    config = read_config()
+    configure_logging("serve", level=logging.WARNING)
+    return config
 
 
 def check_ports(options: ServeOptions) -> None:

@@ -33,6 +33,7 @@ from helexa_site.bootstrap.supervisor import Supervisor
 from helexa_site.config import Config
 from helexa_site.program import pasteable_program, program
 from helexa_site.secret_key import SecretKeyError, secret_key
+from inference.settings.storage import DATABASE_URL, REDIS_URL
 
 GIVEN_REDIS_TIMEOUT_S = 5.0
 
@@ -43,7 +44,7 @@ def start(
     """Return when requests are answered. Raises ``BootstrapError``, and ``StoppingError`` when the
     supervisor was stopped meanwhile."""
     _ensure_secret_key(config)
-    redis_url = os.environ.get("REDIS_URL")
+    redis_url = REDIS_URL.read(os.environ)
     if redis_url:
         wait_for_redis(redis_url, timeout_s=GIVEN_REDIS_TIMEOUT_S)
         say("redis", "the one in REDIS_URL answers")
@@ -85,7 +86,7 @@ def start(
             data.path,
             pasteable_program(),
             is_open=is_open,
-            has_database_url=bool(os.environ.get("DATABASE_URL")),
+            has_database_url=bool(DATABASE_URL.read(os.environ)),
         ):
             say("keys", line)
     if options.share is not None:

@@ -18,11 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helexa_site.bootstrap.requirements import Requirement
+from inference.settings.installation import TORCH_CPU_INDEX
 
-INDEX_VARIABLE = "HELEXA_TORCH_CPU_INDEX"
-DEFAULT_INDEX = "https://download.pytorch.org/whl/cpu"
-"""The index of torch's own project, which has its builds for CPUs."""
-OFF_WORDS = frozenset({"off", "0", "no", "none"})
 ANSWER_TIMEOUT_S = 5.0
 DRIVER_SIGNS = (
     "/proc/driver/nvidia/version",
@@ -66,8 +63,8 @@ def choose_torch(
     why = "is turned off" if index is None else f"{index} does not answer"
     return TorchBuild(
         None,
-        f"no NVIDIA driver, but torch's index of CPU builds ({INDEX_VARIABLE}) {why}: what pip "
-        f"finds, and from PyPI that is {CUDA_SIZE} of CUDA. Ctrl-C stops it",
+        f"no NVIDIA driver, but torch's index of CPU builds ({TORCH_CPU_INDEX.name}) {why}: what "
+        f"pip finds, and from PyPI that is {CUDA_SIZE} of CUDA. Ctrl-C stops it",
     )
 
 
@@ -76,15 +73,9 @@ def torch_here(unmet: Sequence[Requirement]) -> TorchBuild | None:
         unmet,
         platform=sys.platform,
         has_driver=any(Path(sign).exists() for sign in DRIVER_SIGNS),
-        index=wanted_index(os.environ.get(INDEX_VARIABLE)),
+        index=TORCH_CPU_INDEX.read(os.environ),
         answers=_answers,
     )
-
-
-def wanted_index(word: str | None) -> str | None:
-    """``None``: none."""
-    word = DEFAULT_INDEX if word is None else word.strip().rstrip("/")
-    return None if not word or word.lower() in OFF_WORDS else word
 
 
 def _answers(url: str) -> bool:

@@ -16,7 +16,8 @@ from helexa_site.bootstrap.requirements import (
 from helexa_site.config import Config, read_config
 from helexa_site.databases import database_settings
 from helexa_site.doctor.findings import Finding, failed, ok, warning
-from helexa_site.variables import ConfigError
+from inference.settings.setting import SettingError
+from inference.settings.table import refusals
 
 Check = tuple[str, Callable[[], Iterator[Finding]]]
 REQUIREMENTS = "requirements.txt"
@@ -25,14 +26,21 @@ GATEWAY_REQUIREMENTS = "requirements-gateway.txt"
 
 def examine(options: DoctorOptions) -> Iterator[Finding]:
     """Each finding as soon as it is there."""
+    # Without settings nothing else can be examined.
+    if refused := list(refusals(os.environ)):
+        yield from map(_refused, refused)
+        return
+    config = read_config()
     try:
-        config = read_config()
         database_settings(config.database_url)
-    except ConfigError as error:
-        # Without settings nothing else can be looked at.
-        yield failed("settings", str(error), "mend that variable: the settings page says how")
+    except SettingError as error:
+        yield _refused(error)
         return
     yield from run_checks(_checks(config, options))
+
+
+def _refused(error: SettingError) -> Finding:
+    return failed("settings", str(error), "mend that variable: the settings page says how")
 
 
 def run_checks(checks: Sequence[Check]) -> Iterator[Finding]:

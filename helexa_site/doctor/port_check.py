@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from helexa_site.bootstrap.arguments import reachable_host
 from helexa_site.bootstrap.ports import try_to_listen
 from helexa_site.doctor.findings import Finding, failed, ok
-from helexa_site.metrics_listen import MetricsListen
+from inference.settings.metrics_listen import MetricsListen
 
 CHECK = "ports"
 TIMEOUT_S = 5.0

@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from helexa_site.bootstrap.arguments import is_loopback
-from helexa_site.config import SECRET_KEY_FILE, Config, settings_of_config
+from helexa_site.config import SECRET_KEY_FILE, Config
 from helexa_site.doctor.findings import Finding, failed, ok, warning
+from inference.settings.gateway import LISTEN_HOST
+from inference.settings.table import NAMES, PREFIX, SETTINGS, unknown_names
 
 CHECK = "settings"
-PREFIX = "HELEXA_"
-OF_OTHER_PROCESSES = frozenset(
-    {
-        # commands and the start
-        "HELEXA_ENVIRONMENT_ATTEMPT",
-        "HELEXA_LOG_FORMAT",
-        "HELEXA_REQUIRE_HASHES",
-        "HELEXA_TORCH_CPU_INDEX",
-        "HELEXA_URL",
-        "HELEXA_VENV",
-        # neurons and their engines
-        "HELEXA_CPU_KV_SHARE",
-        "HELEXA_ENGINE_CHECKS",
-        "HELEXA_ENGINE_COMMAND",
-        "HELEXA_ENGINE_THREADS",
-        "HELEXA_NEURON_DRAIN_S",
-        "HELEXA_SIMULATED_DEVICES",
-        "HELEXA_STEP_TIMEOUT_S",
-        "HELEXA_VISION_MAX_PIXELS",
-    }
-)
-"""Who reads these does not read the gateway's settings. A test holds them to the code."""
-VARIABLES = OF_OTHER_PROCESSES | {name for name in settings_of_config() if name.startswith(PREFIX)}
-SET_BY_THE_START = frozenset({"HELEXA_ENVIRONMENT_ATTEMPT", "HELEXA_LISTEN_HOST"})
+OURS = {name for name in NAMES if name.startswith(PREFIX)}
+SET_BY_THE_START = {setting.name for setting in SETTINGS if setting.is_internal} | {
+    LISTEN_HOST.name
+}
 """``manage.py`` and the doctor set these themselves; the operator has not."""
-NOT_OURS = frozenset({"HELEXA_TEST_RUN"})
 
 
 def settings_findings(config: Config, environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -47,21 +27,18 @@ def settings_findings(config: Config, environment: Mapping[str, str]) -> Iterato
         *_secret_key(config),
         *([_debug()] if config.debug else []),
     ]
-    names = sorted((VARIABLES - SET_BY_THE_START) & environment.keys())
+    names = sorted((OURS - SET_BY_THE_START) & environment.keys())
     yield from findings
     if not findings:
         yield ok(CHECK, f"understood: {', '.join(names) or 'all are at their defaults'}")
 
 
 def _unknown_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    for name in sorted(environment):
-        if not name.startswith(PREFIX) or name in VARIABLES | NOT_OURS:
-            continue
-        near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
+    for name, near in unknown_names(environment):
         yield warning(
             CHECK,
             f"{name} is no setting that is known here",
-            f"did you mean {near[0]}?" if near else "remove it; the settings page lists them all",
+            f"did you mean {near}?" if near else "remove it; the settings page lists them all",
         )
 
 

@@ -19,10 +19,10 @@ from prometheus_client import make_wsgi_app
 
 from fleet.selectors import load_jobs_by_status
 from fleet.snapshot import FleetSnapshot
-from helexa_site.metrics_listen import MetricsListen
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.fleet_metrics import DatabaseCounts, FleetCollector
 from inference.gateway.gateway import Gateway
+from inference.settings.metrics_listen import MetricsListen
 from inference.wire.errors import ApiError
 from metering.selectors import reservations_open
 

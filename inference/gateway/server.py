@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from helexa_site.metrics_listen import MetricsListen
 from inference.gateway.daphne_server import DaphneServer
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics_endpoint import MetricsEndpoint
 from inference.logs.setup import configure_logging
+from inference.settings.metrics_listen import MetricsListen
 
 DRAIN_GRACE_S = 4.0
 

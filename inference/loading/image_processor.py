@@ -18,6 +18,7 @@ from inference.models.config import ModelConfig
 from inference.models.errors import InvalidImageError
 from inference.models.vision_config import VisionConfig
 from inference.protocol.images import ImageRatioError, VisionInput, image_grid
+from inference.settings.neuron import VISION_MAX_PIXELS
 
 KEPT_KEYS = ("image_mean", "image_std", "resample", "rescale_factor", "do_rescale", "do_normalize")
 """The keys of preprocessor_config.json that are read; sizes are in ``VisionConfig``."""
@@ -39,8 +40,9 @@ def with_bounded_pixels(
     if vision is None:
         return config
     most = vision.max_pixels
-    if word := environment.get("HELEXA_VISION_MAX_PIXELS", "").strip():
-        most = min(most, int(word))
+    named = VISION_MAX_PIXELS.read(environment)
+    if named is not None:
+        most = min(most, named)
         if most == 0:
             return replace(config, vision=None)
     elif device_type == "cpu":

@@ -11,8 +11,8 @@ from types import TracebackType
 
 from inference.logs.formatters import JsonFormatter, RecordFormatter, TextFormatter
 from inference.logs.redaction import Redactor, secrets_of
+from inference.settings.installation import LOG_FORMAT
 
-FORMAT_VARIABLE = "HELEXA_LOG_FORMAT"
 FORMATTERS: dict[str, type[RecordFormatter]] = {"text": TextFormatter, "json": JsonFormatter}
 TALKATIVE = ("celery", "kombu", "asyncio", "httpx", "httpcore", "urllib3", "filelock", "fsspec")
 """Libraries that would write of each request and each task; they warn and no more."""
@@ -21,15 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 def is_json(environment: Mapping[str, str]) -> bool:
-    return environment.get(FORMAT_VARIABLE, "").strip().lower() == "json"
+    """False also for a word that is refused, so that the refusal can be printed."""
+    return environment.get(LOG_FORMAT.name, "").strip().lower() == "json"
 
 
 def formatter_for(role: str, environment: Mapping[str, str]) -> RecordFormatter:
-    """Raises ``ValueError``, for the operator."""
-    word = environment.get(FORMAT_VARIABLE, "").strip().lower() or "text"
-    if word not in FORMATTERS:
-        raise ValueError(f"{FORMAT_VARIABLE}={word!r} is neither text nor json")
-    return FORMATTERS[word](role, Redactor(secrets_of(environment)))
+    """Raises ``SettingError``."""
+    return FORMATTERS[LOG_FORMAT.read(environment)](role, Redactor(secrets_of(environment)))
 
 
 def configure_logging(
@@ -39,7 +37,7 @@ def configure_logging(
     environment: Mapping[str, str] = os.environ,
 ) -> None:
     """From here on this process logs to standard error as ``role``, whoever logs, what
-    nobody caught and Python's own warnings included. Raises ``ValueError``, for the operator."""
+    nobody caught and Python's own warnings included. Raises ``SettingError``."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter_for(role, environment))
     if logging.lastResort is not None:  # for loggers that are cut off from the root

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -33,8 +32,8 @@ from inference.protocol.engine import (
     encode_engine_frame,
 )
 from inference.protocol.load import LoadSpec
+from inference.settings.neuron import ENGINE_COMMAND
 
-ENGINE_COMMAND_VARIABLE = "HELEXA_ENGINE_COMMAND"
 REAP_TIMEOUT_S = 2.0
 LAST_LINES_S = 0.5
 """What the last lines of an engine that has ended get to arrive."""
@@ -45,8 +44,7 @@ MAX_LINE_BYTES = 64 * 1024
 def engine_command(environment: Mapping[str, str]) -> list[str]:
     """How an engine process is started; ``--fd N`` is appended. HELEXA_ENGINE_COMMAND replaces it,
     for running engines under numactl, a profiler or a container runtime."""
-    words = shlex.split(environment.get(ENGINE_COMMAND_VARIABLE, ""))
-    return words or [sys.executable, "-m", "inference.engine"]
+    return list(ENGINE_COMMAND.read(environment)) or [sys.executable, "-m", "inference.engine"]
 
 
 class EngineProcess:

@@ -30,7 +30,8 @@ from inference.protocol.events import (
     encode_event_batch,
 )
 from inference.protocol.keys import EVENT_STREAM_MAX_ENTRIES, gateway_events_key
-from inference.protocol.stalls import DEFAULT_STALL_LIMIT_S, KEPT_AFTER_LIMIT_S
+from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
+from inference.settings.storage import REDIS_STALL_S
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class EventPublisher:
         neuron: str,
         epoch: str,
         on_lost: Callable[[set[str]], None],
-        keep_s: float = DEFAULT_STALL_LIMIT_S + KEPT_AFTER_LIMIT_S,
+        keep_s: float = REDIS_STALL_S.default + KEPT_AFTER_LIMIT_S,
         max_kept_bytes: int = MAX_KEPT_BYTES,
     ) -> None:
         self._client = client

@@ -21,8 +21,10 @@ from inference.neuron.service import NeuronService
 from inference.neuron.silence import silence_limit_s
 from inference.neuron.simulated_devices import SimulatedDevices
 from inference.neuron.tasks import register_tasks
-from inference.protocol.draining import drain_limit_s
-from inference.protocol.stalls import stall_limit_s
+from inference.settings.neuron import NEURON_DRAIN_S
+from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
+from inference.settings.storage import DATA_DIR, REDIS_STALL_S, REDIS_URL
+from inference.settings.table import check_settings
 
 log = logging.getLogger("inference.neuron")
 
@@ -31,40 +33,38 @@ SWITCH_INTERVAL_S = 0.0005
 """How long a thread that renders a long conversation keeps the interpreter from the others. A
 request's first token passes through a dozen of their hands: at Python's 5 ms that is 50 ms."""
 EXIT_NAME_HELD = 1
-EXIT_MISCONFIGURED = 2
 
 
 def run(name: str) -> int:
     """Runs the neuron until SIGTERM. Returns the exit code."""
     try:
+        check_settings(os.environ)
         configure_logging("neuron")
-    except ValueError as error:
+    except SettingError as error:
         print(f"neuron: {error}", file=sys.stderr)
         return EXIT_MISCONFIGURED
     # Celery leaves its own way of logging where somebody answers this.
     setup_logging.connect(lambda **_: None, weak=False)
-    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or "var").resolve()
-    os.environ["HELEXA_DATA_DIR"] = str(data_dir)  # engines inherit it
+    data_dir = (DATA_DIR.read(os.environ) or Path("var")).resolve()
+    os.environ[DATA_DIR.name] = str(data_dir)  # engines inherit it
     # One prompt at a time is tokenized: a pool of threads for batches would only take cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        limit_s = silence_limit_s(os.environ)
-        stalled_s = stall_limit_s(os.environ)
-        ending = Ending(limit_s=drain_limit_s(os.environ))
         simulated = SimulatedDevices.from_environment(os.environ)
-    except ValueError as error:
+    except SettingError as error:
         log.critical("%s", error)
         return EXIT_MISCONFIGURED
+    ending = Ending(limit_s=NEURON_DRAIN_S.read(os.environ))
     # From the environment alone: everybody on this machine can read a command line.
-    redis_url = os.environ.get("REDIS_URL") or DEFAULT_REDIS_URL
+    redis_url = REDIS_URL.read(os.environ) or DEFAULT_REDIS_URL
     service = NeuronService(
         name=name,
         client=connect(redis_url),
         engine_command=engine_command(os.environ),
         discovery=simulated or DeviceSampler(),
-        silence_limit_s=limit_s,
-        stall_limit_s=stalled_s,
+        silence_limit_s=silence_limit_s(os.environ),
+        stall_limit_s=REDIS_STALL_S.read(os.environ),
         cache_dir=data_dir / "models",
         on_name_lost=ending.name_is_lost,
     )

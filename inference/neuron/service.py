@@ -51,7 +51,8 @@ from inference.protocol.generation import Cancel, InboxFrame, Submit
 from inference.protocol.heartbeat import BuildInfo, NeuronHeartbeat
 from inference.protocol.held import HeldRequests, held_requests
 from inference.protocol.load import LoadSpec
-from inference.protocol.stalls import DEFAULT_STALL_LIMIT_S, KEPT_AFTER_LIMIT_S
+from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
+from inference.settings.storage import REDIS_STALL_S
 from inference.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class NeuronService:
         discovery: Devices,
         restart_policy: RestartPolicy | None = None,
         silence_limit_s: float | None = None,
-        stall_limit_s: float = DEFAULT_STALL_LIMIT_S,
+        stall_limit_s: float = REDIS_STALL_S.default,
         cache_dir: Path = Path("var/models"),
         on_name_lost: Callable[[], None] = lambda: None,
     ) -> None:

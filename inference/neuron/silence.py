@@ -21,7 +21,7 @@ starved, and what the engine said meanwhile may lie unread."""
 
 
 def silence_limit_s(environment: Mapping[str, str]) -> float | None:
-    """``None``: an engine may be silent for ever. Raises ``ValueError``, for the operator."""
+    """``None``: an engine may be silent for ever. Raises ``SettingError``."""
     timeout_s = step_timeout_s(environment)
     return None if timeout_s is None else timeout_s + MARGIN_S
 

@@ -23,8 +23,10 @@ import psutil
 
 from inference.neuron.discovery import Discovery
 from inference.protocol.heartbeat import DeviceInfo, HostInfo, device_name
+from inference.settings.neuron import SIMULATED_DEVICES
+from inference.settings.setting import SettingError
 
-VARIABLE = "HELEXA_SIMULATED_DEVICES"
+VARIABLE = SIMULATED_DEVICES.name
 
 
 class SimulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,15 +47,15 @@ class SimulatedDevices:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> SimulatedDevices | None:
-        """Raises ``ValueError`` for a file that says nothing of use, for whoever wrote it."""
-        word = environment.get(VARIABLE, "")
-        if not word:
+        """Raises ``SettingError`` for a file that does not describe devices."""
+        path = SIMULATED_DEVICES.read(environment)
+        if path is None:
             return None
-        made = cls(Path(word))
+        made = cls(path)
         try:
             made.devices()
         except (OSError, msgspec.MsgspecError) as error:
-            raise ValueError(f"{VARIABLE}={word}: {error}") from None
+            raise SettingError(f"{VARIABLE}={path}: {error}") from None
         return made
 
     def host(self) -> HostInfo:

@@ -10,28 +10,14 @@ judges by what it cannot find.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-
 from inference.protocol.keys import HEARTBEAT_INTERVAL_S
 
-STALL_LIMIT_VARIABLE = "HELEXA_REDIS_STALL_S"
-DEFAULT_STALL_LIMIT_S = 30
-"""A Redis that has not answered for this long is given up: open requests fail."""
 KEPT_AFTER_LIMIT_S = 5.0
 """Neurons keep events for so much longer than gateways wait, who noticed the stall later."""
 SETTLING_S = 5.0
 """Five beats: how long the others get to write their keys again."""
 MAX_GAP_S = 1.5 * HEARTBEAT_INTERVAL_S
 """Between two answers. A pause shorter than this lets no key of a living process expire."""
-
-
-def stall_limit_s(environment: Mapping[str, str] = os.environ) -> int:
-    """Raises ``ValueError``, for the operator."""
-    word = environment.get(STALL_LIMIT_VARIABLE, "").strip() or str(DEFAULT_STALL_LIMIT_S)
-    if not word.isascii() or not word.isdigit() or int(word) < 1:
-        raise ValueError(f"{STALL_LIMIT_VARIABLE}={word!r} is not a number of whole seconds")
-    return int(word)
 
 
 class Continuity:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from helexa_site.program import program
-from helexa_site.variables import ConfigError
+from inference.settings.setting import SettingError
 from metering.errors import MeteringError, MeteringValueError
 from metering.selectors import BudgetStatus
 
@@ -62,7 +62,7 @@ def told() -> Iterator[None]:
         raise CommandError(f"{error.field}: {error}") from error
     except MeteringError as error:
         raise CommandError(str(error)) from error
-    except ConfigError as error:
+    except SettingError as error:
         raise CommandError(str(error)) from error
     except DjangoDatabaseError as error:
         reason = str(error).strip().partition("\n")[0]

@@ -2,7 +2,7 @@ import psycopg
 import pytest
 
 from helexa_site.databases import POSTGRESQL_OPTIONS, database_settings
-from helexa_site.variables import ConfigError
+from inference.settings.setting import SettingError
 
 
 def test_postgresql_is_given_up_soon_where_the_network_hides_it() -> None:
@@ -34,6 +34,6 @@ def test_sqlite_waits_for_its_lock() -> None:
     ["helexa", "/var/lib/helexa.sqlite3", "mysql://user:sesame@db/helexa", "postgres://db:port/x"],
 )
 def test_another_databases_url_is_refused_without_telling_it(url: str) -> None:
-    with pytest.raises(ConfigError, match="DATABASE_URL") as refused:
+    with pytest.raises(SettingError, match="DATABASE_URL") as refused:
         database_settings(url)
     assert "sesame" not in str(refused.value)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from helexa_site.config import read_config
-from helexa_site.metrics_listen import MetricsListenError, parse_metrics_listen
-from helexa_site.variables import ConfigError
+from inference.settings.metrics_listen import MetricsListenError, parse_metrics_listen
+from inference.settings.setting import SettingError
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,5 @@ def test_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HELEXA_METRICS_LISTEN", ":9")
     assert str(read_config().metrics.at("0.0.0.0")) == "0.0.0.0:9"
     monkeypatch.setenv("HELEXA_METRICS_LISTEN", "everywhere:please")
-    with pytest.raises(ConfigError, match="HELEXA_METRICS_LISTEN"):
+    with pytest.raises(SettingError, match="HELEXA_METRICS_LISTEN"):
         read_config()

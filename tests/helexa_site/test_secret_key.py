@@ -42,8 +42,8 @@ def test_processes_that_start_together_agree(tmp_path: Path) -> None:
 
 
 def test_what_is_set_counts_and_is_not_kept(tmp_path: Path) -> None:
-    process = start(tmp_path, "-c", SHOW, HELEXA_SECRET_KEY="sesame")
-    assert process.communicate()[0].strip() == "sesame"
+    process = start(tmp_path, "-c", SHOW, HELEXA_SECRET_KEY="sesame, and long enough")
+    assert process.communicate()[0].strip() == "sesame, and long enough"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 from django.conf import settings
 
 from helexa_site.config import read_config
-from helexa_site.variables import ConfigError
+from inference.settings.setting import SettingError
 from metering import retention, store, tasks
 from metering.models import LedgerEntry, UsageHour
 from tests.metering.operations import settle as an_entry
@@ -66,5 +66,5 @@ def test_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False) if word is None else monkeypatch.setenv(name, word)
         assert read_config().ledger_retention_days == days
     monkeypatch.setenv(name, "-1")
-    with pytest.raises(ConfigError):
+    with pytest.raises(SettingError):
         read_config()

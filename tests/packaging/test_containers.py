@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from helexa_site.config import read_config
-from helexa_site.doctor.settings_check import VARIABLES
+from inference.settings.table import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINER = ROOT / "packaging" / "container"
@@ -79,7 +79,7 @@ def test_services_refer_to_what_is_there(compose: dict[str, Any]) -> None:
 def test_settings_are_settings(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         if "build" in service:
-            unknown = set(service.get("environment", ())) - VARIABLES - SHARED_SETTINGS
+            unknown = set(service.get("environment", ())) - NAMES - SHARED_SETTINGS
             assert unknown == set(), name
     assert compose["services"]["gateway-1"]["environment"]["HELEXA_ALLOW_ANONYMOUS"] == "0"
     assert "DATABASE_URL" not in compose["services"]["neuron"]["environment"]

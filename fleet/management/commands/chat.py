@@ -14,6 +14,8 @@ from fleet.management.backend import checked_url
 from fleet.management.chat_client import Answer, ChatClient
 from helexa_site.bootstrap.running_serve import find_running
 from helexa_site.quick_command import QuickCommand
+from inference.settings.commands import URL
+from inference.settings.gateway import API_KEY
 
 DEFAULT_URL = "http://127.0.0.1:31313"
 
@@ -76,8 +78,8 @@ class Command(QuickCommand):
 
 def _where(options: dict[str, Any]) -> tuple[str, str | None]:
     """The server and a key for it. Where none is named: the serve of this data directory."""
-    url = options["url"] or os.environ.get("HELEXA_URL")
-    key = options["key"] or os.environ.get("HELEXA_API_KEY")
+    url = options["url"] or URL.read(os.environ)
+    key = options["key"] or API_KEY.read(os.environ)
     if url:
         return checked_url(url), key
     running = find_running(settings.CONFIG.data_dir)

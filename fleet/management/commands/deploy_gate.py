@@ -17,6 +17,8 @@ from fleet.gate.gate import Fleet, Gate
 from fleet.gate.waiting import Loaded, ready_now
 from fleet.management.backend import checked_url, understood
 from helexa_site.quick_command import QuickCommand
+from inference.settings.commands import URL
+from inference.settings.gateway import API_KEY
 from metering.management.output import json_text
 
 DEFAULT_URL = "http://127.0.0.1:31313"
@@ -46,9 +48,9 @@ class Command(QuickCommand):
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        url = checked_url(options["url"] or os.environ.get("HELEXA_URL") or DEFAULT_URL)
+        url = checked_url(options["url"] or URL.read(os.environ) or DEFAULT_URL)
         with understood(url):
-            self._run(Server(url, options["key"] or os.environ.get("HELEXA_API_KEY")), options)
+            self._run(Server(url, options["key"] or API_KEY.read(os.environ)), options)
 
     def _run(self, server: Server, options: dict[str, Any]) -> None:
         try:

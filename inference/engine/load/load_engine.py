@@ -46,6 +46,7 @@ from inference.loading.image_processor import open_image_processor
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress
 from inference.protocol.load import LoadProgress, LoadReport, LoadSpec
+from inference.settings.neuron import ENGINE_THREADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +161,7 @@ def _as_text_model(opened: OpenedModel, reason: str) -> OpenedModel:
 
 def configure_threads() -> int:
     """torch's threads: HELEXA_ENGINE_THREADS, else one per physical core this process may use."""
-    word = os.environ.get("HELEXA_ENGINE_THREADS", "").strip()
     physical = psutil.cpu_count(logical=False) or 1
-    num_threads = int(word) if word else min(physical, len(os.sched_getaffinity(0)))
+    num_threads = ENGINE_THREADS.read(os.environ) or min(physical, len(os.sched_getaffinity(0)))
     torch.set_num_threads(num_threads)
     return num_threads

@@ -17,6 +17,7 @@ from inference.loading.devices import free_memory_bytes
 from inference.models.cache_layout import cache_layout
 from inference.models.config import ModelConfig
 from inference.models.kv_format import KVFormat, kv_bytes_per_block
+from inference.settings.neuron import CPU_KV_SHARE
 
 DEFAULT_CPU_KV_SHARE = 0.15
 CUDA_MARGIN_BYTES = 512 * 1024**2
@@ -148,18 +149,15 @@ def _too_slow(bounds: ContextBounds, shortest: int) -> str:
 
 def cpu_kv_share() -> float:
     """HELEXA_CPU_KV_SHARE, of the memory that is free once the weights are loaded. Raises
-    ``ValueError``."""
-    word = os.environ.get("HELEXA_CPU_KV_SHARE", "").strip()
-    share = float(word) if word else DEFAULT_CPU_KV_SHARE
-    if not 0 < share <= 0.9:
-        raise ValueError(f"HELEXA_CPU_KV_SHARE={word} is not above 0 and at most 0.9")
-    return share
+    ``SettingError``."""
+    share = CPU_KV_SHARE.read(os.environ)
+    return DEFAULT_CPU_KV_SHARE if share is None else share
 
 
 def kept_host_bytes(weight_bytes: int) -> int | None:
     """What past prompts may make keys and values grow to on a CPU. ``None``, all the room there is,
     where the operator has said with HELEXA_CPU_KV_SHARE how much that is."""
-    if os.environ.get("HELEXA_CPU_KV_SHARE", "").strip():
+    if CPU_KV_SHARE.read(os.environ) is not None:
         return None
     return KEPT_PER_WEIGHT_BYTE * weight_bytes
 

@@ -61,6 +61,8 @@ from inference.protocol.engine import (
     Wake,
 )
 from inference.protocol.load import LoadFailure, LoadSpec
+from inference.settings.neuron import ENGINE_CHECKS
+from inference.settings.storage import DATA_DIR
 
 log = logging.getLogger(__name__)
 
@@ -100,14 +102,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
     """``None`` when it failed; the neuron has been told why."""
-    data_dir = Path(os.environ.get("HELEXA_DATA_DIR") or "var").resolve()
+    data_dir = (DATA_DIR.read(os.environ) or Path("var")).resolve()
     try:
         configure_threads()
         return load_engine(
             spec,
             data_dir,
             lambda progress: messenger.send(LoadProgressed(progress=progress)),
-            check_when_idle=os.environ.get("HELEXA_ENGINE_CHECKS") == "1",
+            check_when_idle=ENGINE_CHECKS.read(os.environ),
         )
     except LoadError as error:
         failure = error.failure

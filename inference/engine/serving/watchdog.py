@@ -10,31 +10,21 @@ Loading is not watched: how long a download takes is nobody's fault. Imports no 
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from inference.engine.faults.kinds import HangFault
+from inference.settings.neuron import STEP_TIMEOUT_S
 
-STEP_TIMEOUT_VARIABLE = "HELEXA_STEP_TIMEOUT_S"
-DEFAULT_STEP_TIMEOUT_S = 120.0
-"""A step takes a tenth of a second by design; a slow machine that swaps may take tens."""
 CHECKS_PER_TIMEOUT = 4
 MAX_CHECK_INTERVAL_S = 1.0
 
 
 def step_timeout_s(environment: Mapping[str, str]) -> float | None:
-    """``None``: steps may take for ever. Raises ``ValueError``, written for the operator."""
-    word = environment.get(STEP_TIMEOUT_VARIABLE, "").strip()
-    try:
-        timeout_s = float(word) if word else DEFAULT_STEP_TIMEOUT_S
-    except ValueError:
-        timeout_s = -1.0
-    if not math.isfinite(timeout_s) or timeout_s < 0:
-        raise ValueError(f"{STEP_TIMEOUT_VARIABLE}={word}: seconds, or 0 for no limit")
-    return timeout_s or None
+    """``None``: steps may take for ever. Raises ``SettingError``."""
+    return STEP_TIMEOUT_S.read(environment) or None
 
 
 class StepWatchdog:

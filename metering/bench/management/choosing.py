@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fleet.models import Neuron
+from inference.settings.commands import URL
+from inference.settings.gateway import API_KEY
 from metering.bench import store
 from metering.bench.errors import BenchFileError, BenchValueError
 from metering.bench.files.bench_toml import read_bench_toml
@@ -85,7 +87,7 @@ def targets_chosen(options: Mapping[str, Any]) -> list[TargetSpec]:
 
 
 def _all_targets(options: Mapping[str, Any]) -> Iterator[TargetSpec]:
-    key = options["key"] or os.environ.get("HELEXA_API_KEY")
+    key = options["key"] or API_KEY.read(os.environ)
     if endpoint := options["endpoint"]:
         target = BenchTarget(
             name=options["name"] or endpoint,
@@ -100,7 +102,7 @@ def _all_targets(options: Mapping[str, Any]) -> Iterator[TargetSpec]:
     else:
         rows = list(BenchTarget.objects.filter(enabled=True))
     if not options["no_fleet"]:
-        url = options["url"] or os.environ.get("HELEXA_URL") or DEFAULT_URL
+        url = options["url"] or URL.read(os.environ) or DEFAULT_URL
         yield from _neurons(url, key)
     for row in rows:
         yield store.spec_of(row, os.environ)

@@ -29,6 +29,7 @@ from helexa_site.databases import database_settings
 from helexa_site.program import Installation
 from inference.protocol.heartbeat import ReplicaState, ReplicaStatus
 from inference.protocol.load import LoadFailure, LoadProgress, LoadStage
+from inference.settings.setting import EXIT_MISCONFIGURED
 from inference.version import VERSION
 
 
@@ -187,7 +188,7 @@ def test_a_setting_that_cannot_be_is_one_line(
 
     monkeypatch.setenv("HELEXA_LISTEN_HOST", "127.0.0.1")  # the command sets it
     monkeypatch.setattr("django.core.management.execute_from_command_line", read_settings)
-    assert run([command]) == 1
+    assert run([command]) == EXIT_MISCONFIGURED
     said = capsys.readouterr().err
     assert said.startswith(f"helexa: {name}")
     assert said.count("\n") == 1

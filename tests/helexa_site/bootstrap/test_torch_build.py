@@ -12,25 +12,24 @@ from helexa_site.bootstrap.requirements import Requirement
 from helexa_site.bootstrap.torch_build import (
     CPU_SIZE,
     CUDA_SIZE,
-    DEFAULT_INDEX,
     TorchBuild,
     choose_torch,
-    wanted_index,
 )
+from inference.settings.installation import TORCH_CPU_INDEX, TORCH_CPU_INDEX_URL
 
 TORCH = Requirement("torch", "2.13.0")
 OTHER = Requirement("redis", "8.1.0")
 
 
 def chosen(**changes: Any) -> TorchBuild | None:
-    given: dict[str, Any] = {"platform": "linux", "has_driver": False, "index": DEFAULT_INDEX}
-    given |= {"answers": lambda url: url == f"{DEFAULT_INDEX}/torch/"}
+    given: dict[str, Any] = {"platform": "linux", "has_driver": False, "index": TORCH_CPU_INDEX_URL}
+    given |= {"answers": lambda url: url == f"{TORCH_CPU_INDEX_URL}/torch/"}
     return choose_torch([OTHER, TORCH], **given | changes)
 
 
 def test_without_a_driver_it_is_the_build_for_cpus() -> None:
     build = chosen()
-    assert build is not None and build.index == DEFAULT_INDEX
+    assert build is not None and build.index == TORCH_CPU_INDEX_URL
     assert CPU_SIZE in build.words
 
 
@@ -57,9 +56,11 @@ def test_there_is_nothing_to_choose() -> None:
 
 
 def test_the_setting() -> None:
-    assert wanted_index(None) == DEFAULT_INDEX
-    assert wanted_index("off") is None and wanted_index(" ") is None
-    assert wanted_index("https://wheels.example.org/cpu/") == "https://wheels.example.org/cpu"
+    assert TORCH_CPU_INDEX.read({}) == TORCH_CPU_INDEX_URL
+    for word in ("off", " "):
+        assert TORCH_CPU_INDEX.read({"HELEXA_TORCH_CPU_INDEX": word}) is None
+    named = {"HELEXA_TORCH_CPU_INDEX": "https://wheels.example.org/cpu/"}
+    assert TORCH_CPU_INDEX.read(named) == "https://wheels.example.org/cpu"
 
 
 def test_torch_comes_first_and_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -12,8 +12,8 @@ from django.db import OperationalError
 
 from helexa_site.celery import TASK_FORGET_RESPONSES, app
 from helexa_site.config import read_config
-from helexa_site.variables import ConfigError
 from inference.conversations import services, tasks
+from inference.settings.setting import SettingError
 from metering.actor import CONTROL, Actor
 
 
@@ -65,5 +65,5 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELEXA_RESPONSE_RETENTION_DAYS", "3")
     assert read_config().response_retention_days == 3
     monkeypatch.setenv("HELEXA_RESPONSE_RETENTION_DAYS", "-1")
-    with pytest.raises(ConfigError):
+    with pytest.raises(SettingError):
         read_config()

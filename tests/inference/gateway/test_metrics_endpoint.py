@@ -11,11 +11,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from helexa_site.metrics_listen import MetricsListen
 from inference.gateway import metrics_endpoint
 from inference.gateway.fleet_metrics import DatabaseCounts
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics_endpoint import MetricsEndpoint
+from inference.settings.metrics_listen import MetricsListen
 from inference.wire.errors import ServiceUnavailableError
 from tests.inference.gateway.fake_metering import FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron

@@ -69,5 +69,5 @@ def test_text_is_the_default() -> None:
 
 
 def test_another_word_is_refused() -> None:
-    with pytest.raises(ValueError, match="HELEXA_LOG_FORMAT='xml' is neither text nor json"):
+    with pytest.raises(ValueError, match="HELEXA_LOG_FORMAT='xml' is not text or json"):
         configure_logging("gateway", environment={"HELEXA_LOG_FORMAT": "xml"})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inference.protocol.stalls import MAX_GAP_S, SETTLING_S, Continuity, stall_limit_s
+from inference.protocol.stalls import MAX_GAP_S, SETTLING_S, Continuity
+from inference.settings.storage import REDIS_STALL_S
 
 
 def test_settled_from_the_beginning() -> None:
@@ -37,8 +38,8 @@ def test_an_error_is_a_pause_however_short() -> None:
 
 
 def test_the_limit_is_whole_seconds() -> None:
-    assert stall_limit_s({}) == 30
-    assert stall_limit_s({"HELEXA_REDIS_STALL_S": " 5 "}) == 5
+    assert REDIS_STALL_S.read({}) == 30
+    assert REDIS_STALL_S.read({"HELEXA_REDIS_STALL_S": " 5 "}) == 5
     for word in ("0", "-3", "1.5", "soon", "²"):
         with pytest.raises(ValueError, match="HELEXA_REDIS_STALL_S"):
-            stall_limit_s({"HELEXA_REDIS_STALL_S": word})
+            REDIS_STALL_S.read({"HELEXA_REDIS_STALL_S": word})

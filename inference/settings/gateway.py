@@ -1,0 +1,266 @@
+"""Settings of gateways: who may ask, how much, and how long they wait."""
+
+from __future__ import annotations
+
+from inference.settings.addresses import (
+    HOST_NAME,
+    IMAGE_HOST,
+    ORIGIN,
+    WEB_ORIGIN,
+    MetricsAddress,
+    Network,
+    Networks,
+    WordList,
+)
+from inference.settings.kinds import Choice, Flag, Text, WholeNumber
+from inference.settings.limits import GIB, MAX_BYTES, MAX_COUNT, MAX_WAIT_S, MIB
+from inference.settings.metrics_listen import MetricsSetting
+from inference.settings.setting import Reader, Setting
+
+GATEWAY = frozenset({Reader.GATEWAY})
+
+API_KEY: Setting[str | None] = Setting(
+    name="HELEXA_API_KEY",
+    kind=Text(),
+    default=None,
+    is_secret=True,
+    readers=frozenset({Reader.GATEWAY, Reader.COMMANDS}),
+    doc="one key for all clients, which the account `shared` pays for. Where it is set, a request "
+    "without a key is refused. Commands with `--url` send it",
+)
+ALLOW_ANONYMOUS: Setting[bool | None] = Setting(
+    name="HELEXA_ALLOW_ANONYMOUS",
+    kind=Flag(),
+    default=None,
+    default_words="1 where `--host` is loopback and `HELEXA_API_KEY` is not set, else 0",
+    readers=GATEWAY,
+    doc="1: serve everybody who reaches the port; 0: serve nobody without a key. Set it to 0 "
+    "behind a proxy on the same host: all its clients come from loopback",
+)
+ALLOWED_ORIGINS: Setting[tuple[str, ...]] = Setting(
+    name="HELEXA_ALLOWED_ORIGINS",
+    kind=WordList(ORIGIN, "a list of origins like https://chat.example.org, or *", may_be_any=True),
+    default=(),
+    readers=GATEWAY,
+    doc="web pages of other machines that may use the API from a browser, as "
+    "`https://chat.example.org`, or `*` for all. Pages of this machine and desktop programs "
+    "always may",
+)
+ALLOWED_HOSTS: Setting[tuple[str, ...]] = Setting(
+    name="HELEXA_ALLOWED_HOSTS",
+    kind=WordList(
+        HOST_NAME,
+        "a list of host names without scheme, port and path, like chat.example.org, or *",
+        may_be_any=True,
+    ),
+    default=(),
+    readers=GATEWAY,
+    doc="more names that requests may ask for (`chat.example.org`, `.example.org` with all names "
+    "under it, `*`). Always allowed are `localhost`, names under it and loopback addresses; what "
+    "the gateway listens on; the machine's name unless that is loopback; its addresses where it "
+    "listens on all. Other names get 400, and the log names this setting",
+)
+CSRF_TRUSTED_ORIGINS: Setting[tuple[str, ...]] = Setting(
+    name="HELEXA_CSRF_TRUSTED_ORIGINS",
+    kind=WordList(WEB_ORIGIN, "a list of origins with their scheme, like https://chat.example.org"),
+    default=(),
+    readers=GATEWAY,
+    doc="origins whose forms the admin accepts behind a proxy, as `https://chat.example.org`",
+)
+TRUSTED_PROXIES: Setting[tuple[Network, ...]] = Setting(
+    name="HELEXA_TRUSTED_PROXIES",
+    kind=Networks(),
+    default=(),
+    readers=GATEWAY,
+    doc="addresses and networks (`127.0.0.1, 10.1.0.0/16`) whose `X-Forwarded-For` is believed, "
+    "for the limits of [logins](security.md#logins-to-the-admin)",
+)
+LISTEN_HOST: Setting[str | None] = Setting(
+    name="HELEXA_LISTEN_HOST",
+    kind=Text("a host name or an address"),
+    default=None,
+    default_words="as `--host` says",
+    readers=GATEWAY,
+    doc="what an ASGI server of your own (uvicorn) listens on; `serve` and `gateway` set it",
+)
+SECRET_KEY: Setting[str | None] = Setting(
+    name="HELEXA_SECRET_KEY",
+    kind=Text("a text of at least 16 characters; use 50 random ones", min_characters=16),
+    default=None,
+    default_words="kept in the data directory",
+    is_secret=True,
+    readers=frozenset({Reader.GATEWAY, Reader.CONTROL, Reader.COMMANDS}),
+    doc="signs sessions and digests API keys, at least 16 characters. With several gateways set "
+    "the same on each and on the control, or keys that one made are unknown to the others. A "
+    "gateway or control that has none and cannot write one does not start",
+)
+DEBUG: Setting[bool] = Setting(
+    name="HELEXA_DEBUG",
+    kind=Flag(),
+    default=False,
+    readers=frozenset({Reader.GATEWAY, Reader.CONTROL}),
+    doc="for development alone: error pages show source code and settings to everybody who sees "
+    "them",
+)
+MAX_BODY_BYTES: Setting[int] = Setting(
+    name="HELEXA_MAX_BODY_BYTES",
+    kind=WholeNumber(1024, MAX_BYTES, "bytes"),
+    default=32 * MIB,
+    readers=GATEWAY,
+    doc="the largest body of a request; larger ones get 413",
+)
+MAX_OPEN_REQUESTS: Setting[int] = Setting(
+    name="HELEXA_MAX_OPEN_REQUESTS",
+    kind=WholeNumber(1, MAX_COUNT, "requests"),
+    default=4096,
+    readers=GATEWAY,
+    doc="how many requests a gateway has open at once; more get 503 `queue_full`, which names the "
+    "bound",
+)
+MAX_OPEN_BODY_BYTES: Setting[int] = Setting(
+    name="HELEXA_MAX_OPEN_BODY_BYTES",
+    kind=WholeNumber(1024, MAX_BYTES, "bytes"),
+    default=256 * MIB,
+    readers=GATEWAY,
+    doc="how large the bodies of a gateway's open requests may be together",
+)
+MAX_WAITING_REQUESTS: Setting[int] = Setting(
+    name="HELEXA_MAX_WAITING_REQUESTS",
+    kind=WholeNumber(0, MAX_COUNT, "requests"),
+    default=2000,
+    readers=GATEWAY,
+    doc="how many requests of a gateway may wait for models to be loaded",
+)
+REQUEST_TIMEOUT_S: Setting[int] = Setting(
+    name="HELEXA_REQUEST_TIMEOUT_S",
+    kind=WholeNumber(1, MAX_WAIT_S, "seconds"),
+    default=600,
+    readers=GATEWAY,
+    doc="how long a request may wait for its first token, loads included",
+)
+MAX_IMAGE_BYTES: Setting[int] = Setting(
+    name="HELEXA_MAX_IMAGE_BYTES",
+    kind=WholeNumber(1, MAX_BYTES, "bytes"),
+    default=20 * MIB,
+    readers=GATEWAY,
+    doc="the largest image of a request, as a file",
+)
+MAX_IMAGE_PIXELS: Setting[int] = Setting(
+    name="HELEXA_MAX_IMAGE_PIXELS",
+    kind=WholeNumber(1, MAX_COUNT, "pixels"),
+    default=50_000_000,
+    readers=GATEWAY,
+    doc="the largest image of a request, in pixels",
+)
+MAX_IMAGES: Setting[int] = Setting(
+    name="HELEXA_MAX_IMAGES",
+    kind=WholeNumber(0, MAX_COUNT, "images"),
+    default=100,
+    readers=GATEWAY,
+    doc="how many images one request may have, those of the responses it continues included",
+)
+MAX_IMAGES_BYTES: Setting[int] = Setting(
+    name="HELEXA_MAX_IMAGES_BYTES",
+    kind=WholeNumber(0, MAX_BYTES, "bytes"),
+    default=64 * MIB,
+    readers=GATEWAY,
+    doc="how large the images of one request may be together. Images come inside bodies, so "
+    "`HELEXA_MAX_BODY_BYTES` bounds them too",
+)
+IMAGE_HOSTS: Setting[tuple[str, ...]] = Setting(
+    name="HELEXA_IMAGE_HOSTS",
+    kind=WordList(
+        IMAGE_HOST,
+        "a list of hosts like images.example.org or 10.0.0.5:80, or *",
+        may_be_any=True,
+        lowers=True,
+    ),
+    default=(),
+    readers=GATEWAY,
+    doc="hosts whose images gateways fetch when clients give an address: `images.example.org`, "
+    "`*.example.org`, `10.0.0.5:8080`, `*` for all public ones. Without it addresses are refused. "
+    "Only a host that is named literally may be in a private network",
+)
+MAX_STORED_RESPONSES: Setting[int] = Setting(
+    name="HELEXA_MAX_STORED_RESPONSES",
+    kind=WholeNumber(0, MAX_COUNT, "responses"),
+    default=10_000,
+    readers=GATEWAY,
+    doc="how many responses one account may keep",
+)
+MAX_STORED_RESPONSE_BYTES: Setting[int] = Setting(
+    name="HELEXA_MAX_STORED_RESPONSE_BYTES",
+    kind=WholeNumber(0, MAX_BYTES, "bytes"),
+    default=GIB,
+    readers=GATEWAY,
+    doc="how large the stored responses of one account may be together",
+)
+MAX_STORED_FILES: Setting[int] = Setting(
+    name="HELEXA_MAX_STORED_FILES",
+    kind=WholeNumber(0, MAX_COUNT, "files"),
+    default=1000,
+    readers=GATEWAY,
+    doc="how many [files](../api.md#files-and-batches) one account may keep, results of batches "
+    "included",
+)
+MAX_STORED_FILE_BYTES: Setting[int] = Setting(
+    name="HELEXA_MAX_STORED_FILE_BYTES",
+    kind=WholeNumber(0, MAX_BYTES, "bytes"),
+    default=4 * GIB,
+    readers=GATEWAY,
+    doc="how large the files of one account may be together before it may add no more",
+)
+MAX_OPEN_BATCHES: Setting[int] = Setting(
+    name="HELEXA_MAX_OPEN_BATCHES",
+    kind=WholeNumber(0, MAX_COUNT, "batches"),
+    default=100,
+    readers=GATEWAY,
+    doc="how many batches of one account may be open",
+)
+BATCH_DISCOUNT_PERCENT: Setting[int] = Setting(
+    name="HELEXA_BATCH_DISCOUNT_PERCENT",
+    kind=WholeNumber(0, 100, "percent"),
+    default=0,
+    readers=GATEWAY,
+    doc="how much less a request of a batch costs",
+)
+UNKNOWN_FIELDS: Setting[str] = Setting(
+    name="HELEXA_UNKNOWN_FIELDS",
+    kind=Choice(("refuse", "ignore")),
+    default="refuse",
+    readers=GATEWAY,
+    doc="`ignore`: fields that this server does not know are left out of requests, and the "
+    "answer's header `x-helexa-ignored` names them; over a WebSocket they are refused either way",
+)
+ALWAYS_STREAM_USAGE: Setting[bool] = Setting(
+    name="HELEXA_ALWAYS_STREAM_USAGE",
+    kind=Flag(),
+    default=False,
+    readers=GATEWAY,
+    doc="1: streams of OpenAI's dialects end with their usage whether or not the client asks",
+)
+BENCH_PUBLIC: Setting[bool] = Setting(
+    name="HELEXA_BENCH_PUBLIC",
+    kind=Flag(),
+    default=False,
+    readers=GATEWAY,
+    doc="1: everybody may read the [bench's results](bench.md), without a key or a login",
+)
+METRICS_LISTEN: Setting[MetricsSetting] = Setting(
+    name="HELEXA_METRICS_LISTEN",
+    kind=MetricsAddress(),
+    default=MetricsSetting(),
+    default_words="the gateway's host, port 31314",
+    reads_blank=True,
+    readers=GATEWAY,
+    doc="where Prometheus reads the metrics: `HOST:PORT`, `:PORT` or `off`",
+)
+SERVE_KEY: Setting[str | None] = Setting(
+    name="HELEXA_SERVE_KEY",
+    kind=Text(),
+    default=None,
+    is_secret=True,
+    is_internal=True,
+    readers=frozenset({Reader.SERVE, Reader.GATEWAY}),
+    doc="the key with which `serve` asks its own gateway, new at each start",
+)

@@ -1,0 +1,123 @@
+"""Settings of neurons and of the engines that they start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inference.settings.kinds import Command, Decimal, FilePath, Flag, Text, WholeNumber
+from inference.settings.limits import MAX_COUNT, MAX_WAIT_S
+from inference.settings.setting import Reader, Setting
+
+NEURON = frozenset({Reader.NEURON})
+ENGINE = frozenset({Reader.ENGINE})
+
+NEURON_DRAIN_S: Setting[int] = Setting(
+    name="HELEXA_NEURON_DRAIN_S",
+    kind=WholeNumber(0, 86_400, "seconds"),
+    default=25,
+    readers=NEURON,
+    doc="how long a neuron that was asked to stop continues its running requests; 0 ends it at "
+    "once. Under `serve` it is 0, since the gateway has ended its requests before",
+)
+STEP_TIMEOUT_S: Setting[float] = Setting(
+    name="HELEXA_STEP_TIMEOUT_S",
+    kind=Decimal(0, MAX_WAIT_S, "seconds"),
+    default=120.0,
+    readers=NEURON | ENGINE,
+    doc="an engine whose step lasts longer is ended, with its stacks in the log, and started "
+    "again; 0 waits for ever. Loads are not counted",
+)
+ENGINE_THREADS: Setting[int | None] = Setting(
+    name="HELEXA_ENGINE_THREADS",
+    kind=WholeNumber(1, 1024, "threads"),
+    default=None,
+    default_words="physical cores",
+    readers=ENGINE,
+    doc="how many threads an engine on CPU computes with",
+)
+CPU_KV_SHARE: Setting[float | None] = Setting(
+    name="HELEXA_CPU_KV_SHARE",
+    kind=Decimal(0.001, 0.9, "parts of 1"),
+    default=None,
+    default_words="0.15",
+    readers=ENGINE,
+    doc="how much of the free memory keys and values take on CPU. Unless it is set, past prompts "
+    "fill at most twice the weights' size of it "
+    "([decision 14](../decisions/0014-past-prompts-take-twice-the-weights.md))",
+)
+VISION_MAX_PIXELS: Setting[int | None] = Setting(
+    name="HELEXA_VISION_MAX_PIXELS",
+    kind=WholeNumber(0, MAX_COUNT, "pixels"),
+    default=None,
+    default_words="the model's own, on a CPU at most 589824",
+    readers=ENGINE,
+    doc="the largest image that a model sees: larger ones are scaled down to it. The smaller, the "
+    "fewer tokens an image takes. 0: models get no images, and their towers are not loaded",
+)
+ENGINE_CHECKS: Setting[bool] = Setting(
+    name="HELEXA_ENGINE_CHECKS",
+    kind=Flag(),
+    default=False,
+    readers=ENGINE,
+    doc="1: check the block accounting whenever an engine is idle",
+)
+ENGINE_COMMAND: Setting[tuple[str, ...]] = Setting(
+    name="HELEXA_ENGINE_COMMAND",
+    kind=Command(),
+    default=(),
+    default_words="`python -m inference.engine`",
+    readers=NEURON,
+    doc="how engines are started, to run them under numactl or a profiler",
+)
+SIMULATED_DEVICES: Setting[Path | None] = Setting(
+    name="HELEXA_SIMULATED_DEVICES",
+    kind=FilePath(),
+    default=None,
+    readers=NEURON,
+    doc="for tests of fleets alone: a JSON file of devices that do not exist "
+    "(`inference/neuron/simulated_devices.py`)",
+)
+HF_HOME: Setting[str | None] = Setting(
+    name="HF_HOME",
+    kind=Text("a path"),
+    default=None,
+    readers=NEURON | ENGINE,
+    doc="Hugging Face's directory, as huggingface_hub reads it",
+)
+HF_HUB_CACHE: Setting[str | None] = Setting(
+    name="HF_HUB_CACHE",
+    kind=Text("a path"),
+    default=None,
+    readers=NEURON | ENGINE,
+    doc="where models of the hub are downloaded to, as huggingface_hub reads it",
+)
+HF_TOKEN: Setting[str | None] = Setting(
+    name="HF_TOKEN",
+    kind=Text(),
+    default=None,
+    is_secret=True,
+    readers=NEURON | ENGINE,
+    doc="the token for gated models, as huggingface_hub reads it",
+)
+HF_ENDPOINT: Setting[str | None] = Setting(
+    name="HF_ENDPOINT",
+    kind=Text("a URL"),
+    default=None,
+    readers=NEURON | ENGINE | {Reader.GATEWAY},
+    doc="another hub than huggingface.co, as huggingface_hub reads it",
+)
+HF_HUB_OFFLINE: Setting[str | None] = Setting(
+    name="HF_HUB_OFFLINE",
+    kind=Text(),
+    default=None,
+    readers=NEURON | ENGINE,
+    doc="1: download nothing, as huggingface_hub reads it",
+)
+CXX: Setting[str | None] = Setting(
+    name="CXX",
+    kind=Text("a compiler"),
+    default=None,
+    default_words="g++, clang++",
+    readers=ENGINE,
+    doc="compiles the CPU decoder",
+)

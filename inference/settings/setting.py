@@ -1,0 +1,76 @@
+"""What a setting is: one environment variable with its type, its default and its meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, Protocol, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+EXIT_MISCONFIGURED = 2
+"""The exit code of a process that refuses its settings."""
+
+
+class SettingError(ValueError):
+    """An environment variable has a value that its setting cannot have. The message is for the
+    operator and contains no secret."""
+
+
+class Reader(Enum):
+    """The processes that read a setting."""
+
+    SERVE = "serve"
+    GATEWAY = "gateway"
+    CONTROL = "control"
+    NEURON = "neuron"
+    ENGINE = "engine"
+    COMMANDS = "commands"
+
+
+class Kind(Protocol[T_co]):
+    """The type of a setting's value."""
+
+    @property
+    def rule(self) -> str:
+        """What a value has to be, to be read after "is not"."""
+        ...
+
+    def parse(self, word: str) -> T_co:
+        """Raises ``ValueError``; its message, where it has one, says which part is wrong."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting(Generic[T]):
+    name: str
+    kind: Kind[T]
+    default: T
+    default_words: str = ""
+    """What the default is, where ``default`` does not say it."""
+    readers: frozenset[Reader]
+    doc: str
+    """Markdown, for the operator."""
+    is_secret: bool = False
+    """No message contains the value."""
+    is_internal: bool = False
+    """helexa sets it for its own processes; the operator does not."""
+    reads_blank: bool = False
+    """An empty value is a value of its own instead of the default."""
+
+    def read(self, environment: Mapping[str, str]) -> T:
+        """Raises ``SettingError``."""
+        word = environment.get(self.name)
+        if word is None or not (word.strip() or self.reads_blank):
+            return self.default
+        try:
+            return self.kind.parse(word)
+        except ValueError as error:
+            raise SettingError(self._refusal(word, str(error))) from None
+
+    def _refusal(self, word: str, reason: str) -> str:
+        shown = self.name if self.is_secret else f"{self.name}={word.strip()!r}"
+        why = f": {reason}" if reason and not self.is_secret else ""
+        return f"{shown} is not {self.kind.rule}{why}"

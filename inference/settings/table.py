@@ -1,0 +1,52 @@
+"""All settings in one table, and what an environment has of them: refused values, unknown names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from inference.settings import commands, gateway, installation, neuron, storage
+from inference.settings.setting import Setting, SettingError
+
+PREFIX = "HELEXA_"
+SETTINGS: tuple[Setting[Any], ...] = tuple(
+    value
+    for module in (storage, gateway, neuron, installation, commands)
+    for value in vars(module).values()
+    if isinstance(value, Setting)
+)
+NAMES = frozenset(setting.name for setting in SETTINGS)
+OTHERS = {
+    "HELEXA_ACP_": "the editor bridge is installed alone and reads its own settings",
+    "HELEXA_TEST_": "marks processes that tests start",
+    "HELEXA_CLIENTS_DIR": "names the folder of clients that slow tests run",
+    "HELEXA_MANAGE": "names the command that scripts run",
+    "HELEXA_TRYING_IN": "names the scratch folder of a packaging script",
+}
+"""Beginnings of names that are no settings, each with the reason."""
+LEAST_LIKENESS = 0.8
+
+
+def refusals(environment: Mapping[str, str]) -> Iterator[SettingError]:
+    """One for each value that its setting cannot have."""
+    for setting in SETTINGS:
+        try:
+            setting.read(environment)
+        except SettingError as error:
+            yield error
+
+
+def check_settings(environment: Mapping[str, str]) -> None:
+    """Raises ``SettingError`` for the first value that a setting cannot have. Every process checks
+    all settings, also those of other processes: one environment often serves them all."""
+    for error in refusals(environment):
+        raise error
+
+
+def unknown_names(environment: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+    """Names that look like settings and are none, each with the setting of the nearest name."""
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in NAMES and not name.startswith(tuple(OTHERS)):
+            near = difflib.get_close_matches(name, NAMES, n=1, cutoff=LEAST_LIKENESS)
+            yield name, near[0] if near else None

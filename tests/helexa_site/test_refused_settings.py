@@ -1,0 +1,151 @@
+"""serve, neurons, gateways, the control and the doctor refuse the same settings at their start."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helexa_site.bootstrap.arguments import DoctorOptions
+from helexa_site.bootstrap.commands import FAILURE, run
+from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from helexa_site.config import read_config
+from helexa_site.doctor.examine import examine
+from inference.neuron import running
+from inference.settings.setting import EXIT_MISCONFIGURED, Setting, SettingError
+from inference.settings.table import SETTINGS
+from tests.inference.settings.samples import accepted, refused
+
+LEAST_TIMEOUT_S = 300
+EACH = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+DOCTOR = DoctorOptions(host="127.0.0.1", port=1, as_json=False)
+NAMED = {
+    "HELEXA_CSRF_TRUSTED_ORIGINS": "chat.example.org",
+    "HELEXA_ALLOWED_HOSTS": "chat.example.org/path",
+    "HELEXA_SECRET_KEY": "x",
+    "HELEXA_VISION_MAX_PIXELS": "-1",
+    "HELEXA_ENGINE_CHECKS": "maybe",
+    "HELEXA_ENGINE_THREADS": "zero",
+    "HELEXA_CPU_KV_SHARE": "150",
+    "HELEXA_STEP_TIMEOUT_S": "never",
+    "HELEXA_NEURON_DRAIN_S": "-5",
+    "HELEXA_REDIS_STALL_S": "0",
+    "HELEXA_LOG_FORMAT": "xml",
+    "HELEXA_METRICS_LISTEN": ":70000",
+}
+PROGRAMS = {
+    "serve": (("manage.py", "serve"), EXIT_MISCONFIGURED),
+    "gateway": (("manage.py", "gateway"), EXIT_MISCONFIGURED),
+    "neuron": (("manage.py", "neuron", "--name", "box"), EXIT_MISCONFIGURED),
+    "a neuron of serve": (("-m", "inference.neuron", "--name", "box"), EXIT_MISCONFIGURED),
+    "control": (("-m", "celery", "-A", "helexa_site.celery", "worker"), EXIT_MISCONFIGURED),
+    "doctor": (("manage.py", "doctor"), FAILURE),
+    "a command": (("manage.py", "status"), EXIT_MISCONFIGURED),
+}
+"""Each with its exit code."""
+
+
+@pytest.fixture(autouse=True)
+def kept_logging() -> Iterator[None]:
+    """What starts in this process sets its logging up."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def the_line(text: str, name: str) -> str:
+    (line,) = (line for line in text.splitlines() if name in line)
+    return line
+
+
+@EACH
+def test_all_of_them_refuse_what_is_outside(
+    setting: Setting[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path / "var"))
+    for word in refused(setting):
+        monkeypatch.setenv(setting.name, word)
+        rule = setting.kind.rule
+        assert run(["serve", "--no-model", "--no-neuron"]) == EXIT_MISCONFIGURED
+        assert rule in the_line(capsys.readouterr().err, setting.name)
+        assert running.run("box") == EXIT_MISCONFIGURED
+        assert rule in the_line(capsys.readouterr().err, setting.name)
+        (finding,) = examine(DOCTOR)
+        assert rule in finding.text and setting.name in finding.text
+    assert not (tmp_path / "var").exists()
+
+
+@EACH
+def test_the_gateway_accepts_its_least_default_and_greatest(setting: Setting[Any]) -> None:
+    assert read_config({}) == read_config({setting.name: ""}) or setting.reads_blank
+    for word in accepted(setting):
+        read_config({setting.name: word})
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_ends_with_one_line(program: str, tmp_path: Path) -> None:
+    """With bad settings of the log, of a gateway and of an engine."""
+    arguments, exit_code = PROGRAMS[program]
+    for name in ("HELEXA_LOG_FORMAT", "HELEXA_ALLOWED_HOSTS", "HELEXA_ENGINE_THREADS"):
+        environment = os.environ | {
+            "HELEXA_DATA_DIR": str(tmp_path),
+            "REDIS_URL": f"unix://{tmp_path}/none.sock",
+            name: NAMED[name],
+        }
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=REPOSITORY_DIR,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LEAST_TIMEOUT_S,
+        )
+        assert done.returncode == exit_code, done
+        line, *rest = (done.stdout + done.stderr).splitlines()
+        assert f"{name}={NAMED[name]!r} is not" in line
+        assert len(rest) == (1 if program == "doctor" else 0), "the doctor says how to mend it"
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_once_passed_is_refused(name: str) -> None:
+    with pytest.raises(SettingError, match=name):
+        read_config({name: NAMED[name]})
+
+
+def test_the_doctor_lists_all_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, word in NAMED.items():
+        monkeypatch.setenv(name, word)
+    assert {finding.text.partition("=")[0].split()[0] for finding in examine(DOCTOR)} == set(NAMED)
+
+
+def test_a_minimum_is_named() -> None:
+    with pytest.raises(SettingError) as refusal:
+        read_config({"HELEXA_REDIS_STALL_S": "0"})
+    assert str(refusal.value) == (
+        "HELEXA_REDIS_STALL_S='0' is not a whole number of seconds from 1 to 86400"
+    )
+
+
+def test_a_misspelt_name_is_a_warning_with_the_nearest_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HELEXA_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("HELEXA_ALOW_ANONYMOUS", "0")
+    monkeypatch.setenv("HELEXA_ENGINE_THREADS", "zero")
+    assert run(["neuron"]) == EXIT_MISCONFIGURED
+    monkeypatch.delenv("HELEXA_ENGINE_THREADS")
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    assert run(["neuron"]) == FAILURE, "it has no Redis"
+    line = the_line(capsys.readouterr().err, "HELEXA_ALOW_ANONYMOUS")
+    assert line.startswith("helexa: warning: ") and "did you mean HELEXA_ALLOW_ANONYMOUS?" in line

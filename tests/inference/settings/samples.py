@@ -1,0 +1,109 @@
+"""Values for settings of each kind: some that are accepted and some just outside of that."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from inference.settings.addresses import MetricsAddress, Networks, Url, UrlOrOff, WordList
+from inference.settings.gateway import (
+    ALLOWED_HOSTS,
+    ALLOWED_ORIGINS,
+    CSRF_TRUSTED_ORIGINS,
+    IMAGE_HOSTS,
+)
+from inference.settings.kinds import (
+    Choice,
+    Command,
+    Decimal,
+    FilePath,
+    Flag,
+    Text,
+    WholeNumber,
+)
+from inference.settings.setting import Setting
+
+NO_NUMBERS = ("never", "zero", "1,5", "1_000", "²", "٣", "0x10", "--1", "1 000", "nan", "inf", "1e")
+LISTS = {
+    ALLOWED_HOSTS.name: (
+        ("*", ".example.org", "chat.example.org, 10.0.0.5 [::1]"),
+        (
+            *("chat.example.org/path", "https://chat.example.org", "chat.example.org:443"),
+            *("chat.example.org a/b", "::1", "über.example.org", "a@b"),
+        ),
+    ),
+    ALLOWED_ORIGINS.name: (
+        ("*", "https://chat.example.org", "http://box:3000 chrome-extension://abc"),
+        ("chat.example.org", "https://chat.example.org/", "https://a/b", "https://a?b"),
+    ),
+    CSRF_TRUSTED_ORIGINS.name: (
+        ("https://chat.example.org", "https://*.example.org http://[::1]:31313"),
+        ("chat.example.org", "*", "https://chat.example.org/", "ftp://chat.example.org"),
+    ),
+    IMAGE_HOSTS.name: (
+        ("*", "images.example.org", "*.example.org 10.0.0.5:8080 Images.example.ORG"),
+        ("https://images.example.org", "images.example.org/path", "a:b:c"),
+    ),
+}
+
+
+def accepted(setting: Setting[Any]) -> tuple[str, ...]:
+    """Its least and its greatest value, and others of every form."""
+    match setting.kind:
+        case WholeNumber(minimum=least, maximum=greatest):
+            return (str(least), str(greatest), f" {least} ", f"+{greatest}")
+        case Decimal(minimum=least, maximum=greatest):
+            return (f"{least:.17g}", f"{greatest:.17g}", f"{greatest / 2:.17g}", f"{greatest:e}")
+        case Flag():
+            return ("1", "0", "true", "No", "ON", " off ")
+        case Choice(words=words):
+            return (*words, words[-1].upper())
+        case Text(min_characters=least):
+            return ("x" * max(1, least), "x" * 4096)
+        case FilePath():
+            return ("/srv/helexa", "relative/path", "with blanks/ü")
+        case Command():
+            return ("numactl --cpunodebind 0 python -m inference.engine", "'a b' c")
+        case WordList():
+            return LISTS[setting.name][0]
+        case Networks():
+            return ("127.0.0.1, 10.1.0.0/16 2001:db8::/32", "0.0.0.0/0")
+        case Url(schemes=schemes):
+            return tuple(f"{scheme}://host/0" for scheme in schemes)
+        case UrlOrOff():
+            return ("off", "no", "https://wheels.example.org/cpu/")
+        case MetricsAddress():
+            return ("off", ":1", "65535", "10.0.0.5", "[::1]:9100", "box:9100")
+    raise AssertionError(f"no samples for {setting.kind}")
+
+
+def refused(setting: Setting[Any]) -> tuple[str, ...]:
+    """Values just outside of its bounds, and of other types."""
+    match setting.kind:
+        case WholeNumber(minimum=least, maximum=greatest):
+            return (str(least - 1), str(greatest + 1), "1.5", "9" * 5000, *NO_NUMBERS)
+        case Decimal(minimum=least, maximum=greatest):
+            below = math.nextafter(least, -math.inf)
+            above = math.nextafter(greatest, math.inf)
+            return (f"{below:.17g}", f"{above:.17g}", "1e999", "-1", *NO_NUMBERS)
+        case Flag():
+            return ("maybe", "2", "-1", "truee", "1 0")
+        case Choice(words=words):
+            return ("other", f"{words[0]}x", "1")
+        case Text(min_characters=least):
+            return ("x" * (least - 1), "x", f" {'x' * (least - 2)} ") if least else ()
+        case FilePath():
+            return ()
+        case Command():
+            return ("python 'unclosed",)
+        case WordList():
+            return LISTS[setting.name][1]
+        case Networks():
+            return ("proxy.example.org", "10.1.0.1/16", "10.1.0.0/33", "127.0.0.1 x")
+        case Url(schemes=schemes):
+            return ("host", "gopher://host", f"{schemes[0]}:/", "://", f"{schemes[0]}://a b")
+        case UrlOrOff():
+            return ("wheels.example.org", "ftp://wheels.example.org", "https://")
+        case MetricsAddress():
+            return (":0", ":65536", "a:b", "http://box:9100", "box:9100/metrics")
+    raise AssertionError(f"no samples for {setting.kind}")
