@@ -30,6 +30,7 @@ def command_problem(
     problem = prompt_problem(
         command.token_ids, vocab_size=limits.vocab_size, context_tokens=limits.context_tokens
     )
+    problem = problem or _token_id_problem(command, limits.vocab_size)
     problem = problem or image_problem(command.images, command.token_ids, limits.vision)
     if problem is not None:
         return problem
@@ -44,6 +45,25 @@ def command_problem(
             f"one account may have {queue.max_queue_depth_per_account} of the "
             f"{queue.max_queue_depth} places"
         )
+    return None
+
+
+def _token_id_problem(command: SubmitSequence, vocab_size: int) -> tuple[str, str] | None:
+    """Checks the ids beside the prompt's that become places in a row of scores or in the table of
+    embeddings: one outside would be a place in a neighbour's row, or in nobody's."""
+    params = command.params
+    thinking = params.thinking_limit
+    by_field = {
+        "logit_bias": params.logit_bias,
+        "stop_token_ids": params.stop_token_ids,
+        "prediction": command.prediction,
+        "thinking_limit": [] if thinking is None else [thinking.end_token_id],
+    }
+    for field, token_ids in by_field.items():
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                outside = f"token id {token_id} is outside the vocabulary of {vocab_size}"
+                return "bad_token_id", f"{field}: {outside}"
     return None
 
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -27,8 +28,10 @@ class Decoder {
     m_.layers = layers_.data();
   }
 
-  // Throws std::bad_alloc, before anything is computed.
+  // Throws std::bad_alloc, and std::out_of_range for token ids outside the vocabulary, before anything
+  // is computed.
   void forward(const Batch& batch) {
+    check_token_ids(batch);
     reserve(batch);
     team_.run([&](int member) {
       if (m_.kv_format == kKVInt8) forward_member<Int8KV>(batch, member);
@@ -63,6 +66,13 @@ class Decoder {
     Drawer drawer;
     std::exception_ptr problem;
   };
+
+  // A row of the embedding is read at each.
+  void check_token_ids(const Batch& batch) const {
+    for (int row = 0; row < batch.num_rows; row++)
+      if (batch.token_ids[row] < 0 || batch.token_ids[row] >= m_.embedding.out_features)
+        throw std::out_of_range("a token id is outside the vocabulary");
+  }
 
   // All that a forward pass allocates: what its members would throw, nobody could catch.
   void reserve(const Batch& batch) {

@@ -144,8 +144,8 @@ class NativeDecoder:
         sequence consecutive and in order of position; ``block_tables`` (num_sequences, n);
         ``logit_rows`` (num_logit_rows,). ``keys`` and ``values``: (layers with attention,
         num_blocks, num_kv_heads, ``kv_region_bytes``) bytes, contiguous; written to, as ``states``
-        are where layers keep any. ``adapters``: of each sequence. Raises ``MemoryError``, having
-        written nothing.
+        are where layers keep any. ``adapters``: of each sequence. Raises ``MemoryError``, and
+        ``IndexError`` for token ids outside the vocabulary, having written nothing.
         """
         logits = torch.empty(logit_rows.shape[0], self._vocab_size)
         pointers, inner_width = (None, 0) if adapters is None else adapter_pointers(adapters)
@@ -242,9 +242,11 @@ def _query_scale(config: ModelConfig) -> float:
 
 
 def _check(status: int) -> None:
-    """``Status`` of library.cpp. Raises ``MemoryError`` and ``RuntimeError``."""
+    """``Status`` of library.cpp. Raises ``MemoryError``, ``IndexError`` and ``RuntimeError``."""
     if status == 1:
         raise MemoryError("the native decoder has no memory for a step")
+    if status == 3:
+        raise IndexError("a token id is outside the vocabulary")
     if status:
         raise RuntimeError(f"the native decoder failed with status {status}")
 

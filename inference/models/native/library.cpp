@@ -9,7 +9,7 @@
 
 namespace {
 
-enum Status : int32_t { kDone = 0, kNoMemory = 1, kFailed = 2 };
+enum Status : int32_t { kDone = 0, kNoMemory = 1, kFailed = 2, kOutOfRange = 3 };
 
 template <typename Call>
 int32_t status_of(Call call) noexcept {
@@ -20,6 +20,8 @@ int32_t status_of(Call call) noexcept {
     return kNoMemory;
   } catch (const std::length_error&) {  // more than any memory has
     return kNoMemory;
+  } catch (const std::out_of_range&) {
+    return kOutOfRange;
   } catch (...) {
     return kFailed;
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from inference.protocol.engine import (
     SequenceUsage,
     SubmitSequence,
 )
-from inference.protocol.sampling import SamplingParams
+from inference.protocol.sampling import SamplingParams, ThinkingLimit
 
 STOP_ID = 99
 
@@ -153,6 +154,38 @@ def test_token_outside_the_vocabulary_is_refused(token_ids: list[int]) -> None:
     (refused,) = harness.step()
     assert isinstance(refused, SequenceFailed)
     assert refused.code == "bad_token_id"
+
+
+@pytest.mark.parametrize("token_id", [-1, 100, 2**40])
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("logit_bias", lambda token_id: {"logit_bias": {5: 1.0, token_id: 1.0}}),
+        ("stop_token_ids", lambda token_id: {"stop_token_ids": [STOP_ID, token_id]}),
+        (
+            "thinking_limit",
+            lambda token_id: {"thinking_limit": ThinkingLimit(max_tokens=1, end_token_id=token_id)},
+        ),
+        ("prediction", None),
+    ],
+)
+def test_any_other_token_outside_the_vocabulary_is_refused_by_its_field(
+    field: str, given: Callable[[int], dict[str, Any]] | None, token_id: int
+) -> None:
+    harness = Harness()
+    command = SubmitSequence(
+        sequence_id="a",
+        token_ids=[1],
+        params=SamplingParams(max_tokens=1, **(given(token_id) if given else {})),
+        prediction=[] if given else [3, token_id],
+    )
+    harness.engine.submit(command)
+    harness.submit("b", max_tokens=1)
+    refused, answer = harness.step()
+    assert isinstance(refused, SequenceFailed)
+    assert (refused.sequence_id, refused.code) == ("a", "bad_token_id")
+    assert refused.message.startswith(f"{field}: token id {token_id} ")
+    assert isinstance(answer, SequenceStep) and answer.sequence_id == "b"
 
 
 def test_queue_full() -> None:
