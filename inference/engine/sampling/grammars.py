@@ -9,15 +9,26 @@ tokens a state allows becomes a mask in ``inference.engine.sampling.masks``.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask
 
 from inference.engine.errors import GrammarError
 from inference.protocol.sampling import Grammar
 from inference.recent_results import RecentResults
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+Words = npt.NDArray[np.int32]
 
 MAX_COMPILED_BYTES = 32 * 1024 * 1024
 """The most that grammars may take that are kept for the next request with the same."""
@@ -30,9 +41,12 @@ NUM_COMPILING = 2
 
 class GrammarState:
     """Where one sequence stands in its grammar. It follows the tokens that were sampled and nothing
-    else, so that recomputing a preempted sequence leaves it alone."""
+    else, so that recomputing a preempted sequence leaves it alone.
 
-    __slots__ = ("_starts_after", "end_ids", "matcher")
+    What llguidance raises becomes the state's ``problem``: its sequence fails, and the step goes on
+    for all others, which have followed their tokens already and must not follow them again."""
+
+    __slots__ = ("_raised", "_starts_after", "end_ids", "matcher")
 
     def __init__(
         self, matcher: LLMatcher, end_ids: tuple[int, ...], starts_after: int | None
@@ -41,6 +55,7 @@ class GrammarState:
         self.end_ids = end_ids
         """The model's end-of-sequence tokens, at least one: no others stand for an end."""
         self._starts_after = starts_after
+        self._raised = False
 
     @property
     def is_active(self) -> bool:
@@ -50,11 +65,14 @@ class GrammarState:
     @property
     def is_complete(self) -> bool:
         """Whether nothing can follow any more."""
-        return self.is_active and self.matcher.is_stopped() and not self.matcher.is_error()
+        return self.is_active and self.problem is None and self.matcher.is_stopped()
 
     @property
     def problem(self) -> str | None:
-        """Why it cannot be followed further: it became too complex, or a token broke it."""
+        """Why it cannot be followed further: it became too complex, a token broke it, or llguidance
+        raised."""
+        if self._raised:
+            return "the grammar cannot be followed here"
         return first_line(self.matcher.get_error()) if self.matcher.is_error() else None
 
     def allows(self, token_id: int) -> bool:
@@ -62,14 +80,37 @@ class GrammarState:
         it of every token."""
         if self._starts_after is not None:
             return True
-        return token_id not in self.end_ids and self.matcher.validate_tokens([token_id]) == 1
+        if token_id in self.end_ids:
+            return False
+        return self._ask(lambda: self.matcher.validate_tokens([token_id])) == 1
+
+    def fill_mask(self, words: Words, row: int) -> None:
+        """Sets the bits of the tokens that may come next in ``words[row]``; none where there is a
+        problem."""
+        self._ask(lambda: fill_next_token_bitmask(self.matcher, words, row))
+        if self._raised:
+            words[row] = 0
 
     def advance(self, token_id: int) -> None:
         """``token_id`` was sampled, and is not the end."""
         if self._starts_after is None:
-            self.matcher.consume_token(token_id)
+            self._ask(lambda: self.matcher.consume_token(token_id))
         elif token_id == self._starts_after:
             self._starts_after = None
+
+    def _ask(self, ask: Callable[[], Answer]) -> Answer | None:
+        """``None`` where llguidance raises, from then on."""
+        if self._raised:
+            return None
+        try:
+            return ask()
+        except BaseException as error:
+            is_panic = type(error).__name__ == "PanicException"  # of Rust: no Exception
+            if not is_panic and not isinstance(error, Exception):
+                raise
+            log.exception("a grammar cannot be followed")
+            self._raised = True
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from llguidance.numpy import allocate_token_bitmask
 
 from inference.engine.sampling.drawing import Bits, Drawer
 from inference.engine.sampling.grammars import GrammarState
@@ -45,7 +45,7 @@ def apply_masks(scores: torch.Tensor, sequences: list[Sequence], drawer: Drawer)
     words = allocate_token_bitmask(len(bound), scores.shape[-1])
     # One after the other: llguidance's pool of threads was seen to wait for ever beside ours.
     for index, (_, _, state) in enumerate(bound):
-        fill_next_token_bitmask(state.matcher, words, index)
+        state.fill_mask(words, index)
     bits = words.view(np.uint8)
     for row_bits, (row, sequence, state) in zip(bits, bound, strict=True):
         settle_end(row_bits, row, sequence, state, masked)

@@ -14,7 +14,7 @@ from inference.engine.executor import TensorExecutor
 from inference.engine.faults.kinds import DeviceFault, HangFault, StepFault
 from inference.engine.faults.numerical_watch import SUSPICIOUS_STEPS
 from inference.engine.load.build import build_engine
-from inference.engine.sampling.grammars import GrammarCompiler
+from inference.engine.sampling.grammars import CompiledGrammar, GrammarCompiler, GrammarState
 from inference.engine.scheduling.limits import SchedulerLimits
 from inference.protocol.engine import SequenceFailed, SequenceStep, SubmitSequence
 from inference.protocol.sampling import Grammar, SamplingParams, ThinkingLimit
@@ -24,6 +24,7 @@ CONTEXT_TOKENS = 256
 BAD_LENGTH = 90
 END_THINK_ID = 98
 GRAMMAR = json.dumps({"grammars": [{"lark_grammar": "start: /[a-z]{12}/"}]})
+DIGITS_GRAMMAR = json.dumps({"grammars": [{"lark_grammar": "start: /[0-9]{12}/"}]})
 NEIGHBOURS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "top_logprobs": 3},
     "seeded": {"temperature": 0.9, "seed": 11},
@@ -51,6 +52,7 @@ class Watched:
         self.faulty = faulty
         self.tokens: dict[str, list[int]] = {}
         self.failed: dict[str, str] = {}
+        self.num_steps = 0
 
     def submit(self, sequence_id: str, prompt: list[int], **params: Any) -> None:
         self.engine.submit(
@@ -69,6 +71,7 @@ class Watched:
         self.submit(sequence_id, [kind, *range(BAD_LENGTH - 1)])
 
     def step(self) -> None:
+        self.num_steps += 1
         for output in self.engine.step().outputs:
             assert output.sequence_id not in self.failed, "a sequence ends once"
             if isinstance(output, SequenceStep):
@@ -161,6 +164,62 @@ def test_two_bad_ones_are_both_found(
     watched.drain()
     assert watched.failed == {"first": "engine_error", "last": "engine_error"}
     assert {name: watched.tokens[name] for name in NEIGHBOURS} == undisturbed
+
+
+class PanicException(BaseException):
+    """As pyo3 raises where Rust panics."""
+
+
+class BreakingMatcher:
+    """llguidance's, but for a method that raises from its third call on."""
+
+    def __init__(self, inner: Any, method: str, error: BaseException) -> None:
+        self._inner, self._method, self._error = inner, method, error
+        self._num_calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._method:
+            return getattr(self._inner, name)
+        self._num_calls += 1
+        if self._num_calls >= 3:
+            raise self._error
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("gave up"), PanicException("a bound")], ids=repr)
+@pytest.mark.parametrize(
+    ("method", "temperature"),
+    [("consume_token", 0.5), ("unsafe_compute_mask_ptr", 0.5), ("validate_tokens", 0.0)],
+)
+def test_a_grammar_that_raises_fails_alone_and_nobody_follows_a_token_twice(
+    make_engine: MakeEngine,
+    undisturbed: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    method: str,
+    temperature: float,
+) -> None:
+    """It comes after neighbours whose counts and grammars have followed their tokens already."""
+    start = CompiledGrammar.start
+
+    def start_breaking(compiled: CompiledGrammar, grammar: Grammar) -> GrammarState:
+        state = start(compiled, grammar)
+        if grammar.text == DIGITS_GRAMMAR:
+            state.matcher = BreakingMatcher(state.matcher, method, error)
+        return state
+
+    monkeypatch.setattr(CompiledGrammar, "start", start_breaking)
+    watched = make_engine()
+    watched.submit_neighbours()
+    for _ in range(3):
+        watched.step()
+    grammar = Grammar(text=DIGITS_GRAMMAR)
+    watched.submit("bad", [30, 31], grammar=grammar, temperature=temperature)
+    watched.submit("later", LATER_PROMPT)
+    watched.drain()
+    assert watched.failed == {"bad": "invalid_grammar"}
+    assert {name: watched.tokens[name] for name in NEIGHBOURS} == undisturbed
+    assert len(watched.faulty.attempted_tokens) == watched.num_steps, "no step was run again"
 
 
 def test_a_prompt_that_does_not_fit_at_once_is_computed_in_shorter_chunks(
