@@ -32,8 +32,6 @@ def resolve_sampling(
         value = getattr(options, name)
         if value is None:
             value = report.generation_defaults.get(name)
-            if name == "top_k" and value is not None and value == int(value):
-                value = int(value)  # some generation_config.json files write 50.0
         if value is not None:
             chosen[name] = value
     stop_ids = [] if options.ignore_eos else report.eos_token_ids

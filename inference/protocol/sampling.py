@@ -54,12 +54,17 @@ class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     follows_token_id: int | None = None
 
 
+SMALLEST_TEMPERATURE = 1e-5
+"""Lower ones are greedy, as in vLLM: scores divided by them are no float32 numbers any more."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the engine is told for one sequence: every value decided.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1.0, ``min_p`` 0.0, ``repetition_penalty``
-    1.0 and the two other penalties 0.0 are off. ``stop_token_ids`` already holds the model's
-    end-of-sequence ids unless ``ignore_eos`` was asked for. ``max_tokens`` counts output tokens.
+    ``temperature`` under ``SMALLEST_TEMPERATURE`` is greedy. ``top_k`` 0, ``top_p`` 1.0, ``min_p``
+    0.0, ``repetition_penalty`` 1.0 and the two other penalties 0.0 are off. ``stop_token_ids``
+    already holds the model's end-of-sequence ids unless ``ignore_eos`` was asked for.
+    ``max_tokens`` counts output tokens.
     """
 
     max_tokens: int
@@ -79,6 +84,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_tokens: int = 0
     grammar: Grammar | None = None
     thinking_limit: ThinkingLimit | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken and none is drawn."""
+        return self.temperature < SMALLEST_TEMPERATURE
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):

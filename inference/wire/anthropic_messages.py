@@ -91,7 +91,7 @@ FIELDS = table(
         system,
         "A string or text blocks; a first one of x-anthropic-billing-header is left out.",
     ),
-    honoured("temperature", number(0, 1), "0 to 1; 0 is greedy."),
+    honoured("temperature", number(0, 1), "0 to 1; under 0.00001 is greedy."),
     honoured("top_p", number(0, 1), "0 to 1."),
     honoured("top_k", integer(0, MAX_TOKEN_ID), "0 is off."),
     honoured("stop_sequences", array(text(min_chars=1), MAX_STOP_SEQUENCES), "Up to 64."),

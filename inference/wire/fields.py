@@ -11,7 +11,6 @@ the path to the value.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -126,17 +125,13 @@ def shown(name: str) -> str:
     return name if len(name) <= MAX_SHOWN_NAME_CHARS else name[:MAX_SHOWN_NAME_CHARS] + "…"
 
 
-def number(minimum: float, maximum: float, *, above: bool = False) -> Check:
-    """``above``: the minimum itself is not allowed."""
-
+def number(minimum: float, maximum: float) -> Check:
     def check(value: Any, path: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise wrong_type(path, "a number", value)
-        under = value <= minimum if above else value < minimum
-        if under or value > maximum or not math.isfinite(value):
-            bound = f"over {minimum:g}" if above else f"from {minimum:g}"
+        if not minimum <= value <= maximum:
             raise InvalidRequestError(
-                f"'{path}' must be {bound} up to {maximum:g}; it is {value}.", param=path
+                f"'{path}' must be from {minimum:g} up to {maximum:g}; it is {value}.", param=path
             )
         return float(value)
 

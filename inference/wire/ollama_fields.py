@@ -29,6 +29,7 @@ from inference.wire.openai_sampling import (
     MAX_MODEL_NAME_CHARS,
     MAX_REPETITION_PENALTY,
     MAX_TOKENS,
+    MIN_REPETITION_PENALTY,
     seed,
     stop,
     top_k,
@@ -62,7 +63,7 @@ def _off(value: int) -> Any:
 
 
 OPTION_FIELDS = table(
-    honoured("temperature", number(0, 2), "0 to 2; 0 is greedy."),
+    honoured("temperature", number(0, 2), "0 to 2; under 0.00001 is greedy."),
     honoured("top_p", number(0, 1), "0 to 1."),
     honoured("top_k", top_k, "-1 or 0 is off."),
     honoured("min_p", number(0, 1), "0 to 1."),
@@ -70,7 +71,9 @@ OPTION_FIELDS = table(
     honoured("stop", stop, "One string or up to 64."),
     honoured("num_predict", num_predict, "At most so many tokens; -1 or -2: no bound."),
     honoured(
-        "repeat_penalty", number(0, MAX_REPETITION_PENALTY, above=True), "Over 0, up to 10; 1: off."
+        "repeat_penalty",
+        number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+        "0.01 to 10; 1: off.",
     ),
     honoured("presence_penalty", number(-2, 2), "-2 to 2."),
     honoured("frequency_penalty", number(-2, 2), "-2 to 2."),

@@ -106,7 +106,7 @@ FIELDS = table(
         "reasoning itself comes as the summary, else as content.",
     ),
     honoured("max_output_tokens", integer(1, openai_sampling.MAX_TOKENS), "At least 1."),
-    honoured("temperature", number(0, 2), "0 to 2; 0 is greedy."),
+    honoured("temperature", number(0, 2), "0 to 2; under 0.00001 is greedy."),
     honoured("top_p", number(0, 1), "0 to 1."),
     honoured("presence_penalty", number(-2, 2), "Of Open Responses; -2 to 2."),
     honoured("frequency_penalty", number(-2, 2), "Of Open Responses; -2 to 2."),

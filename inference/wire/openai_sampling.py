@@ -36,7 +36,8 @@ MAX_STOP_STRINGS = 64
 """OpenAI's own limit is 4; autocompletes and evaluation suites send twice as many."""
 MAX_STOP_TOKEN_IDS = 1024
 MAX_PROMPT_LOGPROBS = 20
-MAX_REPETITION_PENALTY = 10.0
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 10.0
+"""Scores divided by much less than the least are no numbers any more."""
 MAX_MODEL_NAME_CHARS = 256
 
 token_id = integer(0, MAX_TOKEN_ID)
@@ -108,7 +109,7 @@ SHARED_FIELDS: tuple[Field, ...] = (
         "include_usage, continuous_usage_stats; only with stream.",
     ),
     honoured("stop", stop, f"One string or up to {MAX_STOP_STRINGS}."),
-    honoured("temperature", number(0, 2), "0 to 2; 0 is greedy."),
+    honoured("temperature", number(0, 2), "0 to 2; under 0.00001 is greedy."),
     honoured("top_p", number(0, 1), "0 to 1."),
     honoured("presence_penalty", number(-2, 2), "-2 to 2."),
     honoured("frequency_penalty", number(-2, 2), "-2 to 2."),
@@ -119,8 +120,8 @@ SHARED_FIELDS: tuple[Field, ...] = (
     honoured("min_p", number(0, 1), "Extension; 0 to 1."),
     honoured(
         "repetition_penalty",
-        number(0, MAX_REPETITION_PENALTY, above=True),
-        "Extension; over 0, up to 10; 1 is off.",
+        number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+        "Extension; 0.01 to 10; 1 is off.",
     ),
     honoured("min_tokens", integer(0, MAX_TOKENS), "Extension; stops are ignored until then."),
     honoured("ignore_eos", flag, "Extension; go on after the model's end token."),

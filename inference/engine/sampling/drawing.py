@@ -53,9 +53,9 @@ class Drawer(Protocol):
     def draw(
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token id for each, (num_draws,) int64, and whether the ``num_candidates`` likeliest
-        tokens were too few to say which. ``scores`` (num_rows, vocab_size) float32, read only.
-        Waits for nothing on the device."""
+        """A token id for each, (num_draws,) int64, any of the vocabulary where scores are not
+        numbers; and whether the ``num_candidates`` likeliest tokens were too few to say which.
+        ``scores`` (num_rows, vocab_size) float32, read only. Waits for nothing on the device."""
         ...
 
 
@@ -110,7 +110,10 @@ class TorchDrawer:
         below_total = torch.nextafter(total, torch.zeros_like(total))
         uniform = column([draw.uniform for draw in draws], device)
         target = torch.minimum(uniform * total, below_total)
-        return torch.searchsorted(cumulative, target, right=True).flatten(), is_short
+        drawn = torch.searchsorted(cumulative, target, right=True).flatten()
+        # Past the end where scores are not numbers: the next step may read the token's embedding
+        # before anybody knows.
+        return drawn.clamp_max(scores.shape[-1] - 1), is_short
 
 
 class NativeDrawer:

@@ -92,8 +92,8 @@ class Sampler:
     def is_settled(self, sequence: Sequence) -> bool:
         """Whether ``choose`` settles its next token, and neither this one's choice nor the next's
         needs what the host learns from ``read``."""
-        is_drawn = sequence.params.temperature > 0
-        return is_free_of_host(sequence) and (self._drawer.is_exact or not is_drawn)
+        is_greedy = sequence.params.is_greedy
+        return is_free_of_host(sequence) and (self._drawer.is_exact or is_greedy)
 
     @torch.inference_mode()
     def choose(
@@ -172,7 +172,7 @@ class Sampler:
     def _draw_over(self, token_ids: torch.Tensor, choice: _Choice) -> tuple[torch.Tensor, ...]:
         """The choice's tensors: ``token_ids``, its rows' likeliest, and where a row has a
         temperature what is drawn for it."""
-        indices = [i for i, s in enumerate(choice.sequences) if s.params.temperature > 0]
+        indices = [i for i, s in enumerate(choice.sequences) if not s.params.is_greedy]
         if not indices:
             return (token_ids,)
         drawn, is_short = self._draw(choice, indices, TOP_CANDIDATES)

@@ -11,7 +11,7 @@ def is_special(sequence: Sequence) -> bool:
     """Whether the answer may be another token than the one with the largest raw logit, whatever a
     grammar says to it."""
     params = sequence.params
-    return params.temperature > 0 or params.thinking_limit is not None or _has_wishes(sequence)
+    return not params.is_greedy or params.thinking_limit is not None or _has_wishes(sequence)
 
 
 def is_adjusted(sequence: Sequence) -> bool:

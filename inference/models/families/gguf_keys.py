@@ -13,6 +13,7 @@ from typing import Any
 
 from inference.loading.errors import BadFileError
 from inference.models.config import ModelConfig, RopeScaling
+from inference.models.families.generation_defaults import generation_defaults
 from inference.models.families.hub_config import extended_positions
 
 END_OF_TURN_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>")
@@ -113,15 +114,12 @@ def read_decoder_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> Model
 
 
 def text_facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of ``ModelConfig``: which tokens begin and end a text, and how to sample."""
+    """Fields of ``ModelConfig``: which tokens begin and end a text, and how to sample.
+    Raises ``BadFileError``."""
     return {
         "bos_token_id": _token_id(metadata, "bos"),
         "eos_token_ids": _end_of_sequence_ids(metadata),
-        "generation_defaults": {
-            ours: value
-            for key, ours in SAMPLING_KEYS.items()
-            if isinstance(value := metadata.get(key), int | float)
-        },
+        "generation_defaults": generation_defaults(metadata, SAMPLING_KEYS),
     }
 
 

@@ -11,9 +11,7 @@ from typing import Any, Literal, cast
 
 from inference.loading.errors import BadFileError
 from inference.models.config import MixerKind, ModelConfig, RopeScaling
-
-GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Keys of generation_config.json that clients can also set, spelt as in ``SamplingOptions``."""
+from inference.models.families.generation_defaults import generation_defaults
 
 LAYER_TYPES: dict[str, MixerKind] = {
     "full_attention": "attention",
@@ -51,13 +49,12 @@ def read_decoder(config: Json, generation: Json, **declared: Any) -> ModelConfig
 
 
 def generation_facts(config: Json, generation: Json) -> dict[str, Any]:
-    """Fields of ``ModelConfig``: which tokens begin and end a text, and how to sample."""
+    """Fields of ``ModelConfig``: which tokens begin and end a text, and how to sample.
+    Raises ``BadFileError``."""
     return {
         "bos_token_id": _first_id(config.get("bos_token_id", generation.get("bos_token_id"))),
         "eos_token_ids": _ids(generation.get("eos_token_id", config.get("eos_token_id"))),
-        "generation_defaults": {
-            key: generation[key] for key in GENERATION_DEFAULTS if generation.get(key) is not None
-        },
+        "generation_defaults": generation_defaults(generation),
     }
 
 

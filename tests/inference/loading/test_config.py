@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from inference.loading.errors import BadFileError, MissingFileError, UnknownArch
 from inference.loading.gguf_config import read_gguf_config
 from inference.loading.gguf_header import read_header
 from inference.models.config import RopeScaling
+from inference.models.families.gguf_keys import SAMPLING_KEYS, text_facts
 
 from .conftest import SIZES, save_gguf
 
 LLAMA = SIZES | {"model_type": "llama", "rope_theta": 5000.0}
+SPELT_IN_GGUF = {ours: key for key, ours in SAMPLING_KEYS.items()}
 TABLE = {"model.embed_tokens.weight": torch.randn(64, 64)}
 
 
@@ -67,6 +70,45 @@ def test_generation_config_gives_ends_and_defaults() -> None:
         "top_k": 20,
         "repetition_penalty": 1.1,
     }
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ({"top_k": 50.0}, {"top_k": 50}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"temperature": 0, "top_p": 1}, {"temperature": 0, "top_p": 1}),
+        ({"min_p": None}, {}),
+    ],
+)
+def test_defaults_as_files_write_them(written: dict[str, object], read: dict[str, object]) -> None:
+    assert parse_config(LLAMA, written).generation_defaults == read
+    spelt = {SPELT_IN_GGUF[name]: value for name, value in written.items()}
+    assert text_facts(spelt)["generation_defaults"] == read
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "0.7"),
+        ("top_p", 1.1),
+        ("top_p", True),
+        ("top_k", 2.5),
+        ("top_k", 2**31),
+        ("min_p", -1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-39),
+        ("repetition_penalty", [1.1]),
+    ],
+)
+def test_defaults_that_no_sampler_computes_with_are_refused(name: str, value: object) -> None:
+    with pytest.raises(BadFileError, match=rf"the model's default {name} is"):
+        parse_config(LLAMA, {name: value})
+    with pytest.raises(BadFileError, match=rf"default {SPELT_IN_GGUF[name]} is|top_k is"):
+        text_facts({SPELT_IN_GGUF[name]: value})
 
 
 def test_qwen2_declares_a_window_that_is_off() -> None:

@@ -17,7 +17,7 @@ from tests.inference.neuron.prepared import prepared
 
 
 def test_sampling_is_the_clients_then_the_models_then_neutral(byte_level_dir: Path) -> None:
-    text = model_text(byte_level_dir, generation_defaults={"temperature": 0.6, "top_k": 20.0})
+    text = model_text(byte_level_dir, generation_defaults={"temperature": 0.6, "top_k": 20})
     params = prepared(text, TextInput(texts=["x"]), temperature=0.0).params
     assert params.temperature == 0.0
     assert params.top_k == 20

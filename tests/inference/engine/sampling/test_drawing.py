@@ -221,7 +221,7 @@ def test_what_is_no_number_leaves_other_rows_alone(drawer_of: DrawerOf) -> None:
     params = SamplingParams(max_tokens=1, top_p=0.9, top_k=3)
     drawn = draw_all(drawer_of(40), scores, [Draw(row, params, 0.5) for row in range(3)])
     assert drawn[0] == drawn[2] == 9
-    assert 0 <= drawn[1] <= 40
+    assert 0 <= drawn[1] < 40
 
 
 def test_a_low_temperature_is_greedy(drawer_of: DrawerOf) -> None:

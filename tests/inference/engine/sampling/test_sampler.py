@@ -219,6 +219,15 @@ def test_logprobs_of_the_sampled_token_only() -> None:
     assert sampled.logprobs[0].top == []
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-320, 1e-50, 1e-39, 1e-30, 1e-6])
+def test_temperatures_that_scores_cannot_be_divided_by_are_greedy(temperature: float) -> None:
+    logits = torch.linspace(-30, 30, VOCAB_SIZE).unsqueeze(0)
+    params = {"temperature": temperature, "seed": 1}
+    for sequence in (sequence_with(**params), sequence_with(**params, logit_bias={3: 1.0})):
+        sampled = Sampler(VOCAB_SIZE).sample([sequence], logits)
+        assert (sampled.token_ids, sampled.failed) == ([VOCAB_SIZE - 1], frozenset())
+
+
 def test_rows_that_are_not_numbers_fail_alone() -> None:
     logits = random_logits(3)
     logits[1, 5] = math.nan

@@ -1,0 +1,50 @@
+"""How a model's own files say it is to be sampled where a client does not: in numbers that the
+sampler can compute with. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from inference.loading.errors import BadFileError
+
+BOUNDS: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, math.inf),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, math.inf),
+}
+"""By the names of ``SamplingOptions``. A file may go beyond what clients may ask for, and no
+further than to what has a meaning."""
+
+
+def generation_defaults(
+    given: Mapping[str, Any], keys: Mapping[str, str] | None = None
+) -> dict[str, float | int]:
+    """``keys``: how ``given`` spells the names; ``None``: as ``BOUNDS`` does. Raises
+    ``BadFileError``."""
+    names = keys or {name: name for name in BOUNDS}
+    found = {
+        name: _checked(key, given[key], *BOUNDS[name])
+        for key, name in names.items()
+        if given.get(key) is not None
+    }
+    return {name: _whole(value) if name == "top_k" else value for name, value in found.items()}
+
+
+def _checked(key: str, value: Any, least: float, most: float) -> float | int:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadFileError(f"the model's default {key} is {value!r}, not a number")
+    if not (least <= value <= most and value < math.inf):
+        bounds = f"from {least:g} up" if most == math.inf else f"from {least:g} to {most:g}"
+        raise BadFileError(f"the model's default {key} is {value!r}; it has to be {bounds}")
+    return value
+
+
+def _whole(value: float) -> int:
+    """Some files write 50.0, and -1 for as many as there are."""
+    if value != int(value):
+        raise BadFileError(f"the model's default top_k is {value!r}, not a whole number")
+    return max(0, int(value))
