@@ -28,6 +28,7 @@ PAGES = {
     "budget_spent": ACCOUNTS,
     "budget_nearly_spent": ACCOUNTS,
     "account_refused": ACCOUNTS,
+    "key_breaks_workers": ACCOUNTS,
 }
 """Each kind has a URL's name, and what the link says."""
 SEARCHED = frozenset({"model_failing", "outdated", "too_few_replicas"})

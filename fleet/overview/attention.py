@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from fleet.overview.findings import Attention, Level
 from fleet.overview.lines import ModelLine, NeuronLine
+from inference.protocol.preparing import BROKE_WORKER
 from inference.protocol.refusals import Refused
 from metering.money import amount_words
 from metering.selectors import BudgetStatus
@@ -20,6 +21,8 @@ LIMIT_CODES = {
     "insufficient_quota": "by requests that may need more than is left, or by a key's own budget",
 }
 MAX_REFUSED = 5
+BROKEN_WORKERS_NOTICED = 3
+"""How many requests of one key must have ended an engine or a neuron, in this hour and the last."""
 
 
 def attention(
@@ -40,6 +43,7 @@ def attention(
         *_of_versions(neurons, version),
         *_of_budgets(budgets),
         *_of_refused(refused or {}, {budget.owner for budget in budgets}),
+        *_of_broken_workers(refused or {}),
     ]
     return tuple(sorted(found, key=lambda one: list(Level).index(one.level)))
 
@@ -135,6 +139,20 @@ def _of_refused(refused: Mapping[Refused, int], spent: Collection[str]) -> Itera
         times = "once" if number == 1 else f"{number:,} times"
         text = f"{account} was refused {times} lately although budget is left: {why}"
         yield _say(Level.NOTICE, "account_refused", account, text)
+
+
+def _of_broken_workers(refused: Mapping[Refused, int]) -> Iterator[Attention]:
+    """Keys whose requests keep ending what works on them: everybody's answers end with it."""
+    for one, number in refused.items():
+        if one.code == BROKE_WORKER and number >= BROKEN_WORKERS_NOTICED:
+            who = (
+                f"the key {one.key} of {one.account}" if one.key else one.account or "nobody known"
+            )
+            text = (
+                f"{who} sent {number:,} requests lately that each ended an engine or a neuron: the "
+                f"gateway's log names them by {BROKE_WORKER}"
+            )
+            yield _say(Level.URGENT, "key_breaks_workers", one.key or one.account, text)
 
 
 def _amount(budget: BudgetStatus, amount: int) -> str:

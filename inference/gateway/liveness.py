@@ -27,6 +27,7 @@ from inference.gateway.dispatch import redis_unavailable
 from inference.gateway.event_reader import EventReader
 from inference.gateway.streams import RequestStreams, neuron_lost
 from inference.protocol import keys
+from inference.protocol.preparing import decode_marks
 from inference.protocol.stalls import Continuity
 from inference.wire.errors import ServiceUnavailableError
 
@@ -109,6 +110,15 @@ class Liveness:
     def neuron_names(self) -> list[str]:
         """The neurons' names, as far as they are known."""
         return [] if self._snapshot is None else [view.name for view in self._snapshot.neurons]
+
+    async def preparing(self, neuron: str) -> dict[str, str]:
+        """Which requests its instances were preparing when they died, or are. Raises
+        ``ServiceUnavailableError``."""
+        try:
+            found: Any = await self._redis.hgetall(keys.preparing_key(neuron))
+        except (redis.RedisError, OSError) as error:
+            raise redis_unavailable() from error
+        return decode_marks(found)
 
     async def run_alive(self) -> None:
         await repeat(self._announcing.join, keys.GATEWAY_ALIVE_INTERVAL_S)

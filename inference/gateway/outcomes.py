@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from inference.gateway.call import NO_MODEL, RequestOutcome
 from inference.gateway.metrics import Metrics
+from inference.protocol.preparing import BROKE_WORKER
 
 logger = logging.getLogger("helexa.requests")
 
@@ -57,6 +58,8 @@ def log(outcome: RequestOutcome) -> None:
     """Holds no client's text: the model is the catalogue's name, the client one of a fixed set."""
     usage = outcome.usage
     level = logging.DEBUG if outcome.endpoint in PROBES else logging.INFO
+    if outcome.outcome == BROKE_WORKER:
+        level = logging.ERROR
     logger.log(
         level,
         "%s %s %s/%s model=%s neuron=%s client=%s status=%d %s prompt=%d cached=%d completion=%d "

@@ -4,9 +4,10 @@
                 ▲                                   │
                 └── before it is accepted: the neuron went away or leaves, the replica is gone
 
-Which failures are answered so, and how often, is ``fleet.placement.again``'s. Each attempt has an
-identity of its own, so that nothing that an earlier one's neuron may still say is taken for an
-answer, and its neuron is told to drop it.
+Which failures are answered so, and how often, is ``fleet.placement.again``'s. A request that its
+neuron was preparing when it died goes nowhere else: the marks that the neuron left in Redis say so
+(``inference.protocol.preparing``). Each attempt has an identity of its own, so that nothing that an
+earlier one's neuron may still say is taken for an answer, and its neuron is told to drop it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -30,7 +32,8 @@ from inference.gateway.token_bounds import TokenBounds, token_bounds
 from inference.protocol.adapters import AdapterSpec
 from inference.protocol.events import Event
 from inference.protocol.generation import Request, Submit
-from inference.wire.errors import ApiError
+from inference.protocol.preparing import blame, broke_worker
+from inference.wire.errors import ApiError, RequestFailedError
 from inference.wire.images import ImageFile
 from metering.entries import Granted
 from metering.receipts import Receipt
@@ -66,6 +69,9 @@ class PlacedRequest:
         self._deadline_s = deadline_s
         self._abort = abort
         self._num_attempts = 0
+        self._num_worker_deaths = 0
+        self._uncounted: dict[str, list[str]] = defaultdict(list)
+        """By neuron, the ids that it was sent and no death has been counted for."""
         self._stream: RequestStream | None = None
         self._granted: Granted | None = None
         self._bounds: TokenBounds | None = None
@@ -97,6 +103,8 @@ class PlacedRequest:
             try:
                 return await stream.next_events()
             except ApiError as error:
+                if error.code == "neuron_lost" and not stream.accepted:
+                    await self._check_blame(stream.neuron)
                 if not may_place_again(
                     error.code, is_accepted=stream.accepted, num_attempts=self._num_attempts
                 ):
@@ -109,6 +117,15 @@ class PlacedRequest:
                 )
                 self._leave(stream, error)
             await self.begin()
+
+    async def _check_blame(self, neuron: str) -> None:
+        """Before it is sent to another one: whether ``neuron`` died of it. Raises ``ApiError``."""
+        marks = await self._gateway.liveness.preparing(neuron)
+        found = blame(marks, self._uncounted[neuron], self._num_worker_deaths)
+        self._num_worker_deaths = found.num_worker_deaths
+        self._uncounted[neuron] = [one for one in self._uncounted[neuron] if one not in marks]
+        if not found.may_deliver_again:
+            raise RequestFailedError(broke_worker("the neuron"))
 
     def close(self) -> None:
         if self._stream is not None:
@@ -133,6 +150,7 @@ class PlacedRequest:
 
     def _open(self, place: Place, bounds: TokenBounds) -> None:
         self._num_attempts += 1
+        self._uncounted[place.neuron].append(self._attempt_id())
         timeout_s = self._deadline_s - asyncio.get_running_loop().time()
         self._call.neuron = place.neuron
         self._call.tally = Tally(partial(self._accepted, self._num_attempts))
@@ -197,6 +215,7 @@ class PlacedRequest:
             max_prompt_tokens=None if granted is None else bounds.prompt_tokens,
             cap_output_tokens=cap,
             adapter=self._adapter,
+            num_worker_deaths=self._num_worker_deaths,
         )
 
     def _receipt(self, place: Place, bounds: TokenBounds) -> bytes:

@@ -12,6 +12,7 @@ import redis.asyncio
 from inference.gateway.call import RequestOutcome
 from inference.gateway.metrics import CODE_PATTERN, OTHER
 from inference.protocol.refusals import (
+    COUNTED_BY_KEY,
     HOUR_S,
     KEPT_HOURS,
     Refused,
@@ -37,7 +38,8 @@ class RefusalCounts:
         if outcome.status < 400:
             return
         code = outcome.outcome if CODE_PATTERN.fullmatch(outcome.outcome) else OTHER
-        refused = Refused(code, outcome.account)
+        key = outcome.key if code in COUNTED_BY_KEY else ""
+        refused = Refused(code, outcome.account, key)
         if refused in self._counts or len(self._counts) < MAX_COUNTED:
             self._counts[refused] += 1
 

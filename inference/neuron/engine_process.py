@@ -139,6 +139,12 @@ class EngineProcess:
             return f"was ended by signal {-code} ({signal.Signals(-code).name})"
         return describe_exit(code)
 
+    @property
+    def ended_by_itself(self) -> bool:
+        """After ``reap``: whether it ended of what it did. Whoever sends SIGKILL (an operator, the
+        kernel short of memory, this neuron) ends it from outside."""
+        return self._process.returncode not in (None, -signal.SIGKILL)
+
     def _send_frame(self, frame: bytes) -> None:
         try:
             with self._send_lock:

@@ -42,6 +42,7 @@ from inference.protocol.engine import (
 )
 from inference.protocol.events import Failure
 from inference.protocol.load import AsleepBytes, LoadFailure, LoadReport, LoadSpec
+from inference.protocol.preparing import broke_worker
 from inference.text.errors import TextError
 
 log = logging.getLogger(__name__)
@@ -190,10 +191,9 @@ class EngineRun:
             self._silence = self._turning_deadline_s = None
         self.has_ended = True
         self._record.engine_ended(is_wanted=is_wanted)
-        blame: Callable[[str], Failure] = model_not_loaded if is_wanted else engine_crashed
-        failure = self._fault or blame(self._spec.model)
-        self._context.publish(self._context.table.fail_engine(self.engine, failure))
         how = self.engine.reap()
+        failure = self._failure_of_requests(how, is_wanted=is_wanted)
+        self._context.publish(self._context.table.fail_engine(self.engine, failure))
         code = self._fault.code if self._fault is not None else "engine_crashed"
         crashed = LoadFailure(code=code, message=f"the engine process {how}")
         return EngineEnd(
@@ -202,6 +202,23 @@ class EngineRun:
             served_s=served_s,
             is_refusal=self._load_failure is not None,
         )
+
+    def _failure_of_requests(self, how: str, *, is_wanted: bool) -> Failure:
+        """What it was working on fails with. A request that it died under alone is not to be sent
+        again; of several nobody knows which it was."""
+        if self._fault is not None:
+            return self._fault
+        if is_wanted:
+            return model_not_loaded(self._spec.model)
+        submits = self._context.table.submits_of(self.engine)
+        if len(submits) != 1 or not self.engine.ended_by_itself:
+            return engine_crashed(self._spec.model)
+        submit = submits[0]
+        log.error(
+            "request %s (account %s, key %s) ended the engine of %s, which %s; it is not run again",
+            *(submit.request_id, submit.account, submit.key or "-", submit.model, how),
+        )
+        return broke_worker(f"the engine process of model {self._spec.model!r}")
 
     def _take(self, message: EngineMessage) -> None:
         match message:

@@ -102,6 +102,14 @@ def neuron_stopping() -> Failure:
     )
 
 
+def preparing_instance_died() -> Failure:
+    return Failure(
+        code="neuron_lost",
+        message="the neuron ended while it prepared this request beside others",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
 def deadline_passed() -> Failure:
     return Failure(
         code="queue_timeout",

@@ -22,10 +22,12 @@ import threading
 from dataclasses import dataclass
 
 from inference.engine.scheduling.fair_queue import FairQueue
-from inference.neuron.errors import account_waits_too_much, intake_full
+from inference.neuron.errors import account_waits_too_much, intake_full, preparing_instance_died
+from inference.neuron.preparing_marks import PreparingMarks
 from inference.neuron.starter import Starter
 from inference.protocol.events import Failure
 from inference.protocol.generation import EmbeddingRequest, ScoreRequest, Submit
+from inference.protocol.preparing import blame, broke_worker
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +72,11 @@ class _Waiting:
 class Intake:
     """``put`` is for one thread."""
 
-    def __init__(self, starter: Starter, limits: IntakeLimits | None = None) -> None:
+    def __init__(
+        self, starter: Starter, marks: PreparingMarks, limits: IntakeLimits | None = None
+    ) -> None:
         self._starter = starter
+        self._marks = marks
         self._limits = limits or IntakeLimits()
         self._lock = threading.Lock()
         self._num_put = 0
@@ -95,6 +100,9 @@ class Intake:
         if not self._starter.admit(submit):
             log.warning("request %s was delivered twice", submit.request_id)
             return
+        if (failure := self._failure_of_earlier_instance(submit)) is not None:
+            self._starter.refuse(submit, failure)
+            return
         with self._lock:
             theirs = self._load_of.get(submit.account) or _Load()
             refusal = self._refusal(theirs, num_bytes)
@@ -110,9 +118,12 @@ class Intake:
 
     def run(self, waiting: _Waiting) -> None:
         """On a lane's thread."""
+        request_id = waiting.submit.request_id
+        self._marks.begin(request_id)
         try:
             self._starter.start(waiting.submit)
         finally:
+            self._marks.end(request_id)
             account = waiting.submit.account
             with self._lock:
                 theirs = self._load_of[account]
@@ -125,6 +136,21 @@ class Intake:
         if isinstance(submit.request, EmbeddingRequest | ScoreRequest):
             return self._embeddings
         return next(lane for lane in self._lanes if lane.takes(num_bytes))
+
+    def _failure_of_earlier_instance(self, submit: Submit) -> Failure | None:
+        """Why a request that an instance which died was preparing does not run here: its gateway
+        decides whether it is delivered again."""
+        found = blame(self._marks.earlier, [submit.request_id], submit.num_worker_deaths)
+        if found.num_worker_deaths == submit.num_worker_deaths:
+            return None
+        if found.may_deliver_again:
+            return preparing_instance_died()
+        log.error(
+            "request %s (account %s, key %s) for %s ended the previous instance of this neuron; "
+            "it is not run again",
+            *(submit.request_id, submit.account, submit.key or "-", submit.model),
+        )
+        return broke_worker("the neuron")
 
     def _refusal(self, theirs: _Load, num_bytes: int) -> Failure | None:
         """A request alone is never too large: the gateway has bounded it."""

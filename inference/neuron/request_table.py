@@ -120,6 +120,11 @@ class RequestTable:
         """Everything that ``engine`` was working on: it has ended."""
         return self._fail_where(lambda live: live.engine is engine, failure)
 
+    def submits_of(self, engine: Engine) -> list[Submit]:
+        """The requests that ``engine`` is working on."""
+        with self._lock:
+            return [live.submit for live in self._live.values() if live.engine is engine]
+
     def fail_all(self, failure: Failure) -> list[AddressedEvent]:
         return self._fail_where(lambda live: True, failure)
 
@@ -159,8 +164,7 @@ class RequestTable:
 
     def count(self, engine: Engine) -> int:
         """Requests that ``engine`` is working on."""
-        with self._lock:
-            return sum(live.engine is engine for live in self._live.values())
+        return len(self.submits_of(engine))
 
     def _apply_one(
         self, live: LiveRequest, index: int, output: SequenceOutput, applied: Applied

@@ -38,6 +38,7 @@ from inference.neuron.load_admission import LoadAdmission
 from inference.neuron.load_queue import LoadQueue
 from inference.neuron.model_text import ModelText
 from inference.neuron.name_lease import NameLease
+from inference.neuron.preparing_marks import PreparingMarks
 from inference.neuron.replica import Replica
 from inference.neuron.replica_context import ReplicaContext
 from inference.neuron.replicas import Replicas
@@ -104,13 +105,15 @@ class NeuronService:
             keep_s=stall_limit_s + KEPT_AFTER_LIMIT_S,
         )
         self._images = ImageReader(client, neuron=name)
+        self._marks = PreparingMarks(client, neuron=name, epoch=self.epoch)
         self._intake = Intake(
             Starter(
                 table=self._table,
                 publish=self._publisher.publish,
                 take=self._take,
                 read_images=self._images.read,
-            )
+            ),
+            self._marks,
         )
         self._inbox = Inbox(client, neuron=name, handle=self._handle)
         self._heartbeats = HeartbeatWriter(client, lease=self.lease)
@@ -192,6 +195,8 @@ class NeuronService:
 
     def drain_inbox(self) -> int:
         """How many frames were taken. Raises ``redis.RedisError``."""
+        # It says which of the frames a dead instance was preparing.
+        self._marks.read_earlier()
         return self._inbox.drain()
 
     def heartbeat(self) -> NeuronHeartbeat:
@@ -249,6 +254,7 @@ class NeuronService:
         try:
             send_due(self._reports, self._client, neuron=self.name)
             self._heartbeats.remove()
+            self._marks.close()
         except redis.RedisError as error:
             log.warning("the heartbeat could not be removed: %s", error)
 
@@ -283,6 +289,7 @@ class NeuronService:
     def _speak_to_redis(self) -> None:
         """Raises ``NameLostError``, ``redis.RedisError``."""
         self.lease.renew()
+        self._marks.keep(time.time() - self._started_unix_s)
         self._survivors.restore()
         # Before it is said which requests are held: one that was in the inbox is among them.
         self.drain_inbox()

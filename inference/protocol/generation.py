@@ -240,6 +240,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     ``max_tokens``: the answer ends there with the reason ``length``."""
     adapter: AdapterSpec | None = None
     """What the model is to run with."""
+    num_worker_deaths: int = 0
+    """How many neurons have died while they prepared this request. It is delivered once more after
+    the first, and never after the second."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):

@@ -8,6 +8,7 @@
 | helexa:neuron:<name>:heartbeat | string, JSON, expires | neuron → gateway, control |
 | helexa:neuron:<name>:frames | stream of msgpack InboxFrame, expires | gateway → neuron |
 | helexa:neuron:<name>:held | hash gateway → HeldRequests, expires | neuron → gateway |
+| helexa:neuron:<name>:preparing | hash request id → epoch, expires | neuron → gateway, neuron |
 | helexa:neuron:<name>:downloads | string, JSON CacheReport, expires | neuron → control |
 | helexa:neuron:<name>:images:<request> | hash digest → file, expires | gateway → neuron |
 | helexa:neuron:<name>:log:<id> | list of one EngineLogAnswer, expires | neuron → who asked |
@@ -106,6 +107,10 @@ def held_key(name: str) -> str:
 
 def usage_key(name: str) -> str:
     return f"helexa:neuron:{name}:usage"
+
+
+def preparing_key(name: str) -> str:
+    return f"helexa:neuron:{name}:preparing"
 
 
 def downloads_key(name: str) -> str:

@@ -1,6 +1,7 @@
 """How many requests were refused, of whom and why: counted by all gateways together.
 
     helexa:refusals:<hour>    hash "<code> <account>" ─▶ how many, kept for a day
+                              "<code> <key> <account>" for codes that are counted for each key
 
 An hour is counted from the epoch. Nobody is charged by it: what was counted while Redis stalled may
 be missing or there twice.
@@ -11,18 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from inference.protocol.preparing import BROKE_WORKER
+
 HOUR_S = 3600
 KEPT_HOURS = 25
 NOBODY = "-"
 """Stands for callers who could not be told."""
+COUNTED_BY_KEY = frozenset({BROKE_WORKER})
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """``account`` is empty where nobody knew who asked."""
+    """``account`` is empty where nobody knew who asked. ``key`` is the public prefix where the code
+    is one of ``COUNTED_BY_KEY`` and there was a key."""
 
     code: str
     account: str
+    key: str = ""
 
 
 def refusals_key(unix_s: float) -> str:
@@ -35,7 +41,10 @@ def newest_keys(unix_s: float, hours: int) -> list[str]:
 
 
 def encode_field(refused: Refused) -> str:
-    return f"{refused.code} {refused.account or NOBODY}"
+    account = refused.account or NOBODY
+    if refused.code in COUNTED_BY_KEY:
+        return f"{refused.code} {refused.key or NOBODY} {account}"
+    return f"{refused.code} {account}"
 
 
 def sum_of(hashes: Iterable[Mapping[bytes, bytes]]) -> dict[Refused, int]:
@@ -43,9 +52,17 @@ def sum_of(hashes: Iterable[Mapping[bytes, bytes]]) -> dict[Refused, int]:
     found: dict[Refused, int] = {}
     for one in hashes:
         for field, number in one.items():
-            code, _, account = field.decode(errors="replace").partition(" ")
-            if not number.isdigit() or not account:
-                continue
-            refused = Refused(code, "" if account == NOBODY else account)
-            found[refused] = found.get(refused, 0) + int(number)
+            refused = _decode_field(field.decode(errors="replace"))
+            if refused is not None and number.isdigit():
+                found[refused] = found.get(refused, 0) + int(number)
     return found
+
+
+def _decode_field(field: str) -> Refused | None:
+    code, _, account = field.partition(" ")
+    key = NOBODY
+    if code in COUNTED_BY_KEY:
+        key, _, account = account.partition(" ")
+    if not account:
+        return None
+    return Refused(code, "" if account == NOBODY else account, "" if key == NOBODY else key)

@@ -39,7 +39,7 @@ from __future__ import annotations
 import math
 
 from inference.protocol.events import Failure
-from inference.wire.failures import BROKEN, FAILURES
+from inference.wire.failures import BROKEN, FAILURES, NOT_REPEATED
 
 DEFAULT_RETRY_AFTER_S = 1.0
 TOO_MANY_REQUESTS = 429
@@ -304,9 +304,10 @@ class RequestFailedError(ApiError):
 
 def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
     """``Retry-After`` in whole seconds, at least 1, where a retry makes sense. SDKs repeat every
-    429 unless they are told not to."""
+    429 and 500 unless they are told not to."""
     headers = []
-    if error.status == TOO_MANY_REQUESTS and error.retry_after_s is None:
+    is_final = error.status == TOO_MANY_REQUESTS and error.retry_after_s is None
+    if is_final or error.code in NOT_REPEATED:
         headers.append((b"x-should-retry", b"false"))
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))

@@ -80,5 +80,10 @@ FAILURES: dict[str, FailureKind] = {
     # our own fault
     "numerical_error": BROKEN,
     "engine_error": BROKEN,
+    # the request ended what worked on it
+    "request_broke_worker": BROKEN,
 }
 """Codes that are not here are answered as 500: nobody has said what a client could do."""
+
+NOT_REPEATED = frozenset({"request_broke_worker"})
+"""SDKs repeat a 500 unless they are asked not to, and each repetition would end another worker."""

@@ -169,6 +169,23 @@ CASES = [
     ),
     (
         {
+            "refused": {
+                Refused("request_broke_worker", "research", "hx-bad"): 3,
+                Refused("request_broke_worker", "research", "hx-unlucky"): 2,
+                Refused("request_broke_worker", "anonymous"): 4,
+            }
+        },
+        [
+            (
+                "urgent",
+                "key_breaks_workers",
+                "the key hx-bad of research sent 3 requests lately that each ended an engine or a",
+            ),
+            ("urgent", "key_breaks_workers", "anonymous sent 4 requests lately"),
+        ],
+    ),
+    (
+        {
             "budgets": (budget(0),),
             "refused": {Refused("insufficient_quota", "research"): 17},
         },

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 
 import pytest
+import redis.asyncio
 
 from fleet.placement.again import MAX_ATTEMPTS, may_place_again
 from inference.gateway import placing
 from inference.protocol.events import Accepted, Event, Failed, Failure
 from inference.protocol.generation import Submit
-from tests.inference.gateway.asgi_client import AsgiClient
+from inference.protocol.keys import heartbeat_key, preparing_key
+from inference.protocol.preparing import broke_worker
+from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.fake_metering import FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris, silent
 
@@ -110,3 +114,104 @@ async def test_what_an_engine_took_never_runs_twice(client: AsgiClient, neuron: 
     answer = await client.post(CHAT, ASK)
     assert (answer.status, answer.error["code"]) == (503, "recovering")
     assert len(attempts) == 1
+
+
+MARKS = preparing_key("beast")
+
+
+async def dies_preparing(
+    client: AsgiClient, neuron: FakeNeuron, redis_client: redis.asyncio.Redis, *beside: str
+) -> tuple[Exchange, Submit]:
+    """A request whose neuron dies while it prepares it, and comes back."""
+    neuron.script = silent
+    exchange = client.open("POST", CHAT, ASK)
+    submit = await asyncio.wait_for(neuron.submitted.get(), 60)
+    await die_preparing(neuron, redis_client, submit.request_id, *beside)
+    return exchange, submit
+
+
+async def die_preparing(
+    neuron: FakeNeuron, redis_client: redis.asyncio.Redis, *request_ids: str
+) -> None:
+    await redis_client.hset(MARKS, mapping=dict.fromkeys(request_ids, neuron.epoch))
+    neuron.epoch = f"after {neuron.epoch}"
+    neuron.sequence_numbers.clear()
+    await neuron.beat()
+
+
+async def test_what_its_neuron_died_of_alone_goes_nowhere_else(
+    client: AsgiClient,
+    neuron: FakeNeuron,
+    redis_client: redis.asyncio.Redis,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.ERROR, "helexa.requests"):
+        exchange, submit = await dies_preparing(client, neuron, redis_client)
+        await exchange.finish()
+    assert (exchange.status, exchange.error["code"]) == (500, "request_broke_worker")
+    assert exchange.headers["x-should-retry"] == "false"
+    assert "retry-after" not in exchange.headers
+    assert neuron.submitted.empty()
+    (line,) = caplog.messages
+    for word in (submit.request_id, "model=tiny", "neuron=beast", "anonymous", "500"):
+        assert word in line
+
+
+async def test_one_of_several_is_delivered_once_more(
+    client: AsgiClient, neuron: FakeNeuron, redis_client: redis.asyncio.Redis
+) -> None:
+    exchange, first = await dies_preparing(client, neuron, redis_client, "somebody else's")
+    second = await asyncio.wait_for(neuron.submitted.get(), 60)
+    assert (first.num_worker_deaths, second.num_worker_deaths) == (0, 1)
+    await die_preparing(neuron, redis_client, second.request_id, "another's")
+    await exchange.finish()
+    assert (exchange.status, exchange.error["code"]) == (500, "request_broke_worker")
+    assert neuron.submitted.empty()
+
+
+async def test_a_neuron_that_went_away_for_good_counts_as_well(
+    client: AsgiClient, neuron: FakeNeuron, redis_client: redis.asyncio.Redis
+) -> None:
+    neuron.script = silent
+    exchange = client.open("POST", CHAT, ASK)
+    submit = await asyncio.wait_for(neuron.submitted.get(), 60)
+    await redis_client.hset(MARKS, submit.request_id, neuron.epoch)
+    await redis_client.delete(heartbeat_key("beast"))
+    await exchange.finish()
+    assert (exchange.status, exchange.error["code"]) == (500, "request_broke_worker")
+
+
+async def test_what_only_waited_there_goes_on(
+    client: AsgiClient, neuron: FakeNeuron, redis_client: redis.asyncio.Redis
+) -> None:
+    neuron.script = silent
+    exchange = client.open("POST", CHAT, ASK)
+    await asyncio.wait_for(neuron.submitted.get(), 60)
+    neuron.script = paris
+    await die_preparing(neuron, redis_client, "somebody else's")
+    await exchange.finish()
+    assert exchange.status == 200
+    second = await asyncio.wait_for(neuron.submitted.get(), 60)
+    assert second.num_worker_deaths == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", ASK | {"max_tokens": 5}),
+        ("/v1/responses", {"model": "tiny", "input": "Hi", "store": False}),
+        ("/api/chat", ASK | {"stream": False}),
+    ],
+)
+async def test_every_dialect_says_it_in_its_own_way(
+    client: AsgiClient, neuron: FakeNeuron, path: str, body: dict[str, object]
+) -> None:
+    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
+        yield [Failed(request_id=submit.request_id, failure=broke_worker("the engine"))]
+
+    neuron.script = script
+    answer = await client.post(path, body)
+    assert answer.status == 500
+    assert b"which is not run again" in answer.body
+    assert answer.headers["x-should-retry"] == "false"

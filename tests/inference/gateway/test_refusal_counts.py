@@ -16,11 +16,13 @@ from inference.protocol.refusals import Refused, newest_keys, refusals_key, sum_
 from metering.prices import FREE
 
 
-def ended(outcome: str, status: int, account: str = "research") -> RequestOutcome:
+def ended(
+    outcome: str, status: int, account: str = "research", key: str = "hx-1"
+) -> RequestOutcome:
     return RequestOutcome(
         request_id="a",
         account=account,
-        key="",
+        key=key,
         budgets=(),
         endpoint="/v1/chat/completions",
         client="",
@@ -48,6 +50,8 @@ async def test_gateways_count_together(redis_url: str, redis_db: redis.Redis) ->
             counts.observe(ended("insufficient_quota", 429))
             counts.observe(ended("insufficient_quota", 429))
             counts.observe(ended("invalid_api_key", 401, account=""))
+            counts.observe(ended("request_broke_worker", 500, "lab 2"))
+            counts.observe(ended("request_broke_worker", 500, "anonymous", key=""))
             counts.observe(ended("finished", 200))
             counts.observe(ended("cancelled", 0))
             counts.observe(ended("A client's text", 400))
@@ -59,6 +63,8 @@ async def test_gateways_count_together(redis_url: str, redis_db: redis.Redis) ->
         Refused("insufficient_quota", "research"): 4,
         Refused("invalid_api_key", ""): 2,
         Refused("other", "research"): 2,
+        Refused("request_broke_worker", "lab 2", "hx-1"): 2,
+        Refused("request_broke_worker", "anonymous"): 2,
     }
     (key,) = redis_db.keys("helexa:refusals:*")
     assert 0 < redis_db.ttl(key) <= 25 * 3600

@@ -17,6 +17,7 @@ source, ``fake:rate=200,load_s=0.1,crash_after=5``, and the spec's file names a 
     sleep_s      how long falling asleep takes
     crash_sleep  1: the process dies while it falls asleep
     crash_wake   1: the process dies when it is to wake
+    (a sequence whose seed is 667 ends it by SIGSEGV, one of 666 is refused)
     sees         the token that is an image's pad: it takes images, and looks whether they fit
 """
 
@@ -70,6 +71,8 @@ from inference.protocol.load import (
     LoadStage,
 )
 from inference.protocol.sampling import TokenLogprob
+
+POISON_SEED = 667
 
 
 @dataclass(slots=True)
@@ -132,6 +135,8 @@ class FakeEngine:
             except queue.Empty:
                 return ended
             match command:
+                case SubmitSequence(params=params) if params.seed == POISON_SEED:
+                    os.kill(os.getpid(), signal.SIGSEGV)
                 case SubmitSequence(sequence_id=sequence_id):
                     self.sequences[sequence_id] = Sequence(command)
                 case CancelSequence(sequence_id=sequence_id):

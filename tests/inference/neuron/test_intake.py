@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from inference.neuron.intake import KIB, Intake, IntakeLimits
 from inference.neuron.live_request import AddressedEvent
 from inference.neuron.model_text import ModelText
+from inference.neuron.preparing_marks import PreparingMarks
 from inference.neuron.request_table import RequestTable
 from inference.neuron.starter import Starter
 from inference.neuron.usage_reports import UsageReportBook
@@ -51,7 +53,8 @@ class Neuron:
             take=self.take,
             read_images=lambda _: {},
         )
-        self.intake = Intake(starter, limits)
+        marks = PreparingMarks(redis.Redis(), neuron="n1", epoch="e")  # never connects
+        self.intake = Intake(starter, marks, limits)
 
     def publish(self, events: list[AddressedEvent]) -> None:
         for _, event in events:

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,13 @@ from helexa_site.bootstrap.redis_server import (
 from inference.neuron.__main__ import main
 from inference.neuron.celery_app import create_app
 from inference.protocol.events import Cancelled, Failed, Finished
-from inference.protocol.keys import TASK_DRAIN_INBOX, TASK_LOAD_MODEL, TASK_UNLOAD_MODEL
+from inference.protocol.generation import Submit, TextInput, TokenizeRequest
+from inference.protocol.keys import (
+    TASK_DRAIN_INBOX,
+    TASK_LOAD_MODEL,
+    TASK_UNLOAD_MODEL,
+    preparing_key,
+)
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 StartNeuron = Callable[..., subprocess.Popen[bytes]]
@@ -132,6 +139,40 @@ def test_load_stream_cancel_and_both_kills(
     assert neuron.wait(60) == 0
     assert not engine.is_running()
     assert gateway.heartbeat() is None
+
+
+def test_what_a_neuron_died_of_is_not_run_by_the_next_one(
+    start_neuron: StartNeuron, celery_app: Celery, gateway: Any, fake_spec: Any, wait_until: Any
+) -> None:
+    """A real SIGSEGV while one request is prepared, whose frame comes again."""
+    neuron = start_neuron()
+    _load(celery_app, fake_spec())
+    gateway.wait_status("ready")
+    marks = preparing_key("n1")
+    slow = TokenizeRequest(model="m", input=TextInput(texts=["many words " * 1_000_000]))
+    request_id = gateway.submit(request=slow)
+    wait_until(lambda: gateway.client.hexists(marks, request_id))
+    neuron.send_signal(signal.SIGSEGV)
+    assert neuron.wait(60) == -signal.SIGSEGV
+    assert gateway.client.hkeys(marks) == [request_id.encode()]
+    gateway.put(submit_of(gateway, request_id, slow))
+    start_neuron()
+    failed = gateway.wait_end(request_id)[-1]
+    assert isinstance(failed, Failed)
+    assert failed.failure.code == "request_broke_worker"
+    gateway.wait_status("ready")
+    request_id = gateway.submit(max_tokens=5)
+    assert isinstance(gateway.wait_end(request_id)[-1], Finished)
+
+
+def submit_of(gateway: Any, request_id: str, request: TokenizeRequest) -> Submit:
+    return Submit(
+        request_id=request_id,
+        gateway_id=gateway.gateway_id,
+        model="m",
+        request=request,
+        deadline_unix_s=time.time() + 600,
+    )
 
 
 def test_an_interrupt_during_a_load(

@@ -1,0 +1,58 @@
+"""Which requests neurons are preparing, and which of them may be delivered again after one died.
+
+    helexa:neuron:<name>:preparing    hash request id ─▶ epoch of the instance that prepares it
+
+A neuron marks a request before it renders, tokenizes or compiles anything of it and removes the
+mark once the engine has it, or it has ended. What a dead instance leaves there are the requests
+that may have ended it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from inference.protocol.events import Failure
+
+MARKS_EXPIRY_S = 300
+"""After the last mark. A death is noticed within seconds."""
+BROKE_WORKER = "request_broke_worker"
+MAX_DEATHS = 1
+"""How many workers may have died under a request that is delivered once more, each of them under
+several requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What is known of a request whose worker has died. ``num_worker_deaths`` counts the workers
+    that died while they prepared it, this one included."""
+
+    num_worker_deaths: int
+    may_deliver_again: bool
+
+
+def blame(marks: Mapping[str, str], request_ids: Collection[str], num_worker_deaths: int) -> Blame:
+    """``marks`` are of the neuron that died; ``request_ids`` those by which it was sent the request
+    and which no earlier death has been counted for; ``num_worker_deaths`` counts earlier ones. A
+    request that is not marked was only waiting there."""
+    epochs = [marks[request_id] for request_id in request_ids if request_id in marks]
+    if not epochs:
+        return Blame(num_worker_deaths, may_deliver_again=True)
+    all_epochs = list(marks.values())
+    was_alone = any(all_epochs.count(epoch) == 1 for epoch in epochs)
+    num_deaths = num_worker_deaths + len(epochs)
+    return Blame(num_deaths, may_deliver_again=num_deaths <= MAX_DEATHS and not was_alone)
+
+
+def broke_worker(worker: str) -> Failure:
+    """``worker``: what ended, in words for the client."""
+    message = f"{worker} ended while it worked on this request, which is not run again"
+    return Failure(code=BROKE_WORKER, message=message)
+
+
+def decode_marks(found: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Request id to epoch, as the hash has them."""
+    return {
+        request_id.decode(errors="replace"): epoch.decode(errors="replace")
+        for request_id, epoch in found.items()
+    }

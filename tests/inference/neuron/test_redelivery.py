@@ -1,0 +1,88 @@
+"""A request that ends its engine or its neuron is not run again, and says so to its client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from inference.neuron.service import NeuronService
+from inference.protocol.events import Event, Failed, Failure, Finished
+from inference.protocol.keys import inbox_key, preparing_key
+from tests.inference.neuron.fake_engine import POISON_SEED
+
+MakeService = Callable[..., NeuronService]
+
+
+def failure_of(events: list[Event]) -> Failure:
+    (failed,) = [event for event in events if isinstance(event, Failed)]
+    return failed.failure
+
+
+def test_a_request_that_ends_its_engine_alone_is_named(
+    loaded: NeuronService, gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    request_id = gateway.submit(seed=POISON_SEED)
+    loaded.drain_inbox()
+    failure = failure_of(gateway.wait_end(request_id))
+    assert (failure.code, failure.retry_after_s) == ("request_broke_worker", None)
+    (line,) = [one for one in caplog.messages if request_id in one]
+    assert "account anonymous" in line and "engine of m" in line and "SIGSEGV" in line
+    gateway.wait_status("ready")
+    request_id = gateway.submit(max_tokens=1)
+    loaded.drain_inbox()
+    assert isinstance(gateway.wait_end(request_id)[-1], Finished)
+
+
+def test_an_engine_that_dies_under_several_blames_none(loaded: NeuronService, gateway: Any) -> None:
+    innocent = gateway.submit()
+    loaded.drain_inbox()
+    gateway.wait_events(innocent, lambda events: len(events) > 2)
+    poison = gateway.submit(seed=POISON_SEED)
+    loaded.drain_inbox()
+    for request_id in (innocent, poison):
+        failure = failure_of(gateway.wait_end(request_id))
+        assert failure.code == "engine_crashed"
+        assert failure.retry_after_s is not None
+
+
+@pytest.mark.parametrize(
+    ("marks", "code", "is_final"),
+    [
+        ({"gw-1": "before"}, "request_broke_worker", True),
+        ({"gw-1": "before", "gw-9": "before"}, "neuron_lost", False),
+    ],
+    ids=["it was alone", "it was one of two"],
+)
+def test_what_the_last_instance_was_preparing_does_not_run(
+    make_service: MakeService,
+    fake_spec: Any,
+    gateway: Any,
+    redis_db: redis.Redis,
+    marks: dict[str, str],
+    code: str,
+    is_final: bool,
+) -> None:
+    """Its frame is still in the inbox."""
+    redis_db.hset(preparing_key("n1"), mapping=marks)
+    poison, other = gateway.submit(), gateway.submit(max_tokens=1)
+    service = make_service()
+    assert failure_of(gateway.wait_end(poison)).code == code
+    # What was only waiting is taken as ever: its model is not loaded here.
+    assert failure_of(gateway.wait_end(other)).code == "model_not_loaded"
+    service.load_model(fake_spec())
+    gateway.wait_status("ready")
+    assert redis_db.xlen(inbox_key("n1")) == 0
+    assert {key.decode() for key in redis_db.hkeys(preparing_key("n1"))} == set(marks)
+
+
+def test_prepared_requests_leave_no_mark(
+    loaded: NeuronService, gateway: Any, redis_db: redis.Redis, wait_until: Any
+) -> None:
+    request_ids = [gateway.submit(max_tokens=1) for _ in range(20)]
+    loaded.drain_inbox()
+    for request_id in request_ids:
+        assert isinstance(gateway.wait_end(request_id)[-1], Finished)
+    wait_until(lambda: not redis_db.exists(preparing_key("n1")))
