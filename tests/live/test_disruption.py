@@ -7,13 +7,17 @@ Each test leaves the shared server able to recover; the fixture waits until it h
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+import redis
 
+from helexa_site.bootstrap.redis_server import URL_FILE
+from inference.protocol.keys import preparing_key
 from tests.live.catalogue import operate
 from tests.live.serving import (
     MODEL,
@@ -110,6 +114,33 @@ def test_killed_neuron_fails_the_request_and_leaves_no_engine(helexa: Serve) -> 
     assert any(line.startswith("neuron") and "SIGKILL" in line for line in helexa.lines)
 
 
+@pytest.mark.slow
+def test_what_a_neuron_died_of_is_not_sent_to_the_next_one(helexa: Serve) -> None:
+    """A real SIGSEGV, while the neuron prepares one request and nothing else."""
+    before = [line for line in helexa.lines if "SIGSEGV" in line]
+    responses: list[httpx.Response] = []
+    body = {"model": MODEL, "prompt": "so many words of it " * 500_000}
+    url = f"{helexa.url}/tokenize"
+    request = threading.Thread(
+        target=lambda: responses.append(httpx.post(url, json=body, timeout=WAIT_TIMEOUT_S))
+    )
+    redis_url = (helexa.data_dir / "redis" / URL_FILE).read_text()
+    with redis.Redis.from_url(redis_url) as client:
+        (name,) = (neuron["name"] for neuron in helexa.health()["neurons"])
+        request.start()
+        wait_until(lambda: client.hlen(preparing_key(name)), "it is being prepared")
+        helexa.find("neuron").send_signal(signal.SIGSEGV)
+    request.join(WAIT_TIMEOUT_S)
+    (response,) = responses
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (500, "request_broke_worker")
+    assert response.headers["x-should-retry"] == "false"
+    wait_until(lambda: answers(helexa), "answers after its neuron died")
+    wait_until(helexa.is_healthy, "healthy after its neuron died")
+    deaths = [line for line in helexa.lines if "SIGSEGV" in line]
+    assert len(deaths) == len(before) + 1, "it was delivered once"
+
+
 def test_killed_redis_fails_the_request_once_and_comes_back(helexa: Serve) -> None:
     with helexa.stream(**LONG) as stream:
         stream.next_text()
@@ -125,16 +156,16 @@ def test_killed_redis_fails_the_request_once_and_comes_back(helexa: Serve) -> No
 
 
 def test_redis_that_hangs_is_waited_for(helexa: Serve) -> None:
-    redis = helexa.find("redis")
+    server = helexa.find("redis")
     answered: list[bool] = []
     request = threading.Thread(target=lambda: answered.append(answers(helexa)))
-    redis.suspend()
+    server.suspend()
     try:
         wait_until(lambda: not helexa.is_healthy(), "/health knows")
         assert helexa.health()["reasons"]
         request.start()
     finally:
-        redis.resume()
+        server.resume()
     request.join(WAIT_TIMEOUT_S)
     assert answered == [True]
     wait_until(helexa.is_healthy, "healthy after Redis hung")
