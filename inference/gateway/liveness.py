@@ -37,6 +37,8 @@ Result = TypeVar("Result")
 
 SNAPSHOT_AGE_S = 0.2
 WATCH_INTERVAL_S = 0.25
+MAX_MARKS_BYTES = 256 * 1024
+"""Of what a neuron is preparing, as Redis measures it: some ten requests of 200 bytes each."""
 EVENTS_EXPIRY_S = 120
 """A dead gateway's stream goes away by itself; a stall's limit does not make it."""
 
@@ -112,10 +114,15 @@ class Liveness:
         return [] if self._snapshot is None else [view.name for view in self._snapshot.neurons]
 
     async def preparing(self, neuron: str) -> dict[str, str]:
-        """Which requests its instances were preparing when they died, or are. Raises
+        """Which requests its instances were preparing when they died, or are; none where the
+        neuron has written more there than any neuron prepares. Raises
         ``ServiceUnavailableError``."""
+        key = keys.preparing_key(neuron)
         try:
-            found: Any = await self._redis.hgetall(keys.preparing_key(neuron))
+            num_bytes: Any = await self._redis.memory_usage(key)
+            if num_bytes is None or num_bytes > MAX_MARKS_BYTES:
+                return {}
+            found: Any = await self._redis.hgetall(key)
         except (redis.RedisError, OSError) as error:
             raise redis_unavailable() from error
         return decode_marks(found)

@@ -195,6 +195,19 @@ async def test_what_only_waited_there_goes_on(
     assert second.num_worker_deaths == 0
 
 
+async def test_a_neuron_that_marks_without_bound_is_not_believed(
+    client: AsgiClient, neuron: FakeNeuron, redis_client: redis.asyncio.Redis
+) -> None:
+    neuron.script = silent
+    exchange = client.open("POST", CHAT, ASK)
+    submit = await asyncio.wait_for(neuron.submitted.get(), 60)
+    neuron.script = paris
+    await redis_client.hset(MARKS, "huge", "x" * 2_000_000)
+    await die_preparing(neuron, redis_client, submit.request_id)
+    await exchange.finish()
+    assert exchange.status == 200
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
