@@ -1,7 +1,6 @@
 """The Redis user of an invited neuron: what it may touch, and nothing else.
 
     its own keys        helexa:neuron:<name>:*, its Celery queue        read and write
-    streams of events   of every gateway                                add only
     gateways' signs     of life                                         look whether they are there
 
 It cannot read what gateways or other neurons have, nor their limits, nor list any keys. Needs
@@ -19,7 +18,6 @@ import redis
 
 from inference.protocol.keys import (
     gateway_alive_key,
-    gateway_events_key,
     neuron_queue,
 )
 
@@ -64,7 +62,6 @@ def rules(neuron: str, secret_sha256: str, version: tuple[int, int]) -> list[str
         f"~{queue}\x06\x16*",  # kombu's priorities
         f"~_kombu.binding.{queue}",
         f"~_kombu.binding_permanent.{queue}",
-        f"(+xadd +expire %W~{gateway_events_key('*')})",
         f"(+exists %R~{gateway_alive_key('*')})",
     ]
 

@@ -15,6 +15,7 @@ from fleet.turns import Turn
 from fleet.wishes import NO_WISHES, Admission, Wishes
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
+    PROTOCOL,
     Capability,
     DeviceInfo,
     NeuronHeartbeat,
@@ -120,16 +121,18 @@ class NeuronView:
     """It ends by itself soon and refuses new requests."""
     is_admitted: bool = True
     """False: nothing is placed or routed there."""
+    speaks_our_protocol: bool = True
+    """False: its build is too old or too new for this one. Nothing is placed or routed there."""
 
     @property
     def may_load(self) -> bool:
         """Whether models may be loaded there."""
-        return self.is_admitted and not self.is_draining and not self.is_leaving
+        return self.may_serve and not self.is_draining
 
     @property
     def may_serve(self) -> bool:
         """Whether requests may go there."""
-        return self.is_admitted and not self.is_leaving
+        return self.is_admitted and self.speaks_our_protocol and not self.is_leaving
 
     def replica_of(self, model: str) -> ReplicaView | None:
         return next((replica for replica in self.replicas if replica.model == model), None)
@@ -204,6 +207,17 @@ def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
     return max(0.0, elapsed_s * (total - done) / done)
 
 
+def protocol_problems(heartbeat: NeuronHeartbeat) -> list[str]:
+    """Why a neuron of another build is sent nothing, in words."""
+    if heartbeat.protocol == PROTOCOL:
+        return []
+    whom = "this host is" if heartbeat.protocol < PROTOCOL else "gateways and controls are"
+    return [
+        f"it speaks protocol {heartbeat.protocol} and gateways {PROTOCOL}: no requests go there "
+        f"until {whom} upgraded"
+    ]
+
+
 def _neuron_view(heartbeat: NeuronHeartbeat, wishes: Wishes) -> NeuronView:
     wish = wishes.of(heartbeat.name)
     return NeuronView(
@@ -215,10 +229,11 @@ def _neuron_view(heartbeat: NeuronHeartbeat, wishes: Wishes) -> NeuronView:
             _replica_view(heartbeat, state)
             for state in sorted(heartbeat.replicas, key=lambda state: state.model)
         ),
-        problems=tuple(heartbeat.host.problems),
+        problems=(*heartbeat.host.problems, *protocol_problems(heartbeat)),
         is_draining=wish.drain or heartbeat.is_leaving,
         is_leaving=heartbeat.is_leaving,
         is_admitted=wish.admission is Admission.ADMITTED,
+        speaks_our_protocol=heartbeat.protocol == PROTOCOL,
     )
 
 

@@ -7,6 +7,7 @@ import time
 from inference.protocol import keys
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
+    PROTOCOL,
     DeviceInfo,
     HostInfo,
     NeuronHeartbeat,
@@ -53,6 +54,7 @@ def _heartbeat(name: str, num_replicas: int, now_s: float) -> NeuronHeartbeat:
         name=name,
         epoch="one",
         version=VERSION,
+        protocol=PROTOCOL,
         started_unix_s=now_s - 3600,
         time_unix_s=now_s,
         host=host,

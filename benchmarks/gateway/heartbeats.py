@@ -6,6 +6,7 @@ import time
 
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
+    PROTOCOL,
     DeviceInfo,
     HostInfo,
     NeuronHeartbeat,
@@ -28,6 +29,7 @@ def heartbeat(
         name=name,
         epoch=epoch,
         version="benchmark",
+        protocol=PROTOCOL,
         started_unix_s=started_unix_s,
         time_unix_s=now_s,
         host=HostInfo(

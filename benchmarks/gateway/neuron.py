@@ -167,7 +167,7 @@ class SteppingNeuron:
         pipeline = self._client.pipeline(transaction=False)
         for gateway_id, batch in by_gateway.items():
             pipeline.xadd(
-                keys.gateway_events_key(gateway_id),
+                keys.events_key(NEURON_NAME, gateway_id),
                 {EVENT_BATCH_FIELD: self._encode(gateway_id, batch)},
                 maxlen=keys.EVENT_STREAM_MAX_ENTRIES,
                 approximate=True,
@@ -185,7 +185,7 @@ class SteppingNeuron:
         number = self._numbers[gateway_id]
         self._numbers[gateway_id] = number + 1
         return encode_event_batch(
-            EventBatch(neuron=NEURON_NAME, epoch=self._epoch, sequence_number=number, events=events)
+            EventBatch(epoch=self._epoch, sequence_number=number, events=events)
         )
 
     def _beat_if_due(self) -> None:

@@ -34,7 +34,7 @@ from fleet.reports import Report, tell_refusal
 from fleet.services.job_moves import adapter_unload_advance, load_job_advance
 from fleet.services.load_measurements import prefill_averages_record
 from fleet.services.neurons import neuron_wish_of_first_sight
-from fleet.snapshot import FleetSnapshot
+from fleet.snapshot import FleetSnapshot, protocol_problems
 from fleet.wishes import Admission
 from inference.protocol.heartbeat import (
     DeviceInfo,
@@ -133,7 +133,11 @@ def _neuron_record(
         "operating_system": heartbeat.host.os,
         "num_cores": heartbeat.host.num_cores,
         "total_memory_bytes": heartbeat.host.total_memory_bytes,
-        "problems": [*heartbeat.host.problems, *_version_problems(heartbeat.version)],
+        "problems": [
+            *heartbeat.host.problems,
+            *protocol_problems(heartbeat),
+            *_version_problems(heartbeat.version),
+        ],
         "is_leaving": heartbeat.is_leaving,
         "status": status,
     }

@@ -1,12 +1,13 @@
-"""The one reader of this gateway's event stream in Redis: fans batches out to request streams.
+"""Reads the events of one neuron for this gateway and puts them into request streams.
 
-    XREAD BLOCK helexa:gateway:<id>:events ─▶ EventBatch ─▶ RequestStream.put
+    XREAD BLOCK helexa:neuron:<name>:events:<gateway> ─▶ EventBatch ─▶ RequestStream.put
 
-Batches are counted for each life of each neuron. One that comes again, because its neuron was not
-told that Redis has it, is dropped; where one is missing, whatever that neuron is serving fails
-rather than go on with a hole in it. A Redis that does not answer is waited for, since what it holds
-is not lost; when it is given up, or has come back without this gateway's stream, everything in
-flight fails, because nobody can say what was missed.
+Each neuron has a stream, a reader and a connection of its own: whatever one of them writes delays
+and fails its own requests alone. Events reach only requests that this gateway sent to that neuron.
+
+Batches are counted for each epoch of the neuron. One that comes again, because its neuron had no
+acknowledgement, is dropped; where one is missing, whatever that neuron is serving fails rather than
+go on with a hole in it.
 
 One read is bounded in entries, and neurons bound their entries in bytes. A read that is larger all
 the same is asked again in smaller parts, and an entry that is too large alone is skipped: its
@@ -17,12 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import redis
 
-from inference.gateway.dispatch import redis_unavailable
 from inference.gateway.outage import RedisOutage
 from inference.gateway.redis_link import RedisLink, ReplyTooLargeError
 from inference.gateway.streams import RequestStream, RequestStreams, events_lost
@@ -49,24 +50,31 @@ return entries[1] and entries[1][1]
 """The id of the entry after the given one, without its contents."""
 
 Entry = tuple[bytes, dict[bytes, bytes]]
+OnFault = Callable[[str, str], None]
+"""Called with the neuron's name and with what no honest neuron writes."""
 
 
 class EventReader:
-    """``link`` must wait longer than ``BLOCK_MS`` for a reply and be nobody else's."""
+    """``link`` must wait longer than ``BLOCK_MS`` for a reply and serve this reader alone."""
 
     def __init__(
         self,
         link: RedisLink,
+        *,
+        neuron: str,
         gateway_id: str,
         streams: RequestStreams,
-        *,
-        stall_limit_s: float,
+        outage: RedisOutage,
+        on_fault: OnFault,
     ) -> None:
+        self.neuron = neuron
+        self.key = keys.events_key(neuron, gateway_id)
         self._redis = link
-        self._key = keys.gateway_events_key(gateway_id)
         self._streams = streams
-        self._next_sequence_number: dict[tuple[str, str], int] = {}
-        self._outage = RedisOutage(stall_limit_s, self._fail_everything)
+        self._outage = outage
+        self._on_fault = on_fault
+        self._epoch = ""
+        self._next_sequence_number = 0
         self._num_losses = 0
         self._max_entries = MAX_ENTRIES_A_READ
         self._next_entry_id = link.register_script(NEXT_ENTRY_ID_SCRIPT)
@@ -77,37 +85,36 @@ class EventReader:
     async def run(self) -> None:
         """Reads until cancelled."""
         backoff_s = FIRST_BACKOFF_S
-        try:
-            while True:
-                try:
-                    await self._read_and_deliver()
-                    backoff_s = FIRST_BACKOFF_S
-                except (redis.RedisError, OSError) as error:
+        while True:
+            try:
+                await self._read_and_deliver()
+                backoff_s = FIRST_BACKOFF_S
+                continue
+            except (redis.RedisError, OSError) as error:
+                if str(error).startswith("WRONGTYPE"):
+                    self._fault("its events are no stream")
+                else:
                     self._outage.unanswered(error)
-                    await asyncio.sleep(backoff_s)
-                    backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
-                except Exception:
-                    logger.exception("reading events failed")
-                    self._fail_everything()
-                    await asyncio.sleep(MAX_BACKOFF_S)
-        finally:
-            self._outage.close()
+            except Exception:
+                logger.exception("reading the events of %s failed", self.neuron)
+                self._fail_its_requests()
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     def stream_is_gone(self) -> None:
-        """Redis has lost this gateway's stream, and what was in it: whatever is open fails, and the
-        next stream is read from its beginning."""
-        logger.error("Redis has lost this gateway's events: open requests fail")
+        """The stream does not exist any more, nor what was in it: the neuron's open requests fail,
+        and the next stream is read from its beginning."""
         self._num_losses += 1
-        self._next_sequence_number.clear()
+        self._epoch = ""
         self.last_entry_id = keys.EVENTS_FIRST_ENTRY_ID
-        self._fail_everything()
+        self._fail_its_requests()
 
     async def _read_and_deliver(self) -> None:
         num_losses, asked_s = self._num_losses, asyncio.get_running_loop().time()
         max_entries = self._max_entries
         try:
             reply: Any = await self._redis.xread(
-                {self._key: self.last_entry_id}, count=max_entries, block=BLOCK_MS
+                {self.key: self.last_entry_id}, count=max_entries, block=BLOCK_MS
             )
         except ReplyTooLargeError:
             await self._read_less(max_entries)
@@ -129,56 +136,58 @@ class EventReader:
         if max_entries > 1:
             self._max_entries = max_entries // 2
             return
-        entry_id = await self._next_entry_id(keys=[self._key], args=[self.last_entry_id])
+        entry_id = await self._next_entry_id(keys=[self.key], args=[self.last_entry_id])
         if entry_id is not None:
-            logger.error("event entry %s is too large and was skipped", entry_id.decode())
             self.last_entry_id = entry_id.decode()
+            self._fault("an entry of its events is too large and was skipped")
 
     async def _deliver_all(self, entries: list[Entry]) -> None:
         num_events = num_bytes = 0
-        for entry_id, fields in entries:
+        for _, fields in entries:
             try:
                 data = fields[EVENT_BATCH_FIELD]
                 batch = decode_event_batch(data)
             except (KeyError, msgspec.DecodeError) as error:
-                logger.error("event entry %s does not decode: %s", entry_id, error)
+                self._fault(f"an entry of its events does not decode: {error!s:.200}")
                 continue
             self.deliver(batch)
-            num_events += len(batch.events)
+            num_events += 1 + len(batch.events)
             num_bytes += len(data)
             if num_events >= EVENTS_A_TURN or num_bytes >= BYTES_A_TURN:
                 num_events = num_bytes = 0
                 await asyncio.sleep(0)
 
     def deliver(self, batch: EventBatch) -> None:
-        life = (batch.neuron, batch.epoch)
-        expected = self._next_sequence_number.get(life)
-        if expected is not None and batch.sequence_number < expected:
-            logger.info("%s: batch %d came again", life, batch.sequence_number)
+        is_same_epoch = batch.epoch == self._epoch
+        expected = self._next_sequence_number
+        if is_same_epoch and batch.sequence_number < expected:
+            logger.info("%s: batch %d came again", self.neuron, batch.sequence_number)
             return
-        self._next_sequence_number[life] = batch.sequence_number + 1
-        if expected is None:
-            self._forget_earlier_lives(batch)
-        elif batch.sequence_number != expected:
+        self._epoch = batch.epoch
+        self._next_sequence_number = batch.sequence_number + 1
+        if is_same_epoch and batch.sequence_number != expected:
             logger.error(
-                "%s: batch %d came where %d was due", life, batch.sequence_number, expected
+                "%s: batch %d came where %d was due", self.neuron, batch.sequence_number, expected
             )
-            self._streams.fail_where(lambda stream: _is_served_by(stream, batch), events_lost())
+            self._streams.fail_where(
+                lambda stream: self._serves(stream) and stream.epoch == batch.epoch, events_lost()
+            )
         for event in batch.events:
             stream = self._streams.get(event.request_id)
-            if stream is not None:
-                stream.epoch = batch.epoch
-                stream.put(event)
+            if stream is None:
+                continue
+            if not self._serves(stream):
+                self._fault("it answered a request that another neuron serves")
+                continue
+            stream.epoch = batch.epoch
+            stream.put(event)
 
-    def _forget_earlier_lives(self, batch: EventBatch) -> None:
-        for neuron, epoch in list(self._next_sequence_number):
-            if neuron == batch.neuron and epoch != batch.epoch:
-                del self._next_sequence_number[neuron, epoch]
+    def _serves(self, stream: RequestStream) -> bool:
+        """Streams that have not been accepted yet may have lost just that, so they count too."""
+        return stream.neuron == self.neuron
 
-    def _fail_everything(self) -> None:
-        self._streams.fail_where(lambda _: True, redis_unavailable())
+    def _fail_its_requests(self) -> None:
+        self._streams.fail_where(self._serves, events_lost())
 
-
-def _is_served_by(stream: RequestStream, batch: EventBatch) -> bool:
-    """Streams that have not been accepted yet may have lost just that, so they count too."""
-    return stream.neuron == batch.neuron and stream.epoch == batch.epoch
+    def _fault(self, what: str) -> None:
+        self._on_fault(self.neuron, what)

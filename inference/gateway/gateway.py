@@ -1,6 +1,6 @@
 """One gateway: its Redis connections, its background tasks, and the requests it has open.
 
-    Gateway ─┬─ EventReader         events in
+    Gateway ─┬─ EventReaders        events in
              ├─ Liveness            alive key out, heartbeats in
              ├─ Dispatcher          frames out
              ├─ HeldRequestsWatch   open here and held there are the same
@@ -30,7 +30,7 @@ from inference.gateway.call import Call, RequestOutcome
 from inference.gateway.catalogue import Catalogue
 from inference.gateway.client_families import client_family
 from inference.gateway.dispatch import Dispatcher
-from inference.gateway.event_reader import EventReader
+from inference.gateway.event_readers import EventReaders
 from inference.gateway.held_requests import LOOK_INTERVAL_S, HeldRequestsWatch
 from inference.gateway.identity import Directory, Identifier
 from inference.gateway.images import ImageReader, ImageSender, image_rules
@@ -127,19 +127,23 @@ class Gateway:
         make_full_collections_rare()
         self._redis = redis_client(self.config.redis_url, COMMAND_TIMEOUT_S)
         self._frames_link = RedisLink(self.config.redis_url, timeout_s=COMMAND_TIMEOUT_S)
-        self._events_link = RedisLink(self.config.redis_url, timeout_s=READ_TIMEOUT_S)
         stall_limit_s = self.config.redis_stall_s
         self.streams = RequestStreams()
         self.dispatcher = Dispatcher(self._frames_link, stall_limit_s=stall_limit_s)
         self._image_sender = ImageSender(self._redis, stall_limit_s=stall_limit_s)
-        reader = EventReader(
-            self._events_link, self.gateway_id, self.streams, stall_limit_s=stall_limit_s
+        self.readers = EventReaders(
+            self._redis,
+            lambda: RedisLink(self.config.redis_url, timeout_s=READ_TIMEOUT_S),
+            self.gateway_id,
+            self.streams,
+            stall_limit_s=stall_limit_s,
+            on_fault=_log_fault,
         )
         self.liveness = Liveness(
-            self._redis, self.gateway_id, self.streams, reader, stall_limit_s=stall_limit_s
+            self._redis, self.gateway_id, self.streams, self.readers, stall_limit_s=stall_limit_s
         )
         self._held = HeldRequestsWatch(
-            self._redis, self.gateway_id, self.streams, self.dispatcher, reader
+            self._redis, self.gateway_id, self.streams, self.dispatcher, self.readers
         )
         limiter = RateLimiter(self._redis)
         self.limits = Limiting(limiter)
@@ -154,7 +158,6 @@ class Gateway:
         )
         self._waiting_teller = WaitingTeller(self._redis, self.gateway_id)
         for name, loop in (
-            ("reader", reader.run()),
             ("alive", self.liveness.run_alive()),
             ("watch", self.liveness.run_watch()),
             ("held requests", repeat(self._look_at_held, LOOK_INTERVAL_S)),
@@ -291,6 +294,7 @@ class Gateway:
         await self.dispatcher.close(FLUSH_S)
         await self._hear_last_words()
         await self._loops.stop()
+        await self.readers.close()
         await self._limiter.flush()
         await self._directory.stop()
         await self._ledger.stop(LEDGER_STOP_S)
@@ -299,7 +303,6 @@ class Gateway:
         await self.liveness.withdraw()
         await self._redis.aclose()
         await self._frames_link.aclose()
-        await self._events_link.aclose()
 
     async def _look_at_held(self) -> None:
         await self._held.look(self.liveness.neuron_names())
@@ -318,3 +321,7 @@ class Gateway:
             await asyncio.sleep(LAST_WORDS_INTERVAL_S)
         for stream in self.streams:
             stream.tally.give_up()
+
+
+def _log_fault(neuron: str, what: str) -> None:
+    logger.error("neuron %s: %s", neuron, what)

@@ -20,7 +20,7 @@ import redis
 import redis.asyncio
 
 from inference.gateway.dispatch import Dispatcher, redis_unavailable
-from inference.gateway.event_reader import EventReader
+from inference.gateway.event_readers import EventReaders
 from inference.gateway.streams import RequestStream, RequestStreams, request_lost
 from inference.protocol import keys
 from inference.protocol.held import NOBODY, HeldRequests, decode_held_requests
@@ -43,13 +43,13 @@ class HeldRequestsWatch:
         gateway_id: str,
         streams: RequestStreams,
         dispatcher: Dispatcher,
-        reader: EventReader,
+        readers: EventReaders,
     ) -> None:
         self._redis = client
         self._gateway_id = gateway_id
         self._streams = streams
         self._dispatcher = dispatcher
-        self._reader = reader
+        self._readers = readers
         self._last_seen: dict[str, tuple[str, int]] = {}
         self._looked_s = deque([0.0, 0.0], maxlen=2)
         self._num_sightings: Counter[tuple[str, str]] = Counter()
@@ -59,7 +59,7 @@ class HeldRequestsWatch:
         """Call once a second. Raises ``ServiceUnavailableError`` when Redis does not answer."""
         names = sorted({*neurons, *(stream.neuron for stream in self._streams)})
         lists = await self._read(names)
-        has_caught_up = self._reader.caught_up_s > self._looked_s[0]
+        looked_s = self._looked_s[0]
         self._looked_s.append(asyncio.get_running_loop().time())
         sightings: Counter[tuple[str, str]] = Counter()
         for neuron in names:
@@ -67,6 +67,7 @@ class HeldRequestsWatch:
             if held is None or self._last_seen.get(neuron) == (held.epoch, held.beat):
                 continue
             self._last_seen[neuron] = (held.epoch, held.beat)
+            has_caught_up = self._readers.caught_up_s(neuron) > looked_s
             self._fail_the_missing(neuron, held, has_caught_up)
             sightings += self._sightings(neuron, held)
         self._num_sightings = sightings

@@ -1,6 +1,6 @@
 """Who is alive: tells the neurons that this gateway is, and watches that they are.
 
-    every second     SET helexa:gateway:<id>:alive, drop what the reader has read
+    every second     SET helexa:gateway:<id>:alive, upkeep of the streams of events
     every 250 ms     heartbeats ─▶ FleetSnapshot ─▶ requests on a neuron that is gone fail
 
 The snapshot is kept for a moment, so that the hot path does not read Redis for each request; while
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import redis
 import redis.asyncio
@@ -24,7 +24,8 @@ from fleet.errors import SnapshotUnavailableError
 from fleet.live import read_snapshot
 from fleet.snapshot import FleetSnapshot, NeuronView
 from inference.gateway.dispatch import redis_unavailable
-from inference.gateway.event_reader import EventReader
+from inference.gateway.event_readers import EventReaders
+from inference.gateway.shared_work import SharedWork
 from inference.gateway.streams import RequestStreams, neuron_lost
 from inference.protocol import keys
 from inference.protocol.preparing import decode_marks
@@ -33,14 +34,10 @@ from inference.wire.errors import ServiceUnavailableError
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
-
 SNAPSHOT_AGE_S = 0.2
 WATCH_INTERVAL_S = 0.25
 MAX_MARKS_BYTES = 256 * 1024
 """Of what a neuron is preparing, as Redis measures it: some ten requests of 200 bytes each."""
-EVENTS_EXPIRY_S = 120
-"""A dead gateway's stream goes away by itself; a stall's limit does not make it."""
 
 
 class Liveness:
@@ -51,16 +48,16 @@ class Liveness:
         client: redis.asyncio.Redis,
         gateway_id: str,
         streams: RequestStreams,
-        reader: EventReader,
+        readers: EventReaders,
         *,
         stall_limit_s: float,
     ) -> None:
         self._redis = client
         self._stall_limit_s = stall_limit_s
         self._alive_key = keys.gateway_alive_key(gateway_id)
-        self._events_key = keys.gateway_events_key(gateway_id)
+        self._marker_key = keys.gateway_marker_key(gateway_id)
         self._streams = streams
-        self._reader = reader
+        self._readers = readers
         self._announced = False
         self._snapshot: FleetSnapshot | None = None
         self._snapshot_read_s = 0.0
@@ -81,7 +78,7 @@ class Liveness:
         """On the way out: neurons need not wait for the key to expire."""
         await self._announcing.finish()
         try:
-            await self._redis.delete(self._alive_key, self._events_key)
+            await self._redis.delete(self._alive_key, self._marker_key)
         except (redis.RedisError, OSError) as error:
             logger.info("could not say goodbye to Redis: %s", error)
 
@@ -137,24 +134,18 @@ class Liveness:
         """Raises ``ServiceUnavailableError`` when Redis does not answer."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.set(self._alive_key, b"1", ex=int(keys.GATEWAY_ALIVE_EXPIRY_S))
-        pipeline.xtrim(self._events_key, minid=self._reader.last_entry_id, approximate=True)
-        pipeline.expire(self._events_key, EVENTS_EXPIRY_S)
+        pipeline.expire(self._marker_key, keys.EVENTS_EXPIRY_S)
         try:
-            *_, is_there = await pipeline.execute()
-            if not is_there:
+            _, has_marker = await pipeline.execute()
+            if not has_marker:
                 if self._announced:
-                    self._reader.stream_is_gone()
+                    self._readers.redis_lost_everything()
                     self._continuity.interrupted()
-                await self._make_stream()
+                await self._redis.set(self._marker_key, b"1", ex=keys.EVENTS_EXPIRY_S)
+            await self._readers.upkeep(self.neuron_names())
         except (redis.RedisError, OSError) as error:
             raise redis_unavailable() from error
         self._announced = True
-
-    async def _make_stream(self) -> None:
-        pipeline = self._redis.pipeline(transaction=True)
-        pipeline.xadd(self._events_key, {b"": b""}, id=keys.EVENTS_FIRST_ENTRY_ID)
-        pipeline.expire(self._events_key, EVENTS_EXPIRY_S)
-        await pipeline.execute()
 
     async def _refresh(self) -> FleetSnapshot:
         try:
@@ -168,7 +159,7 @@ class Liveness:
         self._continuity.answered(now_s)
         silenced = [] if self._snapshot is None else _silenced(snapshot, self._snapshot)
         if silenced and self._continuity.is_settled(now_s):
-            # Maybe Redis went, and came back empty within a moment: this gateway's stream tells.
+            # Maybe Redis went, and came back empty within a moment: this gateway's marker shows it.
             await self._announcing.join()
             self._continuity.answered(now_s)
         if not self._continuity.is_settled(now_s):
@@ -197,32 +188,6 @@ def _silenced(snapshot: FleetSnapshot, before: FleetSnapshot) -> list[NeuronView
 def _with(snapshot: FleetSnapshot, silenced: list[NeuronView]) -> FleetSnapshot:
     neurons = sorted([*snapshot.neurons, *silenced], key=lambda view: view.name)
     return replace(snapshot, neurons=tuple(neurons))
-
-
-class SharedWork(Generic[Result]):
-    """Work that many may wait for and one does. It is a task of its own: a request whose client
-    leaves stops waiting at once and does not cut a Redis reply in two."""
-
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> None:
-        self._work = work
-        self._task: asyncio.Task[Result] | None = None
-
-    async def join(self) -> Result:
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work())
-            self._task.add_done_callback(_retrieve)
-        return await asyncio.shield(self._task)
-
-    async def finish(self) -> None:
-        """What has begun comes to its end."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
-
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Everybody may have stopped waiting; whoever has not gets the exception all the same."""
-    if not task.cancelled():
-        task.exception()
 
 
 async def repeat(work: Callable[[], Awaitable[object]], interval_s: float) -> None:

@@ -89,6 +89,7 @@ class PlacedRequest:
             self._bounds = bounds
         try:
             await self._gateway.liveness.ensure_announced()
+            await self._gateway.readers.ensure(place.neuron)
             self._open(place, bounds)
         except BaseException:
             if self._stream is None:

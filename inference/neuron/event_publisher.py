@@ -29,7 +29,7 @@ from inference.protocol.events import (
     decode_event_batch,
     encode_event_batch,
 )
-from inference.protocol.keys import EVENT_STREAM_MAX_ENTRIES, gateway_events_key
+from inference.protocol.keys import EVENT_STREAM_MAX_ENTRIES, events_key
 from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
 from inference.settings.storage import REDIS_STALL_S
 
@@ -93,7 +93,7 @@ class EventPublisher:
         """A gateway is dead: nobody reads its stream any more. Raises ``redis.RedisError``."""
         with self._lock:
             self._outboxes.drop(gateway_id)
-        self._client.expire(gateway_events_key(gateway_id), DEAD_STREAM_EXPIRY_S)
+        self._client.expire(events_key(self._neuron, gateway_id), DEAD_STREAM_EXPIRY_S)
 
     def behind(self) -> list[str]:
         """Gateways that have not been sent all that they should have."""
@@ -109,9 +109,7 @@ class EventPublisher:
         number = self._next_number[gateway_id]
         self._next_number[gateway_id] = number + 1
         return encode_event_batch(
-            EventBatch(
-                neuron=self._neuron, epoch=self._epoch, sequence_number=number, events=events
-            )
+            EventBatch(epoch=self._epoch, sequence_number=number, events=events)
         )
 
     def _send_all(self) -> None:
@@ -144,7 +142,7 @@ class EventPublisher:
         pipeline = self._client.pipeline(transaction=has_several)
         for batch in batches:
             pipeline.xadd(
-                gateway_events_key(batch.gateway_id),
+                events_key(self._neuron, batch.gateway_id),
                 {EVENT_BATCH_FIELD: batch.data},
                 maxlen=EVENT_STREAM_MAX_ENTRIES,
                 approximate=True,

@@ -49,7 +49,7 @@ from inference.neuron.starter import Starter
 from inference.neuron.survivors import Survivors
 from inference.neuron.usage_reports import UsageReportBook, send_due
 from inference.protocol.generation import Cancel, InboxFrame, Submit
-from inference.protocol.heartbeat import BuildInfo, NeuronHeartbeat
+from inference.protocol.heartbeat import PROTOCOL, BuildInfo, NeuronHeartbeat
 from inference.protocol.held import HeldRequests, held_requests
 from inference.protocol.load import LoadSpec
 from inference.protocol.stalls import KEPT_AFTER_LIMIT_S
@@ -204,6 +204,7 @@ class NeuronService:
             name=self.name,
             epoch=self.epoch,
             version=VERSION,
+            protocol=PROTOCOL,
             build=self._build,
             started_unix_s=self._started_unix_s,
             time_unix_s=time.time(),

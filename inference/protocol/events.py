@@ -9,8 +9,9 @@
 Exactly one terminal event: Finished, Embedded, TokensCounted, Tokenized, Failed or Cancelled.
 Events of one choice come in order, and a tool call's deltas before the next call starts.
 
-A neuron XADDs one ``EventBatch`` per message of its engine per gateway process; ``sequence_number``
-counts batches per (neuron epoch, gateway), so a reader sees a gap when Redis lost something.
+A neuron adds one ``EventBatch`` per message of its engine to its stream for that gateway process.
+``sequence_number`` counts batches per (neuron epoch, gateway), so a reader sees a gap when Redis
+lost something. Which neuron wrote a batch is read from the stream's key.
 """
 
 from __future__ import annotations
@@ -243,9 +244,8 @@ TERMINAL_EVENTS = (*ANSWERS, Failed, Cancelled)
 
 
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a gateway's event stream, msgpack in the stream field ``b"b"``."""
+    """One entry of a stream of events, msgpack in the stream field ``b"b"``."""
 
-    neuron: str
     epoch: str
     """Identifies one life of the neuron process."""
     sequence_number: int

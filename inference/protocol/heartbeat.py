@@ -143,11 +143,18 @@ class BuildInfo(msgspec.Struct, frozen=True, kw_only=True):
     build_timestamp: str
 
 
+PROTOCOL = 2
+"""How gateways and neurons of this build speak through Redis: where events, reports and orders
+stand. Raised by a change that the other side of an older build would not understand."""
+
+
 class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     epoch: str
     """New each time the neuron process starts."""
     version: str
+    protocol: int = 1
+    """``PROTOCOL`` of its build. Neurons of before it was counted do not say it."""
     build: BuildInfo | None = None
     started_unix_s: float
     time_unix_s: float

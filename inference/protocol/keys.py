@@ -14,8 +14,9 @@
 | helexa:neuron:<name>:log:<id> | list of one EngineLogAnswer, expires | neuron → who asked |
 | helexa:neuron:<name>:usage | stream of UsageReport | neuron → control |
 | helexa:neuron:<name>:specs | hash model → JSON LoadSpec | neuron → its own next life |
-| helexa:gateway:<id>:events | stream of EventBatch, expires | neuron → gateway |
+| helexa:neuron:<name>:events:<gateway> | stream of EventBatch, expires | neuron → gateway |
 | helexa:gateway:<id>:alive | string, expires | gateway → neuron |
+| helexa:gateway:<id>:marker | string, expires | gateway → itself |
 | helexa:turns | string, JSON Turns, expires | control → gateway |
 | helexa:waiting | hash gateway → JSON WaitingReport | gateway → control |
 | helexa:control:leader | string, the id of the control that leads, expires | controls |
@@ -23,8 +24,9 @@
 | helexa:limit:<key or account>:<name> | hash of what its limits count, expires | gateways |
 | helexa:limit:<key or account>:<name>:open | zset request id → lease, expires | gateways |
 
-A stream of events is made by its gateway alone, and neurons add to it only where it is: so one that
-was deleted stays away, and one that is missing tells that Redis has lost what it held.
+An invited neuron may write its own keys alone, so who wrote an event or a report is read from the
+key. A gateway makes the stream that a neuron writes its events to, and the neuron adds only to a
+stream that exists. A marker that is missing shows its gateway that Redis has lost what it held.
 """
 
 from __future__ import annotations
@@ -45,9 +47,11 @@ GATEWAY_ALIVE_EXPIRY_S = 5.0
 """A gateway that has been silent this long is dead: neurons cancel its requests."""
 
 EVENT_STREAM_MAX_ENTRIES = 50_000
-"""Approximate trim of a gateway's stream; it only ever grows this long when its reader is gone."""
+"""Approximate trim of a stream of events; it only ever grows this long when its reader is gone."""
 EVENTS_FIRST_ENTRY_ID = "0-1"
-"""A gateway makes its stream with an empty entry of this id and reads what comes after it."""
+"""A gateway makes a stream with an empty entry of this id and reads what comes after it."""
+EVENTS_EXPIRY_S = 120
+"""Of the streams and the marker of a gateway that is dead; a stall's limit is far below it."""
 
 INBOX_FRAME_FIELD = b"f"
 INBOX_EXPIRY_S = 300
@@ -131,12 +135,17 @@ def specs_key(name: str) -> str:
     return f"helexa:neuron:{name}:specs"
 
 
-def gateway_events_key(gateway_id: str) -> str:
-    return f"helexa:gateway:{gateway_id}:events"
+def events_key(neuron: str, gateway_id: str) -> str:
+    """The stream of that neuron's events for that gateway."""
+    return f"helexa:neuron:{neuron}:events:{gateway_id}"
 
 
 def gateway_alive_key(gateway_id: str) -> str:
     return f"helexa:gateway:{gateway_id}:alive"
+
+
+def gateway_marker_key(gateway_id: str) -> str:
+    return f"helexa:gateway:{gateway_id}:marker"
 
 
 def limit_counts_key(kind: str, name: str) -> str:

@@ -16,6 +16,7 @@ from fleet.watch import FleetWatch
 from inference.protocol import keys
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
+    PROTOCOL,
     DeviceInfo,
     HostInfo,
     NeuronHeartbeat,
@@ -92,6 +93,7 @@ def heartbeat(name: str = "beast", **changes: Any) -> NeuronHeartbeat:
         "name": name,
         "epoch": "epoch-1",
         "version": "0.1.0",
+        "protocol": PROTOCOL,
         "started_unix_s": NOW_UNIX_S - 600,
         "time_unix_s": NOW_UNIX_S,
         "host": HostInfo(

@@ -64,8 +64,8 @@ def test_its_own_keys_and_no_others(redis_url: str, redis_db: redis.Redis) -> No
     for key in ("heartbeat", "specs", "held", "frames", "lease"):
         client.delete(f"helexa:neuron:beast:{key}")
     client.lpush(keys.neuron_queue("beast"), b"x")
-    redis_db.xadd(keys.gateway_events_key("gw"), {b"": b""})
-    client.xadd(keys.gateway_events_key("gw"), {b"e": b"x"}, nomkstream=True)
+    redis_db.xadd(keys.events_key("beast", "gw"), {b"": b""})
+    client.xadd(keys.events_key("beast", "gw"), {b"e": b"x"}, nomkstream=True)
     redis_db.set(keys.gateway_alive_key("gw"), b"1")
     assert client.exists(keys.gateway_alive_key("gw")) == 1
     client.xadd(keys.usage_key("beast"), {b"r": b"x"})
@@ -78,10 +78,13 @@ def test_its_own_keys_and_no_others(redis_url: str, redis_db: redis.Redis) -> No
         ("LPUSH", keys.neuron_queue("other"), "x"),
         ("BRPOP", keys.neuron_queue("beast2"), "1"),
         ("LPUSH", keys.CONTROL_QUEUE, "x"),
-        ("XRANGE", keys.gateway_events_key("gw"), "-", "+"),
-        ("XREAD", "STREAMS", keys.gateway_events_key("gw"), "0"),
-        ("DEL", keys.gateway_events_key("gw")),
-        ("XTRIM", keys.gateway_events_key("gw"), "MAXLEN", "0"),
+        ("XRANGE", keys.events_key("other", "gw"), "-", "+"),
+        ("XREAD", "STREAMS", keys.events_key("other", "gw"), "0"),
+        ("DEL", keys.events_key("other", "gw")),
+        ("XADD", keys.events_key("other", "gw"), "MAXLEN", "0", "*", "b", "x"),
+        ("EXPIRE", keys.events_key("other", "gw"), "0"),
+        ("SET", keys.gateway_marker_key("gw"), "x"),
+        ("XTRIM", keys.events_key("other", "gw"), "MAXLEN", "0"),
         ("XADD", keys.usage_key("other"), "*", "r", "x"),
         ("XRANGE", keys.usage_key("other"), "-", "+"),
         ("DEL", keys.usage_key("other")),

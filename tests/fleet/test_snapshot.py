@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleet.snapshot import build_snapshot, remaining_s
-from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.heartbeat import ReplicaStatus, decode_heartbeat, encode_heartbeat
 from inference.protocol.load import LoadProgress, LoadStage
 
 GIB = 1024**3
@@ -87,3 +87,15 @@ def test_lookups(build) -> None:
     assert neuron.replica_of("tiny") is not None
     assert neuron.replica_of("other") is None
     assert snapshot.neuron("other") is None
+
+
+@pytest.mark.parametrize(("protocol", "whom"), [(1, "this host is"), (3, "gateways and controls")])
+def test_a_neuron_of_another_protocol_is_sent_nothing(build, protocol: int, whom: str) -> None:
+    (view,) = build_snapshot([build.heartbeat(protocol=protocol)]).neurons
+    assert not view.may_serve and not view.may_load
+    assert f"protocol {protocol}" in view.problems[0] and whom in view.problems[0]
+
+
+def test_neurons_of_before_protocols_were_counted_speak_the_first(build) -> None:
+    said = encode_heartbeat(build.heartbeat()).replace(b'"protocol":2,', b"")
+    assert decode_heartbeat(said).protocol == 1

@@ -29,6 +29,7 @@ from inference.protocol.events import (
 )
 from inference.protocol.generation import Cancel, InboxFrame, Submit, decode_inbox_frame
 from inference.protocol.heartbeat import (
+    PROTOCOL,
     Capability,
     DeviceInfo,
     HostInfo,
@@ -176,11 +177,10 @@ class FakeNeuron:
         async with self._sending:
             number = self.sequence_numbers.get(gateway_id, 0)
             self.sequence_numbers[gateway_id] = number + 1
-            batch = EventBatch(
-                neuron=self.name, epoch=self.epoch, sequence_number=number, events=events
-            )
+            batch = EventBatch(epoch=self.epoch, sequence_number=number, events=events)
             await self.client.xadd(
-                keys.gateway_events_key(gateway_id), {EVENT_BATCH_FIELD: encode_event_batch(batch)}
+                keys.events_key(self.name, gateway_id),
+                {EVENT_BATCH_FIELD: encode_event_batch(batch)},
             )
 
     def _heartbeat(self) -> NeuronHeartbeat:
@@ -221,6 +221,7 @@ class FakeNeuron:
             name=self.name,
             epoch=self.epoch,
             version="0",
+            protocol=PROTOCOL,
             started_unix_s=now_s,
             time_unix_s=now_s,
             host=host,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -12,6 +13,7 @@ import redis.asyncio
 
 from inference.gateway import event_reader
 from inference.gateway.event_reader import EventReader
+from inference.gateway.outage import RedisOutage
 from inference.gateway.redis_link import RedisLink
 from inference.gateway.streams import RequestStream, RequestStreams
 from inference.gateway.tally import Tally
@@ -22,6 +24,8 @@ from inference.protocol.events import (
     Delta,
     Event,
     EventBatch,
+    Finished,
+    Usage,
     encode_event_batch,
 )
 from inference.wire.errors import ApiError
@@ -29,7 +33,6 @@ from inference.wire.errors import ApiError
 GENEROUS_S = 60.0
 MAX_REPLY_BYTES = 400_000
 GATEWAY = "g1"
-KEY = keys.gateway_events_key(GATEWAY)
 
 
 class Writer:
@@ -40,8 +43,10 @@ class Writer:
     async def write(self, neuron: str, *events: Event) -> str:
         number = self._numbers.get(neuron, 0)
         self._numbers[neuron] = number + 1
-        batch = EventBatch(neuron=neuron, epoch="e", sequence_number=number, events=list(events))
-        entry_id = await self._client.xadd(KEY, {EVENT_BATCH_FIELD: encode_event_batch(batch)})
+        batch = EventBatch(epoch="e", sequence_number=number, events=list(events))
+        entry_id = await self._client.xadd(
+            keys.events_key(neuron, GATEWAY), {EVENT_BATCH_FIELD: encode_event_batch(batch)}
+        )
         return bytes(entry_id).decode()
 
 
@@ -73,12 +78,47 @@ def open_stream(streams: RequestStreams) -> Callable[[str, str], RequestStream]:
     return opened
 
 
+class Faults(list[tuple[str, str]]):
+    """What readers have found that no honest neuron writes."""
+
+    def add(self, neuron: str, what: str) -> None:
+        self.append((neuron, what))
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
+
+
+MakeReader = Callable[[str], EventReader]
+
+
 @pytest_asyncio.fixture
-async def reader(redis_url: str, streams: RequestStreams) -> AsyncIterator[EventReader]:
-    link = RedisLink(redis_url, timeout_s=GENEROUS_S, max_reply_bytes=MAX_REPLY_BYTES)
-    made = EventReader(link, GATEWAY, streams, stall_limit_s=GENEROUS_S)
-    yield made
-    await link.aclose()
+async def make_reader(
+    redis_url: str, streams: RequestStreams, faults: Faults
+) -> AsyncIterator[MakeReader]:
+    links: list[RedisLink] = []
+
+    def make(neuron: str) -> EventReader:
+        link = RedisLink(redis_url, timeout_s=GENEROUS_S, max_reply_bytes=MAX_REPLY_BYTES)
+        links.append(link)
+        return EventReader(
+            link,
+            neuron=neuron,
+            gateway_id=GATEWAY,
+            streams=streams,
+            outage=RedisOutage(GENEROUS_S, lambda: None),
+            on_fault=faults.add,
+        )
+
+    yield make
+    for link in links:
+        await link.aclose()
+
+
+@pytest_asyncio.fixture
+async def reader(make_reader: MakeReader) -> EventReader:
+    return make_reader("n1")
 
 
 async def _read_until(reader: EventReader, entry_id: str) -> None:
@@ -111,21 +151,61 @@ async def test_what_is_more_than_one_reads_bound_is_read_in_several(
 
 
 async def test_an_entry_over_the_bound_fails_its_own_neurons_requests_alone(
-    reader: EventReader, writer: Writer, open_stream: Callable[[str, str], RequestStream]
+    make_reader: MakeReader,
+    writer: Writer,
+    faults: Faults,
+    open_stream: Callable[[str, str], RequestStream],
 ) -> None:
     honest, greedy = open_stream("r1", "n1"), open_stream("r2", "n2")
     await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))
     await writer.write("n2", Accepted(request_id="r2", prompt_tokens=1))
     await writer.write("n2", Delta(request_id="r2", text="x" * 2 * MAX_REPLY_BYTES))
-    await writer.write("n1", Delta(request_id="r1", text="fine"))
-    last = await writer.write("n2", Delta(request_id="r2", text="more"))
-    await _read_until(reader, last)
+    last = await writer.write("n1", Delta(request_id="r1", text="fine"))
+    last_of_greedy = await writer.write("n2", Delta(request_id="r2", text="more"))
+    await _read_until(make_reader("n2"), last_of_greedy)
+    await _read_until(make_reader("n1"), last)
     assert [type(event) for event in await honest.next_events()] == [Accepted, Delta]
     await greedy.next_events()
     with pytest.raises(ApiError) as raised:
         await greedy.next_events()
     assert raised.value.code == "events_lost"
     assert not honest.ended
+    assert faults == [("n2", "an entry of its events is too large and was skipped")]
+
+
+async def test_events_reach_the_requests_of_their_own_neuron_alone(
+    make_reader: MakeReader,
+    writer: Writer,
+    faults: Faults,
+    open_stream: Callable[[str, str], RequestStream],
+) -> None:
+    victim = open_stream("r1", "n1")
+    usage = Usage(prompt_tokens=1, completion_tokens=123_456)
+    await writer.write("n2", Accepted(request_id="r1", prompt_tokens=1))
+    last = await writer.write(
+        "n2", Delta(request_id="r1", text="mine"), Finished(request_id="r1", usage=usage)
+    )
+    await _read_until(make_reader("n2"), last)
+    assert not victim.accepted and not victim.ended and not victim.tally.is_settled
+    assert victim.epoch == "e"
+    assert faults == [("n2", "it answered a request that another neuron serves")] * 3
+
+
+@pytest.mark.parametrize("fields", [{b"b": b"\xc1"}, {b"x": b"y"}, {b"b": b""}])
+async def test_what_does_not_decode_is_skipped_and_counted(
+    reader: EventReader,
+    writer: Writer,
+    faults: Faults,
+    redis_client: redis.asyncio.Redis,
+    open_stream: Callable[[str, str], RequestStream],
+    fields: Any,
+) -> None:
+    stream = open_stream("r1", "n1")
+    await redis_client.xadd(reader.key, fields)
+    last = await writer.write("n1", Accepted(request_id="r1", prompt_tokens=1))
+    await _read_until(reader, last)
+    assert stream.accepted
+    assert [neuron for neuron, _ in faults] == ["n1"]
 
 
 async def test_other_tasks_run_between_large_batches(

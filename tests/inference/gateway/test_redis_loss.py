@@ -62,7 +62,7 @@ async def test_the_stream_is_made_again_with_its_expiry(
     client: AsgiClient, gateway: Gateway, neuron: FakeNeuron, redis_client: redis.asyncio.Redis
 ) -> None:
     assert (await client.post(CHAT, BODY)).status == 200
-    key = keys.gateway_events_key(gateway.gateway_id)
+    key = keys.events_key(neuron.name, gateway.gateway_id)
     await redis_client.delete(key)
     async with asyncio.timeout(60):
         while not await redis_client.exists(key):

@@ -35,8 +35,8 @@ from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState, decode_h
 from inference.protocol.keys import (
     EVENTS_FIRST_ENTRY_ID,
     INBOX_FRAME_FIELD,
+    events_key,
     gateway_alive_key,
-    gateway_events_key,
     heartbeat_key,
     inbox_key,
 )
@@ -67,7 +67,7 @@ class TestGateway:
         self.client.set(gateway_alive_key(self.gateway_id), b"1", ex=for_s)
 
     def make_stream(self) -> None:
-        key = gateway_events_key(self.gateway_id)
+        key = events_key(self.neuron, self.gateway_id)
         if not self.client.exists(key):
             self.client.xadd(key, {b"": b""}, id=EVENTS_FIRST_ENTRY_ID)
 
@@ -102,7 +102,7 @@ class TestGateway:
         self.put(Cancel(request_id=request_id))
 
     def read(self) -> None:
-        key = gateway_events_key(self.gateway_id)
+        key = events_key(self.neuron, self.gateway_id)
         for _, entries in self.client.xread({key: self._last_entry}, block=50) or []:
             for entry_id, fields in entries:
                 self._last_entry = entry_id

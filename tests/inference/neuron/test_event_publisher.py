@@ -22,7 +22,7 @@ from inference.protocol.events import (
     EventBatch,
     decode_event_batch,
 )
-from inference.protocol.keys import EVENTS_FIRST_ENTRY_ID, gateway_events_key
+from inference.protocol.keys import EVENTS_FIRST_ENTRY_ID, events_key
 from tests.private_redis import MortalRedis, mortal_redis
 
 WaitUntil = Callable[[Callable[[], object]], None]
@@ -35,11 +35,11 @@ def _event(gateway_id: str, request_id: str, text: str = "x") -> AddressedEvent:
 
 def _make_streams(client: redis.Redis, *gateway_ids: str) -> None:
     for gateway_id in gateway_ids:
-        client.xadd(gateway_events_key(gateway_id), {b"": b""}, id=EVENTS_FIRST_ENTRY_ID)
+        client.xadd(events_key("n1", gateway_id), {b"": b""}, id=EVENTS_FIRST_ENTRY_ID)
 
 
 def _batches(client: redis.Redis, gateway_id: str) -> list[EventBatch]:
-    entries = client.xrange(gateway_events_key(gateway_id), min=f"({EVENTS_FIRST_ENTRY_ID}")
+    entries = client.xrange(events_key("n1", gateway_id), min=f"({EVENTS_FIRST_ENTRY_ID}")
     return [decode_event_batch(fields[EVENT_BATCH_FIELD]) for _, fields in entries]
 
 
@@ -78,7 +78,7 @@ def test_one_entry_per_gateway_and_publish(redis_db: redis.Redis) -> None:
     assert [event.request_id for event in first.events] == ["r1", "r3"]
     assert (first.sequence_number, second.sequence_number) == (0, 1)
     assert _numbers(redis_db, "b") == [0]
-    assert (first.neuron, first.epoch) == ("n1", "e")
+    assert first.epoch == "e"
     assert lost == []
 
 
@@ -86,11 +86,11 @@ def test_a_stream_that_its_gateway_has_deleted_stays_away(redis_db: redis.Redis)
     publisher = _publisher(redis_db, [])
     _make_streams(redis_db, "a")
     publisher.publish([_event("a", "r1")])
-    redis_db.delete(gateway_events_key("a"))
+    redis_db.delete(events_key("n1", "a"))
     publisher.publish([_event("a", "r1")])
     publisher.retire("a")
     publisher.flush(10)
-    assert not redis_db.exists(gateway_events_key("a"))
+    assert not redis_db.exists(events_key("n1", "a"))
 
 
 def test_what_no_stream_took_is_sent_when_there_is_one_and_others_do_not_wait(
@@ -115,11 +115,11 @@ def test_a_refused_batch_is_lost_for_its_gateway_only_and_leaves_a_gap(
 ) -> None:
     lost: list[set[str]] = []
     publisher = _publisher(redis_db, lost)
-    redis_db.set(gateway_events_key("a"), "no stream")
+    redis_db.set(events_key("n1", "a"), "no stream")
     _make_streams(redis_db, "b")
     publisher.publish([_event("a", "r1"), _event("b", "r2")])
     assert lost == [{"r1"}]
-    redis_db.delete(gateway_events_key("a"))
+    redis_db.delete(events_key("n1", "a"))
     _make_streams(redis_db, "a")
     publisher.publish([_event("a", "r3"), _event("b", "r4")])
     assert _numbers(redis_db, "a") == [1]

@@ -183,7 +183,7 @@ def test_requests_of_a_dead_gateway_are_dropped(
     gateway.wait_events(request_id, lambda events: len(events) > 2)
     redis_db.delete(gateway_alive_key("gw"))
     wait_until(gateway.is_idle)
-    assert redis_db.ttl("helexa:gateway:gw:events") > 0
+    assert redis_db.ttl("helexa:neuron:n1:events:gw") > 0
 
 
 def test_it_says_which_requests_it_holds(

@@ -65,7 +65,6 @@ def test_a_submit_says_who_asks_and_what_their_budget_buys() -> None:
 def test_every_end_may_say_what_was_used() -> None:
     failure = Failure(code="engine_crashed", message="it ended")
     batch = EventBatch(
-        neuron="n",
         epoch="e",
         sequence_number=1,
         events=[
