@@ -18,6 +18,7 @@ from django.db import connections  # noqa: E402
 from helexa_site.routing import build_application  # noqa: E402
 from helexa_site.secret_key import secret_key  # noqa: E402
 from helexa_site.settings import CONFIG  # noqa: E402
+from inference.descriptors import raise_descriptor_limit  # noqa: E402
 from inference.gateway.catalogue import DatabaseCatalogue  # noqa: E402
 from inference.gateway.gateway import Gateway  # noqa: E402
 from inference.gateway.metrics_endpoint import MetricsEndpoint  # noqa: E402
@@ -25,6 +26,7 @@ from inference.logs.setup import configure_logging  # noqa: E402
 from metering.directory import KeyDirectory  # noqa: E402
 from metering.writer import LedgerWriter  # noqa: E402
 
+raise_descriptor_limit()  # where another server than ``manage.py`` started this process
 secret_key(CONFIG)  # here, rather than at the first login: it raises where there can be none
 
 # Under ASGI Django runs each request of its own in a new thread, whose connection nobody can use

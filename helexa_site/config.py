@@ -45,6 +45,14 @@ class Config:
     max_body_bytes: int
     request_timeout_s: int
     """How long a request may wait for its first token, loads included."""
+    head_timeout_s: int = gateway.HEAD_TIMEOUT_S.default
+    """How long a client may take to send a request's head."""
+    body_timeout_s: int = gateway.BODY_TIMEOUT_S.default
+    """A body that is not complete brings 4 KiB in each period of this length."""
+    idle_timeout_s: int = gateway.IDLE_TIMEOUT_S.default
+    """How long a connection is kept on which nothing is asked."""
+    max_connections_per_address: int = gateway.MAX_CONNECTIONS_PER_ADDRESS.default
+    """Of one client, but for this host and trusted proxies."""
     api_key: str | None = field(repr=False)
     """One shared bearer for clients that are not on loopback."""
     always_stream_usage: bool
@@ -124,6 +132,10 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
         allowed_origins=gateway.ALLOWED_ORIGINS.read(environment),
         max_body_bytes=gateway.MAX_BODY_BYTES.read(environment),
         request_timeout_s=gateway.REQUEST_TIMEOUT_S.read(environment),
+        head_timeout_s=gateway.HEAD_TIMEOUT_S.read(environment),
+        body_timeout_s=gateway.BODY_TIMEOUT_S.read(environment),
+        idle_timeout_s=gateway.IDLE_TIMEOUT_S.read(environment),
+        max_connections_per_address=gateway.MAX_CONNECTIONS_PER_ADDRESS.read(environment),
         api_key=gateway.API_KEY.read(environment),
         always_stream_usage=gateway.ALWAYS_STREAM_USAGE.read(environment),
         ignores_unknown_fields=gateway.UNKNOWN_FIELDS.read(environment) == "ignore",

@@ -27,6 +27,7 @@ from helexa_site.bootstrap.errors import BootstrapError
 from helexa_site.bootstrap.joining import keep_joining, kept_joining, redis_url_of
 from helexa_site.program import Installation, installation, neuron_program, program
 from inference.build import this_build, version_object
+from inference.descriptors import raise_descriptor_limit
 from inference.settings.gateway import LISTEN_HOST
 from inference.settings.setting import EXIT_MISCONFIGURED, SettingError
 from inference.settings.storage import DATA_DIR, REDIS_URL
@@ -62,6 +63,7 @@ def run(arguments: list[str]) -> int:
     """Exit code of the command in ``arguments``. A ``BootstrapError`` is one line and code 1, a
     setting that cannot be one line and code 2."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
+    raise_descriptor_limit()  # for this process and all that it starts
     own: dict[str, Callable[[list[str]], int]] = {
         "serve": _serve,
         "neuron": _neuron,

@@ -59,6 +59,7 @@ def _checks(config: Config, options: DoctorOptions) -> tuple[Check, ...]:
     django.setup()
     # These import models.
     from helexa_site.doctor.database_check import database_findings
+    from helexa_site.doctor.descriptor_check import descriptor_findings
     from helexa_site.doctor.disk_check import disk_findings
     from helexa_site.doctor.fleet_check import fleet_findings
     from helexa_site.doctor.gpu_check import gpu_findings
@@ -73,6 +74,7 @@ def _checks(config: Config, options: DoctorOptions) -> tuple[Check, ...]:
         ("database", lambda: database_findings(config)),
         ("redis", lambda: redis_findings(config)),
         ("disk", lambda: disk_findings(config, os.environ)),
+        ("files", descriptor_findings),
         ("gpu", gpu_findings),
         ("ports", lambda: port_findings(options.host, options.port, metrics)),
         ("fleet", fleet_findings),

@@ -1,4 +1,5 @@
-"""Daphne with what a gateway of long streams needs: back-pressure, a body limit, an orderly stop.
+"""Daphne with what a gateway of long streams needs: back-pressure, limits of what clients may
+send and how slowly, an orderly stop.
 
 Daphne's own server buffers whatever an application sends and reads a body of any size before it
 calls one. Here a send waits while the socket's buffer is full, a body over the limit is refused
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
@@ -19,10 +22,11 @@ from daphne.endpoints import build_endpoint_description_strings
 from daphne.http_protocol import HTTPFactory, WebRequest
 from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet import reactor
-from twisted.internet.endpoints import serverFromString
+from twisted.internet.error import CannotListenError
 from twisted.logger import globalLogBeginner
 
 from inference.gateway.http_channel import StreamChannel
+from inference.gateway.open_clients import OpenClients
 from inference.wire.dialect import ErrorDialect
 from inference.wire.errors import (
     ApiError,
@@ -38,6 +42,8 @@ CheckHeaders = Callable[[bytes, list[tuple[bytes, bytes]]], Awaitable[ApiError |
 READ_BUFFER_BYTES = 256 * 1024
 SMALL_BODY_BYTES = 64 * 1024
 """A body up to this is read before anybody asks who sends it."""
+BODY_IN_MEMORY_BYTES = 1024 * 1024
+"""What more there is of a body goes to a temporary file, which takes a file descriptor."""
 PING_INTERVAL_S = 20.0
 PING_TIMEOUT_S = 20.0
 """Without an answer the other end of a WebSocket is gone."""
@@ -63,9 +69,12 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         return bool(self._response_started)
 
     def gotLength(self, length: int | None) -> None:  # noqa: N802
-        super().gotLength(length)
+        # Twisted opens a file for each body without a length, however small.
+        self.content = tempfile.SpooledTemporaryFile(BODY_IN_MEMORY_BYTES)  # noqa: SIM115
+        if self._refused:
+            return
         if length is not None and length > self.server.max_body_bytes:
-            self._refuse(RequestTooLargeError(self.server.max_body_bytes))
+            self.refuse(RequestTooLargeError(self.server.max_body_bytes))
         elif length is None or length > SMALL_BODY_BYTES:
             self._checking = asyncio.ensure_future(self._check_sender())
 
@@ -73,7 +82,7 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         """What comes in after a refusal is dropped, so that the client gets to read the answer."""
         self._num_body_bytes += len(data)
         if not self._refused and self._num_body_bytes > self.server.max_body_bytes:
-            self._refuse(RequestTooLargeError(self.server.max_body_bytes))
+            self.refuse(RequestTooLargeError(self.server.max_body_bytes))
         if not self._refused:
             super().handleContentChunk(data)
 
@@ -121,15 +130,18 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         """Nothing more of the body is read until it is known that its sender may ask at all."""
         network = self.channel._networkProducer
         network.pauseProducing()
+        self.channel.deadline.stop()
         try:
             error = await self.server.check_headers(self.channel._path, self._header_pairs())
         finally:
             if self.channel is not None:
                 network.resumeProducing()
+                if not (self._refused or self._has_begun):
+                    self.channel.deadline.begin_body(time.monotonic())
         if self.channel is None or self._refused or self._has_begun:
             return
         if error is not None:
-            self._refuse(error)
+            self.refuse(error)
 
     def _header_pairs(self) -> list[tuple[bytes, bytes]]:
         return [
@@ -150,7 +162,8 @@ class StreamRequest(WebRequest):  # type: ignore[misc]
         self.handle_reply({"type": "http.response.start", "status": status, "headers": headers})
         self.handle_reply({"type": "http.response.body", "body": content})
 
-    def _refuse(self, error: ApiError) -> None:
+    def refuse(self, error: ApiError) -> None:
+        """Answer without the application, and drop what still comes of the body."""
         self._refused = True
         self.channel.refuse(error, self.channel._path)
 
@@ -175,6 +188,10 @@ class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
     def stopProducing(self) -> None:  # noqa: N802
         self.writable.set()
 
+    def connectionLost(self, reason: Any) -> None:  # noqa: N802
+        super().connectionLost(reason)
+        self.factory.server_class.clients.closed(self.transport)
+
     def onClose(self, wasClean: bool, code: int, reason: str) -> None:  # noqa: N802, N803
         """Also called where the handshake never came to an application."""
         self.writable.set()
@@ -188,6 +205,7 @@ class StreamSocket(WebSocketProtocol):  # type: ignore[misc]
 
 class StreamFactory(HTTPFactory):  # type: ignore[misc]
     protocol = StreamChannel
+    timeOut = None  # noqa: N815 - of Twisted's, which any byte resets
 
     def buildProtocol(self, addr: Any) -> Any:  # noqa: N802
         protocol = super().buildProtocol(addr)
@@ -208,6 +226,7 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         max_body_bytes: int,
         errors_of: Callable[[bytes], ErrorDialect],
         check_headers: CheckHeaders,
+        clients: OpenClients,
     ) -> None:
         super().__init__(
             application,
@@ -219,8 +238,8 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         self.max_body_bytes = max_body_bytes
         self.errors_of = errors_of
         self.check_headers = check_headers
-        self._ports: list[Any] = []
-        self._listen_failure = ""
+        self.clients = clients
+        self._host, self._port = host, port
 
     @property
     def event_loop(self) -> asyncio.AbstractEventLoop:
@@ -236,11 +255,10 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
             [lambda _: None], redirectStandardIO=False, discardBuffer=True
         )
         asyncio.set_event_loop(self.event_loop)
-        for description in self.endpoints:
-            listening = serverFromString(reactor, description).listen(self.http_factory)
-            listening.addCallbacks(self._ports.append, self._cannot_listen)
-        if self._listen_failure:
-            return self._listen_failure
+        try:
+            self.clients.listen(self._port, self._host, self.http_factory)
+        except CannotListenError as error:
+            return str(error)
         reactor.callLater(1, self.application_checker)
         reactor.addSystemEventTrigger("before", "shutdown", self.kill_all_applications)
         reactor.run(installSignalHandlers=False)
@@ -259,9 +277,7 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         return factory
 
     def stop_listening(self) -> None:
-        for port in self._ports:
-            port.stopListening()
-        self._ports.clear()
+        self.clients.stop_listening()
 
     def close(self) -> None:
         reactor.stop()
@@ -277,6 +293,3 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         """Waits while what was sent before is still in the socket's buffer."""
         await protocol.writable.wait()
         await super().handle_reply(protocol, message)
-
-    def _cannot_listen(self, failure: Any) -> None:
-        self._listen_failure = failure.getErrorMessage()

@@ -107,12 +107,12 @@ class Gateway:
             max_open_body_bytes=config.max_open_body_bytes,
         )
         self.images = ImageReader(image_rules(config), config.image_hosts)
-        self._refusals = RefusalCounts()
+        self.refusals = RefusalCounts()
         self.outcomes = Outcomes(
             self.accounting.settle,
             counted_by(self.metrics),
             self._free_limits,
-            self._refusals.observe,
+            self.refusals.observe,
         )
         self.draining = False
         self._handlers: set[asyncio.Task[None]] = set()
@@ -312,7 +312,7 @@ class Gateway:
         await self._waiting_teller.tell(self.placer.waiting())
 
     async def _count_refusals(self) -> None:
-        await self._refusals.flush(self._redis)
+        await self.refusals.flush(self._redis)
 
     async def _hear_last_words(self) -> None:
         """Neurons are given a moment to say what cancelled requests used."""

@@ -1,4 +1,5 @@
 """The HTTP connection of a client: refuses bad heads, reads absolute targets, writes without delay.
+A client that is too slow to send its request gets a 408.
 
 Twisted closes a connection without a word when a line is too long, and answers other bad requests
 with an empty 400. Here whoever asks is told, in the dialect of the path.
@@ -6,7 +7,9 @@ with an empty 400. Here whoever asks is told, in the dialect of the path.
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
@@ -14,16 +17,19 @@ from typing import Any
 from twisted.internet.tcp import Connection
 from twisted.web.http import HTTPChannel
 
+from inference.gateway.read_deadline import ReadDeadline, Reading, ReadTimeouts
 from inference.wire.errors import (
     ApiError,
     HeadersTooLargeError,
     InvalidHttpError,
+    RequestTimeoutError,
     TargetTooLongError,
     error_headers,
 )
 
 LINGER_S = 5.0
 """How long a client that sends too much may take to read why."""
+ENDLESS = ReadTimeouts(head_s=math.inf, body_s=math.inf, idle_s=math.inf)
 ABSOLUTE_TARGET = re.compile(rb"https?://([^/?#@]+)([/?][^#]*)?", re.IGNORECASE)
 """The authority, and the rest: RFC 9112, section 3.2.2."""
 
@@ -43,6 +49,53 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     _path: bytes
     """Twisted's name for the target of the request whose head is being read."""
     _is_refused = False
+    _drops_input = False
+    refusal: ApiError | None = None
+    """What its first request is answered with, where the connection is one too many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deadline = ReadDeadline(ENDLESS, time.monotonic())
+
+    def connectionMade(self) -> None:  # noqa: N802
+        super().connectionMade()
+        self.factory.server.clients.opened(self)
+
+    def connectionLost(self, reason: Any) -> None:  # noqa: N802
+        super().connectionLost(reason)
+        self.factory.server.clients.closed(self.transport)
+
+    def dataReceived(self, data: bytes) -> None:  # noqa: N802
+        if self._drops_input:
+            return
+        if self.deadline.reading is Reading.BODY:
+            self.deadline.receive(len(data))
+        elif self.deadline.reading is Reading.WAITING:
+            self.deadline.begin_head(time.monotonic())
+        super().dataReceived(data)
+
+    def allContentReceived(self) -> None:  # noqa: N802
+        self.deadline.stop()
+        super().allContentReceived()
+
+    def requestDone(self, request: Any) -> None:  # noqa: N802
+        """The next request may have come already: it is received again from in here."""
+        self.deadline.wait(time.monotonic())
+        super().requestDone(request)
+
+    def close_overdue(self) -> None:
+        """Called when the deadline has passed."""
+        reading = self.deadline.reading
+        self.deadline.stop()
+        if self.refusal is not None:
+            self._refuse_head(self.refusal)
+        elif reading is Reading.HEAD:
+            self._refuse_head(RequestTimeoutError("head"))
+        elif reading is Reading.BODY:
+            self.requests[-1].refuse(RequestTimeoutError("body"))
+        else:
+            self.loseConnection()
+            self.callLater(LINGER_S, self.forceAbortClient)
 
     def write(self, data: bytes) -> None:
         """Send to the socket at once, and buffer what it does not take. Twisted buffers first and
@@ -61,6 +114,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         if self._is_refused:
             return
         self._is_refused = True
+        self.deadline.stop()
         body = self.factory.server.errors_of(target).error_body(error, request_id="")
         headers = b"".join(b"%s: %s\r\n" % header for header in error_headers(error))
         self.transport.write(
@@ -76,6 +130,9 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         if (origin := origin_target(self._path)) is not None:
             host, self._path = origin
             self.requests[-1].requestHeaders.setRawHeaders(b"Host", [host])
+        self.deadline.begin_body(time.monotonic())
+        if self.refusal is not None:
+            self.requests[-1].refuse(self.refusal)
         super().allHeadersReceived()
 
     def _send100Continue(self) -> None:  # noqa: N802
@@ -103,7 +160,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
     def _refuse_head(self, error: ApiError) -> None:
         """Nothing after it can be told apart: what still comes is dropped."""
         self.clearLineBuffer()
-        self.dataReceived = _drop
+        self._drops_input = True
         self.refuse(error, getattr(self, "_path", b"/"))
 
 
@@ -116,7 +173,3 @@ def _can_send_now(transport: Any) -> bool:
         and not transport.dataBuffer
         and not transport._tempDataLen
     )
-
-
-def _drop(_data: Any) -> None:
-    return None

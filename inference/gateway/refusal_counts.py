@@ -39,7 +39,13 @@ class RefusalCounts:
             return
         code = outcome.outcome if CODE_PATTERN.fullmatch(outcome.outcome) else OTHER
         key = outcome.key if code in COUNTED_BY_KEY else ""
-        refused = Refused(code, outcome.account, key)
+        self._count(Refused(code, outcome.account, key))
+
+    def observe_connection(self, code: str) -> None:
+        """A connection was refused before anybody knew whose it is."""
+        self._count(Refused(code, ""))
+
+    def _count(self, refused: Refused) -> None:
         if refused in self._counts or len(self._counts) < MAX_COUNTED:
             self._counts[refused] += 1
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 import asyncio
 import signal
 
+from inference.descriptors import DescriptorMarks, raise_descriptor_limit
+from inference.gateway.client_connections import ClientConnections
 from inference.gateway.daphne_server import DaphneServer
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics_endpoint import MetricsEndpoint
+from inference.gateway.open_clients import OpenClients
+from inference.gateway.read_deadline import ReadTimeouts
 from inference.logs.setup import configure_logging
 from inference.settings.metrics_listen import MetricsListen
 
@@ -31,11 +35,26 @@ def run(host: str, port: int) -> None:
         max_body_bytes=gateway.config.max_body_bytes,
         errors_of=errors_of,
         check_headers=gateway.check_headers,
+        clients=_clients(gateway),
     )
     listen = gateway.config.metrics.at(host)
     server.event_loop.call_soon(_begin, server, gateway, metrics_endpoint, listen)
     if failure := server.serve():
         raise SystemExit(f"gateway: cannot listen on {host}:{port}: {failure}")
+
+
+def _clients(gateway: Gateway) -> OpenClients:
+    config = gateway.config
+    connections = ClientConnections(
+        max_per_address=config.max_connections_per_address,
+        trusted_proxies=config.trusted_proxies,
+        marks=DescriptorMarks.of_limit(raise_descriptor_limit()),
+        on_refused=gateway.refusals.observe_connection,
+    )
+    timeouts = ReadTimeouts(
+        head_s=config.head_timeout_s, body_s=config.body_timeout_s, idle_s=config.idle_timeout_s
+    )
+    return OpenClients(connections, timeouts)
 
 
 def _begin(

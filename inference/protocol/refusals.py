@@ -16,6 +16,8 @@ from inference.protocol.preparing import BROKE_WORKER
 
 HOUR_S = 3600
 KEPT_HOURS = 25
+OVERLOADED = "overloaded"
+"""The code of connections that are refused for want of file descriptors."""
 NOBODY = "-"
 """Stands for callers who could not be told."""
 COUNTED_BY_KEY = frozenset({BROKE_WORKER})

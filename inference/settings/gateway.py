@@ -73,7 +73,8 @@ TRUSTED_PROXIES: Setting[tuple[Network, ...]] = Setting(
     default=(),
     readers=GATEWAY,
     doc="addresses and networks (`127.0.0.1, 10.1.0.0/16`) whose `X-Forwarded-For` is believed, "
-    "for the limits of [logins](security.md#logins-to-the-admin)",
+    "for the limits of [logins](security.md#logins-to-the-admin); their connections are not "
+    "counted by address",
 )
 LISTEN_HOST: Setting[str | None] = Setting(
     name="HELEXA_LISTEN_HOST",
@@ -137,6 +138,37 @@ REQUEST_TIMEOUT_S: Setting[int] = Setting(
     default=600,
     readers=GATEWAY,
     doc="how long a request may wait for its first token, loads included",
+)
+HEAD_TIMEOUT_S: Setting[int] = Setting(
+    name="HELEXA_HEAD_TIMEOUT_S",
+    kind=WholeNumber(1, MAX_WAIT_S, "seconds"),
+    default=10,
+    readers=GATEWAY,
+    doc="how long a client may take to send a request's head; one that takes longer gets 408. See "
+    "[slow and many clients](security.md#slow-and-many-clients)",
+)
+BODY_TIMEOUT_S: Setting[int] = Setting(
+    name="HELEXA_BODY_TIMEOUT_S",
+    kind=WholeNumber(1, MAX_WAIT_S, "seconds"),
+    default=20,
+    readers=GATEWAY,
+    doc="a request whose body brings less than 4 KiB in such a time gets 408",
+)
+IDLE_TIMEOUT_S: Setting[int] = Setting(
+    name="HELEXA_IDLE_TIMEOUT_S",
+    kind=WholeNumber(1, MAX_WAIT_S, "seconds"),
+    default=75,
+    readers=GATEWAY,
+    doc="how long a connection is kept on which nothing is asked: longer than a proxy in front of "
+    "the gateway keeps it",
+)
+MAX_CONNECTIONS_PER_ADDRESS: Setting[int] = Setting(
+    name="HELEXA_MAX_CONNECTIONS_PER_ADDRESS",
+    kind=WholeNumber(1, MAX_COUNT, "connections"),
+    default=512,
+    readers=GATEWAY,
+    doc="how many connections one client may have open; more get 429. Of IPv6 a /64 network is one "
+    "client. This host and `HELEXA_TRUSTED_PROXIES` are not counted",
 )
 MAX_IMAGE_BYTES: Setting[int] = Setting(
     name="HELEXA_MAX_IMAGE_BYTES",

@@ -17,10 +17,12 @@
     │   └── ModelNotAllowedError        403 model_not_allowed
     ├── InsufficientQuotaError          429 insufficient_quota
     ├── RateLimitExceededError          429 rate_limit_exceeded                      retryable
+    ├── TooManyConnectionsError         429 too_many_connections                     retryable
     ├── ModelNotFoundError              404 model_not_found
     ├── ResponseNotFoundError           404 response_not_found
     ├── UnknownUrlError                 404 unknown_url
     ├── MethodNotAllowedError           405 method_not_allowed
+    ├── RequestTimeoutError             408 request_timeout
     ├── RequestTooLargeError            413 request_too_large
     ├── TargetTooLongError              414 uri_too_long
     ├── HeadersTooLargeError            431 headers_too_large
@@ -176,6 +178,19 @@ class RateLimitExceededError(ApiError):
         self.type = kind
 
 
+class TooManyConnectionsError(ApiError):
+    status = 429
+    type = "requests"
+    code = "too_many_connections"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"This address has more than {most:,} connections open, which is the most "
+            "(HELEXA_MAX_CONNECTIONS_PER_ADDRESS).",
+            retry_after_s=DEFAULT_RETRY_AFTER_S,
+        )
+
+
 class ModelNotFoundError(ApiError):
     status = 404
     type = "invalid_request_error"
@@ -230,6 +245,17 @@ class MethodNotAllowedError(ApiError):
     def __init__(self, method: str, allowed: str) -> None:
         super().__init__(f"{method} is not allowed here; use {allowed}.")
         self.allowed = allowed
+
+
+class RequestTimeoutError(ApiError):
+    """The client was too slow to send its request. ``part`` is its head or its body."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+    def __init__(self, part: str) -> None:
+        super().__init__(f"The request's {part} did not come in time.")
 
 
 class RequestTooLargeError(ApiError):

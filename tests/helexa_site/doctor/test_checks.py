@@ -14,6 +14,7 @@ from helexa_site.bootstrap.arguments import DoctorOptions
 from helexa_site.config import Config, read_config
 from helexa_site.doctor import (
     database_check,
+    descriptor_check,
     fleet_check,
     gpu_check,
     redis_check,
@@ -23,6 +24,7 @@ from helexa_site.doctor.examine import examine, run_checks
 from helexa_site.doctor.findings import Finding, Level, has_failed, lines_of, object_of, ok
 from helexa_site.doctor.port_check import port_findings
 from helexa_site.doctor.settings_check import settings_findings
+from inference.protocol.refusals import Refused
 from inference.version import VERSION
 from tests.fleet.conftest import heartbeat
 
@@ -87,6 +89,20 @@ def test_disk(config: Config, free: float, level: Level) -> None:
 def test_the_cache_of_downloads_is_a_disk_as_well(config: Config, tmp_path: Path) -> None:
     found = list(disk_findings(config, {"HF_HOME": str(tmp_path / "hub")}, lambda _: 50 * GIB))
     assert [str(tmp_path) in finding.text for finding in found] == [True, True]
+
+
+@pytest.mark.parametrize(("limit", "level"), [(1024, Level.WARNING), (524_288, Level.OK)])
+def test_file_descriptors(limit: int, level: Level) -> None:
+    (found,) = descriptor_check.findings_of(limit, {Refused("queue_full", "research"): 3})
+    assert found.level is level
+    assert f"{limit:,}" in found.text
+
+
+def test_gateways_that_ran_out_of_file_descriptors() -> None:
+    refused = {Refused("overloaded", ""): 30, Refused("invalid_api_key", ""): 4}
+    _, found = descriptor_check.findings_of(524_288, refused)
+    assert found.level is Level.WARNING
+    assert "30 connections" in found.text and "ulimit" in found.mend
 
 
 def info(**changes: Any) -> dict[str, Any]:

@@ -65,12 +65,16 @@ def command(kind: str, port: int) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def start(kind: str, env: dict[str, str], log: Path) -> RunningServer:
+def start(
+    kind: str, env: dict[str, str], log: Path, *, num_descriptors: int | None = None
+) -> RunningServer:
+    """``num_descriptors``: the limit of its file descriptors, soft and hard."""
     port = free_port()
+    words = command(kind, port)
+    if num_descriptors is not None:
+        words = ["sh", "-c", f'ulimit -n {num_descriptors} && exec "$@"', "sh", *words]
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command(kind, port), cwd=REPOSITORY_DIR, env=env, stdout=output, stderr=output
-        )
+        process = subprocess.Popen(words, cwd=REPOSITORY_DIR, env=env, stdout=output, stderr=output)
     give_up_s = time.monotonic() + START_TIMEOUT_S
     while True:
         try:

@@ -14,7 +14,7 @@ from twisted.web.http import Request
 
 from inference.gateway.http_channel import LINGER_S, StreamChannel, origin_target
 from inference.wire import anthropic_errors, openai_errors
-from inference.wire.errors import RequestTooLargeError
+from inference.wire.errors import ApiError, RequestTooLargeError
 
 LIMIT = StreamChannel.totalHeadersSize
 CHAT, MESSAGES = b"/v1/chat/completions", b"/v1/messages"
@@ -53,16 +53,21 @@ class Wire:
 
 
 class Connection:
-    def __init__(self) -> None:
+    def __init__(self, refusal: ApiError | None = None) -> None:
+        self.refusal = refusal
         self.later: list[float] = []
         self.wire = Wire()
         self.channel = StreamChannel()
         self.channel.requestFactory = Asked
         self.channel.timeOut = None
         self.channel.callLater = lambda seconds, _call: self.later.append(seconds)
-        server = SimpleNamespace(errors_of=self._errors_of)
+        clients = SimpleNamespace(opened=self._opened, closed=lambda _transport: None)
+        server = SimpleNamespace(errors_of=self._errors_of, clients=clients)
         self.channel.factory = SimpleNamespace(server=server, asked=[])
         self.channel.makeConnection(self.wire)
+
+    def _opened(self, channel: StreamChannel) -> None:
+        channel.refusal = self.refusal
 
     @staticmethod
     def _errors_of(target: bytes) -> Any:

@@ -1,0 +1,35 @@
+"""When a connection is closed for what its client does not send."""
+
+from __future__ import annotations
+
+from inference.gateway.read_deadline import MIN_BODY_BYTES, ReadDeadline, Reading, ReadTimeouts
+
+TIMEOUTS = ReadTimeouts(head_s=10, body_s=20, idle_s=75)
+
+
+def test_a_head_has_one_deadline_however_it_comes() -> None:
+    deadline = ReadDeadline(TIMEOUTS, 0)
+    assert not deadline.is_overdue(74.9) and deadline.is_overdue(75)
+    deadline.begin_head(100)
+    deadline.receive(1)
+    assert not deadline.is_overdue(109.9)
+    assert deadline.is_overdue(110)
+
+
+def test_a_body_must_go_on() -> None:
+    deadline = ReadDeadline(TIMEOUTS, 0)
+    deadline.begin_body(0)
+    for period in range(1, 100):
+        deadline.receive(MIN_BODY_BYTES)
+        assert not deadline.is_overdue(20 * period), "slow, and it goes on"
+    deadline.receive(MIN_BODY_BYTES - 1)
+    assert deadline.is_overdue(2000)
+
+
+def test_an_answer_has_no_deadline_and_then_the_connection_waits() -> None:
+    deadline = ReadDeadline(TIMEOUTS, 0)
+    deadline.stop()
+    assert deadline.reading is Reading.ANSWERING
+    assert not deadline.is_overdue(1e9)
+    deadline.wait(1000)
+    assert not deadline.is_overdue(1074) and deadline.is_overdue(1075)
