@@ -17,7 +17,13 @@ from pathlib import Path
 
 from inference.loading.adapter_config import AdapterConfig, read_adapter_config
 from inference.loading.checksum import check_sha256
-from inference.loading.errors import BadAdapterError, BadFileError, BadSourceError, MissingFileError
+from inference.loading.errors import (
+    BadAdapterError,
+    BadFileError,
+    BadSourceError,
+    MissingFileError,
+    shape_in_words,
+)
 from inference.loading.progress import OnProgress
 from inference.loading.safetensors_tensors import SafetensorsFiles
 from inference.loading.sources import parse_source
@@ -131,8 +137,8 @@ def _check(
         for tensor, wanted in ((pair.down, (rank, in_features)), (pair.up, (out_features, rank))):
             if (shape := files.shape_of(tensor)) != wanted:
                 raise BadAdapterError(
-                    f"{tensor} is {_by(shape)} and should be {_by(wanted)}: "
-                    f"rank {rank}, for a base of {_by((out_features, in_features))}"
+                    f"{tensor} is {shape_in_words(shape)} and should be {shape_in_words(wanted)}: "
+                    f"rank {rank}, for a base of {shape_in_words((out_features, in_features))}"
                 )
     if not adapter.changes_some_layers and isinstance(adapter.targets, tuple):
         for name in shapes:
@@ -146,10 +152,6 @@ def _why_not(name: str, config: ModelConfig) -> str:
     if ".mlp." in name and config.experts is not None:
         return "belongs to experts: those are not adapted"
     return f"is no projection of the base model ({config.architecture})"
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 def _fetch(spec: AdapterSpec, cache_dir: Path, on_progress: OnProgress) -> Path:

@@ -48,7 +48,7 @@ def _urls(metadata: Metadata) -> Iterator[Any]:
     yield metadata.get("general.repo_url")
     yield metadata.get("general.url")
     num_models = metadata.get("general.base_model.count", 0)
-    for index in range(num_models if isinstance(num_models, int) else 0):
+    for index in range(min(num_models, len(metadata)) if isinstance(num_models, int) else 0):
         yield metadata.get(f"general.base_model.{index}.repo_url")
 
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from inference.loading.checked_config import check_config
 from inference.loading.errors import BadFileError, MissingFileError
+from inference.loading.malformed import refuses_malformed
 from inference.models.config import ModelConfig
 from inference.models.families.hub_config import Json
+from inference.models.families.limits import check_counts
 from inference.models.families.quantization import read_quantization
 from inference.models.families.registry import check_architecture
 from inference.models.families.tower import with_pixels
@@ -28,7 +31,9 @@ def read_directory_config(directory: Path) -> ModelConfig:
     generation = read_json(generation_path) if generation_path.is_file() else {}
     processor_path = directory / PROCESSOR
     processor = read_json(processor_path) if processor_path.is_file() else None
-    return with_pixels(parse_config(config, generation), processor)
+    read = parse_config(config, generation)
+    with refuses_malformed(PROCESSOR):
+        return with_pixels(read, processor)
 
 
 def read_json(path: Path) -> Json:
@@ -36,7 +41,7 @@ def read_json(path: Path) -> Json:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise MissingFileError(f"{path.name} is not in {path.parent}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadFileError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise BadFileError(f"{path} does not hold a JSON object")
@@ -44,7 +49,10 @@ def read_json(path: Path) -> Json:
 
 
 def parse_config(config: Json, generation: Json) -> ModelConfig:
-    """``config`` and ``generation`` are config.json and generation_config.json, parsed."""
+    """``config`` and ``generation`` are config.json and generation_config.json, parsed. Raises
+    ``BadFileError``, ``UnknownArchitectureError``."""
     family = check_architecture(str(config.get("model_type")))
-    read_quantization(config)
-    return family.read_config(config, generation)
+    with refuses_malformed("config.json"):
+        check_counts(config)
+        read_quantization(config)
+        return check_config(family.read_config(config, generation))

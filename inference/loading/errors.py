@@ -10,6 +10,7 @@ LoadError
 ├── UnknownArchitectureError    no family here can run it
 ├── BadFileError                a file is there and cannot be used
 │   ├── MissingTensorError      the weight files lack a tensor
+│   ├── WrongShapeError         a tensor has another shape than the architecture declares
 │   ├── BadAdapterError         an adapter does not fit its base, or has what is not computed here
 │   ├── OtherVocabularyError    a draft model's tokens are not those of the model that it serves
 │   └── UnknownTokenizerError   a GGUF names a rule for cutting text that is not known here
@@ -83,6 +84,20 @@ class BadFileError(LoadError):
 
 class MissingTensorError(BadFileError):
     """Raised while a model is built, by the tensor's Hugging Face name."""
+
+
+class WrongShapeError(BadFileError):
+    """The message names the tensor, the shape it should have and the shape it has."""
+
+    def __init__(self, name: str, expected: Sequence[int], found: Sequence[int]) -> None:
+        super().__init__(
+            f"{name} is {shape_in_words(found)} and should be {shape_in_words(expected)} by what "
+            "the model's config declares"
+        )
+
+
+def shape_in_words(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "a single number"
 
 
 class BadAdapterError(BadFileError):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.loading.errors import MissingTensorError
+from inference.loading.errors import BadFileError, MissingTensorError, shape_in_words
 from inference.loading.tensor_files import TensorFiles
 from inference.models.stored import DenseWeight, StoredWeight
 
@@ -116,11 +116,11 @@ def _parts(files: TensorFiles, source: str) -> Iterator[tuple[str, _Part]]:
         return
     prefix, projection, kind = match.groups()
     if kind == ".bias":
-        for expert in range(files.shape_of(source)[0]):
+        for expert in range(_axes(files, source, 2)[0]):
             part = _Part(source, expert, expert + 1, is_bias=True)
             yield f"{prefix}.{expert}.{projection}.bias", part
         return
-    num_experts, num_rows, _ = files.shape_of(source)
+    num_experts, num_rows, _ = _axes(files, source, 3)
     inner = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
     part_rows = num_rows // len(inner)
     for expert in range(num_experts):
@@ -128,6 +128,14 @@ def _parts(files: TensorFiles, source: str) -> Iterator[tuple[str, _Part]]:
             first = expert * num_rows + index * part_rows
             part = _Part(source, first, first + part_rows)
             yield f"{prefix}.{expert}.{inner_name}.weight", part
+
+
+def _axes(files: TensorFiles, source: str, count: int) -> tuple[int, ...]:
+    """Raises ``BadFileError``."""
+    shape = files.shape_of(source)
+    if len(shape) != count:
+        raise BadFileError(f"{source} is {shape_in_words(shape)}, and no stack of experts")
+    return shape
 
 
 def _renamed(name: str) -> str:

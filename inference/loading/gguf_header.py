@@ -12,13 +12,15 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from inference.loading.errors import BadFileError, MissingFileError
+from inference.loading.errors import BadFileError, MissingFileError, shape_in_words
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -28,6 +30,17 @@ SCALAR_FORMATS = {
 }  # fmt: skip
 
 MetadataValue = bool | int | float | str | list["MetadataValue"]
+
+MOST_HEADER_BYTES = 128 * 1024**2
+"""The largest vocabularies take a sixth of it. Parsed values take several times their bytes."""
+MOST_DIMENSIONS = 4
+LEAST_PAIR_BYTES = 8 + 4 + 1
+"""The length of a key, the kind of a value, and a value."""
+LEAST_INFO_BYTES = 8 + 4 + 4 + 8
+"""The length of a tensor's name, its number of dimensions, its type and its offset."""
+LEAST_STRING_BYTES = 8
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +79,12 @@ def read_headers(paths: Sequence[Path]) -> GGUFHeader:
     first, *others = (read_header(path) for path in paths)
     tensors = dict(first.tensors)
     for other in others:
-        tensors.update(other.tensors)
+        for name, info in other.tensors.items():
+            if name in tensors:
+                raise BadFileError(
+                    f"{tensors[name].path.name} and {info.path.name} both hold the tensor {name}"
+                )
+            tensors[name] = info
     return replace(first, tensors=tensors)
 
 
@@ -77,7 +95,7 @@ def read_header(path: Path) -> GGUFHeader:
             return _Cursor(path, view).header()
     except FileNotFoundError:
         raise MissingFileError(f"{path} does not exist") from None
-    except (struct.error, UnicodeDecodeError, ValueError, KeyError, MemoryError) as error:
+    except (struct.error, OverflowError, ValueError, KeyError, MemoryError) as error:
         raise BadFileError(f"{path} is not a readable GGUF file: {error}") from error
 
 
@@ -97,16 +115,41 @@ class _Cursor:
         if version not in (2, 3):
             raise BadFileError(f"{self._path} is GGUF version {version}; 2 and 3 are read here")
         num_tensors, num_metadata = self._scalar("Q"), self._scalar("Q")
-        metadata = {self._string(): self._value(self._scalar("I")) for _ in range(num_metadata)}
-        infos = [self._tensor_info() for _ in range(num_tensors)]
+        self._check_room(num_metadata, LEAST_PAIR_BYTES, "metadata values")
+        metadata = self._named("metadata key", num_metadata, self._pair)
+        self._check_room(num_tensors, LEAST_INFO_BYTES, "tensors")
+        infos = self._named("tensor", num_tensors, self._tensor_info)
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0:
             raise BadFileError(f"{self._path} declares the alignment {alignment!r}")
         data_offset = -(-self._at // alignment) * alignment
-        tensors = {info.name: self._placed(info, data_offset) for info in infos}
+        tensors = {name: self._placed(info, data_offset) for name, info in infos.items()}
+        self._check_apart(tensors.values())
         return GGUFHeader(
             path=self._path, metadata=metadata, tensors=tensors, data_offset=data_offset
         )
+
+    def _named(
+        self, what: str, count: int, read: Callable[[], tuple[str, Item]]
+    ) -> dict[str, Item]:
+        """Reads ``count`` items by their names. Raises ``BadFileError`` for a name that comes
+        twice."""
+        found: dict[str, Item] = {}
+        for _ in range(count):
+            name, item = read()
+            if name in found:
+                raise BadFileError(f"{self._path} holds the {what} {name} twice")
+            found[name] = item
+        return found
+
+    def _check_room(self, count: int, least_bytes: int, what: str) -> None:
+        """Checks a declared count before anything is allocated for it. Raises ``BadFileError``."""
+        room = (min(len(self._view), MOST_HEADER_BYTES) - self._at) // least_bytes
+        if count > room:
+            raise BadFileError(
+                f"{self._path} declares {count} {what} where its header has room for "
+                f"{max(0, room)}; download it again"
+            )
 
     def _placed(self, info: TensorInfo, data_offset: int) -> TensorInfo:
         placed = replace(info, offset=data_offset + info.offset)
@@ -117,18 +160,47 @@ class _Cursor:
             )
         return placed
 
-    def _tensor_info(self) -> TensorInfo:
+    def _check_apart(self, tensors: Iterable[TensorInfo]) -> None:
+        """Raises ``BadFileError`` where two tensors share bytes."""
+        by_offset = sorted(tensors, key=lambda info: info.offset)
+        for before, after in pairwise(by_offset):
+            if before.offset + before.num_bytes > after.offset:
+                raise BadFileError(
+                    f"{self._path}: the bytes of {before.name} and of {after.name} overlap"
+                )
+
+    def _tensor_info(self) -> tuple[str, TensorInfo]:
         name = self._string()
         num_dimensions = self._scalar("I")
+        if not 1 <= num_dimensions <= MOST_DIMENSIONS:
+            raise BadFileError(
+                f"{self._path}: {name} has {num_dimensions} dimensions; 1 to {MOST_DIMENSIONS} are "
+                "read"
+            )
         sizes = tuple(self._scalar("Q") for _ in range(num_dimensions))
-        type_number = self._scalar("I")
-        return TensorInfo(
+        info = TensorInfo(
             path=self._path,
             name=name,
             shape=sizes[::-1],  # GGUF lists the fastest dimension first
-            type=GGMLQuantizationType(type_number),
+            type=GGMLQuantizationType(self._scalar("I")),
             offset=self._scalar("Q"),
         )
+        self._check_blocks(info)
+        return name, info
+
+    def _check_blocks(self, info: TensorInfo) -> None:
+        """Raises ``BadFileError`` for a tensor without elements, or with a row that ends inside a
+        block of its format."""
+        block_elements, _ = GGML_QUANT_SIZES[info.type]
+        if 0 in info.shape or info.shape[-1] % block_elements:
+            raise BadFileError(
+                f"{self._path}: {info.name} is {shape_in_words(info.shape)} in {info.type.name}, "
+                f"whose rows are whole blocks of {block_elements}"
+            )
+
+    def _pair(self) -> tuple[str, MetadataValue]:
+        name = self._string()
+        return name, self._value(self._scalar("I"))
 
     def _value(self, kind: int) -> MetadataValue:
         if kind == STRING:
@@ -137,18 +209,27 @@ class _Cursor:
             value: bool | int | float = self._scalar(SCALAR_FORMATS[kind])
             return value
         item_kind, length = self._scalar("I"), self._scalar("Q")
-        if item_kind in SCALAR_FORMATS:
-            layout = struct.Struct(f"<{length}{SCALAR_FORMATS[item_kind]}")
-            items = list(layout.unpack_from(self._view, self._at))
-            self._at += layout.size
-            return items
-        return [self._value(item_kind) for _ in range(length)]
+        if item_kind == STRING:
+            self._check_room(length, LEAST_STRING_BYTES, "strings in an array")
+            return [self._string() for _ in range(length)]
+        if item_kind not in SCALAR_FORMATS:
+            raise BadFileError(
+                f"{self._path} has an array of the kind {item_kind} in its metadata; arrays of "
+                "numbers and strings are read"
+            )
+        return self._scalars(SCALAR_FORMATS[item_kind], length)
+
+    def _scalars(self, format: str, length: int) -> list[MetadataValue]:
+        self._check_room(length, _LAYOUTS[format].size, "numbers in an array")
+        layout = struct.Struct(f"<{length}{format}")
+        items = list(layout.unpack_from(self._view, self._at))
+        self._at += layout.size
+        return items
 
     def _string(self) -> str:
         length = self._scalar("Q")
+        self._check_room(length, 1, "bytes of text")
         start, self._at = self._at, self._at + length
-        if self._at > len(self._view):
-            raise BadFileError(f"{self._path} ends inside its metadata; download it again")
         return self._view[start : self._at].decode()
 
     def _scalar(self, format: str) -> int:

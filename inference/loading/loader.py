@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from inference.loading.checked_config import check_tower
+from inference.loading.checked_shapes import check_tensors
 from inference.loading.config import read_directory_config
 from inference.loading.devices import (
     choose_device,
@@ -34,16 +36,17 @@ from inference.loading.gguf_config import read_gguf_config
 from inference.loading.gguf_header import read_headers
 from inference.loading.gguf_tensors import GGUFTensorFiles
 from inference.loading.gguf_tokenizer_files import tokenizer_directory
+from inference.loading.gguf_vocabulary import check_vocabulary
 from inference.loading.image_processor import with_bounded_pixels
 from inference.loading.kv_choice import foreseen_kv_format
 from inference.loading.learnt_config import learnt_config
+from inference.loading.malformed import refuses_malformed
 from inference.loading.opened_weights import OpenedWeights
 from inference.loading.preflight import (
     LargestStep,
     MemoryNeed,
     check_fits,
     check_kv_memory,
-    check_tensors,
     memory_need,
 )
 from inference.loading.progress import OnProgress
@@ -128,7 +131,7 @@ def open_model(
         return open_embedding_model(spec, files, embedding, cache_dir, device, free_bytes)
     wants_predictor = spec.speculation == "mtp" and not _is_native(spec, device)
     described = _describe(files, cache_dir, device, on_progress, wants_predictor=wants_predictor)
-    check_tensors(described.config, described.files.names)
+    check_tensors(check_tower(described.config), described.files)
     dense = described.files
     described = replace(described, files=_quantized(described, spec, device))
     whole = described.files
@@ -190,13 +193,15 @@ def _describe(
         config = with_bounded_pixels(config, device.type, os.environ)
         tokenizer_dir = directory_tokenizer(files.directory, cache_dir)
         config = learnt_config(config)
-        model = open_safetensors(files, config, wants_predictor=wants_predictor)
+        with refuses_malformed("a header of the safetensors files"):
+            model = open_safetensors(files, config, wants_predictor=wants_predictor)
         return _Described(model.config, model.tensors, tokenizer_dir, model.left_out)
     header = read_headers(files.weights)
     config = read_gguf_config(header)
     if (files.directory / "tokenizer.json").is_file():
         tokenizer_dir = files.directory
     else:
+        check_vocabulary(header)
         tokenizer_dir = tokenizer_directory(
             header, cache_dir, lambda repo: fetch_tokenizer(repo, cache_dir, on_progress)
         )
@@ -204,8 +209,9 @@ def _describe(
         from inference.loading.gguf_module import DequantisedTensors  # imports transformers
 
         return _Described(config, DequantisedTensors(header, config), tokenizer_dir, "")
-    tensors = GGUFTensorFiles(header, config)
-    return _Described(config, by_expert(tensors), tokenizer_dir, tensors.left_out)
+    with refuses_malformed(f"the header of {header.path.name}"):
+        tensors = GGUFTensorFiles(header, config)
+        return _Described(config, by_expert(tensors), tokenizer_dir, tensors.left_out)
 
 
 def _memory_need(

@@ -19,6 +19,7 @@ import torch
 
 from inference.loading import packed_matrices as matrices
 from inference.loading.errors import BadFileError, MissingTensorError
+from inference.loading.packed_shapes import check_packed, check_scaled, check_words
 from inference.loading.safetensors_tensors import DTYPE_BYTES, SafetensorsFiles
 from inference.models.families.quantization import Quantization
 from inference.models.stored import DenseWeight, StoredWeight, with_tensors
@@ -57,6 +58,17 @@ class PackedFiles:
             elif not name.endswith(BESIDE + SCALES):
                 plain.add(name)
         self._plain = plain
+        for module in self._modules.values():
+            self._check_module(module)
+        for name, scale in self._scaled.items():
+            check_scaled(files, name, scale, quantization.block)
+
+    def _check_module(self, module: str) -> None:
+        """Raises ``BadFileError``."""
+        if f"{module}.weight_packed" in self._files.names:
+            check_packed(self._files, module, self.shape_of(f"{module}.weight"))
+        else:
+            check_words(self._files, module, self._quantization)
 
     def _scale_of(self, name: str) -> str | None:
         """Raises ``BadFileError``."""
@@ -111,7 +123,7 @@ class PackedFiles:
                 self._files.dense(f"{module}.weight_scale"),
                 (rows, columns),
             )
-            return matrices.stored(codes, self._ordered_groups(f"{module}.weight_g_idx"))
+            return matrices.stored(codes, self._groups_of(module))
         words = self._files.dense(f"{module}.qweight")
         scales, zeros = self._files.dense(f"{module}.scales"), self._optional(f"{module}.qzeros")
         if self._quantization.method == "awq":
@@ -123,14 +135,22 @@ class PackedFiles:
             self._quantization.bits,
             zeros_less_one=self._quantization.zeros_less_one,
         )
-        return matrices.stored(codes, self._ordered_groups(f"{module}.g_idx"))
+        return matrices.stored(codes, self._groups_of(module))
 
-    def _ordered_groups(self, name: str) -> torch.Tensor | None:
-        """The group of each input feature; ``None`` where they follow each other."""
+    def _groups_of(self, module: str) -> torch.Tensor | None:
+        """The group of each input feature; ``None`` where equal groups follow each other. Raises
+        ``BadFileError``."""
+        is_packed = f"{module}.weight_packed" in self._files.names
+        name = f"{module}.{'weight_g_idx' if is_packed else 'g_idx'}"
         groups = self._optional(name)
-        if groups is None or bool((groups < 0).any()) or bool((groups.diff() >= 0).all()):
+        if groups is None or bool((groups < 0).any()):
             return None
-        return groups
+        scales = f"{module}.{'weight_scale' if is_packed else 'scales'}"
+        num_groups = self._files.shape_of(scales)[1 if is_packed else 0]
+        if int(groups.max()) >= num_groups:
+            raise BadFileError(f"{name} names the group {int(groups.max())} of {num_groups}")
+        is_even = len(groups) % num_groups == 0
+        return None if is_even and bool((groups.diff() >= 0).all()) else groups
 
     def _optional(self, name: str) -> torch.Tensor | None:
         return self._files.dense(name) if name in self._files.names else None
@@ -147,7 +167,7 @@ class PackedFiles:
         if name in self._scaled:
             return FP8 if self._files.format_of(name) == FP8 else INT8
         module = self._module(name)
-        if any(self._ordered_groups(f"{module}{end}") is not None for end in _ORDERS):
+        if self._groups_of(module) is not None:
             return "BF16"
         return INT4 if self._bits_of(module) == 4 else INT8
 
@@ -162,8 +182,7 @@ class PackedFiles:
             return self._files.shape_of(name)
         module = self._module(name)
         if f"{module}.weight_packed" in self._files.names:
-            rows, columns = self._files.dense(f"{module}.weight_shape").tolist()
-            return int(rows), int(columns)
+            return tuple(int(size) for size in self._files.dense(f"{module}.weight_shape").tolist())
         first, second = self._files.shape_of(f"{module}.qweight")
         if self._quantization.method == "awq":
             return 8 * second, first
@@ -187,6 +206,3 @@ class PackedFiles:
             return self._modules[name]
         except KeyError:
             raise MissingTensorError(f"the safetensors files have no tensor {name}") from None
-
-
-_ORDERS = (".g_idx", ".weight_g_idx")

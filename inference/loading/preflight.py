@@ -1,17 +1,16 @@
-"""Answers before a byte is allocated: is everything there, and does it fit?
+"""Answers before a byte is allocated whether a model fits.
 
 Imports no torch: sizes come from file headers, free memory from whoever asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from inference.loading.errors import DoesNotFitError, MissingTensorError
+from inference.loading.errors import DoesNotFitError
 from inference.models.cache_layout import cache_layout
 from inference.models.config import ModelConfig
-from inference.models.families.registry import family_of
 from inference.models.kv_format import KVFormat, kv_bytes_per_token
 
 SHORTEST_CONTEXT_TOKENS = 256
@@ -173,25 +172,6 @@ def check_kv_memory(kv_memory_bytes: int | None, free_bytes: int, device: str) -
             f"{_gigabytes(kv_memory_bytes)} of memory for keys and values are asked for, and "
             f"{_gigabytes(free_bytes)} are free on {device}; ask for less, or leave it empty"
         )
-
-
-def check_tensors(config: ModelConfig, names: Collection[str]) -> None:
-    """Raises ``MissingTensorError``, naming the first of those that are not there."""
-    missing = [
-        name
-        for tensor in family_of(config).tensors(config)
-        if tensor.name not in names and not tensor.is_optional
-        for name in tensor.parts or (tensor.name,)
-        if name not in names
-    ]
-    if missing:
-        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise MissingTensorError(f"the weight files lack {missing[0]}{others}")
-
-
-def expected_tensors(config: ModelConfig) -> Iterable[str]:
-    """Every weight that a model of this config computes with, by Hugging Face name."""
-    return (tensor.name for tensor in family_of(config).tensors(config))
 
 
 def _gigabytes(num_bytes: int) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 import safetensors
 import torch
 
-from inference.loading.errors import BadFileError, MissingTensorError
+from inference.loading.errors import BadFileError, MissingTensorError, shape_in_words
+from inference.loading.safetensors_header import check_names_once
 from inference.models.stored import DenseWeight, StoredWeight
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -39,12 +40,19 @@ class SafetensorsFiles:
             self._open(path)
 
     def _open(self, path: Path) -> None:
+        """Raises ``BadFileError``. That tensors lie in the file, and apart, safetensors checks."""
+        check_names_once(path)
         try:
             file: Any = safetensors.safe_open(path, framework="pt")
         except (safetensors.SafetensorError, OSError) as error:
             raise BadFileError(f"{path} is not a readable safetensors file: {error}") from None
         for name in file.keys():  # noqa: SIM118 -- the handle is not iterable
-            dtype = file.get_slice(name).get_dtype()
+            if name in self._files:
+                raise BadFileError(f"{path.name} and another of the files both hold {name}")
+            entry = file.get_slice(name)
+            dtype, shape = entry.get_dtype(), tuple(entry.get_shape())
+            if 0 in shape and shape != (0,):
+                raise BadFileError(f"{path.name}: {name} is {shape_in_words(shape)}")
             is_code = dtype == CODES and _CODES_OF_EXPERTS.fullmatch(name) is not None
             if dtype not in self._dtype_bytes and not is_code:
                 raise BadFileError(

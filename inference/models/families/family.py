@@ -84,6 +84,8 @@ class TensorRole:
     tensor is the same on every rank."""
     is_optional: bool = False
     """Whether the model does without it where the files lack it."""
+    may_be_folded: bool = False
+    """Whether files may hold the numbers of a vector along two axes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,8 @@ def read_decoder(config: Json, generation: Json, **declared: Any) -> ModelConfig
         "intermediate_size": positive_integer(config, "intermediate_size"),
         "num_layers": positive_integer(config, "num_hidden_layers"),
         "num_heads": num_heads,
-        "num_kv_heads": int(config.get("num_key_value_heads") or num_heads),
-        "head_dim": int(config.get("head_dim") or hidden_size // num_heads),
+        "num_kv_heads": optional_size(config, "num_key_value_heads", num_heads),
+        "head_dim": optional_size(config, "head_dim", hidden_size // num_heads),
         "max_positions": extended_positions(max_positions, scaling),
         "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)),
         "rope_theta": float(rope.get("rope_theta") or 10000.0),
@@ -59,9 +59,14 @@ def generation_facts(config: Json, generation: Json) -> dict[str, Any]:
 
 
 def extended_positions(declared: int, scaling: RopeScaling | None) -> int:
-    """YaRN's reach is its factor times the trained length, which files often do not declare."""
+    """YaRN's reach is its factor times the trained length, which files often do not declare.
+    Raises ``BadFileError``."""
     if scaling is None or scaling.kind != "yarn":
         return declared
+    if not (math.isfinite(scaling.factor) and scaling.factor > 0):
+        raise BadFileError(
+            f"the factor of rope scaling yarn is {scaling.factor}, not a finite number above 0"
+        )
     return max(declared, int(scaling.factor * scaling.original_max_positions))
 
 
@@ -216,6 +221,11 @@ def positive_integer(config: Json, key: str) -> int:
     if not isinstance(value, int) or value <= 0:
         raise BadFileError(f"config.json: {key} is {value!r}, not a positive whole number")
     return value
+
+
+def optional_size(config: Json, key: str, default: int) -> int:
+    """``default`` where config.json has no such size, or 0. Raises ``BadFileError``."""
+    return positive_integer(config, key) if config.get(key) else default
 
 
 def _ids(value: Any) -> tuple[int, ...]:

@@ -100,4 +100,5 @@ def mamba_tensors(config: ModelConfig) -> Iterator[TensorRole]:
         yield TensorRole(f"{prefix}conv1d.bias", "conv", channels)
     for name in (mamba.decay, "dt_bias", "D"):
         yield TensorRole(prefix + name, "state", heads)
-    yield TensorRole(f"{prefix}norm.weight", "norm", (mamba.features,))
+    # GGUF holds the norm's numbers group by group.
+    yield TensorRole(f"{prefix}norm.weight", "norm", (mamba.features,), may_be_folded=True)

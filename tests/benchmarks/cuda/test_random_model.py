@@ -20,8 +20,8 @@ from benchmarks.cuda.random_model import (
     shards,
 )
 from benchmarks.cuda.shapes import SHAPES, TINY
+from inference.loading.checked_shapes import check_tensors
 from inference.loading.config import read_directory_config
-from inference.loading.preflight import check_tensors
 from inference.loading.safetensors_tensors import SafetensorsFiles
 from inference.loading.sources import directory_files
 
@@ -38,7 +38,7 @@ def test_a_load_finds_the_whole_model_in_its_shards(folder: Path) -> None:
     paths = directory_files(folder, None, free_bytes=0).weights
     assert len(paths) > 1
     files = SafetensorsFiles(paths)
-    check_tensors(read_directory_config(folder), files.names)
+    check_tensors(read_directory_config(folder), files)
     held_bytes = sum(files.bytes_of(name) for name in files.names)
     norm_bytes = sum(files.bytes_of(name) for name in files.names if "norm" in name)
     assert held_bytes - norm_bytes == folder_bytes(TINY)

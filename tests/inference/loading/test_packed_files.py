@@ -298,3 +298,69 @@ def test_a_scaled_matrix_without_its_scale_is_refused(tmp_path: Path) -> None:
     save_file(weight | {"m.weight_scale_inv": torch.zeros(1, 1, dtype=torch.uint8)}, path)
     with pytest.raises(BadFileError, match="stored as U8"):
         PackedFiles(SafetensorsFiles([path], is_quantized=True), quantization)
+
+
+def _opened_packed(case: str, change: Callable[[Tensors], None], path: Path) -> PackedFiles:
+    declared, _, make = CASES[case]
+    quantization = read_quantization({"quantization_config": declared})
+    assert quantization is not None
+    tensors, _ = make(64, 96)
+    change(tensors)
+    save_file({f"m.q_proj.{name}": t.contiguous() for name, t in tensors.items()}, path)
+    return PackedFiles(SafetensorsFiles([path], is_quantized=True), quantization)
+
+
+def _cut(name: str, axis: int = 0) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[name] = tensors[name].narrow(axis, 0, tensors[name].shape[axis] - 1)
+
+    return change
+
+
+def _set(name: str, tensor: torch.Tensor) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[name] = tensor
+
+    return change
+
+
+UNFIT: list[tuple[str, Callable[[Tensors], None], str]] = [
+    ("awq", _cut("scales", 1), r"scales is 3 x 63 and should be 3 x 64"),
+    ("awq", _cut("qzeros"), r"qzeros is 2 x 8 and should be 3 x 8"),
+    ("awq", _set("scales", torch.ones(3, 64, dtype=torch.int32)), "scales is stored as I32"),
+    ("awq", _set("qweight", torch.ones(96, dtype=torch.int32)), "should be a matrix"),
+    ("gptq of 8 bits", _cut("g_idx"), r"g_idx is 95 and should be 96"),
+    ("gptq of 8 bits", _cut("scales"), r"scales is 2 x 64|qzeros is 3 x 16 and should be 2 x 16"),
+    ("packed", _cut("weight_packed"), "weight_packed has 63 rows"),
+    ("packed", _cut("weight_packed", 1), "weight_packed has 11 words a row"),
+    ("packed", _cut("weight_scale"), r"weight_scale is 63 x 3 and should be 64 x 3"),
+    ("packed", _set("weight_shape", torch.tensor([64, 2**40])), "weight_packed has 12 words a row"),
+    ("packed", _set("weight_shape", torch.tensor([64])), "weight_shape says 64"),
+    ("packed, with zeros", _cut("weight_zero_point", 1), "weight_zero_point is 8 x 2"),
+]
+
+
+@pytest.mark.parametrize(("case", "change", "words"), UNFIT)
+def test_parts_of_a_matrix_that_do_not_fit_each_other_are_named(
+    case: str, change: Callable[[Tensors], None], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadFileError, match=words):
+        _opened_packed(case, change, tmp_path / "x.safetensors")
+
+
+def test_a_group_that_has_no_scales_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    groups = _set("g_idx", torch.full((96,), 3, dtype=torch.int32))
+    files = _opened_packed("gptq of 8 bits", groups, tmp_path / "x.safetensors")
+    with pytest.raises(BadFileError, match="g_idx names the group 3 of 3"):
+        files.stored("m.q_proj.weight")
+
+
+@pytest.mark.parametrize("scales", [(3, 1), (64, 2, 1), (64, 7), (65, 1)])
+def test_scales_of_no_rows_blocks_or_groups_are_refused(
+    scales: tuple[int, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.safetensors"
+    weight = torch.zeros(64, 96).to(torch.float8_e4m3fn)
+    save_file({"m.weight": weight, "m.weight_scale": torch.ones(scales)}, path)
+    with pytest.raises(BadFileError, match="no scales of rows, blocks or groups"):
+        PackedFiles(SafetensorsFiles([path], is_quantized=True), Quantization(method="fp8"))

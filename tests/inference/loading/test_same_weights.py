@@ -10,9 +10,9 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
+from inference.loading.checked_shapes import expected_tensors
 from inference.loading.errors import MissingTensorError
 from inference.loading.loader import OpenedModel, open_model
-from inference.loading.preflight import expected_tensors
 from inference.models.stored import GroupedWeight
 from inference.protocol.load import LoadSpec, LoadStage
 

@@ -153,10 +153,13 @@ ROWS = (
             architecture="phi3", keys={"rope.dimension_count": 8, "attention.sliding_window": 20}
         ),
     ),
-    Row(model_type="glm", config={"rope_parameters": HALF, "attention_bias": True}),
+    Row(
+        model_type="glm",
+        config={"rope_parameters": HALF, "attention_bias": True, "eos_token_id": 2},
+    ),
     Row(
         model_type="glm4",
-        config={"rope_parameters": HALF, "attention_bias": True},
+        config={"rope_parameters": HALF, "attention_bias": True, "eos_token_id": 2},
         gguf=GGUFRow(architecture="glm4", keys={"rope.dimension_count": 8}),
     ),
     Row(

@@ -1,0 +1,213 @@
+"""Whether the numbers of a ``ModelConfig`` make sense together, whichever file they come from.
+
+Checked as soon as a config has been read: memory is planned, tensors are expected and kernels are
+chosen by these numbers. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from inference.loading.errors import BadFileError
+from inference.models.config import ModelConfig, RopeScaling
+from inference.models.delta_config import DeltaConfig
+from inference.models.experts_config import ExpertsConfig
+from inference.models.families.limits import MOST_LAYERS, MOST_OF_ANYTHING, MOST_POSITIONS
+from inference.models.mamba_config import MambaConfig
+from inference.models.state_config import ShortConvConfig
+from inference.models.vision_config import VisionConfig
+
+
+def check_config(config: ModelConfig) -> ModelConfig:
+    """``config`` itself. Raises ``BadFileError``, naming the first number that makes no sense."""
+    return _refused(config, _problems(config))
+
+
+def check_tower(config: ModelConfig) -> ModelConfig:
+    """The same of the tower, once it is known that the files hold it: text models made from a
+    checkpoint with one often keep its description. Raises ``BadFileError``."""
+    problems = iter(()) if config.vision is None else _vision_problems(config.vision, config)
+    return _refused(config, problems)
+
+
+def _refused(config: ModelConfig, problems: Iterator[str]) -> ModelConfig:
+    if problem := next(problems, None):
+        raise BadFileError(f"the model's config makes no sense: {problem}")
+    return config
+
+
+def _problems(config: ModelConfig) -> Iterator[str]:
+    """In words, in an order in which each check may rely on those before it."""
+    yield from _size_problems(config)
+    yield from _layer_problems(config)
+    yield from _token_problems(config)
+    if config.module_config is None:
+        yield from _attention_problems(config)
+        yield from _number_problems(config)
+    if config.rope_scaling is not None:
+        yield from _scaling_problems(config, config.rope_scaling)
+    if config.experts is not None:
+        yield from _expert_problems(config.experts)
+    if config.delta is not None:
+        yield from _delta_problems(config.delta)
+    if config.mamba is not None:
+        yield from _mamba_problems(config.mamba)
+    if config.short_conv is not None:
+        yield from _conv_problems(config.short_conv)
+
+
+def _size_problems(config: ModelConfig) -> Iterator[str]:
+    yield from _beyond("num_layers", config.num_layers, MOST_LAYERS)
+    yield from _beyond("max_positions", config.max_positions, MOST_POSITIONS)
+    for name in (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads"),
+        "head_dim",
+    ):
+        yield from _beyond(name, getattr(config, name))
+    for name in ("sliding_window", "rotary_dim"):
+        if (size := getattr(config, name)) is not None:
+            yield from _beyond(name, size)
+
+
+def _layer_problems(config: ModelConfig) -> Iterator[str]:
+    for name in ("mixers", "mlps", "layer_kv"):
+        listed = getattr(config, name)
+        if listed and len(listed) != config.num_layers:
+            yield f"{len(listed)} layers are listed ({name}), and there are {config.num_layers}"
+    for heads, width in config.layer_kv:
+        if heads < 0 or width < 0:
+            yield f"a layer has {heads} heads of keys and values, {width} wide"
+    if "sliding" in config.mixer_kinds and config.sliding_window is None:
+        yield "layers attend within a window whose width is not declared"
+    if "sparse" in config.mlp_kinds and config.experts is None:
+        yield "layers have experts that are not declared"
+
+
+def _token_problems(config: ModelConfig) -> Iterator[str]:
+    for token_id in config.eos_token_ids:
+        if not 0 <= token_id < config.vocab_size:
+            yield (
+                f"the end-of-text token {token_id} is outside the vocabulary of "
+                f"{config.vocab_size} tokens"
+            )
+
+
+def _attention_problems(config: ModelConfig) -> Iterator[str]:
+    if config.num_heads % config.num_kv_heads:
+        yield (
+            f"{config.num_heads} query heads cannot share {config.num_kv_heads} heads of keys and "
+            "values evenly"
+        )
+    rotated = config.rotary_dim or config.head_dim
+    if rotated > config.head_dim or rotated % 2:
+        yield f"{rotated} features of each head of {config.head_dim} are rotated, in pairs"
+
+
+def _number_problems(config: ModelConfig) -> Iterator[str]:
+    for name in ("rope_theta", "sliding_rope_theta", "attention_soft_cap", "logit_soft_cap"):
+        if (number := getattr(config, name)) is not None:
+            yield from _not_positive(name, number)
+    yield from _not_finite("rms_norm_eps", config.rms_norm_eps)
+    if config.rms_norm_eps < 0:
+        yield f"rms_norm_eps is {config.rms_norm_eps}"
+    for name in ("embedding_multiplier", "residual_multiplier", "logit_multiplier"):
+        yield from _not_finite(name, getattr(config, name))
+    if config.attention_scale is not None:
+        yield from _not_finite("attention_scale", config.attention_scale)
+    if config.query_growth is not None:
+        yield from _not_finite("the growth of queries", config.query_growth.beta)
+        yield from _beyond("the positions of a step of growth", config.query_growth.positions)
+
+
+def _scaling_problems(config: ModelConfig, scaling: RopeScaling) -> Iterator[str]:
+    of = f"rope scaling {scaling.kind}"
+    yield from _beyond(f"{of}: original positions", scaling.original_max_positions, MOST_POSITIONS)
+    for name in ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
+        yield from _not_positive(f"{of}: {name}", getattr(scaling, name))
+    if scaling.low_freq_factor == scaling.high_freq_factor:
+        yield f"{of}: low_freq_factor and high_freq_factor are both {scaling.low_freq_factor}"
+    if scaling.kind == "yarn" and config.rope_theta <= 1:
+        yield f"{of}: the rotary base is {config.rope_theta}, not above 1"
+    if scaling.kind == "longrope" and scaling.original_max_positions < 2:
+        yield f"{of}: it was trained on {scaling.original_max_positions} position"
+    if scaling.attention_factor is not None:
+        yield from _not_positive(f"{of}: attention_factor", scaling.attention_factor)
+    for divisors in (scaling.short_divisors, scaling.long_divisors):
+        for divisor in divisors:
+            yield from _not_positive(f"{of}: a divisor", divisor)
+        count = (config.rotary_dim or config.head_dim) // 2
+        if divisors and len(divisors) != count:
+            yield f"{of}: {len(divisors)} divisors for {count} frequencies"
+
+
+def _expert_problems(experts: ExpertsConfig) -> Iterator[str]:
+    yield from _beyond("the number of experts", experts.num_experts)
+    yield from _beyond("the experts of a token", experts.experts_per_token, experts.num_experts)
+    yield from _beyond("the width of an expert", experts.intermediate_size)
+    if experts.shared_intermediate_size is not None:
+        yield from _beyond("the width of the shared expert", experts.shared_intermediate_size)
+    for name in ("weight_scale", "swish_gain"):
+        yield from _not_finite(f"{name} of experts", getattr(experts, name))
+    if experts.limit is not None:
+        yield from _not_positive("the limit of experts' gates", experts.limit)
+
+
+def _delta_problems(delta: DeltaConfig) -> Iterator[str]:
+    for name in (
+        *("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel"),
+    ):
+        yield from _beyond(f"Gated DeltaNet's {name}", getattr(delta, name))
+    if delta.num_value_heads % delta.num_key_heads:
+        yield (
+            f"{delta.num_value_heads} value heads of Gated DeltaNet cannot share "
+            f"{delta.num_key_heads} key heads evenly"
+        )
+
+
+def _mamba_problems(mamba: MambaConfig) -> Iterator[str]:
+    for name in ("num_heads", "head_dim", "num_groups", "state_size", "conv_kernel"):
+        yield from _beyond(f"Mamba-2's {name}", getattr(mamba, name))
+    if mamba.num_heads % mamba.num_groups:
+        yield f"{mamba.num_heads} heads of Mamba-2 are not in {mamba.num_groups} equal groups"
+    low, high = mamba.step_limit
+    if not 0 <= low < high:
+        yield f"Mamba-2's steps are limited to {low} … {high}"
+
+
+def _conv_problems(conv: ShortConvConfig) -> Iterator[str]:
+    yield from _beyond("the channels of a convolution", conv.channels)
+    yield from _beyond("the rows of a convolution", conv.kernel)
+
+
+def _vision_problems(vision: VisionConfig, config: ModelConfig) -> Iterator[str]:
+    for name in (
+        *("patch_px", "merge", "temporal_patch", "num_channels", "depth", "hidden_size"),
+        *("intermediate_size", "num_heads", "out_hidden_size", "num_position_embeddings"),
+    ):
+        yield from _beyond(f"the tower's {name}", getattr(vision, name))
+    yield from _beyond("the tower's depth", vision.depth, MOST_LAYERS)
+    yield from _not_positive("the tower's rope_theta", vision.rope_theta)
+    if not 0 <= vision.image_token_id < config.vocab_size:
+        yield f"the image token {vision.image_token_id} is outside the vocabulary"
+    taken = vision.deepstack_layers
+    if any(not 0 <= index < vision.depth for index in taken):
+        yield f"the tower's output is taken after the blocks {taken} of {vision.depth}"
+    frequencies = (config.rotary_dim or config.head_dim) // 2
+    if min(vision.mrope_section) < 0 or sum(vision.mrope_section) > frequencies:
+        yield f"mrope_section {vision.mrope_section} is no part of {frequencies} frequencies"
+
+
+def _beyond(name: str, size: int, most: int = MOST_OF_ANYTHING) -> Iterator[str]:
+    if not 1 <= size <= most:
+        yield f"{name} is {size}, not from 1 to {most}"
+
+
+def _not_finite(name: str, number: float) -> Iterator[str]:
+    if not math.isfinite(number):
+        yield f"{name} is {number}"
+
+
+def _not_positive(name: str, number: float) -> Iterator[str]:
+    if not (math.isfinite(number) and number > 0):
+        yield f"{name} is {number}, not a finite number above 0"

@@ -1,0 +1,89 @@
+"""Whether weight files hold every tensor that a model of a config computes with, each in the shape
+that its family declares. Reads headers only; one place for GGUF and safetensors. Imports no torch.
+
+    config ─▶ family.tensors ─▶ expected names and shapes ─┐
+    headers ─▶ TensorFiles ─▶ found names and shapes ──────┴─▶ the first that differs is refused
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
+from typing import Protocol
+
+from inference.loading.errors import MissingTensorError, WrongShapeError
+from inference.models.config import ModelConfig
+from inference.models.families.family import MATRIX_ROLES, TABLE_ROLES, TensorRole
+from inference.models.families.registry import family_of
+
+MOST_COUNTED = 1000
+"""Of missing tensors: the message says that there are more."""
+
+
+class DeclaredTensors(Protocol):
+    """Names and shapes as file headers declare them."""
+
+    @property
+    def names(self) -> Collection[str]: ...
+
+    def shape_of(self, name: str) -> tuple[int, ...]: ...
+
+
+def check_tensors(config: ModelConfig, files: DeclaredTensors) -> None:
+    """Raises ``MissingTensorError`` and ``WrongShapeError``, naming the first tensor that differs
+    from what the family of ``config`` declares."""
+    names = files.names
+    missing = list(islice(_missing(config, names), MOST_COUNTED))
+    if missing:
+        count = f"{'more than ' if len(missing) == MOST_COUNTED else ''}{len(missing) - 1}"
+        others = f" and {count} more" if len(missing) > 1 else ""
+        raise MissingTensorError(f"the weight files lack {missing[0]}{others}")
+    for tensor in family_of(config).tensors(config):
+        for name, expected in _expected(tensor, names):
+            found = files.shape_of(name)
+            if not _is_same(tensor, expected, found):
+                raise WrongShapeError(name, expected, found)
+
+
+def expected_tensors(config: ModelConfig) -> Iterable[str]:
+    """Every weight that a model of this config computes with, by Hugging Face name."""
+    return (tensor.name for tensor in family_of(config).tensors(config))
+
+
+def _missing(config: ModelConfig, names: Collection[str]) -> Iterator[str]:
+    return (
+        name
+        for tensor in family_of(config).tensors(config)
+        if tensor.name not in names and not tensor.is_optional
+        for name in tensor.parts or (tensor.name,)
+        if name not in names
+    )
+
+
+def _expected(tensor: TensorRole, names: Collection[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names among ``names`` that the tensor is held in, and their shapes. A weight's bias is read
+    wherever files have one, also where no family declares it."""
+    is_whole = tensor.name in names
+    held = (tensor.name,) if is_whole else tensor.parts
+    shape = tensor.shape if is_whole else tensor.shape[1:]
+    for name in held:
+        if name not in names:
+            continue
+        yield name, shape
+        stem, _, kind = name.rpartition(".")
+        if kind == "weight" and f"{stem}.bias" in names:
+            yield f"{stem}.bias", shape[:1]
+
+
+def _is_same(tensor: TensorRole, expected: tuple[int, ...], found: tuple[int, ...]) -> bool:
+    """Axes of one entry, which formats add and leave out, count for matrices alone."""
+    if tensor.role in MATRIX_ROLES | TABLE_ROLES:
+        return found == expected
+    if tensor.may_be_folded:
+        return math.prod(found) == math.prod(expected)
+    return _without_ones(found) == _without_ones(expected)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)

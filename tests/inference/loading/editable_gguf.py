@@ -1,0 +1,144 @@
+"""A GGUF file taken apart, to be changed and written again, whatever it then says."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inference.loading.gguf_header import ARRAY, SCALAR_FORMATS, STRING
+
+UINT32, FLOAT32, UINT64 = 4, 6, 10
+
+
+@dataclass(slots=True)
+class Pair:
+    key: str
+    kind: int
+    value: Any
+    item_kind: int = 0
+    """Of an array."""
+    length: int | None = None
+    """What an array, or a string, says of its length; ``None``: the truth."""
+
+
+@dataclass(slots=True)
+class Info:
+    name: str
+    sizes: list[int]
+    """The fastest axis first."""
+    type: int
+    offset: int
+
+
+@dataclass(slots=True)
+class EditableGGUF:
+    pairs: list[Pair]
+    infos: list[Info]
+    data: bytes
+    alignment: int = 32
+    num_pairs: int | None = None
+    num_infos: int | None = None
+    version: int = 3
+
+    @classmethod
+    def read(cls, path: Path) -> EditableGGUF:
+        reader = _Reader(path.read_bytes())
+        reader.take("4s")
+        version, num_infos, num_pairs = (reader.take(format) for format in ("I", "Q", "Q"))
+        pairs = [reader.pair() for _ in range(num_pairs)]
+        infos = [reader.info() for _ in range(num_infos)]
+        begin = -(-reader.at // 32) * 32
+        return cls(pairs, infos, reader.content[begin:], version=version)
+
+    def pair(self, key: str) -> Pair:
+        return next(pair for pair in self.pairs if pair.key == key)
+
+    def info(self, name: str) -> Info:
+        return next(info for info in self.infos if info.name == name)
+
+    def set(self, key: str, value: Any, kind: int = UINT32) -> None:
+        """In place of the value that the file has, or as a new one."""
+        self.pairs = [pair for pair in self.pairs if pair.key != key]
+        self.pairs.append(Pair(key, kind, value))
+
+    def content(self) -> bytes:
+        num_infos = len(self.infos) if self.num_infos is None else self.num_infos
+        num_pairs = len(self.pairs) if self.num_pairs is None else self.num_pairs
+        header = struct.pack("<4sIQQ", b"GGUF", self.version, num_infos, num_pairs)
+        header += b"".join(map(_pair_bytes, self.pairs))
+        header += b"".join(map(_info_bytes, self.infos))
+        return header + b"\0" * (-len(header) % self.alignment) + self.data
+
+    def write(self, path: Path) -> Path:
+        path.write_bytes(self.content())
+        return path
+
+
+class _Reader:
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.at = 0
+
+    def take(self, format: str) -> Any:
+        (value,) = struct.unpack_from(f"<{format}", self.content, self.at)
+        self.at += struct.calcsize(f"<{format}")
+        return value
+
+    def text(self) -> str:
+        return bytes(self.take(f"{self.take('Q')}s")).decode()
+
+    def pair(self) -> Pair:
+        key, kind = self.text(), self.take("I")
+        if kind == STRING:
+            return Pair(key, kind, self.text())
+        if kind != ARRAY:
+            return Pair(key, kind, self.take(SCALAR_FORMATS[kind]))
+        item_kind, length = self.take("I"), self.take("Q")
+        if item_kind == STRING:
+            return Pair(key, kind, [self.text() for _ in range(length)], item_kind)
+        return Pair(
+            key, kind, [self.take(SCALAR_FORMATS[item_kind]) for _ in range(length)], item_kind
+        )
+
+    def info(self) -> Info:
+        name, num_axes = self.text(), self.take("I")
+        sizes = [self.take("Q") for _ in range(num_axes)]
+        return Info(name, sizes, self.take("I"), self.take("Q"))
+
+
+def _text_bytes(text: str, length: int | None = None) -> bytes:
+    encoded = text.encode(errors="surrogateescape")
+    return struct.pack("<Q", len(encoded) if length is None else length) + encoded
+
+
+def _pair_bytes(pair: Pair) -> bytes:
+    head = _text_bytes(pair.key) + struct.pack("<I", pair.kind)
+    if pair.kind == STRING:
+        return head + _text_bytes(str(pair.value), pair.length)
+    if pair.kind != ARRAY:
+        return head + _scalar_bytes(pair.kind, pair.value)
+    length = len(pair.value) if pair.length is None else pair.length
+    items = (
+        _text_bytes(str(item)) if pair.item_kind == STRING else _scalar_bytes(pair.item_kind, item)
+        for item in pair.value
+    )
+    return head + struct.pack("<IQ", pair.item_kind, length) + b"".join(items)
+
+
+def _scalar_bytes(kind: int, value: Any) -> bytes:
+    """As the kind says; whole numbers wrap around."""
+    format = SCALAR_FORMATS.get(kind, "I")
+    if format in "fd":
+        return struct.pack(f"<{format}", float(value))
+    if format == "?":
+        return bytes([int(value) & 255])
+    size = struct.calcsize(f"<{format}")
+    return (int(value) & (256**size - 1)).to_bytes(size, "little")
+
+
+def _info_bytes(info: Info) -> bytes:
+    sizes = b"".join(struct.pack("<Q", size & (2**64 - 1)) for size in info.sizes)
+    numbers = struct.pack("<IQ", info.type & (2**32 - 1), info.offset & (2**64 - 1))
+    return _text_bytes(info.name) + struct.pack("<I", len(info.sizes)) + sizes + numbers
