@@ -30,7 +30,7 @@ from inference.text.chat_template import rendered_tools, wants_thinking
 from inference.text.compiling import calls_part, grammar_text, json_part, problem_of
 from inference.text.errors import GrammarTextError, SchemaError
 from inference.text.grammars import Thinking, answer_grammar
-from inference.text.schemas import checked_schema
+from inference.text.schemas import checked_schema, leniently_checked
 from inference.text.text_formats import text_part
 from inference.text.tool_calls.errors import UnsupportedSchemaError
 
@@ -158,15 +158,8 @@ def _checked_tool(tool: ToolDefinition, *, is_forced: bool) -> ToolDefinition:
         if tool.strict:
             return msgspec.structs.replace(tool, parameters=checked_schema(tool.parameters))
         if is_forced:
-            _check_leniently(tool.parameters)
+            return msgspec.structs.replace(tool, parameters=leniently_checked(tool.parameters))
     except SchemaError as error:
         failure = invalid_schema(str(error), error.path(tool.path))
         raise RequestRefusedError(failure) from error
     return tool
-
-
-def _check_leniently(schema: dict[str, Any]) -> None:
-    lenient = {**schema, "type": "object", "x-guidance": {"lenient": True}}
-    problem = problem_of(grammar_text([{"json_schema": lenient}]))
-    if problem is not None:
-        raise SchemaError((), problem)

@@ -42,6 +42,15 @@ def subschemas(place: Place) -> Iterator[Place]:
             yield place.child(keyword)
 
 
+def all_places(root: Any) -> Iterator[Place]:
+    """Every subschema, each before those inside it."""
+    pending = [Place((), root)]
+    while pending:
+        place = pending.pop()
+        yield place
+        pending += subschemas(place)
+
+
 def replaced(schema: Any, steps: Steps, replacement: Any) -> Any:
     """A copy of ``schema`` with ``replacement`` where ``steps`` lead."""
     if not steps:

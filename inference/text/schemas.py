@@ -1,6 +1,7 @@
 """Which JSON schemas can be enforced exactly, and where one that cannot goes wrong.
 
-    walk every subschema: only known keywords ─▶ compile the whole ─▶ on failure, find the keyword
+    walk every subschema: only known keywords ─▶ numbers that are exact, values that end
+        ─▶ compile the whole ─▶ on failure, find the keyword
 
 Draft 2020-12 and what older drafts spell differently. llguidance enforces; it ignores keywords that
 it does not know, so those are refused here. What it knows and how: its docs/json_schema.md.
@@ -8,11 +9,14 @@ it does not know, so those are refused here. What it knows and how: its docs/jso
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from inference.text.compiling import OUR_OPTIONS, TOO_DEEP, grammar_text, json_part, problem_of
 from inference.text.errors import SchemaError
+from inference.text.schema_bounds import with_exact_bounds
 from inference.text.schema_culprit import find_culprit
+from inference.text.schema_endless import without_endless
+from inference.text.schema_numbers import check_numbers
 from inference.text.schema_places import (
     ONE_SCHEMA,
     SCHEMA_LISTS,
@@ -20,8 +24,9 @@ from inference.text.schema_places import (
     STRUCTURE,
     Place,
     Schema,
-    subschemas,
+    all_places,
 )
+from inference.text.schema_rewrites import VACUOUS, original_steps, rewritten
 
 ASSERTIONS = frozenset(
     {
@@ -39,14 +44,6 @@ ANNOTATIONS = frozenset(
 """They say nothing of which values are valid. Nor do keywords that start with ``x-``, but for
 llguidance's own, which would loosen what is enforced."""
 KNOWN = STRUCTURE | ASSERTIONS | ANNOTATIONS
-VACUOUS: dict[str, tuple[Any, ...]] = {
-    "propertyNames": (True, {}, {"type": "string"}),
-    "uniqueItems": (False,),
-    "nullable": (False,),
-}
-"""Keywords that are not enforced, with those of their values that forbid nothing; schema libraries
-write them."""
-
 MAX_STEPS = 100
 """From the root to any subschema; llguidance reads no more than 128."""
 WORDINGS = {
@@ -57,39 +54,48 @@ WORDINGS = {
 
 
 def checked_schema(schema: Schema) -> Schema:
-    """``schema`` without what forbids nothing. Raises ``SchemaError`` naming the keyword that is
-    invalid or cannot be enforced."""
-    pending = [Place((), schema)]
-    while pending:
-        place = pending.pop()
+    """``schema`` in the keywords that are enforced. Raises ``SchemaError`` naming the keyword that
+    is invalid or cannot be enforced."""
+    for place in all_places(schema):
         _check_keywords(place)
-        pending += subschemas(place)
-    enforced: Schema = _without_vacuous(schema)
+    enforced: Schema = _enforced(schema)
     problem = problem_of(grammar_text([json_part(enforced)]))
     if problem is not None:
-        raise SchemaError(find_culprit(enforced, problem), WORDINGS.get(problem, problem))
-    return enforced
+        steps = original_steps(schema, find_culprit(enforced, problem))
+        raise SchemaError(steps, WORDINGS.get(problem, problem))
+    return cast(Schema, with_exact_bounds(enforced))
 
 
-def _without_vacuous(schema: Any) -> Any:
-    if not isinstance(schema, dict):
-        return schema
-    kept: dict[str, Any] = {}
-    for keyword, value in schema.items():
-        if keyword in SCHEMA_MAPS:
-            kept[keyword] = {name: _without_vacuous(inner) for name, inner in value.items()}
-        elif keyword in SCHEMA_LISTS and isinstance(value, list):
-            kept[keyword] = [_without_vacuous(inner) for inner in value]
-        elif keyword in ONE_SCHEMA:
-            kept[keyword] = _without_vacuous(value)
-        elif keyword not in VACUOUS:
-            kept[keyword] = value
-    return kept
+def leniently_checked(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same of the schema of an object, of which only the keywords that llguidance knows are
+    enforced."""
+    for place in all_places(schema):
+        _check_depth(place)
+    enforced: dict[str, Any] = _enforced(schema)
+    lenient = {**enforced, "type": "object", OUR_OPTIONS: {"lenient": True}}
+    problem = problem_of(grammar_text([{"json_schema": lenient}]))
+    if problem is not None:
+        raise SchemaError((), problem)
+    return cast(dict[str, Any], with_exact_bounds(enforced))
+
+
+def _enforced(schema: Any) -> Any:
+    enforced = rewritten(schema)
+    try:
+        for place in all_places(enforced):
+            check_numbers(enforced, place)
+        return without_endless(enforced)
+    except SchemaError as error:
+        raise SchemaError(original_steps(schema, error.steps), str(error)) from None
+
+
+def _check_depth(place: Place) -> None:
+    if len(place.steps) > MAX_STEPS:
+        raise SchemaError(place.steps, TOO_DEEP)
 
 
 def _check_keywords(place: Place) -> None:
-    if len(place.steps) > MAX_STEPS:
-        raise SchemaError(place.steps, TOO_DEEP)
+    _check_depth(place)
     if isinstance(place.schema, bool):
         return
     if not isinstance(place.schema, dict):
@@ -101,6 +107,8 @@ def _check_keywords(place: Place) -> None:
 
 
 def _refusal(keyword: str, value: Any, schema: dict[str, Any]) -> str | None:
+    if keyword == "nullable" and value is True:
+        return None
     if keyword in VACUOUS and value in VACUOUS[keyword]:
         return None
     if keyword not in KNOWN and (keyword == OUR_OPTIONS or not keyword.startswith("x-")):

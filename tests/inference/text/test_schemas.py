@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inference.text import schema_culprit
 from inference.text.compiling import find_problem, grammar_text, json_part, problem_of
 from inference.text.errors import SchemaError
-from inference.text.schemas import KNOWN, checked_schema
+from inference.text.schemas import KNOWN, checked_schema, leniently_checked
 
 PERSON = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -57,7 +57,11 @@ def test_what_can_be_enforced_passes(schema: dict[str, Any] | bool) -> None:
         ({"properties": {"x": {"not": {}}}}, "S.properties.x.not"),
         ({"anyOf": [{"type": "null"}, {"if": {}}]}, "S.anyOf[1].if"),
         ({"items": {"uniqueItems": True}}, "S.items.uniqueItems"),
-        ({"$defs": {"a": {"nullable": True}}}, "S.$defs.a.nullable"),
+        ({"$defs": {"a": {"nullable": "yes"}}}, "S.$defs.a.nullable"),
+        ({"nullable": True, "$ref": "#/$defs/a"}, "S.$ref"),
+        ({"properties": {"x": {"nullable": True, "pattern": "("}}}, "S.properties.x"),
+        ({"propertyNames": {"pattern": "^a"}}, "S.propertyNames"),
+        ({"dependentRequired": {"a": ["b"]}}, "S.dependentRequired"),
         ({"contentEncoding": "base64"}, "S.contentEncoding"),
         ({"x-guidance": {"lenient": True}}, "S.x-guidance"),
         ({"properties": {"x": {"minimun": 3}}}, "S.properties.x.minimun"),
@@ -92,6 +96,88 @@ def test_what_forbids_nothing_is_left_out() -> None:
     names = {"uniqueItems": {**numbers, "uniqueItems": False}, "x": {"nullable": False}}
     schema = {"properties": names, "propertyNames": {"type": "string"}}
     assert checked_schema(schema) == {"properties": {"uniqueItems": numbers, "x": {}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "read"),
+    [
+        ({"type": "string", "nullable": True}, {"type": ["string", "null"]}),
+        ({"type": ["null", "string"], "nullable": True}, {"type": ["null", "string"]}),
+        (
+            {"type": "string", "nullable": True, "minLength": 2},
+            {"type": ["string", "null"], "minLength": 2},
+        ),
+        (
+            {"allOf": [{"$ref": "#/$defs/a"}], "nullable": True, "$defs": {"a": {"const": 1}}},
+            {
+                "$defs": {"a": {"const": 1}},
+                "anyOf": [{"allOf": [{"$ref": "#/$defs/a"}]}, {"type": "null"}],
+            },
+        ),
+        (
+            {"properties": {"nullable": {"const": 1, "nullable": True}}},
+            {"properties": {"nullable": {"anyOf": [{"const": 1}, {"type": "null"}]}}},
+        ),
+    ],
+)
+def test_nullable_is_the_type_or_null(schema: dict[str, Any], read: dict[str, Any]) -> None:
+    assert checked_schema(schema) == read
+
+
+ROOT = {"$ref": "#"}
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "required": ["next"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        (ROOT, "S.$ref"),
+        ({"type": "object", "properties": {"a": ROOT}, "required": ["a"]}, "S.properties.a.$ref"),
+        ({"type": "array", "items": ROOT, "minItems": 1}, "S.items.$ref"),
+        ({"type": "array", "prefixItems": [ROOT], "minItems": 1}, "S.prefixItems[0].$ref"),
+        ({"anyOf": [ROOT, ROOT]}, "S.anyOf[0].$ref"),
+        ({"$defs": {"n": NODE}, "$ref": "#/$defs/n"}, "S.$defs.n.properties.next.$ref"),
+        (
+            {"type": "object", "required": ["x"], "additionalProperties": ROOT},
+            "S.additionalProperties.$ref",
+        ),
+        (
+            {"$ref": "#/$defs/n/properties/next", "$defs": {"n": NODE}},
+            "S.$defs.n.properties.next.$ref",
+        ),
+    ],
+)
+def test_a_schema_without_an_end_is_refused(schema: dict[str, Any], path: str) -> None:
+    with pytest.raises(SchemaError, match="without an end") as refused:
+        checked_schema(schema)
+    assert refused.value.path("S") == path
+    with pytest.raises(SchemaError, match="without an end"):
+        leniently_checked(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": ROOT}},
+        {"type": "array", "items": ROOT},
+        {"anyOf": [ROOT, {"type": "null"}]},
+        {"type": ["object", "null"], "properties": {"a": ROOT}, "required": ["a"]},
+    ],
+)
+def test_recursion_that_ends_is_left_alone(schema: dict[str, Any]) -> None:
+    assert checked_schema(schema) == schema
+
+
+def test_what_never_ends_inside_is_forbidden() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/n"}},
+        "$defs": {"n": NODE},
+    }
+    assert checked_schema(schema) == {
+        **schema,
+        "properties": {"a": {"type": "integer"}, "b": False},
+    }
 
 
 def test_one_of_hundreds_is_found() -> None:
