@@ -5,6 +5,7 @@ ModelError
 ├── MissingWeightsError         the files of an embedding model lack a tensor
 ├── PositionError               a step reaches beyond the positions that the model was built for
 ├── RanksDisagreeError          ranks that share a model did not find each other
+├── UnfitWeightsError           packed weights are not as large as native code would read them
 ├── UnknownArchitectureError    no family here is called that
 ├── UnsupportedAdapterError     this path does not compute what an adapter changes
 ├── UnsplittableError           so many ranks cannot share the model
@@ -33,6 +34,10 @@ class RanksDisagreeError(ModelError):
 
 class UnknownArchitectureError(ModelError):
     """``ModelConfig.architecture`` is not in the registry."""
+
+
+class UnfitWeightsError(ModelError):
+    """Native code indexes without looking: it is given nothing. The message names the part."""
 
 
 class UnsupportedAdapterError(ModelError):

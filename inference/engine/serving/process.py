@@ -43,7 +43,11 @@ from inference.garbage import keep_imports
 from inference.loading.disk import is_disk_full
 from inference.loading.errors import LoadError
 from inference.logs.setup import configure_logging
-from inference.models.errors import MissingWeightsError, UnknownArchitectureError
+from inference.models.errors import (
+    MissingWeightsError,
+    UnfitWeightsError,
+    UnknownArchitectureError,
+)
 from inference.protocol.engine import (
     CancelSequence,
     DropAdapter,
@@ -117,7 +121,7 @@ def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
         failure = LoadFailure(code="does_not_fit", message=str(error))
     except UnknownArchitectureError as error:
         failure = LoadFailure(code="unknown_architecture", message=str(error))
-    except MissingWeightsError as error:
+    except (MissingWeightsError, UnfitWeightsError) as error:
         failure = LoadFailure(code="bad_file", message=str(error))
     except StepFault as fault:
         log.exception("the first steps of %s failed", spec.model)

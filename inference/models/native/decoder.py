@@ -17,6 +17,7 @@ import torch
 from inference.models.config import Activation, ModelConfig, NormKind
 from inference.models.kv_format import KVFormat
 from inference.models.native.adapters import NativeAdapter, adapter_pointers
+from inference.models.native.checked_weights import WeightCheck
 from inference.models.native.layers import NativeLayer, NativeNorm, layer_structs, norm_struct
 from inference.models.native.packing import PackedLinear
 from inference.models.native.pictures import NativePictures
@@ -68,7 +69,9 @@ class NativeDecoder:
         num_threads: int,
         query_growth: torch.Tensor | None = None,
     ) -> None:
-        """``query_growth``: float32, what queries are multiplied by, by position."""
+        """``query_growth``: float32, what queries are multiplied by, by position. Raises
+        ``UnfitWeightsError``."""
+        WeightCheck(library, config).check(layers, final_norm, embedding, head)
         self._library = _declare(library)
         self.kv_region_bytes: int = library.helexa_kv_region_bytes(
             KV_FORMATS[kv_format], config.head_dim

@@ -11,7 +11,7 @@ import torch
 from inference.models.delta_config import DeltaConfig
 from inference.models.experts_config import ExpertsConfig, Scoring
 from inference.models.mamba_mixer import MambaVectors
-from inference.models.native.packing import Format, PackedLinear
+from inference.models.native.packing import PackedLinear
 from inference.models.native.structs import (
     CDeltaNet,
     CExperts,
@@ -166,8 +166,6 @@ def norm_struct(norm: NativeNorm | None) -> CNorm:
 
 def _conv_struct(conv: NativeConv) -> CShortConv:
     shape = conv.shape
-    assert conv.weight.shape == (shape.kernel, shape.channels)
-    assert conv.bias is None or conv.bias.shape == (shape.channels,)
     return CShortConv(
         channels=shape.channels,
         kernel=shape.kernel,
@@ -178,8 +176,6 @@ def _conv_struct(conv: NativeConv) -> CShortConv:
 
 def _mamba_struct(mamba: MambaVectors) -> CMamba:
     shape = mamba.shape
-    assert mamba.conv_weight.shape == (shape.conv_kernel, shape.conv_channels)
-    assert mamba.norm.shape == (shape.features,)
     return CMamba(
         num_heads=shape.num_heads,
         head_dim=shape.head_dim,
@@ -197,8 +193,6 @@ def _mamba_struct(mamba: MambaVectors) -> CMamba:
 
 def _delta_struct(delta: NativeDelta) -> CDeltaNet:
     shape = delta.shape
-    assert delta.conv_weight.shape == (shape.conv_kernel, shape.conv_channels)
-    assert delta.norm.shape == (shape.value_head_dim,)
     return CDeltaNet(
         num_key_heads=shape.num_key_heads,
         num_value_heads=shape.num_value_heads,
@@ -217,11 +211,6 @@ def _experts_struct(experts: NativeExperts) -> CExperts:
     config = experts.config
     has_shared = config.shared_intermediate_size is not None
     num_all = config.num_experts + has_shared
-    assert len(experts.gate_up) == len(experts.down) == num_all
-    assert experts.router.format is Format.F32
-    # The C side looks at the first to know what all of them read.
-    chosen = experts.gate_up[: config.num_experts]
-    assert len({tuple(part.format for part in parts) for parts in chosen}) == 1
     projections = CProjection * num_all
     return CExperts(
         num_experts=config.num_experts,

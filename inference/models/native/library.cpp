@@ -68,6 +68,9 @@ void helexa_pack(const helexa::TakenApart* weight, uint8_t* panels) {
   helexa::PanelWriter(*weight, panels).write();
 }
 
+// How many bytes of panels are read of it.
+int64_t helexa_linear_bytes(const helexa::Linear* weight) { return weight->bytes(); }
+
 // Of the keys, or the values, of one (block, kv head).
 int64_t helexa_kv_region_bytes(int32_t kv_format, int32_t head_dim) {
   if (kv_format == helexa::kKVInt8) return helexa::Int8KV::region_bytes(head_dim);

@@ -26,7 +26,7 @@ from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import Format, PackedLinear
 from inference.models.native.structs import Draw
-from tests.inference.models.packed_decoder import CONFIG, HIDDEN, Sequences, decoder
+from tests.inference.models.packed_decoder import CONFIG, Sequences, decoder
 
 MB = 1024**2
 MANY_ROWS = 1_000_000
@@ -67,19 +67,21 @@ def room_for(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def drawing_decoder(library: ctypes.CDLL, num_threads: int) -> NativeDecoder:
-    """It has a head's size and no weights: it draws, and nothing else."""
+def drawing_decoder(
+    library: ctypes.CDLL, num_threads: int, vocab_size: int = LARGE_VOCAB_SIZE
+) -> NativeDecoder:
+    """It draws, and nothing else: its head is wide, of rows of one feature, and never touched."""
     head = PackedLinear(
         format=Format.F32,
-        in_features=HIDDEN,
-        out_features=LARGE_VOCAB_SIZE,
-        panels=torch.zeros(16, dtype=torch.uint8),
+        in_features=1,
+        out_features=vocab_size,
+        panels=torch.empty(-(-vocab_size // 16), 1, 16),
     )
     return NativeDecoder(
         library,
-        replace(CONFIG, num_layers=0),
+        replace(CONFIG, num_layers=0, hidden_size=1),
         layers=[],
-        final_norm=NativeNorm(torch.ones(HIDDEN)),
+        final_norm=NativeNorm(torch.ones(1)),
         embedding=head,
         head=head,
         kv_format="fp32",
@@ -136,5 +138,5 @@ def test_a_team_that_gets_too_few_threads_is_refused(alone: Run) -> None:
 
 def _too_many_threads(library: ctypes.CDLL) -> None:
     with room_for(60 * MB), pytest.raises(MemoryError):
-        drawing_decoder(library, num_threads=64)
-    drawing_decoder(library, num_threads=2).close()
+        drawing_decoder(library, num_threads=64, vocab_size=CONFIG.vocab_size)
+    drawing_decoder(library, num_threads=2, vocab_size=CONFIG.vocab_size).close()
