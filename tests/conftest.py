@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import django.conf
 import hypothesis
@@ -17,6 +19,7 @@ import redis
 from pytest_django.plugin import DjangoDbBlocker
 from xdist.remote import Producer
 
+from helexa_site.bootstrap.environment import default_data_dir
 from helexa_site.bootstrap.suite import MODEL_CACHE_DIR, fetch_default_model
 from tests.embedding_model import fetch_embedding_model
 from tests.leftovers import leftovers, mark_this_run
@@ -152,11 +155,23 @@ def migrated_sqlite(make_sqlite: MakeSqlite) -> Path:
     return make_sqlite()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def apart_from_live_servers() -> None:
+    """Django has read the settings that ``tests/isolation.py`` made. A pytest that a test runs may
+    have a data directory and a database of that test."""
+    config = django.conf.settings.CONFIG
+    assert re.fullmatch(r"unix://.*/helexa-tests-[^/]+/no-redis\.sock", config.redis_url)
+    for named in (str(config.data_dir), config.database_url):
+        assert str(default_data_dir().resolve()) not in named, "it is a live server's"
+
+
 @pytest.fixture(scope="session")
 def redis_server_url() -> Iterator[str]:
     """A Redis of this test run's own, on its own unix socket."""
     with tempfile.TemporaryDirectory(prefix="helexa-test-") as run_dir:
-        with running_redis(Path(run_dir)) as url:
+        with running_redis(Path(run_dir)) as url, redis.Redis.from_url(url) as client:
+            server: dict[str, Any] = client.info("server")
+            assert Path(server["config_file"]).parent.samefile(run_dir), "it is another run's"
             yield url
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from helexa_site.bootstrap.console import say
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from helexa_site.bootstrap.isolation import isolate
 from inference.loading.errors import LoadError
 from inference.loading.host_memory import host_memory
 from inference.loading.sources import fetch_files
@@ -28,6 +29,7 @@ PROCESS_BYTES = 3 * 2**30
 
 def run_suite(arguments: list[str]) -> int:
     """pytest's exit code."""
+    isolate(os.environ)
     try:
         say("model", f"the default model is at {fetch_default_model()}")
     except LoadError as error:

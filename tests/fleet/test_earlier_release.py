@@ -93,7 +93,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 def run(root: Path, data_dir: Path, *arguments: str, **variables: str) -> str:
     """Python with the code in ``root``."""
-    unwanted = (MARK_VARIABLE, "DATABASE_URL", "REDIS_URL", "HELEXA_API_KEY", "HELEXA_SECRET_KEY")
+    unwanted = (MARK_VARIABLE, "DATABASE_URL", "HELEXA_API_KEY", "HELEXA_SECRET_KEY")
     inherited = {name: value for name, value in os.environ.items() if name not in unwanted}
     done = subprocess.run(
         [sys.executable, *arguments],

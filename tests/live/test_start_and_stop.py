@@ -24,6 +24,7 @@ import redis
 from helexa_site.bootstrap.arguments import shown_urls
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
 from inference.protocol.joining import decode_joining
+from inference.settings.setting import EXIT_MISCONFIGURED
 from tests.live.scripted_model import FAMILIES, ScriptedModel, make_model
 from tests.live.scripted_server import ENGINE
 from tests.live.serving import (
@@ -54,9 +55,9 @@ def start() -> Iterator[Start]:
         serve.end()
 
 
-def refusal(serve: Serve) -> str:
+def refusal(serve: Serve, exit_code: int = 1) -> str:
     """The one line of a start that was refused."""
-    assert serve.wait_ended() == 1
+    assert serve.wait_ended() == exit_code
     complaints = [line for line in serve.lines if line.startswith("helexa: ")]
     assert len(complaints) == 1, serve.output
     assert "Traceback" not in serve.output
@@ -208,8 +209,8 @@ def test_a_redis_that_is_away(start: Start, tmp_path: Path) -> None:
 
 
 def test_addresses_that_are_none(start: Start, tmp_path: Path) -> None:
-    assert "REDIS_URL" in refusal(start(tmp_path, REDIS_URL="garbage"))
-    line = refusal(start(tmp_path, DATABASE_URL="foo://user:secret@host/name"))
+    assert "REDIS_URL" in refusal(start(tmp_path, REDIS_URL="garbage"), EXIT_MISCONFIGURED)
+    line = refusal(start(tmp_path, DATABASE_URL="foo://user:secret@host/name"), EXIT_MISCONFIGURED)
     assert "DATABASE_URL" in line
     assert "secret" not in line
 
@@ -223,7 +224,8 @@ def test_a_database_that_is_away(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_setting_that_cannot_be(start: Start, tmp_path: Path) -> None:
-    assert "HELEXA_DEBUG" in refusal(start(tmp_path, HELEXA_DEBUG="perhaps"))
+    serve = start(tmp_path, HELEXA_DEBUG="perhaps")
+    assert "HELEXA_DEBUG" in refusal(serve, EXIT_MISCONFIGURED)
 
 
 @pytest.mark.slow

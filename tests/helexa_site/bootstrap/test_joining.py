@@ -92,6 +92,13 @@ def test_over_tls_both_clients_know_the_certificate(tmp_path: Path) -> None:
     assert "ssl_check_hostname=true" in known
 
 
+@pytest.fixture
+def no_redis_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a private Redis, which alone is shared."""
+    monkeypatch.delenv("REDIS_URL", raising=False)
+
+
+@pytest.mark.usefixtures("no_redis_named")
 def test_share_flags() -> None:
     assert parse_serve(["--share", "10.0.0.5:7000"]).share == Share(host="10.0.0.5", port=7000)
     assert parse_serve(["--share", ":7000"]).share == Share(host="0.0.0.0", port=7000)
@@ -112,6 +119,7 @@ def test_share_flags() -> None:
         ["--share", "h:1", "--share-tls-cert", "c"],
     ],
 )
+@pytest.mark.usefixtures("no_redis_named")
 def test_bad_share_flags(flags: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse_serve(flags)

@@ -9,11 +9,15 @@ import sys
 from pathlib import Path
 
 from helexa_site.bootstrap.environment import REPOSITORY_DIR
+from tests.live.serving import free_port
 
 
 def doctor(data_dir: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(REPOSITORY_DIR / "manage.py"), "doctor", *arguments],
+        [
+            *(sys.executable, str(REPOSITORY_DIR / "manage.py"), "doctor"),
+            *("--port", str(free_port()), *arguments),
+        ],
         capture_output=True,
         text=True,
         timeout=300,

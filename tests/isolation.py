@@ -1,0 +1,9 @@
+"""A pytest plugin, loaded before Django's settings are: gives the run an environment of its own."""
+
+from __future__ import annotations
+
+import os
+
+from helexa_site.bootstrap.isolation import isolate
+
+isolate(os.environ)
