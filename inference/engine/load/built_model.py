@@ -11,6 +11,11 @@ import torch
 
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
 from inference.engine.load.draft import DraftModel, build_draft_model
+from inference.engine.load.memory import (
+    SHORTEST_USEFUL_CONTEXT,
+    cpu_kv_share,
+    positions_that_fit,
+)
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.quality import quality_in_words
 from inference.engine.load.trial import Trial, try_out
@@ -20,12 +25,14 @@ from inference.engine.sampling.drawer_choice import choose_drawer
 from inference.engine.sampling.drawing import Drawer
 from inference.engine.sampling.grammars import GrammarCompiler
 from inference.engine.scheduling.limits import SchedulerLimits
+from inference.loading.devices import free_memory_bytes, ranks_on_one_device
 from inference.loading.errors import BadSourceError, UnknownArchitectureError
-from inference.loading.kv_choice import wanted_kv_format
+from inference.loading.kv_choice import foreseen_kv_format, wanted_kv_format
 from inference.loading.loader import PREFILL_TOKENS_PER_STEP, OpenedModel
 from inference.loading.progress import OnProgress
 from inference.models.decoder import DecoderModel
 from inference.models.errors import UnsupportedKVError, UnsupportedModuleError
+from inference.models.families.limits import MOST_POSITIONS
 from inference.models.native.model import NativeModel
 from inference.models.predictor import Predictor
 from inference.models.registry import AnyModel, build_fastest_model
@@ -50,6 +57,8 @@ class BuiltModel:
     draft: DraftModel | None
     """Among what the trial measured."""
     predictor: Predictor | None
+    num_positions: int | None
+    """The most tokens of a text that it was built for, where memory allowed no more."""
 
     @property
     def draft_block_bytes(self) -> int:
@@ -69,8 +78,8 @@ def build_model(
     host_gauge: HostGauge,
 ) -> BuiltModel:
     """Raises ``LoadError``, ``EngineError``, ``ModelError``."""
-    longest = opened.config.max_positions
-    context_tokens = min(longest, spec.max_context_tokens or longest)
+    wanted = min(opened.config.max_positions, spec.max_context_tokens or MOST_POSITIONS)
+    context_tokens = min(wanted, _most_positions(spec, opened))
     model, execution = _fastest_model(spec, opened, context_tokens, cache_dir / "native")
     predictor = None
     if opened.config.has_predictor:
@@ -86,7 +95,7 @@ def build_model(
     limits = _scheduler_limits(spec, model)
     if draft is not None and drafting is not None:
         run_largest_steps(draft.model, limits, draft.num_positions, drafting.num_parameters)
-    trial = try_out(spec, model, drawer, limits, host_gauge, opened.num_parameters)
+    trial = try_out(spec, model, drawer, limits, host_gauge, opened.num_parameters, context_tokens)
     # After the trial: a load that measures quality, as only the first does, takes no more by it.
     quality = quality_in_words(
         opened,
@@ -99,7 +108,28 @@ def build_model(
     if isinstance(model, NativeModel):
         # Its threads are its own; torch's, left over from sampling, would spin on their cores.
         torch.set_num_threads(1)
-    return BuiltModel(model, execution, drawer, drawing, limits, trial, quality, draft, predictor)
+    num_positions = context_tokens if context_tokens < wanted else None
+    return BuiltModel(
+        model, execution, drawer, drawing, limits, trial, quality, draft, predictor, num_positions
+    )
+
+
+def _most_positions(spec: LoadSpec, opened: OpenedModel) -> int:
+    """How many positions' angles are worth a table: no more than memory can serve."""
+    config, device, num_ranks = opened.config, opened.factory.device, spec.tensor_parallel
+    is_cpu = device.type == "cpu"
+    budget_bytes = spec.kv_memory_bytes
+    if budget_bytes is None:
+        free_bytes = free_memory_bytes(device) - spec.promised_bytes - opened.need.load_bytes
+        num_devices = num_ranks // ranks_on_one_device(spec, device)
+        budget_bytes = int(max(0, free_bytes) * num_devices * (cpu_kv_share() if is_cpu else 1))
+    is_native = is_cpu and num_ranks == 1 and opened.factory.dtype == torch.float32
+    kv_format = foreseen_kv_format(spec, device, is_native)
+    least, scaling = SHORTEST_USEFUL_CONTEXT, config.rope_scaling
+    if scaling is not None and scaling.kind == "longrope":
+        # Which divisors hold is decided by the context that the model declares.
+        least = max(least, scaling.original_max_positions + 1)
+    return max(positions_that_fit(config, budget_bytes, kv_format), least)
 
 
 def _fastest_model(

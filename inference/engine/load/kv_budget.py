@@ -40,6 +40,7 @@ def kv_plan(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> KVPlan:
         leaves_room=not is_cpu and not is_asked,
         draft_block_bytes=built.draft_block_bytes,
         adapter_bytes=0 if is_cpu or is_asked else _adapter_bytes(spec, model),
+        num_positions=built.num_positions,
     )
 
 

@@ -15,8 +15,8 @@ from inference.engine.load.context_limit import ContextBounds, PrefillBound
 from inference.engine.load.state_plan import StatePlan, plan_states
 from inference.loading.devices import free_memory_bytes
 from inference.models.cache_layout import cache_layout
-from inference.models.config import ModelConfig
-from inference.models.kv_format import KVFormat, kv_bytes_per_block
+from inference.models.config import ATTENTION_KINDS, ModelConfig
+from inference.models.kv_format import KVFormat, kv_bytes_per_block, kv_bytes_per_token
 from inference.settings.neuron import CPU_KV_SHARE
 
 DEFAULT_CPU_KV_SHARE = 0.15
@@ -30,6 +30,12 @@ TOKENS_PER_SEQUENCE = 1024
 ADAPTERS_SHARE = 1 / 8
 """The most of keys' and values' memory that is kept free for adapters: a model that nobody asks for
 an adapter must not lose its context to them."""
+POSITIONS_MARGIN = 1.25
+TABLE_COPIES = 3 * 4
+"""Bytes of each rotated feature of a position: cosines, sines, and the native decoder's halves of
+both, float32."""
+GROWTH_BYTES = 4
+"""What each position of a model takes whose queries grow."""
 KEPT_PER_WEIGHT_BYTE = 2
 """Bytes of host memory that past prompts may make keys and values grow to, per byte of weights:
 the more weights, the longer it takes to compute them again."""
@@ -67,13 +73,15 @@ def plan_kv(
     leaves_room: bool = False,
     draft_block_bytes: int = 0,
     adapter_bytes: int = 0,
+    num_positions: int | None = None,
 ) -> KVPlan:
     """As many blocks as the budget holds and ``max_sequences`` full contexts can use.
     ``kept_bytes``: how many of them past prompts may make the process grow to; ``None``: all.
     ``leaves_room``: nobody asked for all of the budget, so ``shared_budget`` is taken of it.
     ``draft_block_bytes``: of each block, what the model that makes drafts keeps there.
     ``adapter_bytes``: what adapters would need of the budget. They get it first, as far as
-    ``ADAPTERS_SHARE`` goes, and recurrent layers their states next. Raises ``DoesNotFitError``."""
+    ``ADAPTERS_SHARE`` goes, and recurrent layers their states next. ``num_positions``: how many
+    the model was built for, where that is fewer than it declares. Raises ``DoesNotFitError``."""
     adapter_bytes = min(adapter_bytes, int(budget_bytes * ADAPTERS_SHARE))
     budget_bytes -= adapter_bytes
     states = plan_states(
@@ -88,7 +96,7 @@ def plan_kv(
     bounds = ContextBounds(
         model_tokens=config.max_positions,
         operator_tokens=max_context_tokens,
-        kv_tokens=budget_bytes // block_bytes * block_tokens,
+        kv_tokens=_kv_tokens(budget_bytes // block_bytes * block_tokens, num_positions),
         prefill=prefill,
     )
     if leaves_room:
@@ -97,7 +105,8 @@ def plan_kv(
             context_bytes=-(-bounds.unbound_by_kv_tokens // block_tokens) * block_bytes,
             sequences_bytes=max_sequences * TOKENS_PER_SEQUENCE // block_tokens * block_bytes,
         )
-        bounds = replace(bounds, kv_tokens=budget_bytes // block_bytes * block_tokens)
+        kv_tokens = budget_bytes // block_bytes * block_tokens
+        bounds = replace(bounds, kv_tokens=_kv_tokens(kv_tokens, num_positions))
     wanted = min(config.max_positions, max_context_tokens or config.max_positions)
     shortest = min(wanted, SHORTEST_USEFUL_CONTEXT)
     if bounds.unbound_by_kv_tokens < shortest:
@@ -124,12 +133,27 @@ def plan_kv(
     )
 
 
+def _kv_tokens(in_blocks: int, num_positions: int | None) -> int:
+    return in_blocks if num_positions is None else min(in_blocks, num_positions)
+
+
 def shared_budget(budget_bytes: int, *, context_bytes: int, sequences_bytes: int) -> int:
     """What a model takes of the memory that is free for KV, so that another one finds room: what a
     few full contexts need, or some tokens of every sequence, but beyond one full context never more
     than half. One context it gets whole, else its clients would be told of a shorter one."""
     few_bytes = max(FEW_CONTEXTS * context_bytes, sequences_bytes)
     return min(budget_bytes, max(context_bytes, min(few_bytes, budget_bytes // 2)))
+
+
+def positions_that_fit(config: ModelConfig, free_bytes: int, kv_format: KVFormat) -> int:
+    """How many positions' keys, values and rotary angles ``free_bytes`` hold, and a quarter more:
+    memory may be freed before keys and values are sized. A declared context is a claim, and no
+    table of angles is made for positions that no memory can serve."""
+    num_tables = len(ATTENTION_KINDS.intersection(config.mixer_kinds) - {"unrotated"})
+    angle_bytes = num_tables * TABLE_COPIES * (config.rotary_dim or config.head_dim)
+    return int(POSITIONS_MARGIN * free_bytes) // (
+        kv_bytes_per_token(config, kv_format) + angle_bytes + GROWTH_BYTES
+    )
 
 
 def within_limit(budget_bytes: int, limit_bytes: int | None, taken_bytes: int) -> int:

@@ -38,12 +38,12 @@ def try_out(
     limits: SchedulerLimits,
     host_gauge: HostGauge,
     num_parameters: int,
+    context_tokens: int,
 ) -> Trial:
-    """``host_gauge`` was opened before anything was loaded."""
+    """``host_gauge`` was opened before anything was loaded. ``context_tokens``: what the model was
+    built for."""
     gauge = gauge_for(model.device, host_gauge)
     gauge.watch()
-    longest = model.config.max_positions
-    context_tokens = min(longest, spec.max_context_tokens or longest)
     run_largest_picture(model)
     trial_kv_bytes = run_largest_steps(model, limits, context_tokens, num_parameters)
     run_largest_sampling(model, drawer, limits)

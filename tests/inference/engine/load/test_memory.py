@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from inference.engine.load.memory import (
     cpu_kv_share,
     kept_host_bytes,
     plan_kv,
+    positions_that_fit,
     shared_budget,
 )
 from inference.models.adapter_targets import PLANNED_RANK, planned_adapter_bytes
@@ -139,7 +141,9 @@ def test_the_share_is_of_what_no_other_model_was_promised(monkeypatch: pytest.Mo
     monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
     model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
     trial = SimpleNamespace(bound=None, load_bytes=0, process_bytes=0)
-    built: Any = SimpleNamespace(model=model, trial=trial, draft=None, draft_block_bytes=0)
+    built: Any = SimpleNamespace(
+        model=model, trial=trial, draft=None, draft_block_bytes=0, num_positions=None
+    )
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", promised_bytes=20 * BLOCK_BYTES)
     assert kv_budget.kv_plan(spec, opened, built).num_blocks == 40
@@ -150,7 +154,9 @@ def test_no_more_than_the_neuron_promised_is_taken(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(kv_budget, "free_memory_bytes", lambda device: 100 * BLOCK_BYTES)
     model: Any = SimpleNamespace(config=CONFIG, device=torch.device("cpu"), kv_format="fp32")
     trial = SimpleNamespace(bound=None, load_bytes=7 * BLOCK_BYTES, process_bytes=3 * BLOCK_BYTES)
-    built: Any = SimpleNamespace(model=model, trial=trial, draft=None, draft_block_bytes=0)
+    built: Any = SimpleNamespace(
+        model=model, trial=trial, draft=None, draft_block_bytes=0, num_positions=None
+    )
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", memory_limit_bytes=30 * BLOCK_BYTES)
     assert kv_budget.kv_plan(spec, opened, built).num_blocks == 20
@@ -190,7 +196,9 @@ def test_a_card_keeps_room_for_the_adapters_of_all_slots(
         config=CONFIG, device=torch.device(device), dtype=torch.bfloat16, kv_format="bf16"
     )
     trial = SimpleNamespace(bound=None, load_bytes=0, process_bytes=0)
-    built: Any = SimpleNamespace(model=model, trial=trial, draft=None, draft_block_bytes=0)
+    built: Any = SimpleNamespace(
+        model=model, trial=trial, draft=None, draft_block_bytes=0, num_positions=None
+    )
     opened: Any = SimpleNamespace(weight_bytes=10**9)
     spec = LoadSpec(job_id="1", model="m", source="path:x", adapter_slots=3)
     found = kv_budget.kv_plan(msgspec.structs.replace(spec, **changes), opened, built)
@@ -221,3 +229,17 @@ def test_the_plan_of_a_card_leaves_room_and_says_what_its_kv_holds() -> None:
     assert shared.context_tokens == alone.context_tokens
     assert shared.kv_bytes < alone.kv_bytes
     assert f"{shared.num_blocks * 32:,}" in shared.context_reason
+
+
+def test_a_declared_context_is_a_claim_that_memory_bounds() -> None:
+    """Keys and values of a token take 512 bytes in float32, its angles 192 and 4 for growth."""
+    assert positions_that_fit(CONFIG, 708 * 1000, "fp32") == 1250
+    unrotated = replace(CONFIG, mixers=("unrotated",) * 2)
+    assert positions_that_fit(unrotated, 516 * 1000, "fp32") == 1250
+
+
+def test_a_context_never_passes_the_positions_that_the_model_was_built_for() -> None:
+    found = plan(40 * BLOCK_BYTES, num_positions=500)
+    assert found.context_tokens == 500
+    assert "bound by KV memory, the model's own are 1,024" in found.context_reason
+    assert plan(40 * BLOCK_BYTES, num_positions=500, leaves_room=True).context_tokens == 500

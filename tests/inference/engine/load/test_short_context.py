@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
+from inference.models import rope, step
 from inference.models.batch import Batch
+from inference.models.config import ModelConfig
 from inference.models.errors import PositionError
+from inference.models.native import model as native_model
 from inference.protocol.engine import SequenceStep, SubmitSequence
 from inference.protocol.load import LoadSpec
 from inference.protocol.sampling import SamplingParams
@@ -49,6 +54,40 @@ def test_a_clamped_context_loads_and_is_used_to_its_end(
             assert isinstance(output, SequenceStep), output
             answer += output.token_ids
     assert len(prompt) + len(answer) == context_tokens
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"], ids=["torch", "native"])
+def test_a_declared_context_is_a_claim_that_memory_bounds(
+    tiny_model_dir: Path,
+    data_dir: Path,
+    tmp_path: Path,
+    dtype: Literal["bfloat16", "float32"],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Angles of sixteen million positions would take gigabytes."""
+    shutil.copytree(tiny_model_dir, tmp_path / "claiming")
+    path = tmp_path / "claiming" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 2**24}))
+    lengths: list[int] = []
+    table_of = rope.rope_table
+
+    def measured(config: ModelConfig, num_positions: int, *others: Any) -> rope.RopeTable:
+        lengths.append(num_positions)
+        return table_of(config, num_positions, *others)
+
+    for user in (native_model, step):
+        monkeypatch.setattr(user, "rope_table", measured)
+    spec = LoadSpec(
+        job_id="1",
+        model="tiny",
+        source=f"path:{path.parent}",
+        devices=["cpu"],
+        dtype=dtype,
+        kv_memory_bytes=4 * 1024**2,
+    )
+    report = load_engine(spec, data_dir, lambda _: None).report
+    assert 1000 < report.context_tokens <= max(lengths) < 30_000
+    assert "bound by KV memory, the model's own are 16,777,216" in report.context_reason
 
 
 def test_a_step_beyond_the_angles_is_refused_before_it_writes(llama: Pair) -> None:

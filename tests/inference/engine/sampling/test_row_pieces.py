@@ -121,7 +121,7 @@ def test_a_load_counts_what_sampling_takes() -> None:
     model = TimedModel(PrefillSpeed(token_s=1e-5))
     gauge = HostGauge()
     spec = LoadSpec(job_id="1", model="tiny", source="path:none", max_context_tokens=64)
-    small = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6)  # type: ignore[arg-type]
+    small = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6, 64)  # type: ignore[arg-type]
     model.config = replace(model.config, vocab_size=vocab_size)
-    large = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6)  # type: ignore[arg-type]
+    large = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6, 64)  # type: ignore[arg-type]
     assert large.load_bytes - small.load_bytes > 2 * limits.max_running * vocab_size * 4
