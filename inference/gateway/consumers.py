@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -20,6 +20,7 @@ from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 
 from inference.gateway.advice import advice_headers
+from inference.gateway.body_writer import send_in_pieces
 from inference.gateway.call import FINISHED, Call
 from inference.gateway.gateway import Gateway
 from inference.gateway.ignored_fields import ignored_headers
@@ -118,6 +119,7 @@ class ApiConsumer(AbortableConsumer):
         self._client_left = False
         self._response_started = False
         self._response_ended = False
+        self._breaks_off = False
         self._is_open = False
         self._is_counted = False
         self._num_body_bytes = 0
@@ -191,10 +193,24 @@ class ApiConsumer(AbortableConsumer):
     async def respond(
         self, status: int, body: bytes, headers: Headers | None = None, *, type_: bytes = b""
     ) -> None:
-        content_type = (b"content-type", type_) if type_ else JSON_TYPE
-        length = (b"content-length", str(len(body)).encode())
-        await self.start_response(status, [content_type, length, *(headers or [])])
-        await self.send_body(body, last=True)
+        await self.respond_in_parts(status, [body], headers, type_=type_)
+
+    async def respond_in_parts(
+        self,
+        status: int,
+        parts: Sequence[bytes],
+        headers: Headers | None = None,
+        *,
+        type_: bytes = b"",
+    ) -> None:
+        length = (b"content-length", str(sum(map(len, parts))).encode())
+        await self.start_response(status, [_content_type(type_), length, *(headers or [])])
+        await send_in_pieces(parts, self.send_body)
+
+    async def begin_body(self, status: int, *, type_: bytes = b"") -> None:
+        """A body of unknown length follows. Where it breaks off, so does the connection."""
+        self._breaks_off = True
+        await self.start_response(status, [_content_type(type_)])
 
     async def start_response(self, status: int, headers: Headers) -> None:
         self._response_started = True
@@ -215,7 +231,10 @@ class ApiConsumer(AbortableConsumer):
         event."""
         if self._response_ended:
             return
-        if self._response_started:
+        if self._breaks_off:
+            logger.warning("request %s breaks off: %s", self.request_id, error.message)
+            super().abort()
+        elif self._response_started:
             frame = self.errors.error_frame(error, request_id=self.request_id)
             await self.send_body(frame, last=True)
         else:
@@ -289,6 +308,10 @@ class ApiConsumer(AbortableConsumer):
             logger.exception("request %s failed", self.request_id)
             self.call.outcome = InternalError.code
             await self.refuse(InternalError())
+
+
+def _content_type(type_: bytes) -> tuple[bytes, bytes]:
+    return (b"content-type", type_) if type_ else JSON_TYPE
 
 
 class UnknownUrlConsumer(ApiConsumer):

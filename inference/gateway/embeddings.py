@@ -1,18 +1,16 @@
-"""Answering a request for embeddings: parse, place, submit, and one body when the vectors are
-there. Whoever leaves is noticed, and the neuron told."""
+"""Answering a request for embeddings: parse, place, submit, and one body that is encoded and sent
+as the vectors come. Whoever leaves is noticed, and the neuron told."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
-
+from inference.gateway.body_writer import BodyWriter
 from inference.gateway.consumers import ApiConsumer
 from inference.gateway.generation import unix_time_s
+from inference.gateway.placed_request import PlacedRequest
 from inference.gateway.running import run_request
-from inference.protocol.events import Embedded
+from inference.protocol.events import Embedded, EmbeddedPart
 from inference.wire import openai_embeddings
-
-PARTS_A_TURN = 32
+from inference.wire.dialect import PartsEncoder
 
 
 class EmbeddingsConsumer(ApiConsumer):
@@ -22,20 +20,31 @@ class EmbeddingsConsumer(ApiConsumer):
 
     async def answer(self, body: bytes) -> None:
         request = self.parsed(openai_embeddings.parse, body)
+        encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
         async with run_request(
             self.gateway, self.call, request.embedding, abort=self.abort
         ) as stream:
-            while not isinstance(event := (await stream.next_events())[-1], Embedded):
-                pass
-        encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
-        await self.respond(200, await joined(encoder.parts(event)))
+            await write_body(stream, encoder, BodyWriter(self))
 
 
-async def joined(parts: Iterable[bytes]) -> bytes:
-    """Lets others run meanwhile."""
-    body = bytearray()
-    for number, part in enumerate(parts, start=1):
-        body += part
-        if number % PARTS_A_TURN == 0:
-            await asyncio.sleep(0)
-    return bytes(body)
+async def write_body(stream: PlacedRequest, encoder: PartsEncoder, writer: BodyWriter) -> None:
+    """Raises the ``ApiError`` that the stream failed with."""
+    has_ended = False
+    while not has_ended:
+        for event in await stream.next_events():
+            for part in encoder.parts(event):
+                await writer.write(part)
+            has_ended = isinstance(event, Embedded)
+    await writer.finish()
+
+
+async def all_vectors(stream: PlacedRequest) -> Embedded:
+    """For answers that are small. Raises the ``ApiError`` that the stream failed with."""
+    vectors: list[bytes] = []
+    while True:
+        for event in await stream.next_events():
+            if isinstance(event, EmbeddedPart | Embedded):
+                vectors += event.vectors
+            if isinstance(event, Embedded):
+                usage = event.usage
+                return Embedded(request_id=event.request_id, vectors=vectors, usage=usage)

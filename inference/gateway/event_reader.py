@@ -150,14 +150,15 @@ class EventReader:
             except (KeyError, msgspec.DecodeError) as error:
                 self._fault(f"an entry of its events does not decode: {error!s:.200}")
                 continue
-            self.deliver(batch)
+            self.deliver(batch, len(data))
             num_events += 1 + len(batch.events)
             num_bytes += len(data)
             if num_events >= EVENTS_A_TURN or num_bytes >= BYTES_A_TURN:
                 num_events = num_bytes = 0
                 await asyncio.sleep(0)
 
-    def deliver(self, batch: EventBatch) -> None:
+    def deliver(self, batch: EventBatch, num_bytes: int) -> None:
+        """``num_bytes`` of its entry, which its events share."""
         is_same_epoch = batch.epoch == self._epoch
         expected = self._next_sequence_number
         if is_same_epoch and batch.sequence_number < expected:
@@ -180,7 +181,7 @@ class EventReader:
                 self._fault("it answered a request that another neuron serves")
                 continue
             stream.epoch = batch.epoch
-            stream.put(event)
+            stream.put(event, num_bytes // len(batch.events))
 
     def _serves(self, stream: RequestStream) -> bool:
         """Streams that have not been accepted yet may have lost just that, so they count too."""

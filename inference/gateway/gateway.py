@@ -59,6 +59,8 @@ from metering.receipts import Receipts
 logger = logging.getLogger(__name__)
 
 COMMAND_TIMEOUT_S = 3.0
+MAX_READ_BYTES = 16 * 1024 * 1024
+"""Of events at once: twice what an honest neuron's entries are together."""
 READ_TIMEOUT_S = 3.0
 """Longer than the reader blocks, so that a Redis that hangs is noticed."""
 LAST_WORDS_S = 0.4
@@ -133,7 +135,9 @@ class Gateway:
         self._image_sender = ImageSender(self._redis, stall_limit_s=stall_limit_s)
         self.readers = EventReaders(
             self._redis,
-            lambda: RedisLink(self.config.redis_url, timeout_s=READ_TIMEOUT_S),
+            lambda: RedisLink(
+                self.config.redis_url, timeout_s=READ_TIMEOUT_S, max_reply_bytes=MAX_READ_BYTES
+            ),
             self.gateway_id,
             self.streams,
             stall_limit_s=stall_limit_s,

@@ -10,6 +10,7 @@ status and later ones become the stream's last event.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from inference.gateway.gateway import Gateway
 from inference.gateway.running import run_request
@@ -21,6 +22,7 @@ from inference.wire.dialect import (
     ErrorDialect,
     Parse,
     ParsedRequest,
+    PartsEncoder,
 )
 
 
@@ -63,16 +65,18 @@ class GenerationConsumer(StreamingConsumer):
         return make(request_id=self.request_id, clock=unix_time_s)
 
     async def _forward(self, events: list[Event], encoder: Encoder, request: ParsedRequest) -> None:
-        """Everything that is there goes out as one send."""
-        frames = b"".join([encoder.encode(event) for event in events])
+        """What a stream has of the events goes out as one send."""
         self._has_finished = isinstance(events[-1], Finished)
-        if not frames:
-            return
-        if request.stream:
+        if not request.stream:
+            if parts := [part for event in events for part in _parts(encoder, event) if part]:
+                await self.respond_in_parts(200, parts)
+        elif frames := b"".join([encoder.encode(event) for event in events]):
             await self._send_frames(frames, last=self._has_finished)
             self._has_begun = True
-        else:
-            await self.respond(200, frames)
+
+
+def _parts(encoder: Encoder, event: Event) -> Iterable[bytes]:
+    return encoder.parts(event) if isinstance(encoder, PartsEncoder) else [encoder.encode(event)]
 
 
 def unix_time_s() -> int:

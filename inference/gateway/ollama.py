@@ -11,14 +11,14 @@ from typing import ClassVar
 
 from fleet.catalogue import CatalogueEntry
 from fleet.snapshot import FleetSnapshot
+from inference.gateway.body_writer import BodyWriter
 from inference.gateway.consumers import ApiConsumer, Headers
-from inference.gateway.embeddings import joined
+from inference.gateway.embeddings import write_body
 from inference.gateway.gateway import Gateway
 from inference.gateway.generation import GenerationConsumer
 from inference.gateway.models import model_card
 from inference.gateway.ollama_pull import JSON_LINES
 from inference.gateway.running import run_request
-from inference.protocol.events import Embedded
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire import ollama_embed, ollama_errors, ollama_models
 from inference.wire.dialect import Encoder, Parse, ParsedRequest
@@ -84,14 +84,12 @@ class OllamaEmbedConsumer(ApiConsumer):
     async def answer(self, body: bytes) -> None:
         parse = ollama_embed.parse_old if self._is_old else ollama_embed.parse
         request = self.parsed(parse, body)
+        encoder = request.body_encoder(request_id=self.request_id, clock=time.time)
+        encoder.asked_at(self._asked_unix_s)
         async with run_request(
             self.gateway, self.call, request.embedding, abort=self.abort
         ) as stream:
-            while not isinstance(event := (await stream.next_events())[-1], Embedded):
-                pass
-        encoder = request.body_encoder(request_id=self.request_id, clock=time.time)
-        encoder.asked_at(self._asked_unix_s)
-        await self.respond(200, await joined(encoder.parts(event)))
+            await write_body(stream, encoder, BodyWriter(self))
 
 
 class OllamaModelsConsumer(ApiConsumer):

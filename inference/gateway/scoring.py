@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from inference.gateway.consumers import ApiConsumer
+from inference.gateway.embeddings import all_vectors
 from inference.gateway.gateway import Gateway
 from inference.gateway.generation import unix_time_s
 from inference.gateway.running import run_request
-from inference.protocol.events import Embedded
 from inference.wire import rerank, vllm_score
 
 
@@ -24,10 +24,9 @@ class ScoreConsumer(ApiConsumer):
         self, request: vllm_score.ScoringRequest | rerank.RerankRequest
     ) -> None:
         async with run_request(self.gateway, self.call, request.score, abort=self.abort) as stream:
-            while not isinstance(event := (await stream.next_events())[-1], Embedded):
-                pass
+            embedded = await all_vectors(stream)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
-        await self.respond(200, encoder.encode(event))
+        await self.respond(200, encoder.encode(embedded))
 
 
 class RerankConsumer(ScoreConsumer):

@@ -10,7 +10,10 @@ events before it. Belongs to one event loop; must not know Redis or HTTP.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
+
+import msgspec
 
 from inference.gateway.tally import Tally
 from inference.protocol.events import (
@@ -20,13 +23,22 @@ from inference.protocol.events import (
     Event,
     Failed,
     Failure,
+    Fragment,
     Tokenized,
     TokensCounted,
+    decode_event,
 )
 from inference.wire.errors import ApiError, RequestFailedError, ServiceUnavailableError
 
 MAX_QUEUED_EVENTS = 4096
 """Events that a client may be behind before its request is failed."""
+MAX_QUEUED_BYTES = 128 * 1024 * 1024
+"""The same in bytes of their entries: more than the largest answer that an honest neuron gives."""
+MAX_FRAGMENTED_BYTES = 64 * 1024 * 1024
+"""Of one event that comes in fragments."""
+EVENTS_A_TAKE = 256
+BYTES_A_TAKE = 256 * 1024
+"""What a consumer is given at once; then other tasks get to run."""
 
 
 class RequestStream:
@@ -38,6 +50,8 @@ class RequestStream:
         "_deadline",
         "_error",
         "_events",
+        "_fragments",
+        "_num_queued_bytes",
         "_submission",
         "_waiter",
         "accepted",
@@ -79,7 +93,11 @@ class RequestStream:
         self.num_misses = 0
         """How often in a row its neuron has said that it does not hold it."""
         self._submission: asyncio.Future[None] | None = None
-        self._events: list[Event] = []
+        self._events: deque[tuple[Event, int]] = deque()
+        """With their lengths in bytes."""
+        self._num_queued_bytes = 0
+        self._fragments = bytearray()
+        """Of the event that is not complete yet."""
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._abort = abort
@@ -93,8 +111,11 @@ class RequestStream:
         self._submission = submission
         submission.add_done_callback(self._submission_ended)
 
-    def put(self, event: Event) -> None:
-        """Only counted once the stream has ended."""
+    def put(self, event: Event, num_bytes: int = 0) -> None:
+        """Only counted once the stream has ended. ``num_bytes`` is its share of its entry."""
+        if isinstance(event, Fragment):
+            self._put_fragment(event)
+            return
         self.tally.see(event)
         if self.ended:
             return
@@ -107,11 +128,11 @@ class RequestStream:
                 event, Accepted | TokensCounted | Tokenized
             ):
                 self.fail(events_lost())
-            case _ if len(self._events) >= MAX_QUEUED_EVENTS:
+            case _ if self._is_full(num_bytes):
                 self.fail(_client_too_slow())
                 self._abort()
             case _:
-                self._take(event)
+                self._take(event, num_bytes)
 
     def fail(self, error: ApiError) -> None:
         """Ends the stream. Ignored once it has ended."""
@@ -134,23 +155,58 @@ class RequestStream:
             self._submission.cancel()
 
     async def next_events(self) -> list[Event]:
-        """Everything that is there, at least one event. Raises the ``ApiError`` it failed with."""
+        """At least one of the events that are there, and as many as may be encoded in one turn of
+        the loop. Raises the ``ApiError`` it failed with."""
+        if self._events:  # more than the last call could return
+            await asyncio.sleep(0)
         while not self._events:
             if self._error is not None:
                 raise self._error
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        events, self._events = self._events, []
+        events: list[Event] = []
+        taken_bytes = 0
+        while self._events and len(events) < EVENTS_A_TAKE and taken_bytes < BYTES_A_TAKE:
+            event, num_bytes = self._events.popleft()
+            events.append(event)
+            taken_bytes += num_bytes
+        self._num_queued_bytes -= taken_bytes
         return events
 
-    def _take(self, event: Event) -> None:
+    def _is_full(self, num_bytes: int) -> bool:
+        return (
+            len(self._events) >= MAX_QUEUED_EVENTS
+            or self._num_queued_bytes + num_bytes > MAX_QUEUED_BYTES
+        )
+
+    def _put_fragment(self, fragment: Fragment) -> None:
+        if self.ended:
+            return
+        self._fragments += fragment.data
+        if len(self._fragments) > MAX_FRAGMENTED_BYTES:
+            self._fragments = bytearray()
+            self.fail(events_lost())
+        elif fragment.is_last:
+            data, self._fragments = bytes(self._fragments), bytearray()
+            try:
+                event = decode_event(data)
+            except msgspec.DecodeError:
+                self.fail(events_lost())
+                return
+            if isinstance(event, Fragment) or event.request_id != self.request_id:
+                self.fail(events_lost())
+            else:
+                self.put(event, len(data))
+
+    def _take(self, event: Event, num_bytes: int) -> None:
         if isinstance(event, Accepted):
             self.accepted = True
         else:
             self._stop_deadline()
         if isinstance(event, ANSWERS):
             self.end()
-        self._events.append(event)
+        self._events.append((event, num_bytes))
+        self._num_queued_bytes += num_bytes
         self._wake()
 
     def _submission_ended(self, submission: asyncio.Future[None]) -> None:

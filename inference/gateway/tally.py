@@ -14,6 +14,7 @@ from inference.protocol.events import (
     Accepted,
     Cancelled,
     Embedded,
+    EmbeddedPart,
     Event,
     Failed,
     Finished,
@@ -57,7 +58,7 @@ class Tally:
                 self._prompt_tokens = event.prompt_tokens
                 if self._on_accepted is not None:
                     self._on_accepted(event.prompt_tokens)
-            case PromptScored():
+            case PromptScored() | EmbeddedPart():
                 pass
             case Finished() | Embedded():
                 self._settle(event.usage)

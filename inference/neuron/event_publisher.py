@@ -4,6 +4,8 @@
                   ▲                                            ├─ no answer, or no such stream
                   └──────────── resender thread ◀──────────────┘
 
+What is too large for one entry is split, and whoever publishes it waits while much is unsent.
+
 Owns the sequence numbers. A batch whose XADD was not acknowledged is sent again with the number it
 has, by a thread that lives only while there is something to send again; its reader drops what it
 has seen. What is given up leaves a gap, so its reader knows, and the requests in it are handed to
@@ -20,10 +22,12 @@ from collections.abc import Callable, Iterable
 
 import redis
 
+from inference.neuron.event_parts import batches_within
 from inference.neuron.live_request import AddressedEvent
 from inference.neuron.outbox import MAX_KEPT_BYTES, Batch, Outboxes
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
+    MAX_BATCH_BYTES,
     Event,
     EventBatch,
     decode_event_batch,
@@ -41,6 +45,8 @@ BEHIND_AFTER_S = 0.5
 """A batch that is on its way for longer makes its gateway one that is behind."""
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 0.5
+OVERHEAD_BYTES = 4096
+"""Of an entry, beside its events: more than its epoch and number take."""
 
 
 class EventPublisher:
@@ -62,7 +68,8 @@ class EventPublisher:
         self._on_lost = on_lost
         self._keep_s = keep_s
         self._lock = threading.Lock()
-        self._all_sent = threading.Condition(self._lock)
+        self._sent_some = threading.Condition(self._lock)
+        self._max_waiting_bytes = max_kept_bytes // 2
         self._outboxes = Outboxes(max_bytes=max_kept_bytes)
         self._next_number: defaultdict[str, int] = defaultdict(int)
         self._is_sending = False
@@ -71,23 +78,19 @@ class EventPublisher:
         self._resender: threading.Thread | None = None
 
     def publish(self, events: list[AddressedEvent]) -> None:
-        """Waits for Redis, once, where nobody else does already."""
+        """Waits for Redis, once, where nobody else does already; with more than one entry also
+        while half of what may be kept is unsent."""
         if not events:
             return
         by_gateway: defaultdict[str, list[Event]] = defaultdict(list)
         for gateway_id, event in events:
             by_gateway[gateway_id].append(event)
-        now_s = time.monotonic()
-        with self._lock:
-            for gateway_id, its_events in by_gateway.items():
-                data = self._encode(gateway_id, its_events)
-                self._outboxes.add(Batch(gateway_id, data, now_s))
-            excess = self._outboxes.drop_excess()
-            may_send = not (self._is_sending or self._is_stalled)
-            self._is_sending = self._is_sending or may_send
-        self._give_up(excess, "there are too many of them")
-        if may_send:
-            self._send_all()
+        for gateway_id, its_events in by_gateway.items():
+            if not self._add(gateway_id, its_events, max_bytes=MAX_BATCH_BYTES):
+                for part in batches_within(MAX_BATCH_BYTES - OVERHEAD_BYTES, its_events):
+                    self._wait_for_room()
+                    self._add(gateway_id, part)
+        self._send()
 
     def retire(self, gateway_id: str) -> None:
         """A gateway is dead: nobody reads its stream any more. Raises ``redis.RedisError``."""
@@ -102,15 +105,43 @@ class EventPublisher:
 
     def flush(self, timeout_s: float) -> None:
         """Returns when everything has been sent or given up, or the time is over."""
-        with self._all_sent:
-            self._all_sent.wait_for(lambda: not self._outboxes, timeout_s)
+        with self._sent_some:
+            self._sent_some.wait_for(lambda: not self._outboxes, timeout_s)
 
-    def _encode(self, gateway_id: str, events: list[Event]) -> bytes:
-        number = self._next_number[gateway_id]
-        self._next_number[gateway_id] = number + 1
-        return encode_event_batch(
-            EventBatch(epoch=self._epoch, sequence_number=number, events=events)
-        )
+    def _add(self, gateway_id: str, events: list[Event], *, max_bytes: int | None = None) -> bool:
+        """``False``: as one entry they have more than ``max_bytes``, and were not added."""
+        with self._lock:
+            number = self._next_number[gateway_id]
+            data = encode_event_batch(
+                EventBatch(epoch=self._epoch, sequence_number=number, events=events)
+            )
+            if max_bytes is not None and len(data) > max_bytes:
+                return False
+            self._next_number[gateway_id] = number + 1
+            self._outboxes.add(Batch(gateway_id, data, time.monotonic()))
+            excess = self._outboxes.drop_excess()
+        self._give_up(excess, "there are too many of them")
+        return True
+
+    def _wait_for_room(self) -> None:
+        """Returns when less than half of what may be kept is unsent, or Redis has not taken it for
+        as long as anything is kept."""
+        give_up_s = time.monotonic() + self._keep_s
+        while self._is_crowded() and (left_s := give_up_s - time.monotonic()) > 0:
+            self._send()
+            with self._sent_some:
+                self._sent_some.wait_for(lambda: not self._is_crowded(), min(left_s, MAX_PAUSE_S))
+
+    def _is_crowded(self) -> bool:
+        return self._outboxes.num_bytes > self._max_waiting_bytes
+
+    def _send(self) -> None:
+        """Sends what there is, where nobody does already and Redis answers."""
+        with self._lock:
+            may_send = not (self._is_sending or self._is_stalled)
+            self._is_sending = self._is_sending or may_send
+        if may_send:
+            self._send_all()
 
     def _send_all(self) -> None:
         """Sends until nothing is left that can be sent, or Redis does not answer. The caller has
@@ -164,6 +195,7 @@ class EventPublisher:
                     self._ensure_resender()
                 else:
                     self._outboxes.acknowledge(batch)
+            self._sent_some.notify_all()
         self._give_up(refused, str(problem))
 
     def _leave(self, error: Exception | None) -> None:
@@ -177,7 +209,7 @@ class EventPublisher:
             log.warning("events reach Redis again")
         self._is_stalled = error is not None
         if not self._outboxes:
-            self._all_sent.notify_all()
+            self._sent_some.notify_all()
 
     def _give_up(self, batches: Iterable[Batch], why: str) -> None:
         lost = {
@@ -215,7 +247,7 @@ class EventPublisher:
             if is_done:
                 self._resender = None
                 self._is_stalled = False
-                self._all_sent.notify_all()
+                self._sent_some.notify_all()
             may_send = not (is_done or self._is_sending)
             self._is_sending = self._is_sending or may_send
         self._give_up(overdue, f"Redis did not take them for {self._keep_s:.0f} s")

@@ -44,6 +44,10 @@ class Outboxes:
     def __bool__(self) -> bool:
         return bool(self._by_gateway)
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(outbox.num_bytes for outbox in self._by_gateway.values())
+
     def add(self, batch: Batch) -> None:
         outbox = self._by_gateway.setdefault(batch.gateway_id, _Outbox())
         outbox.batches.append(batch)
@@ -90,7 +94,7 @@ class Outboxes:
     def drop_excess(self) -> list[Batch]:
         """Drops all that is kept for those who have most, until the rest fits."""
         dropped: list[Batch] = []
-        while sum(outbox.num_bytes for outbox in self._by_gateway.values()) > self._max_bytes:
+        while self.num_bytes > self._max_bytes:
             largest = max(self._by_gateway, key=lambda name: self._by_gateway[name].num_bytes)
             dropped += self.drop(largest)
         return dropped

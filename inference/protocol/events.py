@@ -4,10 +4,12 @@
                  PromptScored before those of its prompt, where asked for
                  OutputTokens before those of its step, where asked for
                                         for each choice, interleaved ─▶ Finished
-    Accepted ─▶ Embedded        TokensCounted | Tokenized        at any time: Failed | Cancelled
+    Accepted ─▶ EmbeddedPart* ─▶ Embedded        TokensCounted | Tokenized
+                                                              at any time: Failed | Cancelled
 
 Exactly one terminal event: Finished, Embedded, TokensCounted, Tokenized, Failed or Cancelled.
 Events of one choice come in order, and a tool call's deltas before the next call starts.
+An event that is too large for one entry is sent as ``Fragment``s.
 
 A neuron adds one ``EventBatch`` per message of its engine to its stream for that gateway process.
 ``sequence_number`` counts batches per (neuron epoch, gateway), so a reader sees a gap when Redis
@@ -183,8 +185,16 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     stop string ended has none."""
 
 
+class EmbeddedPart(msgspec.Struct, frozen=True, kw_only=True, tag="embedded_part"):
+    """The next vectors of an answer that is too large for one entry; ``Embedded`` has the last."""
+
+    request_id: str
+    vectors: list[bytes]
+
+
 class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
-    """``vectors`` are float32, little-endian, one for each prompt in order."""
+    """``vectors`` are float32, little-endian, one for each prompt in order, those of the parts
+    before it left out."""
 
     request_id: str
     vectors: list[bytes]
@@ -222,6 +232,15 @@ class Cancelled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     usage: Usage | None = None
 
 
+class Fragment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="fragment"):
+    """The next bytes of one event in msgpack. The last fragment completes it, and no other event of
+    its request comes before that."""
+
+    request_id: str
+    data: bytes
+    is_last: bool = False
+
+
 Event = (
     Accepted
     | PromptScored
@@ -232,11 +251,13 @@ Event = (
     | ToolCallDelta
     | ChoiceFinished
     | Finished
+    | EmbeddedPart
     | Embedded
     | TokensCounted
     | Tokenized
     | Failed
     | Cancelled
+    | Fragment
 )
 ANSWERS = (Finished, Embedded, TokensCounted, Tokenized)
 """How a request ends that got what it asked for."""
@@ -252,6 +273,10 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     events: list[Event]
 
 
+MAX_BATCH_BYTES = 256 * 1024
+"""The most that a neuron writes as one entry."""
 EVENT_BATCH_FIELD = b"b"
+encode_event = msgspec.msgpack.Encoder().encode
+decode_event = msgspec.msgpack.Decoder(Event).decode
 encode_event_batch = msgspec.msgpack.Encoder().encode
 decode_event_batch = msgspec.msgpack.Decoder(EventBatch).decode

@@ -7,9 +7,9 @@ A dialect's module of errors fits ``ErrorDialect`` by having these names. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from inference.protocol.events import Event
 from inference.protocol.generation import GenerationRequest
@@ -39,6 +39,14 @@ class Encoder(Protocol):
     """Stateful, for one answer. A body encoder gives nothing until the last event."""
 
     def encode(self, event: Event) -> bytes: ...
+
+
+@runtime_checkable
+class PartsEncoder(Protocol):
+    """A body encoder of answers that may be large: it gives what an event adds to the body in parts
+    that are small where they can be."""
+
+    def parts(self, event: Event) -> Iterator[bytes]: ...
 
 
 class ParsedRequest(Protocol):

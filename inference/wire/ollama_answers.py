@@ -181,7 +181,8 @@ class OllamaBodyEncoder(_Answer):
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[dict[str, Any]] = []
-        self._logprobs: list[TextLogprob] | None = None
+        self._logprobs: list[orjson.Fragment] | None = None
+        """As JSON already: there are many of them."""
 
     def encode(self, event: Event) -> bytes:
         if isinstance(event, Finished):
@@ -193,7 +194,8 @@ class OllamaBodyEncoder(_Answer):
             self._thoughts.append(more.get("thinking", ""))
             self._calls += more.get("tool_calls", [])
         if isinstance(event, Delta) and event.logprobs is not None:
-            self._logprobs = [*(self._logprobs or []), *event.logprobs]
+            self._logprobs = self._logprobs or []
+            self._logprobs += map(orjson.Fragment, map(orjson.dumps, _logprobs(event.logprobs)))
         return b""
 
     def _body(self, usage: Usage) -> bytes:
@@ -204,7 +206,7 @@ class OllamaBodyEncoder(_Answer):
             more["tool_calls"] = self._calls
         end = self._end(usage)
         if self._logprobs is not None:
-            end["logprobs"] = _logprobs(self._logprobs)
+            end["logprobs"] = self._logprobs
         body = self._shape.body("".join(self._texts), more, end)
         return self._shape.line(self._clock(), body, done=True)
 

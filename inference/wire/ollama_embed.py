@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from inference.protocol.events import Embedded, Event
+from inference.protocol.events import Embedded, EmbeddedPart, Event
 from inference.protocol.generation import EmbeddingRequest, TextInput
 from inference.wire.dialect import NO_CONTEXT, RequestContext
 from inference.wire.fields import (
@@ -101,24 +101,34 @@ class OllamaEmbedEncoder:
         self._request = request
         self._clock = clock
         self._asked_s = clock()
+        self._num_vectors = 0
 
     def asked_at(self, unix_s: float) -> None:
         self._asked_s = unix_s
 
     def encode(self, event: Event) -> bytes:
-        return b"".join(self.parts(event)) if isinstance(event, Embedded) else b""
+        return b"".join(self.parts(event))
 
-    def parts(self, embedded: Embedded) -> Iterator[bytes]:
+    def parts(self, event: Event) -> Iterator[bytes]:
         """The body in pieces of one vector each, so that others may run between them."""
-        if self._request.is_old:
-            yield b'{"embedding":%b}' % _numbers(embedded.vectors[0])
+        if not isinstance(event, EmbeddedPart | Embedded):
             return
-        yield b'{"model":%b,"embeddings":[' % orjson.dumps(self._request.model)
-        for index, vector in enumerate(embedded.vectors):
-            yield (b"," if index else b"") + _numbers(vector)
+        if self._request.is_old:
+            yield b'{"embedding":%b}' % _numbers(event.vectors[0])
+            return
+        for vector in event.vectors:
+            yield (b"," if self._num_vectors else self._start()) + _numbers(vector)
+            self._num_vectors += 1
+        if isinstance(event, Embedded):
+            yield self._end(event)
+
+    def _start(self) -> bytes:
+        return b'{"model":%b,"embeddings":[' % orjson.dumps(self._request.model)
+
+    def _end(self, embedded: Embedded) -> bytes:
         duration = max(0, round((self._clock() - self._asked_s) * 1e9))
         counts = duration, embedded.usage.prompt_tokens
-        yield b'],"total_duration":%d,"prompt_eval_count":%d}' % counts
+        return b'],"total_duration":%d,"prompt_eval_count":%d}' % counts
 
 
 def _numbers(vector: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -137,11 +138,14 @@ def told_stream(encoder: Encoder, usage: ToldUsage, *, pads: bool) -> Encoder:
     return Obfuscated(encoder, marks=CHOICE_MARK) if pads else encoder
 
 
-def whole_body(
-    head: dict[str, Any], choices: list[dict[str, Any]], event: Finished, usage: ToldUsage
-) -> bytes:
-    told = told_usage_object(event, usage)
-    return orjson.dumps({**head, "choices": choices, "usage": told})
+def body_parts(
+    head: dict[str, Any], choices: Iterable[dict[str, Any]], event: Finished, usage: ToldUsage
+) -> Iterator[bytes]:
+    """A body, in pieces of one choice each."""
+    yield orjson.dumps(head)[:-1] + b',"choices":['
+    for index, choice in enumerate(choices):
+        yield (b"," if index else b"") + orjson.dumps(choice)
+    yield b'],"usage":' + orjson.dumps(told_usage_object(event, usage)) + b"}"
 
 
 def told_usage_object(event: Finished, usage: ToldUsage) -> dict[str, Any]:

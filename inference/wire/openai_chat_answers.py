@@ -8,6 +8,7 @@ Both say what ``added`` says, so a stream and a body of the same events cannot d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -32,9 +33,9 @@ from inference.wire.openai_answers import (
     LEAST_LOGPROB,
     Chunks,
     ToldUsage,
+    body_parts,
     finish_reason,
     told_system,
-    whole_body,
 )
 from inference.wire.openai_prompt_logprobs import PromptLogprobs
 
@@ -132,7 +133,8 @@ class Choice:
     calls: list[dict[str, Any]] = field(default_factory=list)
     """As in the body, but for their arguments, which are still in pieces."""
     arguments: list[list[str]] = field(default_factory=list)
-    logprobs: list[TextLogprob] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
+    """As JSON already: there are many of them."""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
 
@@ -189,6 +191,9 @@ class ChatBodyEncoder:
             self._prompt_logprobs = PromptLogprobs(num_prompts=1)
 
     def encode(self, event: Event) -> bytes:
+        return b"".join(self.parts(event))
+
+    def parts(self, event: Event) -> Iterator[bytes]:
         match event:
             case Accepted():
                 self._head = told_system(self._head, event) | (prompt_ids_of(event) or {})
@@ -199,30 +204,29 @@ class ChatBodyEncoder:
             case Delta():
                 choice = self._choices[event.index]
                 choice.add(added(event, self._reasoning))
-                choice.logprobs.extend(event.logprobs or ())
+                choice.logprobs.extend(map(_token_json, event.logprobs or ()))
             case ReasoningDelta() | ToolCallStarted() | ToolCallDelta():
                 self._choices[event.index].add(added(event, self._reasoning))
             case ChoiceFinished():
                 self._choices[event.index].finish_reason = finish_reason(event.reason)
             case Finished():
-                return self._body(event)
-        return b""
+                yield from self._body(event)
 
-    def _body(self, event: Finished) -> bytes:
-        choices = [
+    def _body(self, event: Finished) -> Iterator[bytes]:
+        choices = (
             {
                 "index": index,
                 "message": choice.message(self._reasoning),
-                "logprobs": _logprobs(choice.logprobs) if self._shows_logprobs else None,
+                "logprobs": _joined(choice.logprobs) if self._shows_logprobs else None,
                 "finish_reason": choice.finish_reason,
                 **({"token_ids": choice.token_ids} if self._shows_token_ids else {}),
             }
             for index, choice in enumerate(self._choices)
-        ]
+        )
         head = self._head
         if self._prompt_logprobs is not None:
             head = {**head, "prompt_logprobs": self._prompt_logprobs.of_prompt(0)}
-        return whole_body(head, choices, event, self._usage)
+        return body_parts(head, choices, event, self._usage)
 
 
 def prompt_ids_of(event: Accepted) -> dict[str, Any] | None:
@@ -234,6 +238,15 @@ def prompt_ids_of(event: Accepted) -> dict[str, Any] | None:
 
 def _logprobs(tokens: list[TextLogprob]) -> dict[str, Any]:
     return {"content": [output_token(token) for token in tokens], "refusal": None}
+
+
+def _token_json(token: TextLogprob) -> bytes:
+    return orjson.dumps(output_token(token))
+
+
+def _joined(tokens: list[bytes]) -> dict[str, Any]:
+    """The same as ``_logprobs``, of tokens that are JSON."""
+    return {"content": orjson.Fragment(b"[" + b",".join(tokens) + b"]"), "refusal": None}
 
 
 def output_token(token: TextLogprob) -> dict[str, Any]:

@@ -9,6 +9,7 @@ and no tool is ever called. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,9 +30,9 @@ from inference.wire.openai_answers import (
     LEAST_LOGPROB,
     Chunks,
     ToldUsage,
+    body_parts,
     finish_reason,
     told_system,
-    whole_body,
 )
 from inference.wire.openai_prompt_logprobs import PromptLogprobs
 
@@ -160,6 +161,9 @@ class CompletionBodyEncoder:
         self._choices = [Choice(Logprobs() if shows_logprobs else None) for _ in range(num_choices)]
 
     def encode(self, event: Event) -> bytes:
+        return b"".join(self.parts(event))
+
+    def parts(self, event: Event) -> Iterator[bytes]:
         match event:
             case Accepted():
                 self._head = told_system(self._head, event)
@@ -176,11 +180,10 @@ class CompletionBodyEncoder:
             case ChoiceFinished():
                 self._choices[event.index].finish_reason = finish_reason(event.reason)
             case Finished():
-                return self._body(event)
-        return b""
+                yield from self._body(event)
 
-    def _body(self, event: Finished) -> bytes:
-        choices = [
+    def _body(self, event: Finished) -> Iterator[bytes]:
+        choices = (
             {
                 "index": index,
                 "text": "".join(choice.texts),
@@ -190,8 +193,8 @@ class CompletionBodyEncoder:
                 **self._scores(index),
             }
             for index, choice in enumerate(self._choices)
-        ]
-        return whole_body(self._head, choices, event, self._usage)
+        )
+        return body_parts(self._head, choices, event, self._usage)
 
     def _ids(self, index: int) -> dict[str, Any]:
         if not self._prompts:

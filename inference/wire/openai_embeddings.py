@@ -1,7 +1,7 @@
 """OpenAI's embeddings dialect: texts or token ids in, one vector for each of them out.
 
     parse(body) ─▶ EmbeddingsRequest(embedding, encoding_format)
-    EmbeddingsBodyEncoder.encode(event) ─▶ b"" … one body
+    EmbeddingsBodyEncoder.parts(event) ─▶ the next pieces of one body
 
 There are no streams of it. Source: https://platform.openai.com/docs/api-reference/embeddings. Pure.
 """
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 
-from inference.protocol.events import Embedded, Event
+from inference.protocol.events import Embedded, EmbeddedPart, Event
 from inference.protocol.generation import EmbeddingRequest
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
 from inference.wire.errors import InvalidRequestError
@@ -120,21 +120,32 @@ class EmbeddingsBodyEncoder:
     def __init__(self, request: EmbeddingsRequest) -> None:
         self._model = request.embedding.model
         self._as_base64 = request.encoding_format == "base64"
+        self._num_vectors = 0
 
     def encode(self, event: Event) -> bytes:
-        return b"".join(self.parts(event)) if isinstance(event, Embedded) else b""
+        return b"".join(self.parts(event))
 
-    def parts(self, embedded: Embedded) -> Iterator[bytes]:
-        """The body in pieces of one vector each: all of them together may take a third of a
-        second, which nobody need wait for at one go."""
-        yield b'{"object":"list","data":['
-        for index, vector in enumerate(embedded.vectors):
-            head = b"{" if index == 0 else b",{"
+    def parts(self, event: Event) -> Iterator[bytes]:
+        """Pieces of one vector each: all of them together may take a third of a second, which
+        nobody need wait for at one go."""
+        if not isinstance(event, EmbeddedPart | Embedded):
+            return
+        for vector in event.vectors:
+            head = b",{" if self._num_vectors else b'{"object":"list","data":[{'
             numbers = self._vector(vector)
-            yield b'%b"object":"embedding","index":%d,"embedding":%b}' % (head, index, numbers)
+            yield b'%b"object":"embedding","index":%d,"embedding":%b}' % (
+                head,
+                self._num_vectors,
+                numbers,
+            )
+            self._num_vectors += 1
+        if isinstance(event, Embedded):
+            yield self._end(event)
+
+    def _end(self, embedded: Embedded) -> bytes:
         num_tokens = embedded.usage.prompt_tokens
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        yield b'],"model":%b,"usage":%b}' % (orjson.dumps(self._model), orjson.dumps(usage))
+        return b'],"model":%b,"usage":%b}' % (orjson.dumps(self._model), orjson.dumps(usage))
 
     def _vector(self, vector: bytes) -> bytes:
         """As numbers they are written with the fewest digits that make the same float32."""

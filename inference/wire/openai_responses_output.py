@@ -56,7 +56,8 @@ class MessageItem:
         self._place = {"item_id": item_id, "output_index": output_index, "content_index": 0}
         self._output_index = output_index
         self._texts: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[orjson.Fragment] = []
+        """As JSON already: there are many of them, and four events tell them all."""
         self._deltas = _Deltas("response.output_text.delta", {**self._place, "logprobs": []})
 
     def opening(self) -> list[NamedEvent]:
@@ -70,7 +71,7 @@ class MessageItem:
         return self._deltas.frame(text, sequence_number)
 
     def delta_with_logprobs(self, text: str, tokens: list[TextLogprob]) -> NamedEvent:
-        logprobs = [_token_object(token) for token in tokens]
+        logprobs = [orjson.Fragment(orjson.dumps(_token_object(token))) for token in tokens]
         self._texts.append(text)
         self._logprobs += logprobs
         return (

@@ -18,6 +18,11 @@ class Exchange:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""
+        self.piece_sizes: list[int] = []
+        """Of the body, as they were sent."""
+        self.reads = asyncio.Event()
+        """The client takes what is sent while this is set."""
+        self.reads.set()
         self.ended = asyncio.Event()
         self._grew = asyncio.Event()
         self.running = asyncio.create_task(application(scope, self._messages.get, self._take))
@@ -30,7 +35,9 @@ class Exchange:
             return
         assert self.status, "a body came before its response"
         assert not self.ended.is_set(), "a body came after the end"
+        await self.reads.wait()
         self.body += message["body"]
+        self.piece_sizes.append(len(message["body"]))
         if not message.get("more_body", False):
             self.ended.set()
             self._messages.put_nowait({"type": "http.disconnect"})

@@ -146,8 +146,12 @@ async def test_what_is_more_than_one_reads_bound_is_read_in_several(
     for delta in deltas:
         last = await writer.write("n1", delta)
     await _read_until(reader, last)
-    _, *read = await stream.next_events()
-    assert read == deltas
+    read: list[Event] = []
+    while len(read) <= len(deltas):
+        taken = await stream.next_events()
+        assert sum(len(event.text) for event in taken if isinstance(event, Delta)) < 350_000
+        read += taken
+    assert read[1:] == deltas
 
 
 async def test_an_entry_over_the_bound_fails_its_own_neurons_requests_alone(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,12 @@ from inference.neuron.event_publisher import EventPublisher
 from inference.neuron.live_request import AddressedEvent
 from inference.protocol.events import (
     EVENT_BATCH_FIELD,
+    MAX_BATCH_BYTES,
     Delta,
+    Embedded,
+    EmbeddedPart,
     EventBatch,
+    Usage,
     decode_event_batch,
 )
 from inference.protocol.keys import EVENTS_FIRST_ENTRY_ID, events_key
@@ -199,3 +204,37 @@ def test_threads_publish_together_in_number_order(redis_db: redis.Redis) -> None
         for index in range(4):
             of_one = [event.text for event in events if event.request_id == f"r{index}"]
             assert of_one == [str(number) for number in range(50)]
+
+
+def _embedded(gateway_id: str, request_id: str, num_vectors: int) -> AddressedEvent:
+    vectors = [bytes(16_384) for _ in range(num_vectors)]
+    usage = Usage(prompt_tokens=1, completion_tokens=0)
+    return AddressedEvent(gateway_id, Embedded(request_id=request_id, vectors=vectors, usage=usage))
+
+
+def test_large_answers_at_once_are_sent_in_bounded_entries(redis_db: redis.Redis) -> None:
+    """Together they are several times what may be kept: whoever publishes them waits."""
+    lost: list[set[str]] = []
+    publisher = _publisher(redis_db, lost, max_kept_bytes=4_000_000)
+    _make_streams(redis_db, "a")
+    threads = [
+        threading.Thread(target=publisher.publish, args=([_embedded("a", f"r{n}", 300)],))
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    publisher.flush(60)
+    assert lost == []
+    batches = _batches(redis_db, "a")
+    assert [batch.sequence_number for batch in batches] == list(range(len(batches)))
+    entries = redis_db.xrange(events_key("n1", "a"), min=f"({EVENTS_FIRST_ENTRY_ID}")
+    assert max(len(fields[EVENT_BATCH_FIELD]) for _, fields in entries) <= MAX_BATCH_BYTES
+    vectors: Counter[str] = Counter()
+    for event in (event for batch in batches for event in batch.events):
+        assert isinstance(event, EmbeddedPart | Embedded)
+        vectors[event.request_id] += len(event.vectors)
+    assert vectors == dict.fromkeys(("r0", "r1", "r2", "r3"), 300)
+    ends = [event for batch in batches for event in batch.events if isinstance(event, Embedded)]
+    assert len(ends) == 4

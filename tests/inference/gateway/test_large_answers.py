@@ -1,0 +1,179 @@
+"""Answers of many megabytes: in bounded pieces, at the pace of their own client."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from inference.gateway import streams
+from inference.gateway.body_writer import PIECE_BYTES
+from inference.gateway.gateway import Gateway
+from inference.neuron.event_parts import batches_within
+from inference.protocol.events import (
+    MAX_BATCH_BYTES,
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Embedded,
+    Event,
+    Finished,
+    TextLogprob,
+    Tokenized,
+    Usage,
+)
+from inference.protocol.generation import Submit
+from tests.inference.gateway.asgi_client import AsgiClient
+from tests.inference.gateway.fake_neuron import FakeNeuron, paris
+
+NUM_INPUTS = 256
+WIDTH = 1024
+VECTORS = [struct.pack(f"<{WIDTH}f", *(n + i / 7 for i in range(WIDTH))) for n in range(NUM_INPUTS)]
+ASK = {"model": "tiny", "input": ["x"] * NUM_INPUTS, "encoding_format": "base64"}
+USAGE = Usage(prompt_tokens=NUM_INPUTS, completion_tokens=0)
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def embeds(submit: Submit) -> AsyncIterator[list[Event]]:
+    """As a neuron sends it."""
+    yield [Accepted(request_id=submit.request_id, prompt_tokens=NUM_INPUTS)]
+    answer = Embedded(request_id=submit.request_id, vectors=VECTORS, usage=USAGE)
+    for batch in batches_within(MAX_BATCH_BYTES - 4096, [answer]):
+        yield batch
+
+
+def _vectors(answer: Any) -> list[bytes]:
+    assert [one["index"] for one in answer["data"]] == list(range(NUM_INPUTS))
+    return [base64.b64decode(one["embedding"]) for one in answer["data"]]
+
+
+async def test_embeddings_come_in_bounded_pieces(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.script = embeds
+    answers = await asyncio.gather(*(client.post("/v1/embeddings", ASK) for _ in range(4)))
+    for answer in answers:
+        assert answer.status == 200
+        assert "content-length" not in answer.headers
+        assert _vectors(answer.json) == VECTORS
+        assert answer.json["usage"]["total_tokens"] == NUM_INPUTS
+        assert max(answer.piece_sizes) <= PIECE_BYTES
+        assert len(answer.piece_sizes) > 20
+
+
+async def test_ollamas_embeddings_too(client: AsgiClient, neuron: FakeNeuron) -> None:
+    neuron.script = embeds
+    answer = await client.post("/api/embed", {"model": "tiny", "input": ["x"] * NUM_INPUTS})
+    assert answer.json["embeddings"][7] == pytest.approx(struct.unpack(f"<{WIDTH}f", VECTORS[7]))
+    assert len(answer.json["embeddings"]) == NUM_INPUTS
+    assert answer.json["prompt_eval_count"] == NUM_INPUTS
+    assert max(answer.piece_sizes) <= PIECE_BYTES
+
+
+async def test_a_client_that_reads_slowly_holds_up_itself_alone(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
+    neuron.script = embeds
+    slow = client.open("POST", "/v1/embeddings", ASK)
+    slow.reads.clear()
+    fast = await client.post("/v1/embeddings", ASK)
+    neuron.script = paris
+    assert _vectors(fast.json) == VECTORS
+    assert (await client.post("/v1/chat/completions", CHAT)).status == 200
+    assert slow.body == b"" and slow.status == 200
+    (waiting,) = (stream for stream in gateway.streams if stream._events)
+    assert waiting._num_queued_bytes > 500_000, "what its client does not read is not encoded"
+    slow.reads.set()
+    await slow.finish()
+    assert _vectors(slow.json) == VECTORS
+
+
+async def test_what_waits_for_a_slow_client_is_bounded_in_bytes(
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_QUEUED_BYTES", 500_000)
+    neuron.script = embeds
+    slow = client.open("POST", "/v1/embeddings", ASK)
+    slow.reads.clear()
+    await slow.finish()
+    assert not slow.ended.is_set(), "the connection breaks off"
+    neuron.script = paris
+    assert (await client.post("/v1/chat/completions", CHAT)).status == 200
+
+
+async def test_a_stream_that_breaks_in_a_body_breaks_the_connection(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    async def breaks(submit: Submit) -> AsyncIterator[list[Event]]:
+        async for events in embeds(submit):
+            if isinstance(events[-1], Embedded):
+                neuron.sequence_numbers[submit.gateway_id] += 1  # one batch is lost
+            yield events
+
+    neuron.script = breaks
+    answer = await client.open("POST", "/v1/embeddings", ASK).finish()
+    assert answer.status == 200 and not answer.ended.is_set()
+    assert b"error" not in answer.body
+
+
+async def test_a_small_answer_has_its_length(client: AsgiClient, neuron: FakeNeuron) -> None:
+    async def embeds_one(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=1)]
+        yield [Embedded(request_id=submit.request_id, vectors=VECTORS[:1], usage=USAGE)]
+
+    neuron.script = embeds_one
+    answer = await client.post("/v1/embeddings", {"model": "tiny", "input": "x"})
+    assert int(answer.headers["content-length"]) == len(answer.body)
+    assert len(answer.piece_sizes) == 1
+
+
+async def test_an_event_in_fragments_is_one_event(client: AsgiClient, neuron: FakeNeuron) -> None:
+    token_ids = list(range(100_000, 250_000))
+
+    async def tokenizes(submit: Submit) -> AsyncIterator[list[Event]]:
+        told = Tokenized(request_id=submit.request_id, token_ids=token_ids, context_tokens=9)
+        batches = list(batches_within(MAX_BATCH_BYTES - 4096, [told]))
+        assert len(batches) > 2
+        for batch in batches:
+            yield batch
+
+    neuron.script = tokenizes
+    answer = await client.post("/tokenize", {"model": "tiny", "prompt": "x"})
+    assert answer.json["tokens"] == token_ids
+    assert max(answer.piece_sizes) <= PIECE_BYTES
+
+
+async def test_many_choices_with_logprobs_come_in_bounded_pieces(
+    client: AsgiClient, neuron: FakeNeuron
+) -> None:
+    num_choices, num_tokens = 4, 500
+    entry = TextLogprob(
+        token="é", token_bytes="é".encode(), logprob=-0.5, top=[("a", b"a", -2.0)] * 20
+    )
+
+    async def answers(submit: Submit) -> AsyncIterator[list[Event]]:
+        request_id = submit.request_id
+        yield [Accepted(request_id=request_id, prompt_tokens=1)]
+        for index in range(num_choices):
+            delta = Delta(request_id=request_id, index=index, text="é", logprobs=[entry])
+            for _ in range(num_tokens // 50):
+                yield [delta] * 50
+        yield [
+            *(
+                ChoiceFinished(request_id=request_id, index=index, reason="length")
+                for index in range(num_choices)
+            ),
+            Finished(request_id=request_id, usage=USAGE),
+        ]
+
+    neuron.script = answers
+    ask = CHAT | {"n": num_choices, "logprobs": True, "top_logprobs": 20}
+    answer = await client.post("/v1/chat/completions", ask)
+    assert int(answer.headers["content-length"]) == len(answer.body)
+    assert max(answer.piece_sizes) <= PIECE_BYTES
+    for choice in answer.json["choices"]:
+        assert choice["message"]["content"] == "é" * num_tokens
+        assert len(choice["logprobs"]["content"]) == num_tokens
+        assert len(choice["logprobs"]["content"][-1]["top_logprobs"]) == 20
