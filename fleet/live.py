@@ -22,6 +22,7 @@ import redis.asyncio
 from django.conf import settings
 
 from fleet.errors import SnapshotUnavailableError
+from fleet.load_orders import load_orders
 from fleet.reports import Report, read_report
 from fleet.snapshot import FleetSnapshot, build_snapshot
 from fleet.turns import Turn, decode_turns, encode_turns
@@ -161,7 +162,7 @@ def _live_fleet(
     turns: tuple[Turn, ...],
 ) -> LiveFleet:
     reports = (
-        read_report(name, payload)
+        read_report(name, payload, load_orders())
         for name, payload in zip(names, payloads, strict=True)
         if payload is not None
     )

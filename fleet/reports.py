@@ -10,6 +10,9 @@ import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import msgspec
+
+from fleet.load_orders import LoadOrders
 from fleet.report_bounds import value_problem
 from inference.protocol.heartbeat import NeuronHeartbeat, decode_heartbeat
 
@@ -20,6 +23,7 @@ MAX_NAME_LENGTH = 100
 MAX_DEVICES = 64
 MAX_REPLICAS = 256
 MAX_REMEMBERED = 2000
+MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +35,17 @@ class Report:
     problem: str = ""
 
 
-def read_report(name: str, payload: bytes | str) -> Report:
-    """What the neuron of that name says of itself. A refusal is logged once."""
+def read_report(name: str, payload: bytes | str, orders: LoadOrders | None = None) -> Report:
+    """What the neuron of that name says of itself, without the replicas that ``orders`` knows
+    nothing of. A refusal is logged once."""
     last = _last_read.get(name)
     if last is not None and last[0] == payload:
         return last[1]
     try:
-        report = Report(name, _understood(name, payload))
-        _told.forget(name)
+        heartbeat = _understood(name, payload)
+        report = Report(name, heartbeat if orders is None else _ordered(heartbeat, orders))
+        if report.heartbeat is heartbeat:
+            _told.forget(name)
     except ValueError as error:
         report = Report(name, None, tell_refusal(name, str(error)))
     while len(_last_read) >= MAX_REMEMBERED:
@@ -52,6 +59,18 @@ def tell_refusal(name: str, why: str) -> str:
     problem = f"its report is refused: {why[:300]}"
     _told.tell_once(name, problem)
     return problem
+
+
+def _ordered(heartbeat: NeuronHeartbeat, orders: LoadOrders) -> NeuronHeartbeat:
+    """The heartbeat with its ordered replicas alone, and a problem that names the others."""
+    ordered, others = orders.ordered(heartbeat)
+    if not others:
+        return heartbeat
+    named = ", ".join(others[:MAX_NAMED]) + (" and more" if len(others) > MAX_NAMED else "")
+    problem = f"it reports {named}, which nobody ordered there: no requests go to it"
+    _told.tell_once(heartbeat.name, problem)
+    host = msgspec.structs.replace(ordered.host, problems=[*ordered.host.problems, problem])
+    return msgspec.structs.replace(ordered, host=host)
 
 
 def _understood(name: str, payload: bytes | str) -> NeuronHeartbeat:

@@ -24,6 +24,7 @@ NUM_CARDS = 4
 def make_fleet(*, num_neurons: int, num_replicas: int) -> None:
     """Needs Django to be set up, and its database to be there."""
     from fleet import live, services
+    from fleet.load_orders import load_orders
     from metering.actor import COMMAND
 
     per_neuron = -(-num_replicas // num_neurons)
@@ -35,14 +36,19 @@ def make_fleet(*, num_neurons: int, num_replicas: int) -> None:
     now_s = time.time()
     left = num_replicas
     for number in range(num_neurons):
-        beat = _heartbeat(f"neuron-{number:03d}", min(per_neuron, left), now_s)
+        name = f"neuron-{number:03d}"
+        replicas = [
+            _replica(index, now_s, load_orders().order(neuron=name, model=f"model-{index}"))
+            for index in range(min(per_neuron, left))
+        ]
+        beat = _heartbeat(name, replicas, now_s)
         left -= len(beat.replicas)
         services.heartbeat_record(heartbeat=beat)
         client.zadd(keys.NEURONS, {beat.name: now_s})
         client.set(keys.heartbeat_key(beat.name), encode_heartbeat(beat))
 
 
-def _heartbeat(name: str, num_replicas: int, now_s: float) -> NeuronHeartbeat:
+def _heartbeat(name: str, replicas: list[ReplicaState], now_s: float) -> NeuronHeartbeat:
     host = HostInfo(
         hostname=name,
         os="Linux",
@@ -59,7 +65,7 @@ def _heartbeat(name: str, num_replicas: int, now_s: float) -> NeuronHeartbeat:
         time_unix_s=now_s,
         host=host,
         devices=[_card(index) for index in range(NUM_CARDS)],
-        replicas=[_replica(number, now_s) for number in range(num_replicas)],
+        replicas=replicas,
     )
 
 
@@ -76,7 +82,7 @@ def _card(index: int) -> DeviceInfo:
     )
 
 
-def _replica(number: int, now_s: float) -> ReplicaState:
+def _replica(number: int, now_s: float, order: str) -> ReplicaState:
     stats = EngineStats(
         in_flight=number % 5,
         queue_depth=0,
@@ -89,6 +95,7 @@ def _replica(number: int, now_s: float) -> ReplicaState:
     return ReplicaState(
         model=f"model-{number}",
         job_id="one",
+        order=order,
         status=ReplicaStatus.READY,
         since_unix_s=now_s - 600,
         devices=[f"cuda:{number % NUM_CARDS}"],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 
+from fleet.load_orders import LoadOrders
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
     PROTOCOL,
@@ -52,6 +54,7 @@ def heartbeat(
             ReplicaState(
                 model=model,
                 job_id="benchmark",
+                order=LoadOrders(os.environ["HELEXA_SECRET_KEY"]).order(neuron=name, model=model),
                 status=ReplicaStatus.READY,
                 since_unix_s=started_unix_s,
                 report=_report(),

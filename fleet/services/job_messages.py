@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from fleet import neuron_client
+from fleet.load_orders import load_orders
 from fleet.models import LoadJob, Replica
 from inference.protocol.load import LoadSpec
 
@@ -48,4 +49,5 @@ def spec_of(job: LoadJob) -> LoadSpec:
     devices = list(job.devices)
     if not devices and entry.device != "auto":
         devices = [entry.device]
-    return msgspec.structs.replace(spec, devices=devices, evict=list(job.evict))
+    order = load_orders().order(neuron=job.neuron.name, model=job.model_name)
+    return msgspec.structs.replace(spec, devices=devices, evict=list(job.evict), order=order)

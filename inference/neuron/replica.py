@@ -85,9 +85,9 @@ class Replica:
         kept_bytes = holding.num_bytes if holding is not None else None
         return self._record.state(self.spec, self.load.devices, kept_bytes)
 
-    def adopt_job(self, job_id: str) -> None:
+    def adopt_job(self, spec: LoadSpec) -> None:
         """A second load job asks for what is here already: it is this replica's from now on."""
-        self.spec = msgspec.structs.replace(self.spec, job_id=job_id)
+        self.spec = msgspec.structs.replace(self.spec, job_id=spec.job_id, order=spec.order)
 
     def take_request(self) -> tuple[EngineProcess, ModelText]:
         """What runs a new request. Raises ``RequestRefusedError`` unless the model is ready."""

@@ -87,6 +87,7 @@ class ReplicaRecord:
                 status=self._status,
                 since_unix_s=self._since_unix_s,
                 spec_digest=spec_digest(spec),
+                order=spec.order,
                 devices=[report.device] if report is not None else list(devices),
                 memory_bytes=_memory_bytes(report, kept_bytes)
                 if asleep is None

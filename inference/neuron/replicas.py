@@ -51,7 +51,7 @@ class Replicas:
                 return None, current
             if current is not None and _is_already(current, spec):
                 if not current.is_resting:  # its waking is the new job's, its sleep is not
-                    current.adopt_job(spec.job_id)
+                    current.adopt_job(spec)
                 return None, current
             replica = Replica(spec, context, predecessor=current)
             self._by_model[spec.model] = replica

@@ -43,7 +43,7 @@ class Slumber:
         end_asked: threading.Event,
         *,
         run: Callable[[], EngineRun | None],
-        adopt_job: Callable[[str], None],
+        adopt_job: Callable[[LoadSpec], None],
     ) -> None:
         self._load = load
         self._record = record
@@ -169,7 +169,7 @@ class Slumber:
             wanted = self._wanted
         if run is None or wanted is None or not self._record.begin_waking():
             return
-        self._adopt_job(wanted.job_id)
+        self._adopt_job(wanted)
         self._load.spec = msgspec.structs.replace(self._load.spec, evict=wanted.evict)
         self._left.clear()
         self._context.on_change()

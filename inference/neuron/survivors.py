@@ -25,11 +25,15 @@ class Survivors:
         Raises ``redis.RedisError``."""
         if self._is_restored:
             return
-        restored = self._replicas.restore(self._specs.read(), self._context)
+        specs = self._specs.read()
+        ordered = [spec for spec in specs if spec.order]
+        restored = self._replicas.restore(ordered, self._context)
         self._is_restored = True
         for replica in restored:
             log.info("loading %s again: the last life of this neuron had it", replica.spec.model)
             replica.start()
+        if others := [spec.model for spec in specs if not spec.order]:
+            log.warning("not loaded again, saved without an order: %s", ", ".join(others))
 
     def write(self) -> None:
         """Raises ``redis.RedisError``."""

@@ -107,6 +107,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     since_unix_s: float
     spec_digest: str = ""
     """The digest of the spec that it was loaded from; empty where the neuron does not say."""
+    order: str = ""
+    """As its load spec had it: the control ordered this model here."""
     devices: list[str] = []
     """Where it is or is going: ``["cuda:1"]``."""
     memory_bytes: int | None = None

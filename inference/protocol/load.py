@@ -48,6 +48,8 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The load job's id in the database; free text to the neuron."""
     model: str
     """The catalogue name: what clients ask for and what the replica is called."""
+    order: str = ""
+    """The control's mark that it ordered this model on this neuron (``fleet.load_orders``)."""
     source: str
     """``scheme:rest``, scheme one of huggingface, path, pypi."""
     file: str | None = None
@@ -126,6 +128,7 @@ def draft_spec(spec: LoadSpec) -> LoadSpec | None:
 
 NOT_IN_DIGEST = (
     "job_id",
+    "order",
     "devices",
     "evict",
     "earlier_loads",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import django
 
+from tests.fleet.ordered import ordered
+
 if TYPE_CHECKING:
     from metering.models import Account
 
@@ -91,7 +93,7 @@ def _fleet() -> None:
     )
     client = live.redis_client()
     client.zadd(keys.NEURONS, {beat.name: now_s})
-    client.set(keys.heartbeat_key(beat.name), encode_heartbeat(beat))
+    client.set(keys.heartbeat_key(beat.name), encode_heartbeat(ordered(beat)))
     client.hincrby(refusals_key(now_s), encode_field(Refused("insufficient_quota", "research")), 17)
 
 

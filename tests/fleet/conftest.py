@@ -26,6 +26,7 @@ from inference.protocol.heartbeat import (
 )
 from inference.protocol.load import LoadReport
 from metering.actor import COMMAND
+from tests.fleet.ordered import ordered
 
 GIB = 1024**3
 NOW_UNIX_S = 1_700_000_000.0
@@ -148,7 +149,7 @@ def publish(
     def publish(*args: Any, **changes: Any) -> NeuronHeartbeat:
         beat = heartbeat(*args, **changes)
         redis_db.zadd(keys.NEURONS, {beat.name: beat.time_unix_s})
-        redis_db.set(keys.heartbeat_key(beat.name), encode_heartbeat(beat))
+        redis_db.set(keys.heartbeat_key(beat.name), encode_heartbeat(ordered(beat)))
         return beat
 
     return publish

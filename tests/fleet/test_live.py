@@ -13,13 +13,14 @@ from fleet.errors import SnapshotUnavailableError
 from fleet.wishes import Admission, AdmissionPolicy, Wish, Wishes, encode_wishes
 from inference.protocol import keys
 from inference.protocol.heartbeat import NeuronHeartbeat, encode_heartbeat
+from tests.fleet.ordered import ordered
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
 
 def publish(client: redis.Redis, beat: NeuronHeartbeat) -> None:
     client.zadd(keys.NEURONS, {beat.name: beat.time_unix_s})
-    client.set(keys.heartbeat_key(beat.name), encode_heartbeat(beat))
+    client.set(keys.heartbeat_key(beat.name), encode_heartbeat(ordered(beat)))
 
 
 async def read_async(url: str):
@@ -108,7 +109,7 @@ async def test_wishes_outlive_a_redis_that_lost_them(redis_url: str, redis_db, b
 def test_a_neuron_that_was_invited_is_found_without_the_list_of_names(redis_db, build) -> None:
     """Its Redis user may not write that list."""
     beat = build.heartbeat("guest")
-    redis_db.set(keys.heartbeat_key("guest"), encode_heartbeat(beat))
+    redis_db.set(keys.heartbeat_key("guest"), encode_heartbeat(ordered(beat)))
     publish_wishes(redis_db, AdmissionPolicy.AUTOMATIC, guest=Wish(), silent=Wish())
     assert [view.name for view in live.read_snapshot_sync(redis_db).neurons] == ["guest"]
 

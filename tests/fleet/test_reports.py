@@ -10,8 +10,10 @@ import pytest
 
 from fleet import services
 from fleet.lifecycles import NeuronStatus
+from fleet.load_orders import LoadOrders
 from fleet.models import Neuron
 from fleet.reports import MAX_REPLICAS, Report, read_report
+from fleet.snapshot import build_snapshot
 from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import HostInfo, NeuronHeartbeat, encode_heartbeat
 from inference.protocol.load import LoadFailure
@@ -119,3 +121,31 @@ def test_another_version_is_a_problem(build) -> None:
     (problem,) = Neuron.objects.get().problems
     assert "9.9.9" in problem
     assert VERSION in problem
+
+
+ORDERS = LoadOrders("of a test")
+
+
+def test_a_replica_that_nobody_ordered_does_not_exist(build, caplog) -> None:
+    """Nor one that was ordered elsewhere, or another model there."""
+    elsewhere = ORDERS.order(neuron="other", model="stolen")
+    another = ORDERS.order(neuron="beast", model="tiny")
+    beat = build.heartbeat(
+        replicas=[
+            build.replica(model="tiny", order=another),
+            build.replica(model="claimed"),
+            build.replica(model="stolen", order=elsewhere),
+            build.replica(model="swapped", order=another),
+            build.replica(model="odd", order="é" * 32),
+        ]
+    )
+    report = read_report("beast", encode_heartbeat(beat), ORDERS)
+    assert report.heartbeat is not None
+    assert [state.model for state in report.heartbeat.replicas] == ["tiny"]
+    assert report.heartbeat.host.problems == [
+        "it reports claimed, stolen, swapped and more, which nobody ordered there: "
+        "no requests go to it"
+    ]
+    assert "nobody ordered" in caplog.text
+    snapshot = build_snapshot([report.heartbeat])
+    assert [view.model for view in snapshot.replicas()] == ["tiny"]

@@ -14,6 +14,7 @@ from fleet.errors import (
     UnknownNeuronError,
 )
 from fleet.lifecycles import LoadJobStatus
+from fleet.load_orders import load_orders
 from fleet.models import CatalogueModel, LoadJob
 from fleet.services import load_jobs
 from inference.protocol.load import LoadSpec
@@ -32,6 +33,7 @@ def test_start_sends_the_spec_to_the_neurons_queue(model, neuron, sent) -> None:
     assert msgspec.convert(spec, LoadSpec) == LoadSpec(
         job_id=str(job.pk),
         model="tiny",
+        order=load_orders().order(neuron="beast", model="tiny"),
         source="pypi:tiny",
         revision="1.0",
         max_context_tokens=512,

@@ -40,6 +40,7 @@ from inference.protocol.heartbeat import (
 )
 from inference.protocol.held import NOBODY, HeldRequests, encode_held_requests
 from inference.protocol.load import LoadReport
+from tests.fleet.ordered import ordered
 
 Script = Callable[[Submit], AsyncIterator[list[Event]]]
 
@@ -104,7 +105,7 @@ class FakeNeuron:
         """Of its engine, as it says."""
 
     async def beat(self) -> None:
-        heartbeat = encode_heartbeat(self._heartbeat())
+        heartbeat = encode_heartbeat(ordered(self._heartbeat()))
         await self.client.set(keys.heartbeat_key(self.name), heartbeat, ex=60)
         await self.client.zadd(keys.NEURONS, {self.name: time.time()})
 

@@ -193,7 +193,11 @@ def fake_spec(byte_level_dir: Path) -> Callable[..., LoadSpec]:
     def make(model: str = "m", job_id: str = "j1", **options: float) -> LoadSpec:
         words = ",".join(f"{name}={value}" for name, value in ({"rate": 200} | options).items())
         return LoadSpec(
-            job_id=job_id, model=model, source=f"fake:{words}", file=str(byte_level_dir)
+            job_id=job_id,
+            model=model,
+            order="ordered",
+            source=f"fake:{words}",
+            file=str(byte_level_dir),
         )
 
     return make
