@@ -201,14 +201,22 @@ def _add_to_hours(cursor: CursorWrapper, using: str, entries: list[tuple[Settle,
     if not sums:
         return
     rows = [
-        (_stored(key[0] * HOUR_US, using), *key[1:], *sums[key]) for key in sorted(sums, key=str)
+        (_stored(key[0] * HOUR_US, using), *key[1:], *map(_bounded, sums[key]))
+        for key in sorted(sums, key=str)
     ]
-    grown = ", ".join(f"{name} = metering_usagehour.{name} + excluded.{name}" for name in SUMS)
+    grown = ", ".join(f"{name} = {_grown(name)}" for name in SUMS)
     cursor.execute(
         _insert("metering_usagehour", (*HOUR_KEYS, *SUMS), len(rows))
         + f' ON CONFLICT (hour, account, "key", model) DO UPDATE SET {grown}',
         _flat(rows),
     )
+
+
+def _grown(name: str) -> str:
+    """An hour's sum, which stays at the greatest integer instead of passing it: SQLite would store
+    a float, and PostgreSQL would refuse the batch each time."""
+    before, more = f"metering_usagehour.{name}", f"excluded.{name}"
+    return f"CASE WHEN {before} > {MAX_INT64} - {more} THEN {MAX_INT64} ELSE {before} + {more} END"
 
 
 def _write_held(

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db.models import Count, F, Sum
+from django.db.models import Count
 from django.db.models.functions import TruncMinute
 
+from metering.exact_sums import exact_sum, exact_sums
 from metering.models import LedgerEntry
 
 TRAFFIC_MINUTES = 30
+TOKENS = ("prompt_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +31,11 @@ def traffic(*, now: datetime) -> tuple[MinuteSums, ...]:
     moments = [this_minute - timedelta(minutes=ago) for ago in range(TRAFFIC_MINUTES - 1, -1, -1)]
     rows: Any = LedgerEntry.objects.filter(at__gte=moments[0]).order_by()
     counted = rows.annotate(minute=TruncMinute("at", tzinfo=UTC)).values("minute")
-    sums = counted.annotate(
-        num=Count("id"), tokens=Sum(F("prompt_tokens") + F("completion_tokens"))
-    )
-    found = {row["minute"]: (row["num"], int(row["tokens"] or 0)) for row in sums}
+    sums = counted.annotate(num=Count("id"), **exact_sums(TOKENS))
+    found = {
+        row["minute"]: (row["num"], sum(exact_sum(row, column) for column in TOKENS))
+        for row in sums
+    }
     return tuple(
         MinuteSums(at=moment, requests=requests, tokens=tokens)
         for moment, (requests, tokens) in ((one, found.get(one, (0, 0))) for one in moments)

@@ -10,10 +10,11 @@ from datetime import UTC, date, datetime, time, timedelta
 from enum import StrEnum
 from typing import Any
 
-from django.db.models import F, QuerySet, Sum
+from django.db.models import F, QuerySet
 from django.db.models.functions import TruncDate
 
 from metering.errors import MeteringValueError
+from metering.exact_sums import exact_sum, exact_sums
 from metering.models import UsageHour
 
 DEFAULT_DAYS = 30
@@ -78,14 +79,14 @@ def usage_list(*, by: UsageGroup, period: UsagePeriod, where: UsageFilter) -> li
     """Days in their order, everything else by cost and tokens, most first."""
     is_by_day = by is UsageGroup.DAY
     name = TruncDate("hour", tzinfo=UTC) if is_by_day else F(by.value)
-    order = ["name"] if is_by_day else ["-sum_cost_micro_usd", "-sum_completion_tokens", "name"]
-    rows: Any = _hours(period, where).annotate(name=name).values("name")
-    found = rows.annotate(**_sums()).order_by(*order)
-    return [UsageRow(name=str(row["name"]), sums=_sums_of(row)) for row in found]
+    grouped: Any = _hours(period, where).annotate(name=name).values("name")
+    found = grouped.annotate(**exact_sums(SUMS)).order_by("name")
+    rows = [UsageRow(name=str(row["name"]), sums=_sums_of(row)) for row in found]
+    return rows if is_by_day else sorted(rows, key=_by_cost)
 
 
 def usage_total(*, period: UsagePeriod, where: UsageFilter) -> UsageSums:
-    return _sums_of(_hours(period, where).aggregate(**_sums()))
+    return _sums_of(_hours(period, where).aggregate(**exact_sums(SUMS)))
 
 
 def _hours(period: UsagePeriod, where: UsageFilter) -> QuerySet[UsageHour]:
@@ -99,13 +100,12 @@ def _hours(period: UsagePeriod, where: UsageFilter) -> QuerySet[UsageHour]:
     return rows
 
 
-def _sums() -> dict[str, Any]:
-    return {f"sum_{name}": Sum(name) for name in SUMS}
-
-
 def _sums_of(row: dict[str, Any]) -> UsageSums:
-    """PostgreSQL sums integers into decimals."""
-    return UsageSums(**{name: int(row[f"sum_{name}"] or 0) for name in SUMS})
+    return UsageSums(**{name: exact_sum(row, name) for name in SUMS})
+
+
+def _by_cost(row: UsageRow) -> tuple[int, int]:
+    return -row.sums.cost_micro_usd, -row.sums.completion_tokens
 
 
 def _midnight(day: date) -> datetime:
