@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from django.db.models import Model, QuerySet, Sum
+from django.db.models import Count, Model, QuerySet, Sum
 from django.utils import timezone
 
 from inference.batches.models import Batch, StoredFile
 from inference.batches.records import OPEN, BatchRecord, FileRecord, is_id
+from inference.quotas import Used
 
 Row = TypeVar("Row", bound=Model)
 
@@ -30,14 +31,15 @@ def file_list(
     return [file_record(row) for row in _behind(rows, after)[: limit + 1]]
 
 
-def account_usage(account: str) -> tuple[int, int]:
-    """How many files it keeps, and their bytes."""
-    rows = StoredFile.objects.filter(account=account)
-    return rows.count(), rows.aggregate(total=Sum("size_bytes"))["total"] or 0
+def account_usage(account: str, using: str = "default") -> Used:
+    """The files that it keeps."""
+    rows = StoredFile.objects.using(using).filter(account=account)
+    total = rows.aggregate(number=Count("pk"), size_bytes=Sum("size_bytes"))
+    return Used(number=total["number"], size_bytes=int(total["size_bytes"] or 0))
 
 
-def num_open_batches(account: str) -> int:
-    return Batch.objects.filter(account=account, status__in=OPEN).count()
+def num_open_batches(account: str, using: str = "default") -> int:
+    return Batch.objects.using(using).filter(account=account, status__in=OPEN).count()
 
 
 def batch_find(batch_id: str, *, account: str, dialect: str) -> BatchRecord | None:

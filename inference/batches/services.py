@@ -18,18 +18,46 @@ from inference.batches.records import (
     BatchRecord,
     FileRecord,
 )
-from inference.batches.selectors import batch_record, file_record
+from inference.batches.selectors import (
+    account_usage,
+    batch_record,
+    file_record,
+    num_open_batches,
+)
+from inference.quotas import Quota, Used, account_locked
 
 MAX_NAME_CHARS = 255
 LEASE_S = 30.0
 """Many times the period in which gateways renew it."""
 
 
-def file_save(
-    *, file_id: str, account: str, name: str, purpose: str, size_bytes: int
+def file_add(
+    *,
+    file_id: str,
+    account: str,
+    name: str,
+    purpose: str,
+    size_bytes: int,
+    quota: Quota,
+    using: str = "default",
 ) -> FileRecord:
-    """Again: it has grown."""
-    row, _ = StoredFile.objects.update_or_create(
+    """Raises ``QuotaFullError`` where the account keeps as many as it may."""
+    with account_locked("files", account, using):
+        quota.check(account_usage(account, using), size_bytes)
+        row = StoredFile.objects.using(using).create(
+            id=file_id,
+            account=account,
+            name=name[:MAX_NAME_CHARS],
+            purpose=purpose,
+            size_bytes=size_bytes,
+            created_at=timezone.now(),
+        )
+    return file_record(row)
+
+
+def result_save(*, file_id: str, account: str, name: str, purpose: str, size_bytes: int) -> None:
+    """The results of a batch, which no quota refuses. Again: they have grown."""
+    StoredFile.objects.update_or_create(
         id=file_id,
         defaults={
             "account": account,
@@ -39,7 +67,6 @@ def file_save(
             "created_at": timezone.now(),
         },
     )
-    return file_record(row)
 
 
 def file_delete(*, file_id: str, account: str) -> bool:
@@ -48,9 +75,16 @@ def file_delete(*, file_id: str, account: str) -> bool:
     return deleted > 0
 
 
-def batch_create(*, lasts: timedelta, fields: Mapping[str, Any]) -> BatchRecord:
-    now = timezone.now()
-    row = Batch.objects.create(status=WAITING, created_at=now, expires_at=now + lasts, **fields)
+def batch_create(
+    *, lasts: timedelta, fields: Mapping[str, Any], max_open: int, using: str = "default"
+) -> BatchRecord:
+    """Raises ``QuotaFullError`` where the account has ``max_open`` open ones."""
+    account, now = fields["account"], timezone.now()
+    with account_locked("batches", account, using):
+        Quota(max_open).check(Used(num_open_batches(account, using)))
+        row = Batch.objects.using(using).create(
+            status=WAITING, created_at=now, expires_at=now + lasts, **fields
+        )
     return batch_record(row)
 
 

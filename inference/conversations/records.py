@@ -48,14 +48,6 @@ class ResponseRecord:
         return output
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredUsage:
-    """What an account keeps of responses."""
-
-    number: int
-    size_bytes: int
-
-
 def is_response_id(text: str) -> bool:
     """Whether an id can be one of ours; what cannot need not be looked for."""
     return _RESPONSE_ID.fullmatch(text) is not None

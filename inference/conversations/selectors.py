@@ -26,9 +26,9 @@ from inference.conversations.records import (
     CONTINUABLE,
     MAX_CHAIN,
     ResponseRecord,
-    StoredUsage,
     is_response_id,
 )
+from inference.quotas import Used
 
 ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})_i?[0-9]+")
 """Items that got their id here say which response they belong to."""
@@ -95,12 +95,14 @@ def items_find(item_ids: Iterable[str], *, account: str) -> dict[str, dict[str, 
     return {item_id: found[item_id] for item_id in wanted if item_id in found}
 
 
-def account_usage(account: str) -> StoredUsage:
+def account_usage(account: str, using: str = "default") -> Used:
     """What an account keeps."""
-    row = StoredResponse.objects.filter(account=account).aggregate(
-        number=Count("pk"), size_bytes=Sum("size_bytes")
+    row = (
+        StoredResponse.objects.using(using)
+        .filter(account=account)
+        .aggregate(number=Count("pk"), size_bytes=Sum("size_bytes"))
     )
-    return StoredUsage(number=row["number"], size_bytes=row["size_bytes"] or 0)
+    return Used(number=row["number"], size_bytes=int(row["size_bytes"] or 0))
 
 
 def _record(row: StoredResponse, now: datetime) -> ResponseRecord:

@@ -12,6 +12,8 @@ from django.utils import timezone
 
 from inference.conversations.models import StoredResponse
 from inference.conversations.records import ACTIVE, ResponseRecord, is_response_id
+from inference.conversations.selectors import account_usage
+from inference.quotas import Quota, account_locked
 from metering.actor import Actor
 from metering.services.audit import audit_entry_create
 
@@ -20,24 +22,26 @@ LEASE_S = 30.0
 FORGET_BATCH = 500
 
 
-def response_save(*, record: ResponseRecord) -> int:
+def response_save(*, record: ResponseRecord, quota: Quota, using: str = "default") -> int:
     """A response that is new here; an active one is leased to the caller's gateway. Returns how
-    many bytes it takes."""
+    many bytes it takes. Raises ``QuotaFullError`` where the account keeps as many as it may."""
     response_json, input_items_json = _json(record.response), _json(record.input_items)
     size_bytes = len(response_json.encode()) + len(input_items_json.encode())
-    StoredResponse.objects.create(
-        id=record.id,
-        account=record.account,
-        size_bytes=size_bytes,
-        model=record.response["model"],
-        status=record.status,
-        background=record.background,
-        previous_id=record.previous_id or "",
-        response_json=response_json,
-        input_items_json=input_items_json,
-        created_at=datetime.fromtimestamp(record.response["created_at"], UTC),
-        lease_until=_lease_end() if record.status in ACTIVE else None,
-    )
+    with account_locked("responses", record.account, using):
+        quota.check(account_usage(record.account, using))
+        StoredResponse.objects.using(using).create(
+            id=record.id,
+            account=record.account,
+            size_bytes=size_bytes,
+            model=record.response["model"],
+            status=record.status,
+            background=record.background,
+            previous_id=record.previous_id or "",
+            response_json=response_json,
+            input_items_json=input_items_json,
+            created_at=datetime.fromtimestamp(record.response["created_at"], UTC),
+            lease_until=_lease_end() if record.status in ACTIVE else None,
+        )
     return size_bytes
 
 

@@ -17,6 +17,7 @@ from inference.batches import selectors, services
 from inference.batches.file_store import FileStore
 from inference.batches.records import BatchRecord, FileRecord
 from inference.gateway.database import DatabaseThreads
+from inference.quotas import Quota, QuotaFullError, Used
 from inference.wire.errors import (
     BatchNotFoundError,
     FileNotStoredError,
@@ -38,24 +39,32 @@ class BatchStore:
         """The most that one account may keep, and have open."""
         self.files = files
         self.database = DatabaseThreads("batches")
-        self._max_files = max_files
         self._max_bytes = max_bytes
+        self._quota = Quota(max_files, max_bytes)
         self._max_open_batches = max_open_batches
 
     async def add_file(self, account: str, name: str, purpose: str, content: bytes) -> FileRecord:
-        """Raises ``InsufficientQuotaError``."""
-        await self._ensure_room(account, len(content))
+        """Raises ``InsufficientQuotaError``: before the content is written where it can be seen
+        then, and after it where others have taken the room meanwhile."""
         file_id = f"file-{uuid.uuid4().hex}"
-        await self._on_disk(lambda: self.files.write(file_id, content))
-        return await self.database.query(
-            lambda: services.file_save(
-                file_id=file_id,
-                account=account,
-                name=name,
-                purpose=purpose,
-                size_bytes=len(content),
+        size_bytes = len(content)
+        try:
+            used = await self.database.query(lambda: selectors.account_usage(account))
+            self._quota.check(used, size_bytes)
+            await self._on_disk(lambda: self.files.write(file_id, content))
+            return await self.database.query(
+                lambda: services.file_add(
+                    file_id=file_id,
+                    account=account,
+                    name=name,
+                    purpose=purpose,
+                    size_bytes=size_bytes,
+                    quota=self._quota,
+                )
             )
-        )
+        except QuotaFullError as error:
+            await self._on_disk(lambda: self.files.delete(file_id))
+            raise self._full(account, error.used) from error
 
     async def find_file(self, file_id: str, account: str) -> FileRecord:
         """Raises ``FileNotStoredError``."""
@@ -102,12 +111,6 @@ class BatchStore:
         self, *, account: str, key: str, dialect: str, endpoint: str, **fields: Any
     ) -> BatchRecord:
         """Raises ``InsufficientQuotaError``."""
-        num_open = await self.database.query(lambda: selectors.num_open_batches(account))
-        if num_open >= self._max_open_batches:
-            raise InsufficientQuotaError(
-                f"Account '{account}' has {num_open:,} open batches and may have "
-                f"{self._max_open_batches:,}."
-            )
         made: Mapping[str, Any] = {
             "id": f"{ID_PREFIXES[dialect]}{uuid.uuid4().hex}",
             "account": account,
@@ -118,9 +121,16 @@ class BatchStore:
             "error_file": f"file-{uuid.uuid4().hex}",
             **fields,
         }
-        return await self.database.query(
-            lambda: services.batch_create(lasts=BATCH_LASTS, fields=made)
+        create = partial(
+            services.batch_create, lasts=BATCH_LASTS, fields=made, max_open=self._max_open_batches
         )
+        try:
+            return await self.database.query(create)
+        except QuotaFullError as error:
+            raise InsufficientQuotaError(
+                f"Account '{account}' has {error.used.number:,} open batches and may have "
+                f"{self._max_open_batches:,}."
+            ) from error
 
     async def find_batch(self, batch_id: str, account: str, dialect: str) -> BatchRecord:
         """Raises ``BatchNotFoundError``."""
@@ -153,7 +163,7 @@ class BatchStore:
             if size_bytes := self.files.size_bytes(file_id):
                 await self.database.query(
                     partial(
-                        services.file_save,
+                        services.result_save,
                         file_id=file_id,
                         account=batch.account,
                         name=f"{batch.id}_{what}.jsonl",
@@ -162,14 +172,12 @@ class BatchStore:
                     )
                 )
 
-    async def _ensure_room(self, account: str, num_bytes: int) -> None:
-        number, size_bytes = await self.database.query(lambda: selectors.account_usage(account))
-        if number >= self._max_files or size_bytes + num_bytes > self._max_bytes:
-            raise InsufficientQuotaError(
-                f"Account '{account}' keeps {number:,} files of {size_bytes:,} bytes; it may keep "
-                f"{self._max_files:,} and {self._max_bytes:,} bytes. Delete some.",
-                param="file",
-            )
+    def _full(self, account: str, used: Used) -> InsufficientQuotaError:
+        return InsufficientQuotaError(
+            f"Account '{account}' keeps {used.number:,} files of {used.size_bytes:,} bytes; it may "
+            f"keep {self._quota.number:,} and {self._max_bytes:,} bytes. Delete some.",
+            param="file",
+        )
 
     @staticmethod
     async def _on_disk(work: Any) -> None:

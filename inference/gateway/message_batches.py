@@ -13,7 +13,7 @@ from inference.gateway.batch_worker import BatchWorker
 from inference.gateway.batches import BatchApiConsumer
 from inference.gateway.gateway import Gateway
 from inference.wire import anthropic_batches, anthropic_errors
-from inference.wire.errors import InvalidRequestError
+from inference.wire.errors import ApiError, InvalidRequestError
 
 JSON_LINES = b"application/x-jsonl"
 INPUT_PURPOSE = "message_batch"
@@ -55,14 +55,19 @@ class MessageBatchesConsumer(MessageBatchApiConsumer):
     async def _create(self, body: bytes) -> None:
         lines, num_total = self.parsed(_parse, body)
         file = await self._store.add_file(self.account, "requests.jsonl", INPUT_PURPOSE, lines)
-        created = await self._store.add_batch(
-            account=self.account,
-            key=self.call.who.key,
-            dialect="anthropic",
-            endpoint=anthropic_batches.ENDPOINT,
-            input_file=file.id,
-            num_total=num_total,
-        )
+        try:
+            created = await self._store.add_batch(
+                account=self.account,
+                key=self.call.who.key,
+                dialect="anthropic",
+                endpoint=anthropic_batches.ENDPOINT,
+                input_file=file.id,
+                num_total=num_total,
+            )
+        except ApiError:
+            # Nobody learned of this file, so that nobody else would delete it.
+            await self._store.delete_file(file.id, self.account)
+            raise
         self._worker.wake()
         await self.respond(200, orjson.dumps(self.shown(created)))
 

@@ -20,6 +20,7 @@ from inference.conversations.errors import (
 from inference.conversations.records import ResponseRecord
 from inference.gateway.call import Call
 from inference.gateway.database import DatabaseThreads
+from inference.quotas import Quota, QuotaFullError, Used
 from inference.wire.errors import (
     ApiError,
     InsufficientQuotaError,
@@ -57,8 +58,9 @@ class ResponseStore:
     def __init__(self, *, max_responses: int, max_bytes: int) -> None:
         """The most that one account may keep."""
         self._database = DatabaseThreads("responses")
-        self._max_responses = max_responses
         self._max_bytes = max_bytes
+        # Room for one byte: a response whose bytes pass the rest is kept, the next one is not.
+        self._quota = Quota(max_responses, max_bytes - 1)
         self._kept: dict[str, _Kept] = {}
 
     async def ensure_room(self, principal: Principal) -> None:
@@ -70,13 +72,16 @@ class ResponseStore:
             if len(self._kept) >= MAX_REMEMBERED_ACCOUNTS:
                 self._kept.clear()
             kept = self._kept[account] = _Kept(time.monotonic(), usage.number, usage.size_bytes)
-        if kept.number >= self._max_responses or kept.size_bytes >= self._max_bytes:
-            raise InsufficientQuotaError(
-                f"Account '{account}' keeps {kept.number:,} responses of {kept.size_bytes:,} bytes;"
-                f" it may keep {self._max_responses:,} and {self._max_bytes:,} bytes. Delete some, "
-                "or send 'store': false.",
-                param="store",
-            )
+        if kept.number >= self._quota.number or kept.size_bytes >= self._max_bytes:
+            raise self._full(account, Used(kept.number, kept.size_bytes))
+
+    def _full(self, account: str, used: Used) -> InsufficientQuotaError:
+        return InsufficientQuotaError(
+            f"Account '{account}' keeps {used.number:,} responses of {used.size_bytes:,} bytes;"
+            f" it may keep {self._quota.number:,} and {self._max_bytes:,} bytes. Delete some, "
+            "or send 'store': false.",
+            param="store",
+        )
 
     async def find(self, response_id: str, principal: Principal) -> ResponseRecord:
         """Raises ``ResponseNotFoundError``."""
@@ -105,7 +110,13 @@ class ResponseStore:
         return request.continued(history, stored)
 
     async def save(self, record: ResponseRecord) -> None:
-        size_bytes = await self._database.query(lambda: services.response_save(record=record))
+        """Raises ``InsufficientQuotaError`` where others have taken the room meanwhile."""
+        try:
+            size_bytes = await self._database.query(
+                lambda: services.response_save(record=record, quota=self._quota)
+            )
+        except QuotaFullError as error:
+            raise self._full(record.account, error.used) from error
         if (kept := self._kept.get(record.account)) is not None:
             kept.number += 1
             kept.size_bytes += size_bytes

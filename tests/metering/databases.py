@@ -5,11 +5,12 @@ Writers commit in threads of their own, which a test's transaction would hide fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import dj_database_url
 from django.db import connections
+from django.db.models import Model
 
 from metering.models import (
     Account,
@@ -21,12 +22,20 @@ from metering.models import (
     UsageHour,
 )
 
-TABLES = (Account, ApiKey, Budget, Reservation, GatewayLease, LedgerEntry, UsageHour)
+TABLES: tuple[type[Model], ...] = (
+    Account,
+    ApiKey,
+    Budget,
+    Reservation,
+    GatewayLease,
+    LedgerEntry,
+    UsageHour,
+)
 
 
 @contextmanager
-def metering_database(url: str) -> Iterator[str]:
-    """Django's name of a database at ``url`` that has metering's tables, all empty."""
+def metering_database(url: str, tables: Sequence[type[Model]] = TABLES) -> Iterator[str]:
+    """Django's name of a database at ``url`` that has these tables, all empty."""
     using = "ledger"
     settings = dj_database_url.parse(url)
     if settings["ENGINE"] == "django.db.backends.sqlite3":
@@ -40,11 +49,11 @@ def metering_database(url: str) -> Iterator[str]:
     )[using]
     try:
         with connections[using].schema_editor() as editor:
-            for model in TABLES:
+            for model in tables:
                 editor.create_model(model)
         yield using
         with connections[using].schema_editor() as editor:
-            for model in reversed(TABLES):
+            for model in reversed(tables):
                 editor.delete_model(model)
     finally:
         connections[using].close()

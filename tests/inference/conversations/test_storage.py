@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from django.db import IntegrityError, transaction
@@ -16,11 +17,13 @@ from inference.conversations.errors import (
     PreviousResponseUnfinishedError,
 )
 from inference.conversations.models import StoredResponse
-from inference.conversations.records import ResponseRecord, StoredUsage
+from inference.conversations.records import ResponseRecord
+from inference.quotas import Quota, Used
 from metering.actor import CONTROL
 
 pytestmark = pytest.mark.django_db
 ACCOUNT = "lab"
+save = partial(services.response_save, quota=Quota(1000))
 
 
 def response_id(number: int) -> str:
@@ -65,7 +68,7 @@ def expire_lease(number: int) -> None:
 
 def test_what_is_kept_comes_back_as_it_was() -> None:
     kept = record(1, text="\x00 \u2028 😀 \\u0000")
-    services.response_save(record=kept)
+    save(record=kept)
     found = selectors.response_find(response_id(1), account=ACCOUNT)
     assert found == kept
     assert found is not None and list(found.response) == list(kept.response)
@@ -85,23 +88,23 @@ def test_ids_that_cannot_be_ours(nobody: str) -> None:
 
 
 def test_an_id_is_taken_once() -> None:
-    services.response_save(record=record(1))
+    save(record=record(1))
     with pytest.raises(IntegrityError), transaction.atomic():
-        services.response_save(record=record(1))
+        save(record=record(1))
 
 
 def test_a_conversation_is_read_from_its_beginning() -> None:
-    services.response_save(record=record(1, text="a"))
-    services.response_save(record=record(2, text="b", previous=1, status="incomplete"))
-    services.response_save(record=record(3, text="c", previous=2))
-    services.response_save(record=record(4, text="elsewhere", previous=1))
+    save(record=record(1, text="a"))
+    save(record=record(2, text="b", previous=1, status="incomplete"))
+    save(record=record(3, text="c", previous=2))
+    save(record=record(4, text="elsewhere", previous=1))
     items = selectors.history_items(response_id(3), account=ACCOUNT)
     assert [item["text"] for item in items] == ["a", "said a", "b", "said b", "c", "said c"]
 
 
 def test_a_conversation_with_a_hole_cannot_be_continued() -> None:
     for number, previous in ((1, None), (2, 1), (3, 2)):
-        services.response_save(record=record(number, previous=previous))
+        save(record=record(number, previous=previous))
     assert services.response_delete(response_id=response_id(2), account=ACCOUNT)
     assert not services.response_delete(response_id=response_id(2), account=ACCOUNT)
     with pytest.raises(PreviousResponseMissingError) as refused:
@@ -111,20 +114,20 @@ def test_a_conversation_with_a_hole_cannot_be_continued() -> None:
 
 @pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
 def test_only_what_was_answered_can_be_continued(status: str) -> None:
-    services.response_save(record=record(1, status=status))
+    save(record=record(1, status=status))
     with pytest.raises(PreviousResponseUnfinishedError):
         selectors.history_items(response_id(1), account=ACCOUNT)
 
 
 def test_items_are_found_by_the_ids_they_got_here() -> None:
-    services.response_save(record=record(1, text="a"))
+    save(record=record(1, text="a"))
     output, given, gone = f"msg_{1:032x}_0", f"msg_{1:032x}_i0", f"msg_{1:032x}_7"
     found = selectors.items_find([output, given, gone, f"msg_{2:032x}_0", "mine"], account=ACCOUNT)
     assert {key: item["text"] for key, item in found.items()} == {output: "said a", given: "a"}
 
 
 def test_a_response_ends_once() -> None:
-    services.response_save(record=record(1, status="queued"))
+    save(record=record(1, status="queued"))
     assert services.response_progress(response=record(1, status="in_progress").response)
     assert status_of(1) == "in_progress"
     assert services.response_progress(response=record(1, status="completed").response)
@@ -135,7 +138,7 @@ def test_a_response_ends_once() -> None:
 
 
 def test_cancelling() -> None:
-    services.response_save(record=record(1, status="in_progress"))
+    save(record=record(1, status="in_progress"))
     assert services.response_cancel(response_id=response_id(1), account=ACCOUNT)
     assert not services.response_cancel(response_id=response_id(1), account=ACCOUNT)
     assert not services.response_progress(response=record(1, status="completed").response)
@@ -143,7 +146,7 @@ def test_cancelling() -> None:
 
 
 def test_a_lease_that_ran_out_reads_as_failed_until_it_is_renewed() -> None:
-    services.response_save(record=record(1, status="in_progress"))
+    save(record=record(1, status="in_progress"))
     expire_lease(1)
     found = selectors.response_find(response_id(1), account=ACCOUNT)
     assert found is not None and found.status == "failed"
@@ -158,7 +161,7 @@ def test_a_lease_that_ran_out_reads_as_failed_until_it_is_renewed() -> None:
 
 def test_renewing_tells_what_was_ended_elsewhere() -> None:
     for number in (1, 2, 3):
-        services.response_save(record=record(number, status="in_progress"))
+        save(record=record(number, status="in_progress"))
     services.response_cancel(response_id=response_id(2), account=ACCOUNT)
     services.response_delete(response_id=response_id(3), account=ACCOUNT)
     ids = [response_id(number) for number in (1, 2, 3)]
@@ -169,9 +172,9 @@ def test_renewing_tells_what_was_ended_elsewhere() -> None:
 def test_old_responses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "FORGET_BATCH", 2)
     for number in range(1, 6):
-        services.response_save(record=record(number))
-    services.response_save(record=record(6, status="in_progress"))
-    services.response_save(record=record(7, status="in_progress"))
+        save(record=record(number))
+    save(record=record(6, status="in_progress"))
+    save(record=record(7, status="in_progress"))
     expire_lease(7)
     StoredResponse.objects.filter(pk=response_id(1)).update(created_at=timezone.now())
     assert services.responses_forget(actor=CONTROL, older_than=timedelta(days=1)) == 5
@@ -182,15 +185,15 @@ def test_old_responses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_database_refuses_a_status_it_does_not_know() -> None:
-    services.response_save(record=record(1))
+    save(record=record(1))
     for wrong in ({"status": "lost"}, {"lease_until": timezone.now()}):
         with pytest.raises(IntegrityError), transaction.atomic():
             StoredResponse.objects.update(**wrong)
 
 
 def test_nobody_finds_what_is_another_accounts() -> None:
-    services.response_save(record=record(1))
-    services.response_save(record=record(2, status="in_progress"))
+    save(record=record(1))
+    save(record=record(2, status="in_progress"))
     mine = response_id(1)
     assert selectors.response_find(mine, account="other") is None
     assert selectors.items_find([f"msg_{1:032x}_0"], account="other") == {}
@@ -204,9 +207,9 @@ def test_nobody_finds_what_is_another_accounts() -> None:
 def test_a_history_is_one_query_however_long(
     django_assert_num_queries: DjangoAssertNumQueries,
 ) -> None:
-    services.response_save(record=record(1, text="1"))
+    save(record=record(1, text="1"))
     for number in range(2, 60):
-        services.response_save(record=record(number, text=str(number), previous=number - 1))
+        save(record=record(number, text=str(number), previous=number - 1))
     with django_assert_num_queries(1):
         items = selectors.history_items(response_id(59), account=ACCOUNT)
     assert [item["text"] for item in items[::2]] == [str(number) for number in range(1, 60)]
@@ -214,18 +217,18 @@ def test_a_history_is_one_query_however_long(
 
 def test_a_chain_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selectors, "MAX_CHAIN", 3)
-    services.response_save(record=record(1))
+    save(record=record(1))
     for number in (2, 3, 4):
-        services.response_save(record=record(number, previous=number - 1))
+        save(record=record(number, previous=number - 1))
     assert len(selectors.history_items(response_id(3), account=ACCOUNT)) == 6
     with pytest.raises(ConversationTooLongError):
         selectors.history_items(response_id(4), account=ACCOUNT)
 
 
 def test_what_an_account_keeps_is_counted() -> None:
-    assert selectors.account_usage(ACCOUNT) == StoredUsage(number=0, size_bytes=0)
-    services.response_save(record=record(1, text="é" * 100))
-    services.response_save(record=record(2, account="other"))
+    assert selectors.account_usage(ACCOUNT) == Used(number=0, size_bytes=0)
+    save(record=record(1, text="é" * 100))
+    save(record=record(2, account="other"))
     usage = selectors.account_usage(ACCOUNT)
     assert usage.number == 1
     assert usage.size_bytes > 400

@@ -77,7 +77,7 @@ async def test_a_batch_goes_on_where_another_gateway_left_it(
     fields = fields_of("batch_" + "d" * 32, names)
 
     def left_behind() -> None:
-        services.batch_create(lasts=timedelta(hours=1), fields=fields)
+        services.batch_create(lasts=timedelta(hours=1), fields=fields, max_open=9)
         lost = timezone.now() - timedelta(seconds=1)
         Batch.objects.update(status="in_progress", lease_until=lost, lease_holder="dead")
 
@@ -108,7 +108,9 @@ async def test_a_batch_whose_input_was_deleted_has_failed(
     done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}
     files.write_at(files.part(names[1], "dead"), json.dumps(done).encode() + b"\n")
     fields = fields_of("batch_" + "4" * 32, names) | {"num_total": 3}
-    await kept.query(lambda: services.batch_create(lasts=timedelta(hours=1), fields=fields))
+    await kept.query(
+        lambda: services.batch_create(lasts=timedelta(hours=1), fields=fields, max_open=9)
+    )
     client = make_client(files_dir=tmp_path / "shared")
     await wake(client)
     path = f"/v1/batches/{fields['id']}"

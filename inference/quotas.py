@@ -1,0 +1,60 @@
+"""Quotas of what accounts keep: counted and added to in one transaction, one account at a time.
+
+SQLite's transactions are immediate, so that one writes at a time; PostgreSQL gets a lock of the
+account, which ends with the transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from django.db import connections, transaction
+
+LOCK_CLASS = 0x71756F74
+"""Of the advisory locks of quotas."""
+
+
+class QuotaFullError(Exception):
+    """Nothing was added."""
+
+    def __init__(self, used: Used) -> None:
+        super().__init__(f"{used.number} of {used.size_bytes} bytes")
+        self.used = used
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What an account keeps."""
+
+    number: int
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The most that one account may keep; ``None`` does not limit the bytes."""
+
+    number: int
+    size_bytes: int | None = None
+
+    def check(self, used: Used, num_more_bytes: int = 0) -> None:
+        """Whether one more fits. Raises ``QuotaFullError``."""
+        has_bytes = self.size_bytes is None or used.size_bytes + num_more_bytes <= self.size_bytes
+        if used.number >= self.number or not has_bytes:
+            raise QuotaFullError(used)
+
+
+@contextmanager
+def account_locked(kind: str, account: str, using: str = "default") -> Iterator[None]:
+    """A transaction in which nobody else adds to what this account keeps of a ``kind``."""
+    connection = connections[using]
+    with transaction.atomic(using=using):
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                locked = f"{kind} {account}"
+                cursor.execute(
+                    "SELECT pg_advisory_xact_lock(%s, hashtext(%s))", [LOCK_CLASS, locked]
+                )
+        yield
